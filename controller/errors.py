@@ -1,0 +1,71 @@
+"""What can go wrong, as the controller's packages raise it.
+
+An `ApiError` is an answer: the caller's request can't be met and nothing was changed. An
+`InvariantError` is a defect of ours: a state that must not exist. Per-item outcomes of a request
+are not exceptions at all but `ErrorCode` values in the reply. Nothing here knows gRPC.
+"""
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """Per-item outcomes; the numbers are those of the protobuf enum of the same name."""
+
+    NONE = 0
+    UNKNOWN_SERVER_ERROR = -1
+    INVALID_REQUEST = 42
+    STREAM_EXIST = 501
+    STREAM_NOT_EXIST = 502
+    STREAM_FENCED = 503
+    OBJECT_NOT_EXIST = 504
+    STREAM_NOT_OPENED = 505
+    STREAM_NOT_CLOSED = 506
+    REDUNDANT_OPERATION = 507
+    COMPACTED_OBJECTS_NOT_FOUND = 508
+    OFFSET_NOT_MATCHED = 509
+    NODE_EPOCH_EXPIRED = 510
+    NODE_EPOCH_NOT_EXIST = 511
+    KEY_EXIST = 512
+    KEY_NOT_EXIST = 513
+    NODE_FENCED = 514
+    NODE_LOCKED = 515
+    OBJECT_NOT_COMMITED = 516
+    STREAM_INNER_ERROR = 599
+
+
+class ApiError(Exception):
+    """A request that is answered with a failure as a whole; nothing was changed."""
+
+
+class InvalidRequestError(ApiError):
+    """The request is malformed: `field` names what is wrong, the message what would be right."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class LimitExceededError(ApiError):
+    """The request, or what it would add to, is larger than a limit; refused before any append."""
+
+
+class NotLeaderError(ApiError):
+    """This controller does not lead. `leader_id` is -1 and `leader_endpoint` empty if unknown."""
+
+    def __init__(self, leader_id: int = -1, leader_endpoint: str = "", epoch: int = -1) -> None:
+        where = f"controller {leader_id} at {leader_endpoint}" if leader_id >= 0 else "unknown yet"
+        super().__init__(f"this controller does not lead; the leader is {where}")
+        self.leader_id = leader_id
+        self.leader_endpoint = leader_endpoint
+        self.epoch = epoch
+
+
+class OutcomeUnknownError(ApiError):
+    """Leadership was lost while the request was being replicated: it may or may not take effect.
+
+    Repeating it with the same request id or object id is safe.
+    """
+
+
+class InvariantError(Exception):
+    """A state that must not exist: a defect of ours. The process stops rather than go on."""

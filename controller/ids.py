@@ -1,0 +1,31 @@
+"""Names for the integers and strings that must not be mixed up.
+
+An offset of the quorum's log is never an offset of a stream, and an exclusive end is never the
+last offset it contains; the type checker keeps them apart where these names are used.
+"""
+
+from typing import NewType
+
+NodeId = NewType("NodeId", int)
+"""A controller's or broker's id, >= 0. Brokers issued by the controller start at 1000."""
+
+StreamId = NewType("StreamId", int)
+"""A stream's id, issued from a counter starting at 0."""
+
+ObjectId = NewType("ObjectId", int)
+"""An object's id, issued from a counter starting at 0, never reused."""
+
+Epoch = NewType("Epoch", int)
+"""A quorum epoch (Raft's term). 0 is primordial and never has a leader."""
+
+EndOffset = NewType("EndOffset", int)
+"""An exclusive end in the quorum's log: everything below it is meant."""
+
+ClusterId = NewType("ClusterId", str)
+"""A cluster's name, fixed when it is created; letters, digits, `-` and `_`, at most 64."""
+
+DirectoryId = NewType("DirectoryId", str)
+"""A UUID stored in a controller's data directory: the identity of the disk, not the node."""
+
+NONE_ID = -1
+"""Stands for "no object", "no stream" and "no node" in ids and on the wire."""

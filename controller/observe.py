@@ -1,0 +1,36 @@
+"""Logging set-up, and nothing else: JSON lines on standard error, or readable ones on a terminal.
+
+Events are past-tense snake_case facts; everything else about them is a key.
+"""
+
+import logging
+import sys
+
+import structlog
+
+
+def configure_logging(level: str = "info", *, as_json: bool | None = None) -> None:
+    """Send structlog's events to standard error.
+
+    `level` is one of debug, info, warning, error. `as_json` None means JSON unless standard error
+    is a terminal.
+    """
+    if as_json is None:
+        as_json = not sys.stderr.isatty()
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
