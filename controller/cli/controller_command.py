@@ -1,0 +1,111 @@
+"""`streammeta controller`: run one controller until it is told to stop."""
+
+from pathlib import Path
+
+import click
+
+from controller.config import ConfigError, ControllerConfig, parse_voters
+from controller.ids import ClusterId, NodeId
+from storage.object_format.object_key import cluster_namespace
+
+
+@click.command()
+@click.option("--node-id", type=int, required=True, help="This controller's id, 0 to 999.")
+@click.option("--cluster-id", required=True, help="The cluster's name; part of every object's key.")
+@click.option(
+    "--listen", required=True, metavar="HOST:PORT", help="Where to listen for clients and peers."
+)
+@click.option(
+    "--voters",
+    required=True,
+    metavar="ID@HOST:PORT,...",
+    help="Every voter, this one included, as others reach it.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="This controller's own directory: log and quorum state.",
+)
+@click.option(
+    "--store",
+    "store_uri",
+    required=True,
+    metavar="URI",
+    help="The bucket: s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR.",
+)
+@click.option("--namespace", help="Second part of every key.  [default: _streammeta_CLUSTER-ID]")
+@click.option("--election-timeout-ms", default=1_000, show_default=True)
+@click.option("--fetch-timeout-ms", default=2_000, show_default=True)
+@click.option(
+    "--lifecycle-interval-ms",
+    default=1_000,
+    show_default=True,
+    help="How often expiry and deletion look for work.",
+)
+@click.option(
+    "--delete-delay-ms",
+    default=60_000,
+    show_default=True,
+    help="How long a destroyed object's bytes stay in the bucket.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+@click.option("--check-config", is_flag=True, help="Check the options, change nothing, exit.")
+def controller(
+    *,
+    node_id: int,
+    cluster_id: str,
+    listen: str,
+    voters: str,
+    data_dir: Path,
+    store_uri: str,
+    namespace: str | None,
+    election_timeout_ms: int,
+    fetch_timeout_ms: int,
+    lifecycle_interval_ms: int,
+    delete_delay_ms: int,
+    log_level: str,
+    check_config: bool,
+) -> None:
+    """Run one controller of a cluster.
+
+    Prints one line starting with `ready` on standard output once it serves, logs on standard
+    error. Ends on Ctrl-C or SIGTERM after handing over leadership. Credentials of the bucket are
+    taken from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+
+    \b
+    Example:
+      streammeta controller --node-id 1 --cluster-id demo --listen 127.0.0.1:9091 \\
+        --voters 1@127.0.0.1:9091,2@127.0.0.1:9092,3@127.0.0.1:9093 \\
+        --data-dir /var/lib/streammeta/1 --store file:///var/lib/streammeta/bucket
+    """
+    try:
+        config = ControllerConfig(
+            node_id=NodeId(node_id),
+            cluster_id=ClusterId(cluster_id),
+            listen=listen,
+            voters=parse_voters(voters),
+            data_dir=data_dir,
+            store_uri=store_uri,
+            namespace=namespace or cluster_namespace(cluster_id),
+            election_timeout_ms=election_timeout_ms,
+            fetch_timeout_ms=fetch_timeout_ms,
+            lifecycle_interval_ms=lifecycle_interval_ms,
+            delete_delay_ms=delete_delay_ms,
+        )
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    if check_config:
+        click.echo("the configuration is valid")
+        return
+    # The server brings gRPC, boto3 and numpy along; `--help` need not wait for them.
+    from controller.observe import configure_logging
+    from controller.server import run
+
+    configure_logging(log_level)
+    run(config)

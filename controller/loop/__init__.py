@@ -1,0 +1,1 @@
+"""One thread of control: requests are decided, replicated and answered here."""

@@ -1,0 +1,1 @@
+"""The door: gRPC in, gRPC out. Translates and waits, never decides."""

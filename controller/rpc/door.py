@@ -1,0 +1,32 @@
+"""What every service shares: submit a request to the loop, wait no longer than the caller does.
+
+Turns exceptions into statuses at one place. Knows no particular request.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from controller.rpc.status import Context, abort
+
+TIMEOUT_S_MAX = 60.0
+"""Longest a call may wait here, whatever deadline its caller set."""
+
+UnaryHandler = Callable[[Any, Context], Awaitable[Message]]
+
+
+def guarded(handler: UnaryHandler) -> UnaryHandler:
+    """Wrap a unary handler: its exceptions become statuses, the caller's deadline is kept."""
+
+    async def call(request: Message, context: Context) -> Message:
+        remaining = context.time_remaining()
+        timeout_s = TIMEOUT_S_MAX if remaining is None else min(remaining, TIMEOUT_S_MAX)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await handler(request, context)
+        except Exception as error:  # noqa: BLE001 - the one place that answers for every defect
+            await abort(context, error)
+
+    return call

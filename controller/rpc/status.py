@@ -1,0 +1,93 @@
+"""Whole-call failures as gRPC statuses with `google.rpc.ErrorInfo`, alone in naming status codes.
+
+The reason is stable and meant for programs, the message for people. Clients in any language read
+the details from the standard `grpc-status-details-bin` trailer.
+"""
+
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from controller.errors import (
+    ApiError,
+    InvalidRequestError,
+    LimitExceededError,
+    NotLeaderError,
+    OutcomeUnknownError,
+)
+
+DOMAIN = "streammeta"
+_DETAILS_TRAILER = "grpc-status-details-bin"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_log = structlog.get_logger(component="rpc")
+
+
+async def abort(
+    context: Context,
+    error: Exception,
+) -> NoReturn:
+    """End the call with the status that `error` stands for."""
+    code, reason, metadata = classify(error)
+    message = str(error)
+    if code is grpc.StatusCode.INTERNAL:
+        _log.error("request_failed", exc_info=error)
+        message = f"defect in the controller ({type(error).__name__}); nothing was changed"
+    await _abort(context, code, reason, message, metadata)
+
+
+async def abort_unimplemented(
+    context: Context,
+    method: str,
+) -> NoReturn:
+    """End the call of an RPC that the contract names and this version does not build."""
+    await _abort(
+        context,
+        grpc.StatusCode.UNIMPLEMENTED,
+        "NOT_BUILT",
+        f"{method} is part of the contract but not built in this version",
+        {},
+    )
+
+
+def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
+    """Map an exception to (status code, stable reason, metadata for programs)."""
+    match error:
+        case NotLeaderError():
+            where = {
+                "leader_id": str(error.leader_id),
+                "leader_endpoint": error.leader_endpoint,
+                "epoch": str(error.epoch),
+            }
+            return grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", where
+        case InvalidRequestError():
+            return grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", {"field": error.field}
+        case LimitExceededError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED", {}
+        case OutcomeUnknownError():
+            return grpc.StatusCode.ABORTED, "OUTCOME_UNKNOWN", {}
+        case ApiError():
+            return grpc.StatusCode.FAILED_PRECONDITION, "REFUSED", {}
+        case TimeoutError():
+            return grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE", {}
+        case _:
+            return grpc.StatusCode.INTERNAL, "DEFECT", {}
+
+
+async def _abort(
+    context: Context,
+    code: grpc.StatusCode,
+    reason: str,
+    message: str,
+    metadata: dict[str, str],
+) -> NoReturn:
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
+    number: int = code.value[0]
+    status = status_pb2.Status(code=number, message=message, details=[detail])
+    await context.abort(code, message, ((_DETAILS_TRAILER, status.SerializeToString()),))
+    raise AssertionError("abort returned")

@@ -1,0 +1,54 @@
+"""Answers leave when the high watermark reaches them, not before, and in order."""
+
+import asyncio
+
+import pytest
+
+from controller.errors import OutcomeUnknownError
+from controller.loop.parking import ParkedAnswers
+
+
+def test_answers_leave_when_the_high_watermark_passes_them() -> None:
+    async def scenario() -> None:
+        parked = ParkedAnswers()
+        first, second, third = parked.park(5), parked.park(5), parked.park(9)
+
+        parked.release(4)
+        assert not first.done()
+
+        parked.release(5)
+        assert first.done()
+        assert second.done()
+        assert not third.done()
+        assert len(parked) == 1
+
+    asyncio.run(scenario())
+
+
+def test_lost_leadership_fails_every_waiting_answer() -> None:
+    async def scenario() -> None:
+        parked = ParkedAnswers()
+        waiting = [parked.park(offset) for offset in (1, 2, 3)]
+
+        parked.fail_all(OutcomeUnknownError("gone"))
+
+        for future in waiting:
+            with pytest.raises(OutcomeUnknownError):
+                await future
+        assert len(parked) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_caller_does_not_disturb_the_others() -> None:
+    async def scenario() -> None:
+        parked = ParkedAnswers()
+        gone, stays = parked.park(1), parked.park(1)
+        gone.cancel()
+
+        parked.release(1)
+
+        assert stays.done()
+        assert not stays.cancelled()
+
+    asyncio.run(scenario())

@@ -1,0 +1,220 @@
+"""Commands over a tree of dicts: what they show, and what they say of things that are not there."""
+
+from itertools import islice
+
+import pytest
+
+from controller.shell.commands import COMMANDS, ShellState, execute
+from controller.shell.completion import SUGGESTIONS_MAX, suggestions
+from controller.shell.events import Event, Left, Moved, Problem
+from controller.shell.paths import split_words
+from controller.shell.render import columns, json_value, text_lines
+from tests.shell.dict_tree import SAMPLE, DictDirectory
+
+
+def state_in(*here: str) -> ShellState:
+    return ShellState(DictDirectory(SAMPLE), here)
+
+
+def run(line: str, *here: str) -> list[Event]:
+    return list(execute(state_in(*here), split_words(line)))
+
+
+def shown(line: str, *here: str) -> list[str]:
+    return list(text_lines(run(line, *here)))
+
+
+def problems(line: str) -> list[tuple[str, str]]:
+    return [(event.message, event.hint) for event in run(line) if isinstance(event, Problem)]
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        ("", []),
+        ("ls", ["cluster", "empty/", "nodes/", "odd/", "streams/"]),
+        ("ls /empty", []),
+        ("ls streams", ["3", "4", "12"]),
+        ("ls /streams/3", ["/streams/3"]),
+        ("ls /streams/{3,4}", ["/streams/3", "/streams/4"]),
+        ("ls cluster nodes/2", ["/cluster", "", "/nodes/2:", "info"]),
+        ("ls /nodes/*", ["/nodes/1:", "info", "sets/", "", "/nodes/2:", "info"]),
+        ("cat streams/3", ["value: three"]),
+        ("cat /nodes/1", ["value: first"]),
+        (
+            "cat /streams/{3,12}",
+            ["/streams/3:", "value: three", "", "/streams/12:", "value: twelve"],
+        ),
+        (r"cat /odd/a\*b", ["value: star"]),
+        ("cat '/odd/a b'", ["value: blank"]),
+        ("tree /nodes/2", ["/nodes/2:", "  info:", "    value: second"]),
+        ("find nodes/2 cluster", ["/nodes/2", "/nodes/2/info", "/cluster"]),
+        ("find /nodes/1/../2/.", ["/nodes/2", "/nodes/2/info"]),
+        ("pwd", ["/"]),
+    ],
+)
+def test_command_shows(line: str, lines: list[str]) -> None:
+    assert lines == shown(line)
+    assert problems(line) == []
+
+
+def test_commands_work_from_the_current_directory() -> None:
+    assert shown("ls", "nodes", "1") == ["info", "sets/"]
+    assert shown("cat ../2/info", "nodes", "1") == ["value: second"]
+    assert shown("pwd", "nodes", "1") == ["/nodes/1"]
+
+
+@pytest.mark.parametrize("command", ["ls", "cat", "tree", "find", "cd"])
+@pytest.mark.parametrize("path", ["/x", "/streams/9", "/cluster/below", "/odd/q*"])
+def test_unknown_path_is_named(command: str, path: str) -> None:
+    [(message, hint)] = problems(f"{command} {path}")
+
+    assert message == f"{command}: {path}: no such file or directory"
+    assert hint.startswith("see what is there with `ls /")
+
+
+def test_one_missing_path_does_not_hide_the_others() -> None:
+    assert shown("ls /x /streams") == ["3", "4", "12"]
+    assert len(problems("ls /x /streams")) == 1
+
+
+def test_file_that_vanished_is_missing_in_cat_and_left_out_of_tree() -> None:
+    assert problems("cat /odd/gone")[0][0] == "cat: /odd/gone: no such file or directory"
+    assert not any("gone" in line for line in shown("tree /odd"))
+
+
+def test_cat_of_a_directory_says_what_to_do() -> None:
+    [(message, hint)] = problems("cat /streams")
+
+    assert message == "cat: /streams: is a directory"
+    assert "`ls /streams`" in hint
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "hint"),
+    [
+        ("lss /", "lss", "did you mean `ls`?"),
+        ("hlep", "hlep", "did you mean `help`?"),
+        ("frobnicate", "frobnicate", "`help` lists the commands"),
+        ("help tre", "tre", "did you mean `tree`?"),
+    ],
+)
+def test_unknown_command_gets_a_hint(line: str, name: str, hint: str) -> None:
+    [(message, given_hint)] = problems(line)
+
+    assert message == f"{name}: unknown command"
+    assert hint == given_hint
+
+
+@pytest.mark.parametrize(
+    ("line", "usage"),
+    [
+        ("cat", "usage: cat PATH..."),
+        ("cd a b", "usage: cd [PATH]"),
+        ("pwd x", "usage: pwd"),
+        ("history x", "try `history 10`"),
+    ],
+)
+def test_wrong_arguments_get_the_usage(line: str, usage: str) -> None:
+    assert usage == problems(line)[0][1]
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [("cd", ()), ("cd nodes/1", ("nodes", "1")), ("cd /str*", ("streams",)), ("cd ..", ())],
+)
+def test_cd_moves(line: str, path: tuple[str, ...]) -> None:
+    assert [Moved(path)] == run(line)
+
+
+def test_cd_refuses_files_and_several_directories() -> None:
+    assert problems("cd /cluster")[0][0] == "cd: /cluster: not a directory"
+    assert problems("cd /nodes/*")[0][0] == "cd: /nodes/*: matches /nodes/1 and /nodes/2"
+
+
+def test_history_counts_from_the_oldest_line() -> None:
+    state = ShellState(DictDirectory({}), history=("ls", "pwd", "history 2"))
+
+    assert list(text_lines(execute(state, ["history", "2"]))) == ["    2  pwd", "    3  history 2"]
+    assert len(list(execute(state, ["history"]))) == 3
+
+
+def test_help_explains_every_command() -> None:
+    text = "\n".join(shown("help"))
+
+    for name, command in COMMANDS.items():
+        assert command.usage in text
+        assert shown(f"help {name}")[2] == f"usage: {command.usage}"
+
+
+def test_exit_leaves() -> None:
+    assert [Left()] == run("exit")
+
+
+def test_listing_goes_no_further_than_it_is_read() -> None:
+    """A directory of any size costs what is looked at."""
+    root = DictDirectory({str(number): "x" for number in range(100_000)})
+
+    assert len(list(islice(execute(ShellState(root), ["ls"]), 10))) == 10
+    assert root.listed_count <= 11
+
+
+def test_json_holds_paths_and_documents() -> None:
+    assert json_value(run("ls /nodes/2")) == {
+        "entries": [{"path": "/nodes/2/info", "directory": False}],
+        "documents": [],
+        "text": [],
+    }
+    documents = json_value(run("tree /nodes/2"))["documents"]
+    assert documents == [{"path": "/nodes/2/info", "value": "second"}]
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [(1, ["a", "bb", "c"]), (6, ["a   c", "bb"]), (80, ["a   bb  c"])],
+)
+def test_columns_fill_downward(width: int, lines: list[str]) -> None:
+    assert lines == list(columns(["a", "bb", "c"], width))
+
+
+def test_long_listing_in_columns_loses_nothing() -> None:
+    root = DictDirectory({f"{number:05}": "x" for number in range(2501)})
+
+    lines = list(text_lines(execute(ShellState(root), ["ls"]), width=80))
+
+    assert sorted(root.content) == sorted(word for line in lines for word in line.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "texts"),
+    [
+        ("", list(COMMANDS)),
+        ("c", ["cd", "cat"]),
+        ("help c", ["cd", "cat"]),
+        ("ls /n", ["nodes/"]),
+        ("ls nodes/", ["1/", "2/"]),
+        ("ls /nodes/1/s", ["sets/"]),
+        ("cat /odd/a", [r"a\*b", r"a\ b", "axb"]),
+        (r"cat /odd/a\*", [r"a\*b"]),
+        (r"cat /odd/a\ ", [r"a\ b"]),
+        ("ls /n*", []),
+        ("ls /x/", []),
+        ("pwd ", []),
+    ],
+)
+def test_completion_offers(line: str, texts: list[str]) -> None:
+    assert texts == [found.text for found in suggestions(state_in(), line)]
+
+
+def test_completed_line_finds_what_was_offered() -> None:
+    for found in suggestions(state_in(), "cat /odd/a"):
+        line = "cat /odd/a"[: -found.replaced_length] + found.text
+
+        assert problems(line) == []
+
+
+def test_completion_is_bounded() -> None:
+    root = DictDirectory({str(number): "x" for number in range(100_000)})
+
+    assert len(suggestions(ShellState(root), "ls /")) == SUGGESTIONS_MAX
+    assert root.listed_count <= SUGGESTIONS_MAX + 1

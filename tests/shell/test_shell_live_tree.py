@@ -1,0 +1,399 @@
+"""The tree of a live cluster over gRPC: what files show, how little is asked, whom it is asked."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+from controller.cli.client import CallError, ControllerClient
+from controller.shell.commands import ShellState, execute
+from controller.shell.completion import suggestions
+from controller.shell.documents import iso_time
+from controller.shell.events import Problem
+from controller.shell.live_tree import live_tree
+from controller.shell.paths import split_words
+from controller.shell.render import json_value, text_lines
+from proto import admin_pb2, admin_pb2_grpc, common_pb2, kv_pb2, objects_pb2, streams_pb2
+from tests.shell.fake_cluster import FakeCluster, sample_cluster, serve
+
+STREAM_COUNT = 2500
+
+
+@contextmanager
+def shell_on(cluster: FakeCluster) -> Iterator[ShellState]:
+    with serve(cluster) as endpoint, ControllerClient([endpoint]) as client:
+        yield ShellState(live_tree(client))
+
+
+def shown(state: ShellState, line: str) -> list[str]:
+    return list(text_lines(execute(state, split_words(line))))
+
+
+def big_cluster() -> FakeCluster:
+    cluster = FakeCluster()
+    for stream_id in range(STREAM_COUNT):
+        cluster.streams[stream_id] = streams_pb2.StreamDescription(stream_id=stream_id, epoch=-1)
+        cluster.objects[stream_id] = objects_pb2.ObjectDescription(object_id=stream_id)
+    return cluster
+
+
+def closed_endpoint() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def describe(client: ControllerClient) -> str:
+    answer = client.call(
+        lambda channel: admin_pb2_grpc.AdminServiceStub(channel).DescribeCluster,
+        admin_pb2.DescribeClusterRequest(),
+    )
+    return answer.cluster_id
+
+
+def test_root_is_known_without_a_call() -> None:
+    cluster = sample_cluster()
+    with shell_on(cluster) as state:
+        assert shown(state, "ls") == ["cluster", "kv/", "nodes/", "objects/", "streams/"]
+
+    assert not cluster.calls
+
+
+def test_stream_shows_who_owns_it_and_where_its_records_are() -> None:
+    with shell_on(sample_cluster()) as state:
+        lines = shown(state, "cat /streams/3")
+
+    assert lines == [
+        "stream_id:    3",
+        "state:        OPENED",
+        "epoch:        2",
+        "node_id:      1",
+        "start_offset: 0",
+        "end_offset:   6",
+        "tags:",
+        "  key    value",
+        "  topic  automq-test",
+        "ranges:",
+        "  range_index  epoch  start_offset  end_offset  node_id",
+        "            0      1             0           4        1",
+        "            1      2             4           6        1",
+        "stream_objects: none",
+        "read_from:",
+        "  object_id  start_offset  end_offset  kind        object_size",
+        "         68             0           4  STREAM_SET         4096",
+        "         78             4           6  STREAM_SET      5242306",
+    ]
+
+
+def test_object_shows_its_key_time_and_ranges() -> None:
+    with shell_on(sample_cluster()) as state:
+        lines = shown(state, "cat /objects/78")
+
+    assert "state:        COMMITTED" in lines
+    assert "kind:         STREAM_SET" in lines
+    assert "committed_at: 2024-04-07T00:52:26.293Z" in lines
+    assert "key:          e4000000/_streammeta_test/78" in lines
+    assert lines[-3:] == [
+        "          3             4           6",
+        "          4         50390       55430",
+        "          5          8376        9384",
+    ]
+
+
+def test_set_object_of_a_node_is_the_object_and_its_place() -> None:
+    with shell_on(sample_cluster()) as state:
+        of_node = json_value(execute(state, ["cat", "/nodes/1/stream_set_objects/78"]))
+        alone = json_value(execute(state, ["cat", "/objects/78"]))
+        assert shown(state, "ls /nodes/1") == ["info", "stream_set_objects/"]
+        assert shown(state, "ls /nodes/1/stream_set_objects") == ["68", "78"]
+        assert shown(state, "cat /nodes/1")[2] == "state:                   ACTIVE"
+
+    [document], [expected] = of_node["documents"], alone["documents"]
+    assert document["order_id"] == 78
+    assert document["data_time"] == "1970-01-01T00:00:00.000Z"
+    assert all(document[name] == value for name, value in expected.items() if name != "path")
+
+
+def test_cluster_shows_leader_and_sizes() -> None:
+    with shell_on(sample_cluster()) as state:
+        [document] = json_value(execute(state, ["cat", "/cluster"]))["documents"]
+
+    assert document["leader"] == 1
+    assert document["high_watermark"] == 120
+    assert document["streams"] == 1
+    assert document["controllers"] == [{"node_id": 1, "endpoint": "127.0.0.1:9091", "voter": True}]
+
+
+def test_keys_are_names_and_values_text_or_hex() -> None:
+    with shell_on(sample_cluster()) as state:
+        assert shown(state, "find /kv") == [
+            "/kv",
+            "/kv/_default",
+            "/kv/_default/__automq_node%2F1",
+            "/kv/topics",
+            "/kv/topics/automq-test",
+            "/kv/topics/automq-test-2",
+        ]
+        assert shown(state, "cat /kv/_default/__automq_node%2F1") == [
+            "key:       __automq_node/1",
+            "version:   9",
+            "length:    2",
+            "value_hex: 00ff",
+        ]
+        assert shown(state, "cat /kv/topics/automq-test")[-1] == "value:     3"
+        assert shown(state, "cat /kv/topics/automq-te*") != []
+        assert shown(state, "ls /kv/topics/automq") == []
+
+
+def test_value_that_commands_the_terminal_is_not_printed_as_it_is() -> None:
+    cluster = FakeCluster()
+    cluster.keys["", "a"] = kv_pb2.KVEntry(key="a", value=b"\x1b[2J")
+    cluster.keys["", "b"] = kv_pb2.KVEntry(key="b", value=b"one\ntwo")
+    with shell_on(cluster) as state:
+        assert shown(state, "cat /kv/_default/a")[-1] == "value_hex: 1b5b324a"
+        assert shown(state, "cat /kv/_default/b")[-1] == "value:   one\\ntwo"
+
+
+def test_namespace_called_default_is_not_the_default_one() -> None:
+    cluster = FakeCluster()
+    cluster.keys["_default", "a"] = kv_pb2.KVEntry(key="a", value=b"named")
+    with shell_on(cluster) as state:
+        assert shown(state, "ls /kv") == ["_default/", "%5Fdefault/"]
+        assert shown(state, "ls /kv/_default") == []
+        assert shown(state, "cat /kv/%5Fdefault/a")[-1] == "value:     named"
+
+
+@pytest.mark.parametrize("method", ["DescribeStreams", "DescribeObjects"])
+def test_listing_reads_page_after_page(method: str) -> None:
+    cluster = big_cluster()
+    directory = "/streams" if method == "DescribeStreams" else "/objects"
+    with shell_on(cluster) as state:
+        lines = shown(state, f"ls {directory}")
+
+    assert lines == [str(number) for number in range(STREAM_COUNT)]
+    assert cluster.calls == {method: 3}
+
+
+def test_one_stream_is_read_without_listing_the_others() -> None:
+    cluster = big_cluster()
+    with shell_on(cluster) as state:
+        assert shown(state, "cat /streams/1234")[0] == "stream_id:    1234"
+
+    assert cluster.calls == {"DescribeStreams": 1, "GetObjects": 1}
+
+
+def test_whole_directory_is_read_many_files_at_a_time() -> None:
+    cluster = big_cluster()
+    cluster.objects.clear()
+    with shell_on(cluster) as state:
+        shown_ids = [line for line in shown(state, "tree /streams") if "stream_id" in line]
+
+    assert len(shown_ids) == STREAM_COUNT
+    assert cluster.calls == {"DescribeStreams": 3 + 25, "GetObjects": 25}
+
+
+def test_stream_deleted_after_it_was_listed_is_left_out() -> None:
+    cluster = sample_cluster()
+    with shell_on(cluster) as state:
+        events = execute(state, ["tree", "/streams"])
+        next(events)
+        cluster.streams.clear()
+        assert list(text_lines(events)) == []
+
+
+def test_pattern_finds_streams_on_all_pages() -> None:
+    with shell_on(big_cluster()) as state:
+        assert shown(state, "ls /streams/24?9") == [f"/streams/24{digit}9" for digit in range(10)]
+
+
+def test_keys_are_read_page_after_page() -> None:
+    cluster = FakeCluster()
+    names = [f"k{number:04}" for number in range(STREAM_COUNT)]
+    cluster.keys.update((("n", key), kv_pb2.KVEntry(key=key, value=b"v")) for key in names)
+    with shell_on(cluster) as state:
+        assert names == shown(state, "ls /kv/n")
+
+
+def test_completion_of_ids_looks_them_up_instead_of_listing() -> None:
+    cluster = big_cluster()
+    with shell_on(cluster) as state:
+        offered = [found.text for found in suggestions(state, "cat /streams/24")]
+        assert suggestions(state, "cat /streams/x") == []
+
+    expected = ["24", *(str(number) for number in range(240, 250))]
+    assert offered == [*expected, *(str(number) for number in range(2400, 2500))]
+    assert cluster.calls == {"DescribeStreams": 1}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/streams/4",
+        "/streams/03",
+        "/streams/-1",
+        "/streams/99999999999999999999",
+        "/objects/1",
+        "/nodes/2",
+        "/nodes/4294967297",
+        "/kv/none",
+        "/kv/topics/automq",
+        "/kv/topics/a%2f",
+    ],
+)
+def test_what_is_not_there_is_not_found(path: str) -> None:
+    with shell_on(sample_cluster()) as state:
+        [problem] = [found for found in execute(state, ["ls", path]) if isinstance(found, Problem)]
+
+    assert problem.message == f"ls: {path}: no such file or directory"
+
+
+def test_newer_states_are_shown_by_number() -> None:
+    cluster = FakeCluster()
+    cluster.objects[1] = objects_pb2.ObjectDescription(object_id=1, state=99)  # type: ignore[arg-type]
+    with shell_on(cluster) as state:
+        assert "state:       99" in shown(state, "cat /objects/1")
+
+
+def test_prepared_object_shows_its_deadline() -> None:
+    cluster = FakeCluster()
+    cluster.objects[1] = objects_pb2.ObjectDescription(
+        object_id=1, state=common_pb2.OBJECT_STATE_PREPARED, timestamp_ms=1000
+    )
+    with shell_on(cluster) as state:
+        assert "deadline:    1970-01-01T00:00:01.000Z" in shown(state, "cat /objects/1")
+
+
+def test_time_that_no_calendar_has_is_a_number() -> None:
+    assert iso_time(2**62) == f"{2**62} ms"
+
+
+def test_redirect_to_the_leader_is_followed_and_remembered() -> None:
+    follower, leader = FakeCluster(), sample_cluster()
+    with serve(leader) as leader_endpoint, serve(follower) as follower_endpoint:
+        follower.leader_endpoint = leader_endpoint
+        with ControllerClient([follower_endpoint]) as client:
+            assert describe(client) == "test"
+            assert describe(client) == "test"
+
+    assert follower.calls["DescribeCluster"] == 1
+    assert leader.calls["DescribeCluster"] == 2
+
+
+def test_leader_that_died_is_looked_for_again() -> None:
+    first, second = sample_cluster(), sample_cluster()
+    with serve(second) as second_endpoint:
+        with serve(first) as first_endpoint:
+            second.leader_endpoint = first_endpoint
+            client = ControllerClient([second_endpoint])
+            assert describe(client) == "test"
+        second.leader_endpoint = None
+        assert describe(client) == "test"
+        client.close()
+
+    assert second.calls["DescribeCluster"] == 2
+
+
+def test_second_endpoint_answers_when_nothing_listens_at_the_first() -> None:
+    with (
+        serve(sample_cluster()) as endpoint,
+        ControllerClient([closed_endpoint(), endpoint]) as client,
+    ):
+        assert describe(client) == "test"
+
+
+def test_silent_host_leaves_time_to_ask_the_next() -> None:
+    """A host that accepts connections and says nothing costs a part of the deadline only."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, serve(sample_cluster()) as endpoint:
+        silent_endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
+        with ControllerClient([silent_endpoint, endpoint], timeout_s=8) as client:
+            assert describe(client) == "test"
+
+
+def test_nothing_listening_is_said_at_once() -> None:
+    endpoint = closed_endpoint()
+    started = time.monotonic()
+    with ControllerClient([endpoint]) as client, pytest.raises(CallError) as caught:
+        describe(client)
+
+    assert time.monotonic() - started < 5
+    assert str(caught.value).startswith(f"no controller answers at {endpoint}: is it running?")
+    assert caught.value.code == "NO_CONTROLLER"
+    assert "`streammeta dev`" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("leader", "words"),
+    [
+        ("", "knows no leader"),
+        ("127.0.0.1:1", "says 127.0.0.1:1 leads, but from here it is out of"),
+    ],
+)
+def test_cluster_without_a_leader_is_given_up_at_the_deadline(leader: str, words: str) -> None:
+    cluster = FakeCluster()
+    cluster.leader_endpoint = leader
+    with (
+        serve(cluster) as endpoint,
+        ControllerClient([endpoint], timeout_s=1) as client,
+        pytest.raises(CallError, match=words) as caught,
+    ):
+        describe(client)
+
+    assert caught.value.code == "NO_LEADER"
+    assert cluster.calls["DescribeCluster"] > 1
+
+
+def test_slow_leader_is_said_to_be_slow() -> None:
+    """A host that takes the request and never answers is no matter of finding a leader."""
+    follower, leader = FakeCluster(), FakeCluster()
+    answered = threading.Event()
+
+    def enter(method: str, context: object) -> None:
+        answered.wait(20)
+
+    leader.enter = enter  # type: ignore[method-assign]
+    with serve(leader) as leader_endpoint, serve(follower) as endpoint:
+        follower.leader_endpoint = leader_endpoint
+        with (
+            ControllerClient([endpoint], timeout_s=1.5) as client,
+            pytest.raises(CallError, match=f"{leader_endpoint} did not answer in time") as caught,
+        ):
+            describe(client)
+        answered.set()
+
+    assert caught.value.code == "DEADLINE_EXCEEDED"
+
+
+def test_leader_elected_meanwhile_is_found() -> None:
+    cluster = sample_cluster()
+    cluster.leader_endpoint = ""
+    enter = cluster.enter
+
+    def elected_on_the_third_call(method: str, context: object) -> None:
+        if cluster.calls[method] == 2:
+            cluster.leader_endpoint = None
+        enter(method, context)
+
+    cluster.enter = elected_on_the_third_call  # type: ignore[method-assign]
+    with serve(cluster) as endpoint, ControllerClient([endpoint]) as client:
+        assert describe(client) == "test"
+
+    assert cluster.calls["DescribeCluster"] == 3
+
+
+def test_refusal_is_passed_on_and_not_retried() -> None:
+    cluster = FakeCluster()
+    message = "page_size: got 0"
+    cluster.failure = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", message)
+    with (
+        serve(cluster) as endpoint,
+        ControllerClient([endpoint]) as client,
+        pytest.raises(CallError, match=message) as caught,
+    ):
+        describe(client)
+
+    assert caught.value.code == "INVALID_FIELD"
+    assert cluster.calls["DescribeCluster"] == 1
