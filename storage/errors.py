@@ -1,0 +1,99 @@
+"""What can go wrong with stored objects, in the words of this project.
+
+Every door to a store or a file format raises one of these; no botocore, OSError or struct error
+passes it. A message names the object or bucket, what was found, what was wanted, and what to do
+next. Only `StoreUnavailableError` is worth repeating: the same call may succeed later.
+"""
+
+from __future__ import annotations
+
+
+class StorageError(Exception):
+    """The common base: catch it to handle every failure of the storage package."""
+
+
+class CorruptObjectError(StorageError):
+    """The bytes of an object break its format.
+
+    `source` is the key or name of the object, `position` the byte position in it where the format
+    is broken, `problem` what was got and what was wanted there.
+    """
+
+    def __init__(self, source: str, position: int, problem: str) -> None:
+        self.source = source
+        self.position = position
+        self.problem = problem
+        super().__init__(
+            f"object {source} is corrupt at byte {position}: {problem}; keep the object, compare it"
+            " with another copy, and do not compact or delete it before it is explained"
+        )
+
+
+class ObjectNotFoundError(StorageError):
+    """There is no object with this key."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(
+            f"object {key!r} is not in the store; look its stream up again, as compaction replaces"
+            " objects, and check that the bucket or path is the right one"
+        )
+
+
+class UploadNotFoundError(StorageError):
+    """There is no unfinished multipart upload with this id: it was completed or aborted."""
+
+    def __init__(self, key: str, upload_id: str) -> None:
+        self.key = key
+        self.upload_id = upload_id
+        super().__init__(
+            f"multipart upload {upload_id!r} of {key!r} does not exist (completed or aborted);"
+            " start a new upload"
+        )
+
+
+class BucketNotFoundError(StorageError):
+    """The bucket, or the root directory of a local store, does not exist."""
+
+    def __init__(self, bucket: str, advice: str = "create it or fix --s3-bucket") -> None:
+        self.bucket = bucket
+        super().__init__(f"bucket {bucket!r} does not exist; {advice}")
+
+
+class AccessDeniedError(StorageError):
+    """The store refused the credentials, or they do not allow this operation."""
+
+
+class RangeNotSatisfiableError(StorageError):
+    """The range asked for starts at or behind the end of the object."""
+
+    def __init__(self, key: str, start: int) -> None:
+        self.key = key
+        self.start = start
+        super().__init__(
+            f"object {key!r} ends at or before byte {start}, where the range asked for starts;"
+            " compare its recorded size with its size in the store"
+        )
+
+
+class InvalidKeyError(StorageError):
+    """The key can't be stored here, whatever the data; nothing was read or written."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        self.key = key
+        super().__init__(f"key {key!r} is refused: {problem}; use another key")
+
+
+class StoreRejectedError(StorageError):
+    """The store understood the request and will never accept it."""
+
+
+class StoreUnavailableError(StorageError):
+    """The store did not answer, or said that it can't serve now. The call may be repeated.
+
+    `throttled` tells that the store asked for fewer requests.
+    """
+
+    def __init__(self, message: str, *, throttled: bool = False) -> None:
+        self.throttled = throttled
+        super().__init__(message)

@@ -1,0 +1,1 @@
+"""Places that keep objects under keys: S3, a local directory, memory; one protocol for all."""

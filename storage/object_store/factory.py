@@ -1,0 +1,38 @@
+"""From the address of a store, as users write it, to the store.
+
+Owns which schemes there are: `s3://` (see `S3Config.from_uri`) and `file://`. Opens no connection
+and touches no file; call `check()` on what it gives to learn whether the store can be used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from storage.object_store.base import ObjectStore
+from storage.object_store.local import LocalObjectStore
+
+
+def open_object_store(uri: str) -> ObjectStore:
+    """Open `s3://bucket?options` or `file:///absolute/directory`.
+
+    Raises `ValueError` saying what is wrong with the address.
+    """
+    scheme = uri.partition("://")[0] if "://" in uri else ""
+    if scheme == "s3":
+        from storage.object_store.s3 import S3Config, S3ObjectStore  # boto3 is slow to import
+
+        return S3ObjectStore(S3Config.from_uri(uri))
+    if scheme == "file":
+        return LocalObjectStore(_directory_of(uri))
+    raise ValueError(
+        f"object store address is {uri.partition('?')[0]!r}, wanted s3://bucket?options or"
+        " file:///absolute/directory"
+    )
+
+
+def _directory_of(uri: str) -> Path:
+    parts = urlsplit(uri)
+    if parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
+        raise ValueError(f"directory address is {uri!r}, wanted file:///absolute/directory")
+    return Path(unquote(parts.path))

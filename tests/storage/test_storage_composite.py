@@ -1,0 +1,87 @@
+"""Composite objects: golden bytes in both directions, the link rules, damage."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.errors import CorruptObjectError
+from storage.object_format.composite import LinkedObject, decode_composite, encode_composite
+from storage.object_format.index_block import IndexEntry
+
+GOLDEN_SHA256 = "19bc8b605f4352cd9581db68fab93a630f1b4c5a9d3bfca715599fead146984f"
+LINKS = (
+    LinkedObject(101, 0, (IndexEntry(9, 0, 10, 1, 0, 53),)),
+    LinkedObject(102, 2, (IndexEntry(9, 10, 20, 1, 0, 113), IndexEntry(9, 20, 25, 1, 113, 48))),
+)
+
+
+def test_the_golden_composite_holds_in_both_directions() -> None:
+    data = encode_composite(LINKS)
+    assert len(data) == 189
+    assert data[:33].hex() == (
+        "5200000002" + "0000000000000065" + "00000000" + "0000"
+        "0000000000000066" + "00000001" + "0002"
+    )
+    assert data[-48:].hex() == "0000000000000021" + "0000006c" + "00" * 28 + "88e241b785f4cff8"
+    assert hashlib.sha256(data).hexdigest() == GOLDEN_SHA256
+    composite = decode_composite(data)
+    assert composite.links == LINKS
+    assert composite.retained_size == 214
+    assert encode_composite(composite.links) == data
+
+
+def test_each_entry_leads_to_the_object_that_holds_it() -> None:
+    composite = decode_composite(encode_composite(LINKS))
+    assert [composite.link_of(i).object_id for i in range(3)] == [101, 102, 102]
+    found = composite.index.find(9, 15, 22, 10_000)
+    assert found.first_ordinal == 1
+    assert found.fulfilled
+    assert composite.link_of(found.first_ordinal).bucket_id == 2
+
+
+@pytest.mark.parametrize(
+    ("links", "problem"),
+    [
+        ((), "at least one link"),
+        ((LinkedObject(1, 0, ()),), "at least one entry"),
+        (LINKS[::-1], "wanted stream 9 at 25"),
+        ((LINKS[0], LinkedObject(2, 0, (IndexEntry(9, 11, 12, 1, 0, 50),))), "starts at 11"),
+        ((LINKS[0], LinkedObject(2, 0, (IndexEntry(8, 10, 12, 1, 0, 50),))), "of stream 8"),
+    ],
+)
+def test_links_that_are_no_unbroken_range_are_refused(
+    links: tuple[LinkedObject, ...], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        encode_composite(links)
+
+
+def test_a_composite_cut_at_any_byte_is_corrupt() -> None:
+    data = encode_composite(LINKS)
+    for size in range(len(data)):
+        with pytest.raises(CorruptObjectError, match="is corrupt at byte"):
+            decode_composite(data[:size])
+
+
+def test_a_flipped_bit_is_seen_or_leaves_one_unbroken_range() -> None:
+    """Ids, buckets, positions, sizes and the outer bounds have nothing to be held against."""
+    data = encode_composite(LINKS)
+    for bit in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            composite = decode_composite(bytes(damaged))
+        except CorruptObjectError:
+            continue
+        assert encode_composite(composite.links) == bytes(damaged), bit
+        assert len(composite.index) == 3
+
+
+@given(st.binary(max_size=300))
+def test_noise_is_corrupt_and_nothing_worse(noise: bytes) -> None:
+    with pytest.raises(CorruptObjectError):
+        decode_composite(noise)

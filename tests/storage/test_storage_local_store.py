@@ -1,0 +1,188 @@
+"""What is special to objects in a directory: escapes, foreign files, links, disk errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from storage.errors import (
+    BucketNotFoundError,
+    InvalidKeyError,
+    ObjectNotFoundError,
+    StoreUnavailableError,
+    UploadNotFoundError,
+)
+from storage.object_store.base import MultipartUpload
+from storage.object_store.local import LocalObjectStore
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "outside").write_text("secret")
+    root = tmp_path / "root"
+    root.mkdir()
+    return root
+
+
+@pytest.fixture
+def store(root: Path) -> LocalObjectStore:
+    return LocalObjectStore(root)
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["../outside", "a/../../outside", "/etc/passwd", "a//b", "a/", "/", ".", "..", "./a", "a/.",
+     "a\0b", "s" * 256],
+)  # fmt: skip
+def test_a_key_never_leaves_the_directory(store: LocalObjectStore, root: Path, key: str) -> None:
+    for use in (
+        lambda: store.put(key, b"x"),
+        lambda: store.get_range(key),
+        lambda: store.head(key),
+        lambda: store.delete_many([key]),
+        lambda: store.start_multipart(key),
+    ):
+        with pytest.raises(InvalidKeyError, match="is refused"):
+            use()
+    assert files_below(root.parent) == ["outside"]
+
+
+def test_links_are_neither_followed_nor_listed(store: LocalObjectStore, root: Path) -> None:
+    store.put("a/real", b"x")
+    (root / "objects/a/link").symlink_to(root.parent / "outside")
+    (root / "objects/up").symlink_to(root.parent)
+    assert [info.key for info in store.list_objects()] == ["a/real"]
+    for key in ("a/link", "up/outside"):
+        for use in (
+            lambda key=key: store.get_range(key),
+            lambda key=key: store.put(key, b"y"),
+            lambda key=key: store.delete_many([key]),
+        ):
+            with pytest.raises(InvalidKeyError, match="a link stands in its way"):
+                use()
+    assert (root.parent / "outside").read_text() == "secret"
+
+
+def test_unknown_files_are_left_alone(store: LocalObjectStore, root: Path) -> None:
+    (root / "notes.txt").write_text("mine")
+    (root / ".tmp").mkdir()
+    (root / ".tmp/theirs").write_text("theirs")
+    store.put("a/b", b"x")
+    (root / "objects/a/stray").write_text("stray")
+    store.delete_many(["a/b"])
+    assert files_below(root) == [".tmp/theirs", "notes.txt", "objects/a/stray"]
+
+
+def test_deleting_removes_directories_that_became_empty(
+    store: LocalObjectStore, root: Path
+) -> None:
+    store.put("a/b/c/d", b"x")
+    store.put("a/e", b"x")
+    store.delete_many(["a/b/c/d"])
+    assert (root / "objects/a").is_dir()
+    assert not (root / "objects/a/b").exists()
+    store.delete_many(["a/e"])
+    assert list((root / "objects").iterdir()) == []
+
+
+def test_a_key_below_an_object_or_above_one_is_refused(store: LocalObjectStore, root: Path) -> None:
+    store.put("a", b"x")
+    store.put("d/e", b"x")
+    for key in ("a/b", "a/b/c", "d"):
+        with pytest.raises(InvalidKeyError):
+            store.put(key, b"y")
+        with pytest.raises(ObjectNotFoundError):
+            store.get_range(key)
+    assert {info.key for info in store.list_objects()} == {"a", "d/e"}
+    assert files_below(root / ".tmp") == []
+
+
+def test_a_missing_directory_is_named_and_not_created(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path / "absent")
+    upload = MultipartUpload("key", "0a", 0)
+    for use in (
+        store.check,
+        lambda: store.put("key", b"x"),
+        lambda: store.get_range("key"),
+        lambda: store.head("key"),
+        lambda: list(store.list_objects()),
+        lambda: store.delete_many(["key"]),
+        lambda: store.start_multipart("key"),
+        lambda: store.upload_part(upload, 1, b"x"),
+        lambda: store.abort_multipart(upload),
+        lambda: list(store.list_multipart_uploads()),
+    ):
+        with pytest.raises(BucketNotFoundError, match=r"absent.*create the directory or fix"):
+            use()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_upload_id_never_leaves_the_directory(store: LocalObjectStore, root: Path) -> None:
+    (root / "uploads").mkdir()
+    for upload_id in ("..", "../..", "", "/"):
+        with pytest.raises(UploadNotFoundError):
+            store.abort_multipart(MultipartUpload("key", upload_id, 0))
+    assert (root.parent / "outside").exists()
+
+
+def test_a_full_disk_is_told_and_leaves_the_old_object(
+    store: LocalObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("key", b"old")
+
+    def no_room(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(StoreUnavailableError, match=r"No space left on device.*make room"):
+        store.put("key", b"new")
+    monkeypatch.undo()
+    assert store.get_range("key") == b"old"
+    assert files_below(root) == ["objects/key"]
+
+
+def test_bytes_are_synced_before_the_rename_and_the_directory_after(
+    store: LocalObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("a/first", b"makes the directories")
+    calls: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def note_fsync(fd: int) -> None:
+        calls.append(f"sync {Path(f'/proc/self/fd/{fd}').readlink().parent.name}")
+        fsync(fd)
+
+    def note_replace(source: Path, target: Path) -> Path:
+        calls.append("rename")
+        return replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    store.put("a/second", b"x")
+    assert calls == ["sync .tmp", "rename", "sync objects"]
+
+
+def test_puts_and_deletes_of_neighbours_do_not_disturb_each_other(store: LocalObjectStore) -> None:
+    """A delete takes empty directories away under the feet of a put that just made them."""
+    rounds, start = 150, threading.Barrier(2)
+
+    def churn(name: str) -> None:
+        start.wait()
+        for _ in range(rounds):
+            store.put(f"x/y/{name}", b"data")
+            assert store.get_range(f"x/y/{name}") == b"data"
+            store.delete_many([f"x/y/{name}"])
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(churn, name) for name in ("a", "b")]:
+            done.result(timeout=60)
+    assert list(store.list_objects()) == []

@@ -1,0 +1,346 @@
+"""How the S3 store meets trouble: a server that answers what each test says, byte for byte."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from storage.errors import (
+    AccessDeniedError,
+    ObjectNotFoundError,
+    StorageError,
+    StoreRejectedError,
+    StoreUnavailableError,
+    UploadNotFoundError,
+)
+from storage.object_store.base import MultipartUpload, ObjectStore, UploadedPart
+from storage.object_store.factory import open_object_store
+from storage.object_store.local import LocalObjectStore
+from storage.object_store.memory import MemoryObjectStore
+from storage.object_store.retry import Retrier, RetryPolicy
+from storage.object_store.s3 import S3Config, S3ObjectStore
+from tests.storage.s3_servers import free_port
+
+FAST = RetryPolicy(attempts=3, first_delay_s=0.001, longest_delay_s=0.002)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One HTTP answer; `length` is the Content-Length told, when it is not that of the body."""
+
+    status: int
+    body: bytes = b""
+    length: int | None = None
+
+    @staticmethod
+    def error(status: int, code: str) -> Answer:
+        text = f"<Error><Code>{code}</Code><Message>because</Message></Error>"
+        return Answer(status, text.encode())
+
+
+@dataclass
+class Script:
+    """Answers in order, the last one again and again; `seen` holds the requests."""
+
+    answers: list[Answer]
+    seen: list[str] = field(default_factory=list)
+    signatures: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def next(self, request: str, signature: str) -> Answer:
+        with self.lock:
+            self.seen.append(request)
+            self.signatures.append(signature)
+            return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@contextmanager
+def scripted(*answers: Answer, keys: bool = True) -> Iterator[tuple[S3ObjectStore, Script]]:
+    script = Script(list(answers))
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            answer = script.next(
+                f"{self.command} {self.path}", self.headers.get("Authorization", "")
+            )
+            self.send_response(answer.status)
+            length = len(answer.body) if answer.length is None else answer.length
+            self.send_header("Content-Length", str(length))
+            self.send_header("Last-Modified", "Sat, 21 Nov 2026 00:00:00 GMT")
+            self.send_header("ETag", '"e"')
+            self.send_header("Connection", "close")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(answer.body)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Keep the test output clean."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    store = S3ObjectStore(
+        S3Config(
+            "bucket",
+            f"http://127.0.0.1:{server.server_port}",
+            "r",
+            "id" if keys else None,
+            "secret" if keys else None,
+            path_style=True,
+        ),
+        FAST,
+    )
+    try:
+        yield store, script
+    finally:
+        store.close()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(403, "InvalidAccessKeyId"), (403, "SignatureDoesNotMatch"), (400, "ExpiredToken")],
+)
+def test_wrong_credentials_are_told_and_not_tried_again(status: int, code: str) -> None:
+    with scripted(Answer.error(status, code)) as (store, script):
+        with pytest.raises(AccessDeniedError, match=f"{code}.*check AWS_ACCESS_KEY_ID"):
+            store.check()
+        assert len(script.seen) == 1
+
+
+def test_a_denied_head_has_no_words_and_is_still_understood() -> None:
+    with (
+        scripted(Answer(403)) as (store, _),
+        pytest.raises(AccessDeniedError, match="check AWS_ACCESS_KEY_ID"),
+    ):
+        store.head("key")
+
+
+def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    store = open_object_store("s3://bucket?endpoint=http://127.0.0.1:9")
+    with pytest.raises(AccessDeniedError, match=r"no credentials.*check AWS_ACCESS_KEY_ID"):
+        store.check()
+    store.close()
+
+
+def test_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from-env")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with scripted(Answer(200, b"data"), keys=False) as (store, script):
+        assert store.get_range("key") == b"data"
+        assert "Credential=from-env/" in script.signatures[0]
+    with scripted(Answer(200, b"data")) as (store, script):
+        assert store.get_range("key") == b"data"
+        assert "Credential=id/" in script.signatures[0]
+
+
+def test_connection_refused_names_the_endpoint() -> None:
+    port = free_port()
+    store = S3ObjectStore(S3Config("b", f"http://127.0.0.1:{port}", "r", "id", "secret"), FAST)
+    with pytest.raises(StoreUnavailableError, match=f"127.0.0.1:{port}.*check that the endpoint"):
+        store.put("key", b"x")
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(500, "InternalError"), (502, "x"), (503, "SlowDown"), (429, "x"), (408, "RequestTimeout")],
+)
+def test_what_may_pass_is_tried_again(status: int, code: str) -> None:
+    with scripted(Answer.error(status, code), Answer(200, b"data")) as (store, script):
+        assert store.get_range("key") == b"data"
+        assert len(script.seen) == 2
+    with scripted(Answer.error(status, code)) as (store, script):
+        with pytest.raises(StoreUnavailableError) as caught:
+            store.get_range("key")
+        assert len(script.seen) == FAST.attempts
+        assert caught.value.throttled is (status in (429, 503))
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, "InvalidRequest"), (409, "x"), (405, "x")])
+def test_what_will_never_pass_is_not_tried_again(status: int, code: str) -> None:
+    with scripted(Answer.error(status, code)) as (store, script):
+        with pytest.raises(StoreRejectedError, match="check endpoint, region"):
+            store.put("key", b"x")
+        assert len(script.seen) == 1
+
+
+def test_a_body_that_breaks_off_is_read_again() -> None:
+    with scripted(Answer(200, b"half", length=8), Answer(200, b"complete")) as (store, script):
+        assert store.get_range("key") == b"complete"
+        assert len(script.seen) == 2
+
+
+def test_a_completed_upload_whose_answer_was_lost_counts_as_completed() -> None:
+    parts = [UploadedPart(1, "e", 3)]
+    lost = (Answer.error(500, "InternalError"), Answer.error(404, "NoSuchUpload"))
+    with scripted(*lost, Answer(200, b"abc")) as (store, script):
+        store.complete_multipart(MultipartUpload("key", "id", 0), parts)
+        assert [line.split()[0] for line in script.seen] == ["POST", "POST", "HEAD"]
+    for proof in (Answer(200, b"other size"), Answer(404)):
+        with scripted(*lost, proof) as (store, _), pytest.raises(UploadNotFoundError):
+            store.complete_multipart(MultipartUpload("key", "id", 0), parts)
+
+
+def test_keys_that_could_not_be_deleted_are_reported_with_the_reason() -> None:
+    body = (
+        b"<DeleteResult><Error><Key>b</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
+        b"<Error><Key>c</Key><Code>NoSuchKey</Code></Error></DeleteResult>"
+    )
+    with scripted(Answer(200, body)) as (store, _):
+        result = store.delete_many(["a", "b", "c"])
+    assert result.deleted == ("a", "c")
+    assert result.failed == {"b": "AccessDenied: no"}
+
+
+# Retries
+
+
+def test_the_delay_doubles_up_to_its_bound_and_is_random() -> None:
+    slept: list[float] = []
+    policy = RetryPolicy(attempts=6, first_delay_s=1.0, longest_delay_s=10.0)
+    retrier = Retrier(policy, sleep=slept.append, random_unit=lambda: 0.5)
+
+    with pytest.raises(StoreUnavailableError, match="down"):
+        retrier.call(failing(StoreUnavailableError("down")))
+    assert slept == [1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+def test_the_budget_ends_retries_of_all_calls_and_is_earned_back() -> None:
+    slept: list[float] = []
+    retrier = Retrier(RetryPolicy(attempts=5, budget=6), sleep=slept.append)
+    for _ in range(4):
+        with pytest.raises(StoreUnavailableError):
+            retrier.call(failing(StoreUnavailableError("down")))
+    assert len(slept) == 6
+    for _ in range(11):
+        retrier.call(lambda: None)
+    with pytest.raises(StoreUnavailableError):
+        retrier.call(failing(StoreUnavailableError("down")))
+    assert len(slept) == 7
+
+
+def test_throttling_halves_the_requests_at_a_time_and_successes_bring_them_back() -> None:
+    retrier = Retrier(RetryPolicy(attempts=1, concurrency=16), sleep=lambda _: None)
+    for wanted in (8, 4, 2, 1, 1):
+        with pytest.raises(StoreUnavailableError):
+            retrier.call(failing(StoreUnavailableError("slow down", throttled=True)))
+        assert retrier.concurrency_limit == wanted
+    for _ in range(200):
+        retrier.call(lambda: None)
+    assert retrier.concurrency_limit == 16
+
+
+def test_no_more_requests_run_at_a_time_than_the_limit() -> None:
+    retrier = Retrier(RetryPolicy(concurrency=3))
+    lock, running, most = threading.Lock(), [0], [0]
+    gate = threading.Semaphore(0)
+
+    def request() -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        gate.acquire(timeout=10)
+        with lock:
+            running[0] -= 1
+
+    threads = [threading.Thread(target=retrier.call, args=(request,)) for _ in range(9)]
+    for thread in threads:
+        thread.start()
+    gate.release(9)
+    for thread in threads:
+        thread.join(timeout=10)
+    assert running == [0]
+    assert most[0] <= 3
+
+
+def failing(error: StorageError) -> Callable[[], None]:
+    def request() -> None:
+        raise error
+
+    return request
+
+
+# Addresses
+
+
+def test_an_s3_address_is_read_whole() -> None:
+    config = S3Config.from_uri(
+        "s3://data?endpoint=http%3A%2F%2F127.0.0.1:5590&region=eu-1&pathStyle=false"
+        "&accessKey=id&secretKey=top%2Bsecret"
+    )
+    assert config == S3Config("data", "http://127.0.0.1:5590", "eu-1", "id", "top+secret", False)
+    assert "top+secret" not in repr(config)
+    assert S3Config.from_uri("s3://data") == S3Config("data")
+    assert S3Config.from_uri("s3://data?endpoint=http://h:1").path_style is True
+
+
+@pytest.mark.parametrize(
+    ("uri", "problem"),
+    [
+        ("s3://", "wanted s3://bucket"),
+        ("s3://b/path", "without a path"),
+        ("s3://b?bucket=c", "option 'bucket'"),
+        ("s3://b?region=a&region=b", "option 'region' 2 times"),
+        ("s3://b?region=", "option 'region'"),
+        ("s3://b?pathStyle=yes", "wanted true or false"),
+        ("s3://b?endpoint=host:9000", "wanted http://"),
+        ("s3://b?accessKey=a", "wanted both or none"),
+        ("s3://b?secretKey=hidden", "wanted both or none"),
+        ("file://relative/path", "wanted file:///absolute"),
+        ("file:///a?b=c", "wanted file:///absolute"),
+        ("gs://b?secretKey=hidden", "wanted s3://bucket"),
+        ("/a/b", "wanted s3://bucket"),
+    ],
+)
+def test_a_wrong_address_is_told_without_showing_a_secret(uri: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem) as caught:
+        open_object_store(uri)
+    assert "hidden" not in str(caught.value)
+
+
+def test_the_address_says_which_store_it_is(tmp_path: Path) -> None:
+    spaced = tmp_path / "with space"
+    spaced.mkdir()
+    store: ObjectStore = open_object_store(f"file://{str(spaced).replace(' ', '%20')}")
+    assert isinstance(store, LocalObjectStore)
+    store.put("key", b"x")
+    assert (spaced / "objects/key").read_bytes() == b"x"
+    assert isinstance(open_object_store("s3://b?region=r"), S3ObjectStore)
+
+
+# Faults on demand
+
+
+def test_the_memory_store_fails_as_told_and_then_goes_on() -> None:
+    store = MemoryObjectStore(now_ms=lambda: 42)
+    store.fail_next("put", StoreUnavailableError("told"), times=2)
+    store.fail_next("head", ObjectNotFoundError("key"))
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError, match="told"):
+            store.put("key", b"x")
+    assert store.objects() == {}
+    store.put("key", b"x")
+    with pytest.raises(ObjectNotFoundError):
+        store.head("key")
+    assert store.head("key").last_modified_ms == 42
+    with pytest.raises(ValueError, match="operation is 'putt'"):
+        store.fail_next("putt", StoreUnavailableError("never"))
