@@ -1,0 +1,83 @@
+"""What the client's tests share: running a scenario, and a cluster with a session and a store."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import ParamSpec
+
+from broker_client import BrokerSession, ControllerClient, OpenedStream, StreamReader
+from storage.object_store.memory import MemoryObjectStore
+from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
+
+DEADLINE = 20.0
+Arguments = ParamSpec("Arguments")
+
+
+def scenario(
+    test: Callable[Arguments, Awaitable[None]],
+) -> Callable[Arguments, None]:
+    """Run an async test on a loop of its own, for at most `DEADLINE` seconds."""
+
+    @functools.wraps(test)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(DEADLINE):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return run
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    """Wait for `condition`, giving the loop its turns; fail naming `what` after the deadline."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, f"no {what} within {seconds} s"
+        await asyncio.sleep(0.002)
+
+
+@dataclass
+class Broker:
+    cluster: FakeCluster
+    client: ControllerClient
+    session: BrokerSession
+    store: MemoryObjectStore
+
+    async def opened(self, count: int, epoch: int = 0) -> list[OpenedStream]:
+        """Create and open `count` streams."""
+        ids = await self.session.create_streams([{}] * count)
+        return await self.reopened(ids, epoch)
+
+    async def reopened(self, ids: Iterable[int], epoch: int) -> list[OpenedStream]:
+        outcomes = await self.session.open_streams(dict.fromkeys(ids, epoch))
+        return list(outcomes.require_all().values())
+
+    def reader(self) -> StreamReader:
+        return StreamReader(self.client, self.store, NAMESPACE)
+
+    async def payloads(self, stream_id: int) -> list[bytes]:
+        """Read a whole stream back, with a reader that has cached nothing."""
+        reader = self.reader()
+        try:
+            return [record.payload async for record in reader.iterate(stream_id)]
+        finally:
+            reader.close()
+
+
+@asynccontextmanager
+async def broker(members: int = 1, *, deadline: float = 10.0) -> AsyncIterator[Broker]:
+    """Yield a registered session, node 1000 at epoch 1, on a fake cluster and a memory store."""
+    async with (
+        FakeCluster(members) as cluster,
+        ControllerClient(
+            cluster.endpoints, deadline=deadline, attempt_timeout=1.0, rng=random.Random(7)
+        ) as client,
+    ):
+        session = await BrokerSession.register(client, 1000, 1)
+        yield Broker(cluster, client, session, MemoryObjectStore())

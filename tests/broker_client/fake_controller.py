@@ -1,0 +1,408 @@
+"""A controller cluster in the test's own process: real gRPC servers over one small map of dicts.
+
+Owns just the RPCs the client uses, with the outcomes of the contract, and the faults a test asks
+for: a leader that moves or dies, answers that are lost, calls that fail. It keeps no log, so
+whatever was applied once stays, as with a committed entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from broker_client import methods
+from broker_client.methods import Method
+from proto import admin_pb2, nodes_pb2, objects_pb2, streams_pb2
+from proto.common_pb2 import (
+    NODE_EPOCH_EXPIRED,
+    NODE_EPOCH_NOT_EXIST,
+    NONE,
+    OBJECT_KIND_STREAM,
+    OBJECT_KIND_STREAM_SET,
+    OBJECT_NOT_EXIST,
+    OFFSET_NOT_MATCHED,
+    STREAM_FENCED,
+    STREAM_NOT_EXIST,
+    STREAM_NOT_OPENED,
+    ErrorCode,
+    NodeIdentity,
+    ObjectKind,
+)
+
+NAMESPACE = "_streammeta_fake"
+Code: TypeAlias = ErrorCode.ValueType
+
+
+@dataclass
+class FakeStream:
+    stream_id: int
+    epoch: int = -1
+    node_id: int = -1
+    opened: bool = False
+    start: int = 0
+    end: int = 0
+    # (start, end, object id, kind, size)
+    pieces: list[tuple[int, int, int, ObjectKind.ValueType, int]] = field(default_factory=list)
+
+
+@dataclass
+class Fault:
+    """What happens to the next `times` calls of a method on any member."""
+
+    status: grpc.StatusCode
+    reason: str
+    applied: bool
+    times: int
+
+
+class FakeMap:
+    """The state: streams, object ids and nodes, changed by whole requests."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, FakeStream] = {}
+        self.nodes: dict[int, int] = {}
+        self.prepared: set[int] = set()
+        self.answers: dict[int, objects_pb2.CommitStreamSetObjectResponse] = {}
+        self.first_answers: dict[str, Any] = {}
+        self.next_object_id = 0
+
+    def node_check(self, node: NodeIdentity) -> Code:
+        known = self.nodes.get(node.node_id)
+        if known is None:
+            return NODE_EPOCH_NOT_EXIST
+        return NONE if known == node.node_epoch else NODE_EPOCH_EXPIRED
+
+    def expire_prepared(self) -> None:
+        self.prepared.clear()
+
+    def register(self, request: nodes_pb2.RegisterNodeRequest) -> nodes_pb2.RegisterNodeResponse:
+        node = request.node
+        if self.nodes.get(node.node_id, -1) > node.node_epoch:
+            return nodes_pb2.RegisterNodeResponse(error=NODE_EPOCH_EXPIRED)
+        self.nodes[node.node_id] = node.node_epoch
+        return nodes_pb2.RegisterNodeResponse()
+
+    def opening(
+        self, request: streams_pb2.GetOpeningStreamsRequest
+    ) -> streams_pb2.GetOpeningStreamsResponse:
+        return streams_pb2.GetOpeningStreamsResponse(
+            error=self.node_check(request.node),
+            streams=[
+                streams_pb2.OpeningStream(
+                    stream_id=one.stream_id,
+                    epoch=one.epoch,
+                    start_offset=one.start,
+                    end_offset=one.end,
+                )
+                for one in self.streams.values()
+                if one.opened and one.node_id == request.node.node_id
+            ],
+        )
+
+    def create(self, request: streams_pb2.CreateStreamsRequest) -> Any:
+        if request.request_id not in self.first_answers:
+            error = self.node_check(request.node)
+            ids = []
+            for _ in request.streams if error == NONE else ():
+                ids.append(len(self.streams))
+                self.streams[ids[-1]] = FakeStream(ids[-1])
+            self.first_answers[request.request_id] = streams_pb2.CreateStreamsResponse(
+                error=error, stream_ids=ids
+            )
+        return self.first_answers[request.request_id]
+
+    def open(self, request: streams_pb2.OpenStreamsRequest) -> streams_pb2.OpenStreamsResponse:
+        opened = []
+        for one in request.streams:
+            stream = self.streams.get(one.stream_id)
+            error = self.node_check(request.node)
+            if error == NONE and stream is None:
+                error = STREAM_NOT_EXIST
+            if error == NONE and stream is not None and one.stream_epoch < stream.epoch:
+                error = STREAM_FENCED
+            if error != NONE or stream is None:
+                opened.append(
+                    streams_pb2.OpenedStream(error=error, start_offset=-1, next_offset=-1)
+                )
+                continue
+            stream.epoch, stream.node_id = one.stream_epoch, request.node.node_id
+            stream.opened = True
+            opened.append(
+                streams_pb2.OpenedStream(start_offset=stream.start, next_offset=stream.end)
+            )
+        return streams_pb2.OpenStreamsResponse(streams=opened)
+
+    def close(self, request: streams_pb2.CloseStreamsRequest) -> streams_pb2.CloseStreamsResponse:
+        errors = []
+        for one in request.streams:
+            stream = self.streams.get(one.stream_id)
+            errors.append(NONE if stream else STREAM_NOT_EXIST)
+            if stream:
+                stream.opened = False
+        return streams_pb2.CloseStreamsResponse(errors=errors)
+
+    def describe(
+        self, request: streams_pb2.DescribeStreamsRequest
+    ) -> streams_pb2.DescribeStreamsResponse:
+        wanted = request.stream_ids or sorted(self.streams)
+        return streams_pb2.DescribeStreamsResponse(
+            streams=[
+                streams_pb2.StreamDescription(
+                    stream_id=i,
+                    epoch=self.streams[i].epoch,
+                    start_offset=self.streams[i].start,
+                    end_offset=self.streams[i].end,
+                )
+                for i in wanted
+                if i in self.streams
+            ]
+        )
+
+    def prepare(self, request: objects_pb2.PrepareObjectsRequest) -> Any:
+        if request.request_id not in self.first_answers:
+            error = self.node_check(request.node)
+            first = self.next_object_id
+            if error == NONE:
+                self.next_object_id += request.count
+                self.prepared.update(range(first, first + request.count))
+            self.first_answers[request.request_id] = objects_pb2.PrepareObjectsResponse(
+                error=error, first_object_id=first, deadline_ms=request.ttl_ms
+            )
+        return self.first_answers[request.request_id]
+
+    def commit(
+        self, request: objects_pb2.CommitStreamSetObjectRequest
+    ) -> objects_pb2.CommitStreamSetObjectResponse:
+        ids = ([request.object_id] if request.object_id >= 0 else []) + list(
+            request.stream_objects.object_id
+        )
+        if ids[0] in self.answers:
+            return self.answers[ids[0]]
+        rows = len(request.ranges.stream_id) + len(request.stream_objects.stream_id)
+        whole = self.node_check(request.node)
+        if whole == NONE and request.object_id >= 0 and request.object_id not in self.prepared:
+            whole = OBJECT_NOT_EXIST
+        if whole != NONE:
+            return self._commit_answer(request, [whole] * rows, whole)
+        verdicts = [self._commit_range(request, i) for i in range(len(request.ranges.stream_id))]
+        verdicts += [
+            self._commit_alone(request, i) for i in range(len(request.stream_objects.stream_id))
+        ]
+        if NONE not in verdicts:
+            return self._commit_answer(request, verdicts, verdicts[0])
+        self.prepared.discard(request.object_id)
+        self.answers[ids[0]] = self._commit_answer(request, verdicts, NONE)
+        return self.answers[ids[0]]
+
+    @staticmethod
+    def _commit_answer(
+        request: objects_pb2.CommitStreamSetObjectRequest, verdicts: list[Code], whole: Code
+    ) -> objects_pb2.CommitStreamSetObjectResponse:
+        cut = len(request.ranges.stream_id)
+        return objects_pb2.CommitStreamSetObjectResponse(
+            error=whole, range_errors=verdicts[:cut], stream_object_errors=verdicts[cut:]
+        )
+
+    def _commit_range(self, request: objects_pb2.CommitStreamSetObjectRequest, i: int) -> Code:
+        rows = request.ranges
+        span = (rows.start_offset[i], rows.end_offset[i])
+        piece = (*span, request.object_id, OBJECT_KIND_STREAM_SET, request.object_size)
+        return self._extend(request.node, rows.stream_id[i], rows.stream_epoch[i], piece)
+
+    def _commit_alone(self, request: objects_pb2.CommitStreamSetObjectRequest, i: int) -> Code:
+        rows = request.stream_objects
+        if rows.object_id[i] not in self.prepared:
+            return OBJECT_NOT_EXIST
+        span = (rows.start_offset[i], rows.end_offset[i])
+        piece = (*span, rows.object_id[i], OBJECT_KIND_STREAM, rows.object_size[i])
+        code = self._extend(request.node, rows.stream_id[i], rows.stream_epoch[i], piece)
+        if code == NONE:
+            self.prepared.discard(rows.object_id[i])
+        return code
+
+    def _extend(
+        self,
+        node: NodeIdentity,
+        stream_id: int,
+        epoch: int,
+        piece: tuple[int, int, int, ObjectKind.ValueType, int],
+    ) -> Code:
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return STREAM_NOT_EXIST
+        if not stream.opened:
+            return STREAM_NOT_OPENED
+        if stream.node_id != node.node_id or stream.epoch != epoch:
+            return STREAM_FENCED
+        if piece[0] != stream.end:
+            return OFFSET_NOT_MATCHED
+        stream.pieces.append(piece)
+        stream.end = piece[1]
+        return NONE
+
+    def objects(self, request: objects_pb2.GetObjectsRequest) -> objects_pb2.GetObjectsResponse:
+        return objects_pb2.GetObjectsResponse(
+            results=[self._locate(query) for query in request.queries]
+        )
+
+    def _locate(self, query: objects_pb2.ObjectQuery) -> objects_pb2.ObjectList:
+        stream = self.streams.get(query.stream_id)
+        if stream is None:
+            return objects_pb2.ObjectList(
+                error=STREAM_NOT_EXIST, stream_start_offset=-1, stream_end_offset=-1
+            )
+        answer = objects_pb2.ObjectList(
+            stream_start_offset=stream.start, stream_end_offset=stream.end
+        )
+        if query.start_offset < stream.start:
+            answer.error = OFFSET_NOT_MATCHED
+            return answer
+        for start, end, object_id, kind, size in stream.pieces:
+            past = query.end_offset != -1 and start >= query.end_offset
+            if (
+                end > query.start_offset
+                and not past
+                and len(answer.objects) < (query.limit or 1000)
+            ):
+                answer.objects.add(
+                    object_id=object_id,
+                    kind=kind,
+                    start_offset=start,
+                    end_offset=end,
+                    object_size=size,
+                )
+        return answer
+
+
+class FakeCluster:
+    """Members at local ports; `endpoints` in member order, member 0 leads at first."""
+
+    def __init__(self, members: int = 1) -> None:
+        self.map = FakeMap()
+        self.leader = 0
+        self.epoch = 1
+        self.endpoints: list[str] = []
+        self.calls: dict[str, int] = defaultdict(int)
+        self.request_ids: dict[str, list[str]] = defaultdict(list)
+        self.requests: dict[str, list[Any]] = defaultdict(list)
+        self.hooks: dict[str, Callable[[Any], Awaitable[None]]] = {}
+        self._faults: dict[str, Fault] = {}
+        self._servers: list[grpc.aio.Server | None] = [None] * members
+
+    async def __aenter__(self) -> FakeCluster:
+        for member in range(len(self._servers)):
+            self.endpoints.append("")
+            await self.start(member, "127.0.0.1:0")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(server.stop(None) for server in self._servers if server))
+
+    async def start(self, member: int, address: str) -> None:
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers(tuple(self._handlers(member)))
+        port = server.add_insecure_port(address)
+        await server.start()
+        self._servers[member] = server
+        self.endpoints[member] = f"127.0.0.1:{port}"
+
+    async def kill(self, member: int) -> None:
+        server = self._servers[member]
+        assert server is not None
+        self._servers[member] = None
+        await server.stop(None)
+
+    def move_leader(self, member: int) -> None:
+        self.leader = member
+        self.epoch += 1
+
+    def fail_next(
+        self,
+        method: Method[Any, Any],
+        status: grpc.StatusCode,
+        reason: str = "",
+        *,
+        applied: bool = False,
+        times: int = 1,
+    ) -> None:
+        """Fail the next calls of `method`; `applied`: the change is made and the answer lost."""
+        self._faults[method.name] = Fault(status, reason, applied, times)
+
+    def _handlers(self, member: int) -> list[grpc.GenericRpcHandler]:
+        by_service: dict[str, dict[str, Any]] = defaultdict(dict)
+        for method, apply in (
+            (methods.REGISTER_NODE, self.map.register),
+            (methods.HEARTBEAT, lambda request: nodes_pb2.HeartbeatResponse(
+                error=self.map.node_check(request.node), session_timeout_ms=9000)),
+            (methods.GET_OPENING_STREAMS, self.map.opening),
+            (methods.CREATE_STREAMS, self.map.create),
+            (methods.OPEN_STREAMS, self.map.open),
+            (methods.CLOSE_STREAMS, self.map.close),
+            (methods.DESCRIBE_STREAMS, self.map.describe),
+            (methods.PREPARE_OBJECTS, self.map.prepare),
+            (methods.COMMIT_STREAM_SET_OBJECT, self.map.commit),
+            (methods.GET_OBJECTS, self.map.objects),
+            (methods.DESCRIBE_CLUSTER, lambda request: admin_pb2.DescribeClusterResponse(
+                cluster_id="fake", object_namespace=NAMESPACE, answered_by=member)),
+        ):  # fmt: skip
+            by_service[method.service][method.name] = self._handler(member, method, apply)
+        return [
+            grpc.method_handlers_generic_handler(f"streammeta.v1.{service}", handlers)
+            for service, handlers in by_service.items()
+        ]
+
+    def _handler(self, member: int, method: Method[Any, Any], apply: Callable[[Any], Any]) -> Any:
+        async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            self.calls[method.name] += 1
+            self.requests[method.name].append(request)
+            if hasattr(request, "request_id"):
+                self.request_ids[method.name].append(request.request_id)
+            hook = self.hooks.get(method.name)
+            if hook is not None:
+                await hook(request)
+            if method.leader_only and member != self.leader:
+                await self._abort_not_leader(context)
+            fault = self._faults.get(method.name)
+            if fault is not None and fault.times > 0:
+                fault.times -= 1
+                if fault.applied:
+                    apply(request)
+                await abort(context, fault.status, fault.reason, {})
+            return apply(request)
+
+        return grpc.unary_unary_rpc_method_handler(
+            handle,
+            request_deserializer=method.request.FromString,
+            response_serializer=method.response.SerializeToString,
+        )
+
+    async def _abort_not_leader(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        where = {
+            "leader_id": str(self.leader),
+            "leader_endpoint": self.endpoints[self.leader] if self.leader >= 0 else "",
+            "epoch": str(self.epoch),
+        }
+        await abort(context, grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", where)
+
+
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any],
+    code: grpc.StatusCode,
+    reason: str,
+    metadata: dict[str, str],
+) -> NoReturn:
+    """End a call as the controller does: with `ErrorInfo` in the standard trailer."""
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="streammeta", metadata=metadata))
+    number: int = code.value[0]
+    status = status_pb2.Status(code=number, message=f"fake {reason}", details=[detail])
+    trailer = (("grpc-status-details-bin", status.SerializeToString()),)
+    await context.abort(code, f"fake {reason}", trailer)
+    raise AssertionError("abort returned")

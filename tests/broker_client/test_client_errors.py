@@ -1,0 +1,45 @@
+"""Every refusal of the contract is an exception of its own that says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_client import errors
+from proto.common_pb2 import NONE, OBJECT_NOT_EXIST, OFFSET_NOT_MATCHED, ErrorCode
+
+
+def test_every_error_code_has_an_exception() -> None:
+    assert set(errors.ERRORS_BY_CODE) == set(ErrorCode.values()) - {NONE}
+
+
+@pytest.mark.parametrize("code", sorted(set(ErrorCode.values()) - {NONE}))
+def test_message_names_subject_and_code_and_gives_advice(code: ErrorCode.ValueType) -> None:
+    error = errors.refusal(code, "stream 7")
+    assert error.code == code
+    assert str(error).startswith(f"stream 7 was refused with {ErrorCode.Name(code)}; ")
+    assert str(error).endswith(type(error).advice)
+    assert isinstance(error, errors.ERRORS_BY_CODE[code]) or code == OFFSET_NOT_MATCHED
+
+
+def test_unknown_code_is_a_violation_and_none_is_no_refusal() -> None:
+    newer: ErrorCode.ValueType = 777  # type: ignore[assignment]
+    assert "unknown error code 777" in str(errors.refusal(newer, "stream 7"))
+    with pytest.raises(ValueError, match="NONE"):
+        errors.refusal(NONE, "stream 7")
+
+
+def test_expired_object_tells_to_upload_again() -> None:
+    message = str(errors.refusal(OBJECT_NOT_EXIST, "commit of object 5"))
+    assert "garbage" in message
+    assert "prepare new ids and upload again" in message
+
+
+def test_offset_mismatch_names_both_offsets() -> None:
+    assert "starts at offset 40, wanted offset 30" in str(errors.OffsetMismatchError(7, 30, 40))
+    assert "wanted its end offset" in str(errors.OffsetMismatchError(7, -1, 40))
+
+
+def test_only_what_may_succeed_unchanged_is_retriable() -> None:
+    retriable = {kind for kind in errors.ERRORS_BY_CODE.values() if kind.retriable}
+    assert retriable == {errors.StreamNotClosedError, errors.NodeLockedError}
+    assert errors.ControllerUnavailableError("GetObjects", 1.0, {}).retriable

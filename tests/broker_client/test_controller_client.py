@@ -1,0 +1,171 @@
+"""Calls reach the leader wherever it is, repeat only what is safe, and end at their deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+from typing import Any
+
+import grpc
+import pytest
+
+from broker_client import (
+    BrokerSession,
+    ControllerClient,
+    ControllerUnavailableError,
+    NodeEpochExpiredError,
+    RefusedError,
+    StreamNotFoundError,
+    errors,
+)
+from broker_client.methods import (
+    CREATE_STREAMS,
+    DESCRIBE_STREAMS,
+    GET_OBJECTS,
+    PREPARE_OBJECTS,
+)
+from proto import objects_pb2, streams_pb2
+from tests.broker_client.client_helpers import broker, scenario, until
+from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+@scenario
+async def test_a_follower_s_hint_leads_to_the_leader() -> None:
+    async with FakeCluster(3) as cluster, ControllerClient(cluster.endpoints) as client:
+        cluster.move_leader(2)
+        await client.call(DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest())
+        assert client.leader == cluster.endpoints[2]
+        assert cluster.calls["DescribeStreams"] <= 2
+
+
+@scenario
+async def test_a_killed_leader_is_noticed_at_once() -> None:
+    """The reset connection, not the timeout of an attempt, sends the call on."""
+    async with broker(3) as b:
+        await b.opened(1)
+        await b.cluster.kill(0)
+        b.cluster.move_leader(1)
+        began = time.monotonic()
+        await b.opened(1)
+        assert time.monotonic() - began < 0.9, "longer than one attempt may last"
+        assert b.client.leader == b.cluster.endpoints[1]
+
+
+@scenario
+async def test_a_call_waits_out_an_election() -> None:
+    async with broker(3) as b:
+        b.cluster.leader = -1
+        call = asyncio.create_task(b.session.create_streams([{}]))
+        await until(lambda: b.cluster.calls["CreateStreams"] >= 5, "fifth attempt")
+        b.cluster.move_leader(1)
+        assert await call == [0]
+
+
+@scenario
+async def test_a_lost_answer_is_asked_for_again_under_the_same_request_id() -> None:
+    async with broker(3) as b:
+        for status, reason in (
+            (grpc.StatusCode.UNAVAILABLE, ""),
+            (grpc.StatusCode.ABORTED, "OUTCOME_UNKNOWN"),
+            (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE"),
+        ):
+            b.cluster.fail_next(CREATE_STREAMS, status, reason, applied=True)
+            before = len(b.cluster.map.streams)
+            ids = await b.session.create_streams([{}, {}])
+            assert ids == [before, before + 1]
+            assert len(b.cluster.map.streams) == before + 2, "the retry created streams again"
+        sent = b.cluster.request_ids["CreateStreams"]
+        assert len(set(sent)) == 3
+        assert all(1 <= len(one) <= 64 for one in sent)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequestError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.LimitExceededError),
+        (grpc.StatusCode.PERMISSION_DENIED, errors.PermissionDeniedError),
+        (grpc.StatusCode.UNIMPLEMENTED, errors.UnsupportedError),
+        (grpc.StatusCode.FAILED_PRECONDITION, errors.RefusedError),
+        (grpc.StatusCode.INTERNAL, errors.ControllerDefectError),
+        (grpc.StatusCode.ABORTED, errors.ControllerDefectError),
+    ],
+)
+@scenario
+async def test_a_refused_call_is_never_repeated(
+    status: grpc.StatusCode, kind: type[RefusedError]
+) -> None:
+    async with broker() as b:
+        b.cluster.fail_next(PREPARE_OBJECTS, status, "SOME_REASON", times=99)
+        with pytest.raises(kind, match="fake SOME_REASON") as caught:
+            await b.client.call(PREPARE_OBJECTS, objects_pb2.PrepareObjectsRequest())
+        assert type(caught.value) is kind
+        assert b.cluster.calls["PrepareObjects"] == 1
+
+
+@scenario
+async def test_the_deadline_ends_a_call_and_names_the_endpoints() -> None:
+    endpoints = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    async with ControllerClient(endpoints, rng=random.Random(1)) as client:
+        with pytest.raises(ControllerUnavailableError, match=r"GetObjects.*0\.3 s") as caught:
+            await client.call(GET_OBJECTS, objects_pb2.GetObjectsRequest(), 0.3)
+        assert set(caught.value.tried) == set(endpoints)
+        assert all("UNAVAILABLE" in seen for seen in caught.value.tried.values())
+
+
+@scenario
+async def test_a_silent_controller_costs_one_attempt_not_the_call() -> None:
+    async with FakeCluster(2) as cluster:
+        stuck = asyncio.Event()
+
+        async def silent_once(_: Any) -> None:
+            if cluster.calls["DescribeStreams"] == 1:
+                cluster.move_leader(1 - cluster.leader)
+                await stuck.wait()
+
+        cluster.hooks["DescribeStreams"] = silent_once
+        async with ControllerClient(cluster.endpoints, attempt_timeout=0.2) as client:
+            await client.call(DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest(), 10.0)
+        stuck.set()
+
+
+@scenario
+async def test_any_controller_names_the_namespace() -> None:
+    async with FakeCluster(3) as cluster, ControllerClient(cluster.endpoints) as client:
+        cluster.leader = -1
+        assert await client.object_namespace() == NAMESPACE
+        assert client.leader is None, "an answer that any member gives does not make it leader"
+
+
+@scenario
+async def test_registration_finds_what_an_earlier_process_left_open_and_fences_it() -> None:
+    async with broker() as b:
+        opened = await b.opened(2)
+        newer = await BrokerSession.register(b.client, 1000, 2)
+        assert [one.stream_id for one in newer.inherited] == [one.stream_id for one in opened]
+        with pytest.raises(NodeEpochExpiredError, match="node 1000 at epoch 1"):
+            await BrokerSession.register(b.client, 1000, 1)
+        with pytest.raises(NodeEpochExpiredError):
+            await b.session.heartbeat()
+
+
+@scenario
+async def test_one_unknown_stream_does_not_keep_the_others_closed() -> None:
+    async with broker() as b:
+        ids = await b.session.create_streams([{}] * 3)
+        outcomes = await b.session.open_streams({ids[0]: 0, 999: 0, ids[2]: 0})
+        assert sorted(outcomes.done) == [ids[0], ids[2]]
+        assert isinstance(outcomes.failed[999], StreamNotFoundError)
+        with pytest.raises(StreamNotFoundError, match="opening stream 999"):
+            outcomes.require_all()
+        closed = await b.session.close_streams({ids[0]: 0, 999: 0})
+        assert (list(closed.done), list(closed.failed)) == ([ids[0]], [999])

@@ -1,0 +1,115 @@
+"""The router finds the leader, is not misled by stale hints, and never hammers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_client.leader_router import Backoff, Failure, LeaderHint, LeaderRouter
+
+ABC = ["a:1", "b:1", "c:1"]
+
+
+def router(endpoints: list[str] | None = None, seed: int = 1) -> LeaderRouter:
+    return LeaderRouter(endpoints or ABC, random.Random(seed))
+
+
+def test_hint_is_followed_at_once_and_remembered() -> None:
+    r = router()
+    start = r.first()
+    step = r.failed(start, Failure.NOT_LEADER, 1, LeaderHint("z:9", 5))
+    assert (step.endpoint, step.wait) == ("z:9", 0.0)
+    r.answered("z:9")
+    assert r.first() == "z:9"
+
+
+def test_hint_to_a_dead_leader_is_ignored_until_the_epoch_grows() -> None:
+    r = router()
+    r.failed("a:1", Failure.NOT_LEADER, 1, LeaderHint("b:1", 5))
+    assert r.failed("b:1", Failure.UNREACHABLE, 2).endpoint == "c:1"
+    assert r.failed("c:1", Failure.NOT_LEADER, 3, LeaderHint("b:1", 5)).endpoint == "a:1"
+    assert r.failed("a:1", Failure.NOT_LEADER, 4, LeaderHint("b:1", 6)).endpoint == "b:1"
+
+
+def test_hint_of_an_older_epoch_is_ignored() -> None:
+    r = router()
+    r.failed("a:1", Failure.NOT_LEADER, 1, LeaderHint("b:1", 5))
+    r.answered("b:1")
+    r.failed("b:1", Failure.OUTCOME_UNKNOWN, 1)
+    assert r.failed("c:1", Failure.NOT_LEADER, 2, LeaderHint("b:1", 4)).endpoint == "a:1"
+
+
+def test_hint_to_the_endpoint_that_gave_it_is_ignored() -> None:
+    step = router().failed("a:1", Failure.NOT_LEADER, 1, LeaderHint("a:1", 5))
+    assert step.endpoint == "b:1"
+    assert step.wait > 0
+
+
+def test_a_restarted_leader_is_trusted_again_once_it_answers() -> None:
+    r = router()
+    r.failed("b:1", Failure.UNREACHABLE, 1)
+    r.answered("b:1")
+    assert r.failed("a:1", Failure.NOT_LEADER, 1, LeaderHint("b:1", 0)).endpoint == "b:1"
+
+
+def test_leader_found_by_another_call_is_used_at_once() -> None:
+    r = router()
+    r.answered("c:1")
+    step = r.failed("a:1", Failure.UNREACHABLE, 1)
+    assert (step.endpoint, step.wait) == ("c:1", 0.0)
+
+
+def test_dead_endpoints_are_tried_one_after_the_other_before_any_wait() -> None:
+    r = router()
+    at, seen, waits = r.first(), [], []
+    for failures in range(1, 4):
+        seen.append(at)
+        step = r.failed(at, Failure.UNREACHABLE, failures)
+        at = step.endpoint
+        waits.append(step.wait)
+    assert sorted(seen) == ABC
+    assert waits[:2] == [0.0, 0.0]
+    assert waits[2] > 0
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.integers(1, 5),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(list(Failure)),
+            st.none() | st.tuples(st.integers(0, 6), st.integers(0, 3)),
+        ),
+        max_size=60,
+    ),
+)
+def test_waits_are_bounded_and_free_steps_are_few(
+    seed: int, size: int, steps: list[tuple[Failure, tuple[int, int] | None]]
+) -> None:
+    """Whatever the answers, a call without success waits before each attempt after a round."""
+    r = LeaderRouter([f"h{i}:1" for i in range(size)], random.Random(seed))
+    at = r.first()
+    for failures, (failure, raw) in enumerate(steps, start=1):
+        hint = None if raw is None else LeaderHint(f"h{raw[0]}:1", raw[1])
+        step = r.failed(at, failure, failures, hint)
+        assert step.endpoint
+        assert 0.0 <= step.wait <= Backoff().cap
+        assert step.wait > 0 or failures <= size
+        at = step.endpoint
+
+
+def test_backoff_doubles_to_its_cap_with_jitter() -> None:
+    backoff, rng = Backoff(initial=0.01, cap=0.25), random.Random(3)
+    for round_number, whole in enumerate([0.01, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25]):
+        waits = {backoff.wait(round_number, rng) for _ in range(20)}
+        assert len(waits) > 1
+        assert all(whole / 2 <= wait <= whole for wait in waits)
+
+
+@pytest.mark.parametrize("endpoints", [[], ["a:1", "a:1"], [""]])
+def test_useless_endpoints_are_refused(endpoints: list[str]) -> None:
+    with pytest.raises(ValueError, match="endpoints"):
+        LeaderRouter(endpoints, random.Random(1))

@@ -1,0 +1,345 @@
+"""A reader gives back what was committed, without gaps, or says exactly what is broken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_client import (
+    CorruptObjectError,
+    MissingObjectError,
+    OffsetTrimmedError,
+    ProtocolViolationError,
+    ReaderConfig,
+    StreamNotFoundError,
+    StreamQuery,
+    StreamReader,
+    StreamWriter,
+    WriterConfig,
+)
+from broker_client.object_source import (
+    MAX_GAP_BYTES,
+    MAX_MERGED_BYTES,
+    Block,
+    merge_blocks,
+)
+from proto.common_pb2 import NONE, OBJECT_KIND_COMPOSITE, STREAM_NOT_EXIST
+from storage.object_format.composite import LinkedObject, encode_composite
+from storage.object_format.index_block import IndexEntry
+from storage.object_format.object_builder import ObjectBuilder
+from storage.object_format.object_key import key_for
+from storage.object_format.record import RecordBatch
+from storage.object_store.memory import MemoryObjectStore
+from tests.broker_client.client_helpers import Broker, broker, scenario
+from tests.broker_client.fake_controller import NAMESPACE, FakeStream
+
+
+@asynccontextmanager
+async def written(
+    streams: int, rounds: int, payload_bytes: int = 20
+) -> AsyncIterator[tuple[Broker, StreamReader]]:
+    """Yield a broker whose streams have `rounds` objects of 5 records, 2 offsets each."""
+    settings = WriterConfig(linger=3600.0, block_bytes=3 * payload_bytes + 1)
+    async with broker() as b:
+        opened = await b.opened(streams)
+        async with StreamWriter(b.session, b.store, settings) as writer:
+            writer.attach(opened)
+            for _ in range(rounds):
+                for one in opened:
+                    for _ in range(5):
+                        offset = writer.next_offset(one.stream_id)
+                        payload = payload_of(one.stream_id, offset, payload_bytes)
+                        await writer.append(one.stream_id, payload, 2)
+                await writer.flush()
+        reader = b.reader()
+        try:
+            yield b, reader
+        finally:
+            reader.close()
+
+
+def payload_of(stream_id: int, offset: int, size: int) -> bytes:
+    return random.Random(stream_id << 32 | offset).randbytes(size)
+
+
+def bases(records: list[RecordBatch]) -> list[int]:
+    return [record.base_offset for record in records]
+
+
+async def read_all(reader: StreamReader, stream_id: int, *, bulk: bool) -> list[RecordBatch]:
+    if not bulk:
+        return await reader.read(stream_id, 0)
+    ((_, records),) = [one async for one in reader.read_streams([stream_id])]
+    return records
+
+
+def replace_object(store: MemoryObjectStore, object_id: int, data: bytes) -> bytes:
+    """Put other bytes in the place of an object; return what was there."""
+    key = key_for(object_id, NAMESPACE)
+    before = store.objects()[key]
+    store.put(key, data)
+    return before
+
+
+@scenario
+async def test_a_read_covers_what_is_asked_and_no_further_batch() -> None:
+    async with written(2, 3) as (_, reader):
+        assert bases(await reader.read(1, 0)) == list(range(0, 30, 2))
+        assert bases(await reader.read(1, 3, 9)) == [2, 4, 6, 8]
+        assert bases(await reader.read(1, 9, 12)) == [8, 10], "across the join of two objects"
+        assert bases(await reader.read(1, 29, 1000)) == [28]
+        assert await reader.read(1, 30) == []
+        for record in await reader.read(1, 0):
+            assert record.payload == payload_of(1, record.base_offset, 20)
+
+
+@scenario
+async def test_max_bytes_bounds_a_read_to_at_least_one_batch() -> None:
+    async with written(2, 3) as (_, reader):
+        assert bases(await reader.read(0, 0, max_bytes=1)) == [0]
+        assert bases(await reader.read(0, 5, max_bytes=41)) == [4, 6, 8]
+        assert [r.base_offset async for r in reader.iterate(0, 4, 8)] == [4, 6]
+
+
+@scenario
+async def test_reads_that_make_no_sense_are_refused() -> None:
+    async with written(1, 1) as (_, reader):
+        for start, end, max_bytes in ((-1, None, 1), (5, 5, 1), (0, None, 0)):
+            with pytest.raises(ValueError, match="wanted 0 <= start < end"):
+                await reader.read(0, start, end, max_bytes)
+
+
+@scenario
+async def test_many_ranges_are_located_in_one_call() -> None:
+    async with written(3, 2) as (b, reader):
+        answers = await reader.locate([StreamQuery(i, 0) for i in (2, 9, 0)])
+        assert [answer.error for answer in answers] == [NONE, STREAM_NOT_EXIST, NONE]
+        assert b.cluster.calls["GetObjects"] == 1
+
+
+@scenario
+async def test_unknown_and_trimmed_offsets_are_named() -> None:
+    async with written(1, 2) as (b, reader):
+        with pytest.raises(StreamNotFoundError, match="stream 77"):
+            await reader.read(77, 0)
+        with pytest.raises(StreamNotFoundError, match="stream 77"):
+            _ = [stream async for stream in reader.read_streams([0, 77])]
+        b.cluster.map.streams[0].start = 4
+        with pytest.raises(OffsetTrimmedError, match="starts at offset 0, the stream at 4"):
+            await reader.read(0, 0)
+        assert [r.base_offset async for r in reader.iterate(0)] == list(range(4, 20, 2))
+        ((_, records),) = [stream async for stream in reader.read_streams([0])]
+        assert bases(records) == list(range(4, 20, 2))
+
+
+@pytest.mark.parametrize("bulk_bytes", [1, 20_000, 64 << 20])
+@scenario
+async def test_bulk_reads_give_every_stream_with_few_requests(bulk_bytes: int) -> None:
+    async with written(300, 4) as (b, _):
+        empty = (await b.opened(1))[0].stream_id
+        reader = StreamReader(b.client, b.store, NAMESPACE, ReaderConfig(bulk_bytes=bulk_bytes))
+        seen = []
+        async for stream_id, records in reader.read_streams([*range(300), empty]):
+            seen.append(stream_id)
+            wanted = [] if stream_id == empty else list(range(0, 40, 2))
+            assert bases(records) == wanted
+            for record in records:
+                assert record.payload == payload_of(stream_id, record.base_offset, 20)
+        reader.close()
+        assert seen == sorted([*range(300), empty])
+        assert b.cluster.calls["GetObjects"] == 1
+        stored = sum(len(data) for data in b.store.objects().values())
+        assert reader.stats.indexes_fetched == 4
+        if bulk_bytes > stored:
+            assert reader.stats.requests <= 12, "4 objects need an index and a range or two each"
+        if bulk_bytes > 1:
+            assert reader.stats.bytes_fetched < 2 * stored
+
+
+@scenario
+async def test_bulk_reads_go_on_after_the_limit_of_one_answer() -> None:
+    async with broker() as b:
+        built = b.cluster.map.streams
+        built[0] = FakeStream(0, opened=True, end=1100)
+        for i in range(1100):
+            builder = ObjectBuilder()
+            builder.write([RecordBatch(0, 0, i, 1, b"x")])
+            data = builder.finish().data
+            b.store.put(key_for(i, NAMESPACE), data)
+            built[0].pieces.append((i, i + 1, i, 2, len(data)))  # type: ignore[arg-type]
+        reader = b.reader()
+        ((_, records),) = [stream async for stream in reader.read_streams([0])]
+        reader.close()
+        assert bases(records) == list(range(1100))
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+@scenario
+async def test_an_object_compacted_away_under_the_reader_is_looked_up_again(bulk: bool) -> None:
+    async with written(1, 1) as (b, reader):
+        moved = key_for(500, NAMESPACE)
+        old = key_for(0, NAMESPACE)
+        stream = b.cluster.map.streams[0]
+
+        async def compact(_: Any) -> None:
+            """Let the first lookup answer with the old object, and take that away."""
+            if b.cluster.calls["GetObjects"] == 1:
+                b.store.put(moved, b.store.objects()[old])
+                b.store.delete_many([old])
+            else:
+                start, end, _old, kind, size = stream.pieces[0]
+                stream.pieces[0] = (start, end, 500, kind, size)
+
+        b.cluster.hooks["GetObjects"] = compact
+        assert bases(await read_all(reader, 0, bulk=bulk)) == [0, 2, 4, 6, 8]
+        assert b.cluster.calls["GetObjects"] == 2
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+@scenario
+async def test_an_object_that_stays_missing_is_named(bulk: bool) -> None:
+    async with written(2, 1) as (b, reader):
+        key = key_for(0, NAMESPACE)
+        b.store.delete_many([key])
+        with pytest.raises(MissingObjectError, match="listed for stream 1") as caught:
+            await read_all(reader, 1, bulk=bulk)
+        assert (caught.value.key, caught.value.object_id) == (key, 0)
+
+
+@scenario
+async def test_an_object_of_another_cluster_is_never_read() -> None:
+    async with written(1, 1) as (b, _):
+        reader = StreamReader(b.client, b.store, "_streammeta_other")
+        with pytest.raises(MissingObjectError, match="_streammeta_other/0"):
+            await reader.read(0, 0)
+        reader.close()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, -1], ids=["empty", "one byte", "head", "all but one"])
+@scenario
+async def test_a_truncated_object_is_named(kept: int) -> None:
+    async with written(2, 1) as (b, reader):
+        replace_object(b.store, 0, b.store.objects()[key_for(0, NAMESPACE)][:kept])
+        with pytest.raises(CorruptObjectError, match=r"object 0 .*read for stream 1") as caught:
+            await reader.read(1, 0)
+        assert (caught.value.key, caught.value.stream_id) == (key_for(0, NAMESPACE), 1)
+
+
+@scenario
+async def test_no_changed_byte_of_structure_gives_wrong_records() -> None:
+    """Flip each byte but payload and epoch bytes, which the format can't check."""
+    async with written(1, 1, payload_bytes=0) as (b, _):
+        data = b.store.objects()[key_for(0, NAMESPACE)]
+        wanted = bases(await b.reader().read(0, 0))
+        for at in range(len(data)):
+            broken = bytearray(data)
+            broken[at] ^= 0xFF
+            replace_object(b.store, 0, bytes(broken))
+            reader = b.reader()
+            with contextlib.suppress(CorruptObjectError):
+                assert bases(await reader.read(0, 0)) == wanted, f"byte {at}"
+            reader.close()
+
+
+@scenario
+async def test_an_index_without_the_listed_range_is_named() -> None:
+    async with written(1, 1) as (b, reader):
+        builder = ObjectBuilder()
+        builder.write([RecordBatch(8, 0, 0, 10, b"x")])
+        other = builder.finish().data
+        replace_object(b.store, 0, other)
+        start, end, object_id, kind, _ = b.cluster.map.streams[0].pieces[0]
+        b.cluster.map.streams[0].pieces[0] = (start, end, object_id, kind, len(other))
+        with pytest.raises(CorruptObjectError, match=r"nothing at offset 0; the map lists \[0, 10"):
+            await reader.read(0, 0)
+
+
+@scenario
+async def test_an_index_that_overlaps_the_object_before_is_named() -> None:
+    async with written(1, 2) as (b, reader):
+        builder = ObjectBuilder()
+        builder.write([RecordBatch(0, 0, 8, 12, b"x")])
+        overlapping = builder.finish().data
+        replace_object(b.store, 1, overlapping)
+        start, end, object_id, kind, _ = b.cluster.map.streams[0].pieces[1]
+        b.cluster.map.streams[0].pieces[1] = (start, end, object_id, kind, len(overlapping))
+        with pytest.raises(CorruptObjectError, match=r"object 1 .* starts below offset 10"):
+            await reader.read(0, 0)
+
+
+@scenario
+async def test_an_answer_with_a_hole_is_refused() -> None:
+    async with written(1, 3) as (b, reader):
+        del b.cluster.map.streams[0].pieces[1]
+        with pytest.raises(ProtocolViolationError, match="wanted offset 10"):
+            await reader.read(0, 0)
+
+
+@scenario
+async def test_a_composite_object_is_read_through_its_links() -> None:
+    async with broker() as b:
+        links = []
+        for object_id, base in ((3, 0), (4, 10)):
+            builder = ObjectBuilder(8)
+            builder.write([RecordBatch(0, 1, base + i, 1, bytes([base + i])) for i in range(10)])
+            built = builder.finish()
+            b.store.put(key_for(object_id, NAMESPACE), built.data)
+            links.append(LinkedObject(object_id, 0, built.entries))
+        b.store.put(key_for(5, NAMESPACE), encode_composite(links))
+        size = sum(entry.size for link in links for entry in link.entries)
+        stream = FakeStream(0, end=20, pieces=[(0, 20, 5, OBJECT_KIND_COMPOSITE, size)])
+        b.cluster.map.streams[0] = stream
+        reader = b.reader()
+        records = await reader.read(0, 3, 17)
+        assert [record.payload for record in records] == [bytes([i]) for i in range(3, 17)]
+        reader.close()
+
+
+@scenario
+async def test_the_index_cache_serves_again_and_keeps_its_bound() -> None:
+    async with written(1, 3) as (b, reader):
+        await asyncio.gather(*(reader.read(0, at) for at in (0, 10, 20)))
+        fetched = reader.stats.indexes_fetched
+        await reader.read(0, 0)
+        assert reader.stats.indexes_fetched == fetched
+        small = StreamReader(b.client, b.store, NAMESPACE, ReaderConfig(index_cache_bytes=1))
+        for _ in range(2):
+            assert len(await small.read(0, 0)) == 15
+        small.close()
+        assert small.stats.indexes_fetched == 6
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 12 << 20), st.integers(43, 5 << 20)),
+        max_size=40,
+    )
+)
+def test_merged_ranges_cover_every_block_once_and_keep_their_bounds(
+    raw: list[tuple[int, int, int]],
+) -> None:
+    blocks = []
+    ends = {0: 0, 1: 0, 2: 0}
+    for object_id, gap, size in raw:
+        position = ends[object_id] + gap
+        ends[object_id] = position + size
+        blocks.append(Block(object_id, IndexEntry(0, position, position + 1, 1, position, size)))
+    ranges = merge_blocks(random.Random(1).sample(blocks, len(blocks)))
+    covered = [block for one in ranges for block in one.blocks]
+    assert sorted(map(repr, covered)) == sorted(map(repr, blocks))
+    for one in ranges:
+        at = one.start
+        for block in one.blocks:
+            assert block.object_id == one.object_id
+            assert 0 <= block.entry.position - at <= MAX_GAP_BYTES
+            at = block.entry.position + block.entry.size
+        assert one.end == at
+        assert one.end - one.start <= MAX_MERGED_BYTES or len(one.blocks) == 1
