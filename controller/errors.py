@@ -50,7 +50,7 @@ class LimitExceededError(ApiError):
 
 
 class NotLeaderError(ApiError):
-    """This controller does not lead. `leader_id` is -1 and `leader_endpoint` empty if unknown."""
+    """Another controller leads. `leader_id` is -1 and `leader_endpoint` empty if unknown."""
 
     def __init__(self, leader_id: int = -1, leader_endpoint: str = "", epoch: int = -1) -> None:
         where = f"controller {leader_id} at {leader_endpoint}" if leader_id >= 0 else "unknown yet"

@@ -190,13 +190,17 @@ class _StreamState:
 class _StreamStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StreamState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     STREAM_STATE_CLOSED: _StreamState.ValueType  # 0
+    """commits are refused"""
     STREAM_STATE_OPENED: _StreamState.ValueType  # 1
+    """its owner may commit"""
 
 class StreamState(_StreamState, metaclass=_StreamStateEnumTypeWrapper):
     """Whether a stream accepts commits."""
 
 STREAM_STATE_CLOSED: StreamState.ValueType  # 0
+"""commits are refused"""
 STREAM_STATE_OPENED: StreamState.ValueType  # 1
+"""its owner may commit"""
 Global___StreamState: _TypeAlias = StreamState  # noqa: Y015
 
 class _OnConflict:

@@ -26,18 +26,28 @@ class _EntityKind:
 class _EntityKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntityKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ENTITY_KIND_ALL: _EntityKind.ValueType  # 0
+    """every change"""
     ENTITY_KIND_STREAM: _EntityKind.ValueType  # 1
+    """streams and their ranges"""
     ENTITY_KIND_OBJECT: _EntityKind.ValueType  # 2
+    """objects"""
     ENTITY_KIND_NODE: _EntityKind.ValueType  # 3
+    """nodes"""
     ENTITY_KIND_KV: _EntityKind.ValueType  # 4
+    """keys and values"""
 
 class EntityKind(_EntityKind, metaclass=_EntityKindEnumTypeWrapper): ...
 
 ENTITY_KIND_ALL: EntityKind.ValueType  # 0
+"""every change"""
 ENTITY_KIND_STREAM: EntityKind.ValueType  # 1
+"""streams and their ranges"""
 ENTITY_KIND_OBJECT: EntityKind.ValueType  # 2
+"""objects"""
 ENTITY_KIND_NODE: EntityKind.ValueType  # 3
+"""nodes"""
 ENTITY_KIND_KV: EntityKind.ValueType  # 4
+"""keys and values"""
 Global___EntityKind: _TypeAlias = EntityKind  # noqa: Y015
 
 @_typing.final

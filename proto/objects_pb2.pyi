@@ -118,13 +118,17 @@ class RangeColumns(_message.Message):
     START_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def stream_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def stream_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """ascending"""
+
     @_builtins.property
     def stream_epoch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the epoch the writer opened the stream with; may be empty: not checked"""
 
     @_builtins.property
-    def start_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def start_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the stream's end offset, unless the stream was trimmed"""
+
     @_builtins.property
     def end_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """exclusive, > start_offset"""
@@ -167,13 +171,17 @@ class StreamObjectColumns(_message.Message):
         """bytes"""
 
     @_builtins.property
-    def stream_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def stream_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """no stream twice"""
+
     @_builtins.property
     def stream_epoch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """as in RangeColumns; may be empty: not checked"""
 
     @_builtins.property
-    def start_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def start_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as in RangeColumns"""
+
     @_builtins.property
     def end_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """exclusive, > start_offset"""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from controller.config import ConfigError, ControllerConfig, parse_voters
+from controller.config import ConfigError, ControllerConfig, check_cluster_id, parse_voters
 from controller.ids import ClusterId, NodeId
 from storage.object_format.object_key import cluster_namespace
 
@@ -30,6 +30,7 @@ from storage.object_format.object_key import cluster_namespace
 @click.option(
     "--store",
     "store_uri",
+    envvar="STREAMMETA_CONTROLLER_STORE",
     required=True,
     metavar="URI",
     help="The bucket: s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR.",
@@ -85,6 +86,7 @@ def controller(
         --data-dir /var/lib/streammeta/1 --store file:///var/lib/streammeta/bucket
     """
     try:
+        check_cluster_id(cluster_id)
         config = ControllerConfig(
             node_id=NodeId(node_id),
             cluster_id=ClusterId(cluster_id),

@@ -4,6 +4,7 @@ Owns their start, their ready lines and their end. Each child is stopped by its 
 outlives this process, however it ends.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
 import os
@@ -20,6 +21,10 @@ READY_PREFIX = "ready "
 """First word of the line a server prints on standard output once it serves."""
 
 _PR_SET_PDEATHSIG = 1
+
+_SPAWNER = concurrent.futures.ThreadPoolExecutor(1, "spawner")
+"""Starts all children. Linux takes a child's parent to be the thread that started it, and threads
+of callers come and go; this one lasts as long as the process."""
 
 
 class ChildFailedError(Exception):
@@ -93,7 +98,8 @@ def start_child(
     """Start `command`; its standard error goes to `log_path`, which is appended to."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("ab") as log:
-        process = subprocess.Popen(
+        process = _SPAWNER.submit(
+            subprocess.Popen[str],
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -101,8 +107,8 @@ def start_child(
             text=True,
             env=None if env is None else {**os.environ, **env},
             start_new_session=True,  # the terminal's Ctrl-C reaches the parent alone
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no locks
-        )
+            preexec_fn=_die_with_parent,
+        ).result()
     return Child(name, process, log_path)
 
 

@@ -1,0 +1,277 @@
+"""`streammeta reconcile`: compare the bucket with the map, delete what the map has forgotten."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from controller.cli.output import (
+    CommandError,
+    Output,
+    OutputFormat,
+    command_output,
+    format_option,
+)
+from controller.config import ConfigError, check_endpoint
+
+if TYPE_CHECKING:
+    from storage.reconcile.apply import ApplyResult
+    from storage.reconcile.plan_folder import PlanResult
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+@click.group()
+def reconcile() -> None:
+    """Compare the bucket with the map, and delete what the map has forgotten.
+
+    Needs pyspark and a Java 17+ runtime: pip install 'streammeta[reconcile]'.
+    """
+
+
+def _milliseconds(_context: click.Context, _option: click.Parameter, value: str) -> int:
+    """Read a duration such as 30m or 1h."""
+    found = re.fullmatch(r"(\d+)(ms|s|m|h|d)", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no duration; wanted e.g. 90s, 30m, 12h or 3d")
+    return int(found[1]) * _UNITS_MS[found[2]]
+
+
+def _endpoints(
+    _context: click.Context, _option: click.Parameter, value: str | None
+) -> tuple[str, ...] | None:
+    """Read HOST:PORT,HOST:PORT; None stays None."""
+    if value is None:
+        return None
+    endpoints = tuple(part.strip() for part in value.split(","))
+    for endpoint in endpoints:
+        try:
+            check_endpoint("--connect", endpoint)
+        except ConfigError as error:
+            raise click.BadParameter(str(error)) from error
+    return endpoints
+
+
+_plan_folder_option = click.option(
+    "--plan",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="The plan's folder; where Spark runs on several machines, one that all of them share.",
+)
+_wait_option = click.option(
+    "--wait",
+    "patience_s",
+    type=click.FloatRange(min=0),
+    default=15.0,
+    show_default=True,
+    help="Seconds to look for a leader before giving up.",
+)
+_master_option = click.option(
+    "--master", default="local[2]", show_default=True, help="Where Spark runs."
+)
+_memory_option = click.option(
+    "--driver-memory", default="1g", show_default=True, help="Memory of Spark's driver."
+)
+
+
+@reconcile.command("plan")
+@click.option(
+    "--store",
+    required=True,
+    metavar="URI",
+    help="s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR. Give credentials in"
+    " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+)
+@click.option(
+    "--connect",
+    required=True,
+    envvar="STREAMMETA_CONNECT",
+    show_envvar=True,
+    metavar="HOST:PORT[,HOST:PORT...]",
+    callback=_endpoints,
+    help="Some controllers of the cluster; the leader is found from there.",
+)
+@_plan_folder_option
+@click.option(
+    "--grace",
+    "grace_ms",
+    default="1h",
+    show_default=True,
+    callback=_milliseconds,
+    help="Leave unknown objects alone that are younger than this.",
+)
+@click.option(
+    "--max-share",
+    type=click.FloatRange(0, 1),
+    default=0.2,
+    show_default=True,
+    help="Refuse a plan that would delete more than this fraction of the cluster's keys.",
+)
+@click.option(
+    "--allow-empty-map", is_flag=True, help="Accept a map without objects: every key is an orphan."
+)
+@click.option("--namespace", help="Second part of every key.  [default: _streammeta_CLUSTER-ID]")
+@click.option(
+    "--shards",
+    type=click.Choice(["16", "256"]),
+    default="16",
+    show_default=True,
+    help="How finely to cut the listing; 256 for many millions of keys.",
+)
+@_wait_option
+@_master_option
+@_memory_option
+@format_option
+def plan_command(
+    *,
+    store: str,
+    connect: tuple[str, ...],
+    folder: Path,
+    grace_ms: int,
+    max_share: float,
+    allow_empty_map: bool,
+    namespace: str | None,
+    shards: str,
+    patience_s: float,
+    master: str,
+    driver_memory: str,
+    output_format: OutputFormat,
+) -> None:
+    """Say of every key what it is, and write the plan to a new folder. Deletes nothing.
+
+    Exits with 1 if a guard failed: the plan is a report then, which `apply` refuses.
+
+    \b
+    Example:
+      streammeta reconcile plan --store 's3://data?endpoint=http://127.0.0.1:9000' \\
+          --connect 127.0.0.1:9091 --plan ./plan-1
+    """
+    with command_output(output_format) as output:
+        from storage.reconcile.plan import PlanConfig, plan
+        from storage.reconcile.session import SparkConfig
+
+        config = PlanConfig(
+            store=store,
+            connect=connect,
+            folder=folder,
+            grace_ms=grace_ms,
+            max_share=max_share,
+            allow_empty_map=allow_empty_map,
+            namespace=namespace,
+            patience_s=patience_s,
+            shard_digits={"16": 1, "256": 2}[shards],
+            spark=SparkConfig(master=master, driver_memory=driver_memory),
+        )
+        result = plan(config, _progress)
+        _show_plan(output, folder, result)
+        if result.failed_guards:
+            names = ", ".join(guard.name for guard in result.failed_guards)
+            raise CommandError(
+                "GUARD",
+                f"the plan {folder} can't be applied, guards failed: {names}",
+                result.failed_guards[0].detail,
+            )
+
+
+@reconcile.command("apply")
+@_plan_folder_option
+@click.option(
+    "--store", metavar="URI", help="The plan's bucket again, if its URI has to carry credentials."
+)
+@click.option(
+    "--connect",
+    metavar="HOST:PORT[,HOST:PORT...]",
+    callback=_endpoints,
+    help="Controllers.  [default: those of the plan]",
+)
+@click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
+@click.option(
+    "--rate",
+    "keys_per_s",
+    type=click.IntRange(min=1),
+    default=500,
+    show_default=True,
+    help="Most keys to delete per second, all executors together.",
+)
+@_wait_option
+@_master_option
+@_memory_option
+@format_option
+def apply_command(
+    *,
+    folder: Path,
+    store: str | None,
+    connect: tuple[str, ...] | None,
+    yes: bool,
+    keys_per_s: int,
+    patience_s: float,
+    master: str,
+    driver_memory: str,
+    output_format: OutputFormat,
+) -> None:
+    """Ask the leader about every candidate of a plan and delete what it gives free.
+
+    Writes what is known of an object to the plan's folder before deleting it. May be repeated.
+
+    \b
+    Examples:
+      streammeta reconcile apply --plan ./plan-1          # says what it would do
+      streammeta reconcile apply --plan ./plan-1 --yes    # does it
+    """
+    with command_output(output_format) as output:
+        from storage.reconcile.apply import ApplyConfig, apply
+        from storage.reconcile.session import SparkConfig
+
+        config = ApplyConfig(
+            folder=folder,
+            store=store,
+            connect=connect,
+            delete=yes,
+            keys_per_s=keys_per_s,
+            patience_s=patience_s,
+            spark=SparkConfig(master=master, driver_memory=driver_memory),
+        )
+        result = apply(config, _progress)
+        _show_run(output, result)
+        if not result.complete:
+            raise CommandError(
+                "INCOMPLETE",
+                "; ".join(result.problems) or "some candidates were not settled",
+                "nothing is lost by running apply again once this is mended",
+            )
+
+
+def _progress(line: str) -> None:
+    click.echo(f"{line} ...", err=True)
+
+
+def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
+    output.summary(
+        {
+            "plan": str(folder),
+            "cluster_id": result.cluster_id,
+            "store": result.store,
+            "namespace": result.namespace,
+            "map_end_offset": result.map_end_offset,
+            "map_epoch": result.map_epoch,
+            "map_objects": result.map_objects,
+            "unfinished_uploads": result.unfinished_uploads,
+        }
+    )
+    classes = [(str(verdict), t.keys, t.size) for verdict, t in result.classes.items()]
+    output.rows("classes", ("verdict", "keys", "bytes"), classes)
+    guards = [(one.name, "passed" if one.passed else "failed", one.detail) for one in result.guards]
+    output.rows("guards", ("guard", "finding", "detail"), guards)
+    if not result.failed_guards:
+        output.note(f"next: streammeta reconcile apply --plan {folder}")
+
+
+def _show_run(output: Output, result: "ApplyResult") -> None:
+    output.summary({"run": str(result.run_folder), "dry_run": not result.deleted})
+    outcomes = [(str(outcome), t.keys, t.size) for outcome, t in sorted(result.outcomes.items())]
+    output.rows("outcomes", ("outcome", "keys", "bytes"), outcomes)
+    output.rows("examples", ("key",), [(key,) for key in result.examples])
+    if not result.deleted and result.complete:
+        output.note("nothing was deleted; give --yes to delete")

@@ -1,0 +1,321 @@
+"""What the map answers, as plain values.
+
+Mirrors the responses in `proto/`: same fields, same meaning. Per-item outcomes are `ErrorCode`
+values; a request that fails as a whole raises instead.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from controller.errors import ErrorCode
+from controller.metadata.values import (
+    Int64Column,
+    ObjectKind,
+    ObjectState,
+    RangeColumns,
+    StreamState,
+    Tags,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateStreamsAnswer:
+    """All streams were created, or none and `stream_ids` is empty."""
+
+    error: ErrorCode
+    stream_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStream:
+    """One stream's outcome; offsets are -1 on error."""
+
+    error: ErrorCode
+    start_offset: int = -1
+    next_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStreamsAnswer:
+    """Outcomes in request order."""
+
+    streams: tuple[OpenedStream, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamErrorsAnswer:
+    """Answer to Close-, Trim- and DeleteStreams: one outcome a stream, in request order."""
+
+    errors: tuple[ErrorCode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningStream:
+    """An open stream with its current range on the node."""
+
+    stream_id: int
+    epoch: int
+    start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetOpeningStreamsAnswer:
+    """One page, in stream id order; `next_page_token` is empty on the last."""
+
+    error: ErrorCode
+    streams: tuple[OpeningStream, ...] = ()
+    next_page_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRange:
+    """One interval of ownership; the current one ends at the stream's end."""
+
+    range_index: int
+    epoch: int
+    start_offset: int
+    end_offset: int
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamObjectRange:
+    """What a stream object holds."""
+
+    object_id: int
+    start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDescription:
+    """One stream; epoch, range_index and node_id are -1 if it was never opened."""
+
+    stream_id: int
+    epoch: int
+    range_index: int
+    start_offset: int
+    end_offset: int
+    state: StreamState
+    node_id: int
+    tags: Tags = ()
+    ranges: tuple[StreamRange, ...] = ()
+    stream_objects: tuple[StreamObjectRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeStreamsAnswer:
+    """One page; `total` counts all streams of the map."""
+
+    streams: tuple[StreamDescription, ...]
+    next_page_token: str
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareObjectsAnswer:
+    """Ids are `first_object_id` and those after it; -1 on error."""
+
+    error: ErrorCode
+    first_object_id: int = -1
+    deadline_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommitStreamSetObjectAnswer:
+    """`error` for the whole, and one verdict (an `ErrorCode` number) a row.
+
+    When the call fails before rows are looked at, every verdict equals `error`.
+    """
+
+    error: ErrorCode
+    range_errors: Int64Column
+    stream_object_errors: Int64Column
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSlice:
+    """One object and the part of the stream it holds."""
+
+    object_id: int
+    kind: ObjectKind
+    start_offset: int
+    end_offset: int
+    object_size: int
+    attributes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectList:
+    """Contiguous slices; the first covers the start asked for, the last may reach beyond the end.
+
+    Stream offsets are -1 on STREAM_NOT_EXIST.
+    """
+
+    error: ErrorCode
+    objects: tuple[ObjectSlice, ...] = ()
+    stream_start_offset: int = -1
+    stream_end_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetObjectsAnswer:
+    """Results in request order."""
+
+    results: tuple[ObjectList, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObjectDescription:
+    """One object; `ranges.stream_epoch` is empty."""
+
+    object_id: int
+    state: ObjectState
+    kind: ObjectKind
+    object_size: int
+    timestamp_ms: int
+    attributes: int
+    node_id: int
+    stream_id: int
+    ranges: RangeColumns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeObjectsAnswer:
+    """One page; `total` counts all objects of the map."""
+
+    objects: tuple[ObjectDescription, ...]
+    next_page_token: str
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckObjectsAnswer:
+    """States in request order; ids below `next_object_id` have been issued."""
+
+    states: tuple[ObjectState, ...]
+    next_object_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireObjectsAnswer:
+    """How many were marked."""
+
+    expired: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveObjectsAnswer:
+    """How many were forgotten."""
+
+    removed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterNodeAnswer:
+    """NODE_EPOCH_EXPIRED if a newer process has registered."""
+
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSetObject:
+    """One set object of a node."""
+
+    object_id: int
+    order_id: int
+    data_time_ms: int
+    object_size: int
+    range_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDescription:
+    """One node, without its session, which the map does not know."""
+
+    node_id: int
+    node_epoch: int
+    failover: bool
+    wal_config: str
+    tags: Tags
+    has_opening_streams: bool
+    stream_set_object_count: int
+    stream_set_objects: tuple[StreamSetObject, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetNodesAnswer:
+    """In node id order."""
+
+    nodes: tuple[NodeDescription, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVResult:
+    """The value now stored, or the one deleted; `version` 0 and `found` False if there is none."""
+
+    error: ErrorCode
+    value: bytes = b""
+    version: int = 0
+    found: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVResultsAnswer:
+    """Answer to Put-, Get- and DeleteKVs, in request order."""
+
+    results: tuple[KVResult, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVEntry:
+    """One key of a listing."""
+
+    key: str
+    value: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListKVsAnswer:
+    """One page; `namespace_names` is filled only when namespaces were asked for."""
+
+    entries: tuple[KVEntry, ...] = ()
+    next_page_token: str = ""
+    namespace_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapSize:
+    """How many entities the map holds; `committed_bytes` sums committed objects' sizes."""
+
+    streams: int
+    objects: int
+    prepared_objects: int
+    committed_objects: int
+    destroyed_objects: int
+    stream_set_objects: int
+    nodes: int
+    keys: int
+    committed_bytes: int
+
+
+Answer: TypeAlias = (
+    CreateStreamsAnswer
+    | OpenStreamsAnswer
+    | StreamErrorsAnswer
+    | GetOpeningStreamsAnswer
+    | DescribeStreamsAnswer
+    | PrepareObjectsAnswer
+    | CommitStreamSetObjectAnswer
+    | GetObjectsAnswer
+    | DescribeObjectsAnswer
+    | CheckObjectsAnswer
+    | ExpireObjectsAnswer
+    | RemoveObjectsAnswer
+    | RegisterNodeAnswer
+    | GetNodesAnswer
+    | KVResultsAnswer
+    | ListKVsAnswer
+)

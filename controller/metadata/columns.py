@@ -1,0 +1,165 @@
+"""Growable numpy tables with undoable writes and cheap immutable views.
+
+A `Table` is a set of equally long columns. Rows are appended and overwritten, never moved. Every
+write goes through the table, which notes how to undo it in the caller's `Undo` list, and keeps
+views intact: `view()` shares the arrays, and the first write to a page of a column since then
+saves the old page into the view. Growth allocates new arrays, so what a view shares stays as it is.
+
+A view may be read in another thread while the table is written: the writer saves a page before it
+writes, the reader copies first and then lays saved pages over its copy. Knows nothing of streams
+or objects.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+from weakref import ref
+
+import numpy as np
+import numpy.typing as npt
+
+from controller.metadata.values import Int64Column
+
+Array: TypeAlias = npt.NDArray[Any]
+Rows: TypeAlias = Int64Column | slice | int
+
+Undo: TypeAlias = list[Callable[[], None]]
+"""What takes back one log entry's effects, in the order they were done; run it backwards."""
+
+_PAGE_SHIFT = 12
+_PAGE_ROWS = 1 << _PAGE_SHIFT
+_CAPACITY_MIN = 1024
+
+
+class Table:
+    """Columns of equal length. `specs` maps names to dtypes; new rows are filled with zeros."""
+
+    def __init__(self, specs: Mapping[str, npt.DTypeLike]) -> None:
+        self._arrays: dict[str, Array] = {
+            name: np.zeros(_CAPACITY_MIN, dtype=dtype) for name, dtype in specs.items()
+        }
+        self._size = 0
+        self._views: list[ref[TableView]] = []
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, name: str) -> Array:
+        """Return a column's live rows; callers read it and write through the table."""
+        return self._arrays[name][: self._size]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, unused capacity included."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def append(self, count: int, undo: Undo) -> slice:
+        """Add `count` zeroed rows and return where they are."""
+        first = self._size
+        self._reserve(first + count)
+        self._size = first + count
+        undo.append(lambda: self._truncate(first))
+        return slice(first, first + count)
+
+    def put(self, name: str, rows: Rows, values: Any, undo: Undo) -> None:
+        """Overwrite `rows` (no row twice) of one column."""
+        array = self._arrays[name]
+        old = array[rows]
+        if isinstance(rows, slice):
+            old = old.copy()
+        self.write(name, rows, values)
+        undo.append(lambda: self.write(name, rows, old))
+
+    def write(self, name: str, rows: Rows, values: Any) -> None:
+        """Overwrite `rows` of one column where the caller takes care of undoing it."""
+        if self._views:
+            self._save_pages(name, rows)
+        self._arrays[name][rows] = values
+
+    def load(self, columns: Mapping[str, Any]) -> None:
+        """Fill an empty table; every column is given, all of one length."""
+        size = len(next(iter(columns.values())))
+        self._reserve(size)
+        self._size = size
+        for name, array in self._arrays.items():
+            array[:size] = columns[name]
+
+    def keep(self, mask: npt.NDArray[np.bool_]) -> None:
+        """Drop the rows that are not in `mask`. Not undoable; views keep them."""
+        size = int(np.count_nonzero(mask))
+        for name, array in self._arrays.items():
+            kept = np.zeros(max(_CAPACITY_MIN, size + (size >> 2)), dtype=array.dtype)
+            kept[:size] = array[: self._size][mask]
+            self._arrays[name] = kept
+        self._size = size
+        self._views.clear()
+
+    def view(self) -> "TableView":
+        """Return an immutable view of all rows as they are now."""
+        view = TableView(dict(self._arrays), self._size)
+        self._views.append(ref(view))
+        return view
+
+    def _truncate(self, size: int) -> None:
+        # Freed rows must read as zeros when they are appended again.
+        for name, array in self._arrays.items():
+            self.write(name, slice(size, self._size), array.dtype.type(0))
+        self._size = size
+
+    def _reserve(self, size: int) -> None:
+        capacity = len(next(iter(self._arrays.values())))
+        if size <= capacity:
+            return
+        capacity = max(size, capacity + (capacity >> 1))
+        for name, array in self._arrays.items():
+            grown = np.zeros(capacity, dtype=array.dtype)
+            grown[: self._size] = array[: self._size]
+            self._arrays[name] = grown
+        # The old arrays are not written any more: their views need no more pages.
+        self._views.clear()
+
+    def _save_pages(self, name: str, rows: Rows) -> None:
+        pages = _pages_of(rows, self._size)
+        views = [view for view in (weak() for weak in self._views) if view is not None]
+        if len(views) < len(self._views):
+            self._views = [ref(view) for view in views]
+        for view in views:
+            view.save(name, pages)
+
+
+class TableView:
+    """An immutable view of a table at one moment; see the module's docstring."""
+
+    def __init__(self, arrays: dict[str, Array], size: int) -> None:
+        self._arrays = arrays
+        self._size = size
+        self._saved: dict[str, dict[int, Array]] = {name: {} for name in arrays}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def column(self, name: str) -> Array:
+        """Return a copy of one column as it was."""
+        result = self._arrays[name][: self._size].copy()
+        for page, rows in list(self._saved[name].items()):
+            first = page << _PAGE_SHIFT
+            result[first : first + len(rows)] = rows
+        return result
+
+    def save(self, name: str, pages: list[int]) -> None:
+        """Keep pages of a column as they are; the table calls it before it writes to them."""
+        saved = self._saved[name]
+        array = self._arrays[name]
+        for page in pages:
+            first = page << _PAGE_SHIFT
+            if page not in saved and first < self._size:
+                saved[page] = array[first : min(first + _PAGE_ROWS, self._size)].copy()
+
+
+def _pages_of(rows: Rows, size: int) -> list[int]:
+    if isinstance(rows, slice):
+        first, stop, _ = rows.indices(size)
+        return list(range(first >> _PAGE_SHIFT, (stop + _PAGE_ROWS - 1) >> _PAGE_SHIFT))
+    if isinstance(rows, np.ndarray):
+        pages: list[int] = np.unique(rows >> _PAGE_SHIFT).tolist()
+        return pages
+    return [rows >> _PAGE_SHIFT]

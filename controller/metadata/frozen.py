@@ -1,0 +1,255 @@
+"""An immutable view of the map, as sections of columns, and the map back from them.
+
+The columns of a view are shared with the live map and copied page by page when the map first
+writes to them (see `columns`); dictionaries (tags, nodes, keys, windows) are copied when the view
+is made. Sections are in a fixed order and their rows are sorted by key, so equal maps have equal
+sections whatever happened to them. A view may be read in another thread.
+
+| section | rows | columns |
+|---|---|---|
+| counters | 1 | next_stream_id, next_object_id |
+| streams | one a stream | stream_id, epoch, range_index, start_offset, end_offset, state, node_id |
+| stream_tags | one a tag | stream_id, key, value |
+| ranges | one a range, current ones too | stream_id, range_index, epoch, start_offset, end_offset, node_id |
+| objects | one an object | object_id, state, kind, attributes, node_id, object_size, timestamp_ms, order_id, range_count |
+| object_ranges | what objects hold, in object order | object_id, stream_id, start_offset, end_offset |
+| nodes | one a node | node_id, node_epoch, failover, wal_config |
+| node_tags | one a tag | node_id, key, value |
+| kvs | one a key | namespace, key, value, version |
+| requests | remembered requests, oldest first | kind, node_id, request_id, first_id, count, deadline_ms |
+| rejected_rows | remembered verdicts, oldest first | object_id, stream_id, error |
+| removed_objects | remembered removals, oldest first | object_id |
+"""  # noqa: E501 - a table's row is one line
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from controller.metadata.columns import TableView
+from controller.metadata.kv import StoredValue
+from controller.metadata.nodes import Node
+from controller.metadata.objects import range_rows
+from controller.metadata.past_ranges import RANGE_COLUMNS
+from controller.metadata.request_log import IssuedIds, RequestKey
+from controller.metadata.streams import DELETED
+from controller.metadata.values import Int64Column, ObjectState, column
+
+SectionColumn: TypeAlias = npt.NDArray[Any] | Sequence[Any]
+Section: TypeAlias = dict[str, SectionColumn]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenParts:
+    """What the map hands over when it is frozen: shared views, and copies of dictionaries."""
+
+    streams: TableView
+    past_ranges: TableView
+    tags: dict[int, tuple[str, ...]]
+    objects: TableView
+    object_ranges: TableView
+    next_object_id: int
+    nodes: list[Node]
+    kvs: dict[tuple[str, str], StoredValue]
+    requests: tuple[tuple[RequestKey, IssuedIds], ...]
+    rejected: tuple[tuple[tuple[int, int], int], ...]
+    removed: tuple[int, ...]
+
+
+class FrozenMap:
+    """The map as it was below `end_offset` of the log."""
+
+    def __init__(self, end_offset: int, parts: FrozenParts) -> None:
+        self.end_offset = end_offset
+        self._parts = parts
+
+    def sections(self) -> Mapping[str, Section]:
+        """Return the sections by name; each is computed when it is asked for."""
+        return _Sections(self._parts)
+
+    def digest(self) -> bytes:
+        """Return 32 bytes: equal maps have equal digests. Takes time in proportion to the map."""
+        state = hashlib.sha256()
+        for name, section in self.sections().items():
+            state.update(f"{name}\n".encode())
+            for column_name, values in section.items():
+                state.update(f"{column_name} {len(values)}\n".encode())
+                _hash_column(state.update, values)
+        return state.digest()
+
+
+class _Sections(Mapping[str, Section]):
+    """Sections computed on demand, so that only one at a time takes memory."""
+
+    def __init__(self, parts: FrozenParts) -> None:
+        self._parts = parts
+
+    def __getitem__(self, name: str) -> Section:
+        return _SECTIONS[name](self._parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_SECTIONS)
+
+    def __len__(self) -> int:
+        return len(_SECTIONS)
+
+
+def _counters(parts: FrozenParts) -> Section:
+    return {
+        "next_stream_id": column([len(parts.streams)]),
+        "next_object_id": column([parts.next_object_id]),
+    }
+
+
+def _streams(parts: FrozenParts) -> Section:
+    live = parts.streams.column("state") != DELETED
+    section: Section = {"stream_id": np.flatnonzero(live)}
+    for name in ("epoch", "range_index", "start_offset", "end_offset", "state", "node_id"):
+        section[name] = parts.streams.column(name)[live]
+    return section
+
+
+def _stream_tags(parts: FrozenParts) -> Section:
+    return _tag_section("stream_id", sorted(parts.tags.items()))
+
+
+def _ranges(parts: FrozenParts) -> Section:
+    current = _current_ranges(parts)
+    used = parts.past_ranges.column("stream_id") >= 0
+    section: Section = {}
+    for name in RANGE_COLUMNS:
+        past = parts.past_ranges.column(name)[used]
+        section[name] = np.concatenate((past, current[name].astype(past.dtype)))
+    order = np.lexsort((np.asarray(section["range_index"]), np.asarray(section["stream_id"])))
+    return {name: np.asarray(values)[order] for name, values in section.items()}
+
+
+def _current_ranges(parts: FrozenParts) -> dict[str, Int64Column]:
+    index = parts.streams.column("range_index")
+    owned = (parts.streams.column("state") != DELETED) & (index >= 0)
+    names = {"start_offset": "range_start"}
+    columns = {
+        name: parts.streams.column(names.get(name, name))[owned]
+        for name in RANGE_COLUMNS
+        if name != "stream_id"
+    }
+    return {"stream_id": np.flatnonzero(owned), **columns}
+
+
+_OBJECT_SECTION = (
+    "object_id",
+    "state",
+    "kind",
+    "attributes",
+    "node_id",
+    "object_size",
+    "timestamp_ms",
+    "order_id",
+    "range_count",
+)
+
+
+def _objects(parts: FrozenParts) -> Section:
+    present = parts.objects.column("state") != ObjectState.REMOVED
+    return {name: parts.objects.column(name)[present] for name in _OBJECT_SECTION}
+
+
+def _object_ranges(parts: FrozenParts) -> Section:
+    count = parts.objects.column("range_count")
+    count[parts.objects.column("state") == ObjectState.REMOVED] = 0
+    rows = range_rows(parts.objects.column("first_range"), count)
+    names = ("object_id", "stream_id", "start_offset", "end_offset")
+    return {name: parts.object_ranges.column(name)[rows] for name in names}
+
+
+def _nodes(parts: FrozenParts) -> Section:
+    return {
+        "node_id": column([node.node_id for node in parts.nodes]),
+        "node_epoch": column([node.node_epoch for node in parts.nodes]),
+        "failover": np.array([node.failover for node in parts.nodes], dtype=np.bool_),
+        "wal_config": [node.wal_config for node in parts.nodes],
+    }
+
+
+def _node_tags(parts: FrozenParts) -> Section:
+    flat = [
+        (node.node_id, tuple(text for tag in node.tags for text in tag)) for node in parts.nodes
+    ]
+    return _tag_section("node_id", flat)
+
+
+def _kvs(parts: FrozenParts) -> Section:
+    items = sorted(parts.kvs.items())
+    return {
+        "namespace": [namespace for (namespace, _), _ in items],
+        "key": [key for (_, key), _ in items],
+        "value": [stored.value for _, stored in items],
+        "version": column([stored.version for _, stored in items]),
+    }
+
+
+def _requests(parts: FrozenParts) -> Section:
+    keys = [key for key, _ in parts.requests]
+    issued = [ids for _, ids in parts.requests]
+    return {
+        "kind": column([int(key.kind) for key in keys]),
+        "node_id": column([key.node_id for key in keys]),
+        "request_id": [key.request_id for key in keys],
+        "first_id": column([ids.first_id for ids in issued]),
+        "count": column([ids.count for ids in issued]),
+        "deadline_ms": column([ids.deadline_ms for ids in issued]),
+    }
+
+
+def _rejected_rows(parts: FrozenParts) -> Section:
+    return {
+        "object_id": column([object_id for (object_id, _), _ in parts.rejected]),
+        "stream_id": column([stream_id for (_, stream_id), _ in parts.rejected]),
+        "error": column([error for _, error in parts.rejected]),
+    }
+
+
+def _removed_objects(parts: FrozenParts) -> Section:
+    return {"object_id": column(parts.removed)}
+
+
+_SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
+    "counters": _counters,
+    "streams": _streams,
+    "stream_tags": _stream_tags,
+    "ranges": _ranges,
+    "objects": _objects,
+    "object_ranges": _object_ranges,
+    "nodes": _nodes,
+    "node_tags": _node_tags,
+    "kvs": _kvs,
+    "requests": _requests,
+    "rejected_rows": _rejected_rows,
+    "removed_objects": _removed_objects,
+}
+
+
+def _tag_section(owner: str, flat: Iterable[tuple[int, tuple[str, ...]]]) -> Section:
+    rows = [
+        (owner_id, key, value)
+        for owner_id, texts in flat
+        for key, value in zip(texts[::2], texts[1::2], strict=True)
+    ]
+    return {
+        owner: column([row[0] for row in rows]),
+        "key": [row[1] for row in rows],
+        "value": [row[2] for row in rows],
+    }
+
+
+def _hash_column(update: Callable[[bytes], None], values: SectionColumn) -> None:
+    if isinstance(values, np.ndarray):
+        update(np.ascontiguousarray(values, dtype="<i8").tobytes())
+        return
+    for value in values:
+        encoded = value if isinstance(value, bytes) else value.encode()
+        update(len(encoded).to_bytes(8, "little"))
+        update(encoded)

@@ -1,0 +1,101 @@
+"""Values that requests and answers share: columns, states, identities and pages.
+
+Numbers are those of the protobuf enums of the same names. Knows nothing of protobuf.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Column: TypeAlias = npt.NDArray[np.int64]
+"""One column: row i is element i. Requests and answers never change one once it is made."""
+
+
+def column(values: object = ()) -> Int64Column:
+    """Return `values` (any sequence of integers) as a read-only int64 column."""
+    result = np.array(values, dtype=np.int64)
+    result.setflags(write=False)
+    return result
+
+
+EMPTY_COLUMN = column()
+
+
+class ObjectState(IntEnum):
+    """Where an object is in its life; numbers of the protobuf enum."""
+
+    NOT_ISSUED = 0
+    PREPARED = 1
+    COMMITTED = 2
+    MARK_DESTROYED = 3
+    REMOVED = 4
+    LINKED = 5
+
+
+class ObjectKind(IntEnum):
+    """What holds an object; numbers of the protobuf enum."""
+
+    UNKNOWN = 0
+    STREAM_SET = 1
+    STREAM = 2
+    COMPOSITE = 3
+
+
+class StreamState(IntEnum):
+    """Whether a stream accepts commits; numbers of the protobuf enum."""
+
+    CLOSED = 0
+    OPENED = 1
+
+
+class OnConflict(IntEnum):
+    """What one bad range of a commit does to the others; numbers of the protobuf enum."""
+
+    REJECT_ALL = 0
+    ACCEPT_VALID = 1
+
+
+Tags: TypeAlias = tuple[tuple[str, str], ...]
+"""(key, value) pairs, no key twice. In answers sorted by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """A broker and the process that speaks for it."""
+
+    node_id: int
+    node_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """One page of a listing; `page_size` 0 means 1000, an empty token the first page."""
+
+    page_size: int = 0
+    page_token: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RangeColumns:
+    """Ranges of a stream set object, sorted by stream id; `stream_epoch` may be empty."""
+
+    stream_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    stream_epoch: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    start_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    end_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamObjectColumns:
+    """Stream objects of an upload; `stream_epoch` and `attributes` may be empty."""
+
+    object_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    object_size: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    stream_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    stream_epoch: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    start_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    end_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    attributes: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)

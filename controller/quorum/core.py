@@ -1,0 +1,327 @@
+"""The quorum's state machine: time and one event in, effects out.
+
+No clock, socket, disk or logger lives here, and randomness is the `random.Random` given to the
+constructor, so one seed replays one run exactly. The same object runs in production and in the
+simulator. Messages may be lost, doubled, reordered or ages late; an `InvariantError` means that
+the quorum's rules were broken, and the process must end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import assert_never
+
+from controller.errors import InvariantError
+from controller.ids import EndOffset, Epoch, NodeId
+from controller.quorum.config import QuorumConfig, QuorumState
+from controller.quorum.election import Election
+from controller.quorum.events import (
+    Append,
+    Effect,
+    Event,
+    LogReadDone,
+    PeerConnectionLost,
+    ReadIndexRequested,
+    Received,
+    RequestFailed,
+    Resign,
+    Tick,
+    WriteDone,
+)
+from controller.quorum.following import Following
+from controller.quorum.leading import Leading
+from controller.quorum.log_view import LogStart, LogView
+from controller.quorum.messages import (
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
+    FetchRequest,
+    FetchResponse,
+    Message,
+    QuorumError,
+    Request,
+    Response,
+    VoteRequest,
+    VoteResponse,
+)
+from controller.quorum.replica import Replica
+from controller.quorum.roles import (
+    Candidate,
+    Follower,
+    Leader,
+    Prospective,
+    Resigned,
+    Role,
+    Unattached,
+)
+
+
+class QuorumCore:
+    """One replica of the quorum."""
+
+    def __init__(
+        self,
+        config: QuorumConfig,
+        state: QuorumState,
+        log_start: LogStart,
+        rng: random.Random,
+    ) -> None:
+        log = LogView(log_start, config.limits.tail_bytes)
+        if log.last_epoch > state.epoch:
+            raise InvariantError(
+                f"the log holds a batch of epoch {log.last_epoch}, the quorum-state only knows "
+                f"epoch {state.epoch}: the quorum-state file was lost or put back to an older one"
+            )
+        self._replica = Replica(config, state, log, rng, incarnation=rng.getrandbits(62))
+        self._election = Election(self._replica)
+        self._leading = Leading(self._replica)
+        self._following = Following(self._replica, self._election)
+
+    # -- what the driver may look at
+
+    @property
+    def role(self) -> Role:
+        """Return the present role; not to be changed."""
+        return self._replica.role
+
+    @property
+    def epoch(self) -> Epoch:
+        """Return the present epoch."""
+        return self._replica.epoch
+
+    @property
+    def leader_id(self) -> NodeId | None:
+        """Return the leader of the present epoch, if known and not resigned here."""
+        return None if isinstance(self._replica.role, Resigned) else self._replica.leader_id
+
+    @property
+    def high_watermark(self) -> EndOffset:
+        """Return the end of what is known to be committed; grows only."""
+        return self._replica.high_watermark
+
+    @property
+    def log(self) -> LogView:
+        """Return the index of the log; not to be changed."""
+        return self._replica.log
+
+    @property
+    def is_established(self) -> bool:
+        """Whether this replica leads and may append and read."""
+        return self._leading.is_established()
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """Return the payload bytes a leader has appended and not committed."""
+        role = self._replica.role
+        return role.uncommitted_bytes if isinstance(role, Leader) else 0
+
+    def next_deadline(self) -> int | None:
+        """Return when a `Tick` is due, or None if only events can change anything."""
+        return min(self._deadlines(), default=None)
+
+    # -- stepping
+
+    def start(self, now_ms: int) -> list[Effect]:
+        """Take up the role that the recovered state calls for; once, before any step.
+
+        A replica recorded as the leader starts Resigned: what it had appended and not flushed is
+        gone, and it must not reuse those offsets in the same epoch.
+        """
+        replica = self._replica
+        replica.now = now_ms
+        if replica.leader_id == replica.local.node_id:
+            others = replica.config.voters.others(replica.local.node_id)
+            replica.become_resigned(tuple(voter.key for voter in others))
+        elif replica.leader_id is not None:
+            replica.become_follower(replica.epoch, replica.leader_id)
+        else:
+            replica.become_unattached(replica.epoch)
+        if replica.is_voter and len(replica.config.voters) == 1:
+            self._election.campaign()
+        return self._finish()
+
+    def step(self, now_ms: int, event: Event) -> list[Effect]:
+        """Advance by one event at a time that never runs backwards."""
+        self._replica.now = max(self._replica.now, now_ms)
+        match event:
+            case Tick():
+                pass
+            case Received(message=message):
+                self._on_message(message)
+            case WriteDone(token=token):
+                self._replica.log.write_done(token)
+                self._leading.update_high_watermark()
+            case Append(payloads=payloads):
+                self._leading.append(payloads)
+            case ReadIndexRequested(read_id=read_id):
+                self._leading.request_read_index(read_id)
+            case LogReadDone(read_id=read_id, batches=batches):
+                self._leading.on_log_read(read_id, batches)
+            case RequestFailed(peer=peer, request_id=request_id):
+                self._on_request_failed(peer, request_id)
+            case PeerConnectionLost(peer=peer):
+                self._following.on_leader_gone(peer)
+            case Resign():
+                self._leading.resign()
+            case _:
+                assert_never(event)
+        return self._finish()
+
+    def _finish(self) -> list[Effect]:
+        self._election.on_time()
+        self._leading.on_time()
+        self._following.on_time()
+        self._leading.serve_parked()
+        return self._replica.finish()
+
+    def _on_request_failed(self, peer: NodeId, request_id: int) -> None:
+        kind = self._replica.take_failed(peer, request_id)
+        if kind is VoteResponse:
+            self._election.on_vote_request_failed(peer)
+        elif kind is FetchResponse:
+            self._following.on_fetch_failed(peer)
+        elif kind is BeginQuorumEpochResponse:
+            self._leading.on_announcement_failed(peer)
+
+    # -- messages
+
+    def _on_message(self, message: Message) -> None:
+        if isinstance(
+            message, VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | FetchRequest
+        ):
+            self._on_request(message)
+        else:
+            self._on_response(message)
+
+    def _on_request(self, request: Request) -> None:
+        if request.header.cluster_id != self._replica.config.cluster_id:
+            self._refuse(request, QuorumError.INCONSISTENT_CLUSTER_ID)
+        elif isinstance(request, FetchRequest):
+            error = self._leading.check_fetch(request)
+            if error is QuorumError.NONE:
+                self._leading.on_fetch(request)
+            else:
+                self._refuse(request, error)
+        else:
+            self._on_voter_request(request)
+
+    def _on_voter_request(
+        self, request: VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest
+    ) -> None:
+        replica = self._replica
+        epoch = request.header.epoch
+        if isinstance(request, VoteRequest) and not _is_valid_vote(request):
+            self._refuse(request, QuorumError.INVALID_REQUEST)
+            return
+        if epoch < replica.epoch:
+            self._refuse(request, QuorumError.FENCED_LEADER_EPOCH)
+            return
+        match request:
+            case VoteRequest():
+                if epoch > replica.epoch:
+                    replica.become_unattached(epoch)
+                self._election.on_vote_request(request)
+            case BeginQuorumEpochRequest():
+                self._following.on_begin_quorum_epoch(request)
+            case EndQuorumEpochRequest():
+                if epoch > replica.epoch:
+                    replica.become_follower(epoch, request.header.sender.node_id)
+                self._following.on_end_quorum_epoch(request)
+
+    def _refuse(self, request: Request, error: QuorumError) -> None:
+        replica = self._replica
+        if isinstance(request, FetchRequest):
+            replica.answer_fetch(request, error=error)
+            return
+        header = replica.answer(request.header, error)
+        response: Response
+        match request:
+            case VoteRequest():
+                response = VoteResponse(header=header, pre_vote=request.pre_vote, granted=False)
+            case BeginQuorumEpochRequest():
+                response = BeginQuorumEpochResponse(header=header)
+            case EndQuorumEpochRequest():
+                response = EndQuorumEpochResponse(header=header)
+        replica.send(request.header.sender.node_id, response)
+
+    def _on_response(self, response: Response) -> None:
+        replica = self._replica
+        header = response.header
+        if not replica.take_answered(header, type(response)):
+            return
+        if header.error in (QuorumError.INCONSISTENT_CLUSTER_ID, QuorumError.UNKNOWN_LEADER_EPOCH):
+            self._on_useless_response(response)
+            return
+        if header.epoch < replica.epoch:
+            self._on_useless_response(response)
+            return
+        if header.epoch > replica.epoch:
+            if header.leader_id is None:
+                replica.become_unattached(header.epoch)
+            else:
+                replica.become_follower(header.epoch, header.leader_id)
+            return
+        if header.leader_id is not None and header.leader_id != replica.leader_id:
+            replica.become_follower(header.epoch, header.leader_id)
+            return
+        self._on_answer(response)
+
+    def _on_useless_response(self, response: Response) -> None:
+        if isinstance(response, FetchResponse):
+            self._following.on_fetch_failed(response.header.sender)
+
+    def _on_answer(self, response: Response) -> None:
+        match response:
+            case VoteResponse():
+                self._election.on_vote_response(response)
+            case FetchResponse():
+                self._following.on_fetch_response(response)
+            case EndQuorumEpochResponse():
+                self._leading.on_end_acknowledged(response.header.sender)
+            case BeginQuorumEpochResponse():
+                pass  # the voter's Fetches tell that it knows
+
+    # -- time
+
+    def _deadlines(self) -> Iterator[int]:
+        replica = self._replica
+        match replica.role:
+            case Unattached(election_deadline=deadline):
+                if replica.is_voter:
+                    yield deadline
+            case Prospective(starts_at=starts_at, deadline=deadline, asked=asked):
+                yield deadline if asked else starts_at
+            case Candidate(deadline=deadline):
+                yield deadline
+            case Resigned(election_deadline=deadline, unacknowledged=unacknowledged):
+                yield deadline
+                yield from unacknowledged.values()
+            case Follower() as follower:
+                if replica.is_voter:
+                    yield follower.fetch_deadline
+                waiting = replica.outstanding_until(follower.leader_id, FetchResponse)
+                yield follower.next_fetch if waiting is None else waiting
+            case Leader() as leader:
+                yield from self._leader_deadlines(leader)
+            case _:
+                assert_never(replica.role)
+
+    def _leader_deadlines(self, leader: Leader) -> Iterator[int]:
+        quorum_deadline = self._leading.quorum_deadline(leader)
+        if quorum_deadline is not None:
+            yield quorum_deadline
+        for voter in self._replica.config.voters.others(self._replica.local.node_id):
+            yield self._leading.next_heartbeat(leader, leader.progress[voter.key])
+        for parked in leader.parked.values():
+            yield parked.answer_by
+
+
+def _is_valid_vote(request: VoteRequest) -> bool:
+    if request.last_epoch < 0 or request.end_offset < 0:
+        return False
+    # A pre-vote opens no epoch, so the sender's present one may hold batches already.
+    if request.pre_vote:
+        return request.last_epoch <= request.header.epoch
+    return request.last_epoch < request.header.epoch

@@ -1,0 +1,283 @@
+"""Rules of a leader: serving Fetches, committing, proving that it still leads, letting go.
+
+A Fetch that names the leader's epoch is credited when it arrives, never when its parked answer
+leaves; the leader counts itself only up to what it has flushed.
+"""
+
+from __future__ import annotations
+
+from controller.errors import InvariantError
+from controller.ids import EndOffset, NodeId
+from controller.quorum.config import Voter
+from controller.quorum.events import ReadIndexReady, ReadIndexRefused, ReadLog
+from controller.quorum.majority import committed_end, majority
+from controller.quorum.messages import (
+    Batch,
+    BatchKind,
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
+    FetchRequest,
+    QuorumError,
+    ReplicaKey,
+)
+from controller.quorum.replica import Replica
+from controller.quorum.roles import Leader, ParkedFetch, PendingRead, ReplicaProgress, Resigned
+
+
+class Leading:
+    """Leads on behalf of a replica, and says so when it stops."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._next_read_id = 0
+
+    def is_established(self) -> bool:
+        """Whether this replica leads and has committed a batch of its own epoch."""
+        role = self._replica.role
+        return isinstance(role, Leader) and self._replica.high_watermark > role.epoch_start
+
+    # -- appending and committing
+
+    def append(self, payloads: tuple[bytes, ...]) -> None:
+        """Append one data batch; the driver has made sure that it may."""
+        replica = self._replica
+        role = replica.role
+        if not isinstance(role, Leader) or not self.is_established():
+            raise InvariantError("append to a replica that is not an established leader")
+        batch = Batch(replica.log.end_offset, replica.epoch, BatchKind.DATA, payloads)
+        replica.append((batch,))
+        role.uncommitted.append((batch.end_offset, batch.size))
+        role.uncommitted_bytes += batch.size
+
+    def update_high_watermark(self) -> None:
+        """Commit what a majority has flushed."""
+        replica = self._replica
+        role = replica.role
+        if not isinstance(role, Leader):
+            return
+        ends = [self._flushed_end(role, voter) for voter in replica.config.voters]
+        end = committed_end(ends, role.epoch_start)
+        if end is None or not replica.raise_high_watermark(end):
+            return
+        while role.uncommitted and role.uncommitted[0][0] <= end:
+            role.uncommitted_bytes -= role.uncommitted.popleft()[1]
+
+    def _flushed_end(self, role: Leader, voter: Voter) -> EndOffset:
+        if voter.key.matches(self._replica.local):
+            return self._replica.log.flushed_end
+        return role.progress[voter.key].end_offset
+
+    # -- serving Fetches
+
+    def on_fetch(self, request: FetchRequest) -> None:
+        """Credit and answer a Fetch of this epoch, now or later."""
+        replica = self._replica
+        role = replica.role
+        assert isinstance(role, Leader)
+        progress = self._progress_of(role, request.header.sender)
+        progress.previous_fetch = progress.last_fetch if progress.has_fetched else None
+        progress.last_fetch = replica.now
+        progress.has_fetched = True
+        agreed = replica.log.end_of_epoch(request.last_epoch)
+        is_start = request.fetch_offset == replica.log.start_offset == 0
+        if not is_start and (
+            agreed.epoch != request.last_epoch or agreed.end_offset < request.fetch_offset
+        ):
+            replica.answer_fetch(request, read_round=role.read_round, diverging=agreed)
+            return
+        self._credit(role, progress, request)
+        earlier = role.parked.pop(progress.key, None)
+        if earlier is not None:
+            replica.answer_fetch(earlier.request, read_round=role.read_round)
+        wait = min(request.max_wait_ms, replica.config.timings.fetch_max_wait_ms)
+        if len(role.parked) >= replica.config.limits.max_parked_fetches:
+            wait = 0
+        role.parked[progress.key] = ParkedFetch(request, replica.now + wait)
+        self.update_high_watermark()
+        self._confirm_reads(role)
+
+    def _progress_of(self, role: Leader, sender: ReplicaKey) -> ReplicaProgress:
+        voter = self._replica.config.voters.find(sender.node_id)
+        key = voter.key if voter is not None and voter.key.matches(sender) else sender
+        if key not in role.progress:
+            role.progress[key] = ReplicaProgress(key, last_fetch=self._replica.now)
+        return role.progress[key]
+
+    def _credit(self, role: Leader, progress: ReplicaProgress, request: FetchRequest) -> None:
+        now, leader_end = self._replica.now, self._replica.log.end_offset
+        progress.end_offset = request.fetch_offset
+        progress.read_round = max(progress.read_round, min(request.read_round, role.read_round))
+        if request.fetch_offset >= leader_end:
+            progress.caught_up_at = now
+        elif (
+            progress.previous_fetch is not None
+            and request.fetch_offset >= progress.leader_end_at_previous_fetch
+        ):
+            progress.caught_up_at = max(progress.caught_up_at or 0, progress.previous_fetch)
+        progress.leader_end_at_previous_fetch = leader_end
+
+    def serve_parked(self) -> None:
+        """Answer every parked Fetch that there is something to say to, or that waited enough."""
+        replica = self._replica
+        role = replica.role
+        if not isinstance(role, Leader) or not role.parked:
+            return
+        for key, parked in list(role.parked.items()):
+            request = parked.request
+            has_batches = replica.log.end_offset > request.fetch_offset
+            if min(replica.high_watermark, request.fetch_offset) > request.high_watermark:
+                linger = replica.now + replica.config.timings.high_watermark_linger_ms
+                parked.answer_by = min(parked.answer_by, linger)
+            is_due = role.read_round > request.read_round or replica.now >= parked.answer_by
+            if has_batches or is_due:
+                del role.parked[key]
+                self._answer(role, request)
+
+    def _answer(self, role: Leader, request: FetchRequest) -> None:
+        replica = self._replica
+        max_bytes = min(request.max_bytes, replica.config.limits.max_fetch_bytes)
+        batches = replica.log.read(request.fetch_offset, max_bytes=max_bytes)
+        if batches is None:
+            self._next_read_id += 1
+            role.log_reads[self._next_read_id] = request
+            replica.emit(ReadLog(self._next_read_id, request.fetch_offset, max_bytes))
+            return
+        replica.answer_fetch(request, read_round=role.read_round, batches=batches)
+
+    def on_log_read(self, read_id: int, batches: tuple[Batch, ...]) -> None:
+        """Send what was read from disk, if this is still the leader that asked for it."""
+        role = self._replica.role
+        if isinstance(role, Leader) and read_id in role.log_reads:
+            request = role.log_reads.pop(read_id)
+            self._replica.answer_fetch(request, read_round=role.read_round, batches=batches)
+
+    # -- linearizable reads
+
+    def request_read_index(self, read_id: int) -> None:
+        """Prove leadership from now on: a majority must echo a round that starts here."""
+        replica = self._replica
+        role = replica.role
+        if not isinstance(role, Leader) or not self.is_established():
+            replica.emit(ReadIndexRefused(read_id))
+            return
+        role.read_round += 1
+        role.pending_reads.append(PendingRead(read_id, role.read_round, replica.high_watermark))
+        self._confirm_reads(role)
+
+    def _confirm_reads(self, role: Leader) -> None:
+        if not role.pending_reads:
+            return
+        voters = self._replica.config.voters
+        rounds = sorted(
+            (
+                role.read_round
+                if voter.key.matches(self._replica.local)
+                else role.progress[voter.key].read_round
+                for voter in voters
+            ),
+            reverse=True,
+        )
+        confirmed = rounds[majority(len(voters)) - 1]
+        while role.pending_reads and role.pending_reads[0].read_round <= confirmed:
+            read = role.pending_reads.popleft()
+            self._replica.emit(ReadIndexReady(read.read_id, read.index))
+
+    # -- keeping and losing leadership
+
+    def on_time(self) -> None:
+        """Announce the epoch, resign without a majority, repeat the end of an epoch."""
+        role = self._replica.role
+        if isinstance(role, Leader):
+            if self._has_lost_majority(role):
+                self.resign()
+            else:
+                self._announce(role)
+        if isinstance(self._replica.role, Resigned):
+            self._tell_end(self._replica.role)
+
+    def quorum_deadline(self, role: Leader) -> int | None:
+        """When the leader must resign unless more voters fetch; None for the only voter."""
+        others = self._replica.config.voters.others(self._replica.local.node_id)
+        needed = majority(len(self._replica.config.voters)) - self._replica.is_voter
+        if needed == 0:
+            return None
+        fetches = sorted((role.progress[voter.key].last_fetch for voter in others), reverse=True)
+        return fetches[needed - 1] + self._replica.config.timings.check_quorum_ms
+
+    def next_heartbeat(self, role: Leader, progress: ReplicaProgress) -> int:
+        """When this voter must be told of the epoch; a voter that fetches knows it."""
+        if not progress.has_fetched:
+            return progress.next_heartbeat
+        heartbeat = self._replica.config.timings.heartbeat_ms
+        return max(progress.next_heartbeat, progress.last_fetch + heartbeat)
+
+    def _has_lost_majority(self, role: Leader) -> bool:
+        deadline = self.quorum_deadline(role)
+        return deadline is not None and self._replica.now >= deadline
+
+    def resign(self) -> None:
+        """Stop leading; the voter with the longest log should follow."""
+        role = self._replica.role
+        if not isinstance(role, Leader):
+            return
+        voters = [
+            role.progress[v.key] for v in self._replica.config.voters if v.key in role.progress
+        ]
+        voters.sort(key=lambda item: (-item.end_offset, item.key.node_id))
+        self._replica.become_resigned(tuple(item.key for item in voters))
+
+    def _announce(self, role: Leader) -> None:
+        replica = self._replica
+        timings = replica.config.timings
+        for voter in replica.config.voters.others(replica.local.node_id):
+            progress = role.progress[voter.key]
+            if replica.now < self.next_heartbeat(role, progress):
+                continue
+            progress.next_heartbeat = replica.now + timings.heartbeat_ms
+            header = replica.request_header(
+                voter.key.node_id, BeginQuorumEpochResponse, timings.request_timeout_ms
+            )
+            replica.send(voter.key.node_id, BeginQuorumEpochRequest(header=header))
+
+    def on_announcement_failed(self, peer: NodeId) -> None:
+        """Try a voter that could not be reached again, sooner than the next heartbeat."""
+        role = self._replica.role
+        voter = self._replica.config.voters.find(peer)
+        if isinstance(role, Leader) and voter is not None and voter.key in role.progress:
+            retry = self._replica.now + self._replica.config.timings.heartbeat_ms // 4 + 1
+            role.progress[voter.key].next_heartbeat = retry
+
+    def _tell_end(self, role: Resigned) -> None:
+        replica = self._replica
+        timings = replica.config.timings
+        for node_id, due in role.unacknowledged.items():
+            if replica.now < due:
+                continue
+            role.unacknowledged[node_id] = replica.now + timings.heartbeat_ms
+            header = replica.request_header(
+                node_id, EndQuorumEpochResponse, timings.request_timeout_ms
+            )
+            replica.send(
+                node_id,
+                EndQuorumEpochRequest(header=header, preferred_successors=role.successors),
+            )
+
+    def on_end_acknowledged(self, sender: NodeId) -> None:
+        """A voter knows that the epoch has ended."""
+        if isinstance(self._replica.role, Resigned):
+            self._replica.role.unacknowledged.pop(sender, None)
+
+    def check_fetch(self, request: FetchRequest) -> QuorumError:
+        """Return why a Fetch can't be served here, or NONE."""
+        replica = self._replica
+        if min(request.fetch_offset, request.last_epoch, request.max_wait_ms) < 0:
+            return QuorumError.INVALID_REQUEST
+        if request.last_epoch > request.header.epoch:
+            return QuorumError.INVALID_REQUEST
+        if request.header.epoch < replica.epoch:
+            return QuorumError.FENCED_LEADER_EPOCH
+        if request.header.epoch > replica.epoch:
+            return QuorumError.UNKNOWN_LEADER_EPOCH
+        return QuorumError.NONE if isinstance(replica.role, Leader) else QuorumError.NOT_LEADER

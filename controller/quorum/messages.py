@@ -1,0 +1,203 @@
+"""What replicas of the quorum say to one another, and the batch that is replicated.
+
+The vocabulary is KRaft's (KIP-595, KIP-853, KIP-996, KIP-1166): replication is pulled, and a Fetch
+at an offset is the durable acknowledgement of everything below it. These values know no wire
+format; `controller.rpc` translates them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, unique
+from typing import TypeAlias
+
+from controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
+
+
+@unique
+class BatchKind(IntEnum):
+    """Who a batch is for: the state machine above, or the quorum itself."""
+
+    DATA = 1
+    CONTROL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The unit of replication, written and truncated as a whole.
+
+    Each payload is opaque, takes one offset, and is atomic for the state machine. `base_offset` is
+    the offset of the first payload, hence the end offset of the log before this batch.
+    """
+
+    base_offset: EndOffset
+    epoch: Epoch
+    kind: BatchKind
+    payloads: tuple[bytes, ...]
+    size: int = field(init=False, compare=False, repr=False)
+    """Bytes of payload, without framing."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", sum(map(len, self.payloads)))
+
+    @property
+    def end_offset(self) -> EndOffset:
+        """The offset after the last payload."""
+        return EndOffset(self.base_offset + len(self.payloads))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaKey:
+    """A replica: a node together with its disk (KIP-853).
+
+    A `directory_id` of None is "whatever disk that node has": voters named by a static
+    configuration are known so.
+    """
+
+    node_id: NodeId
+    directory_id: DirectoryId | None = None
+
+    def matches(self, other: ReplicaKey) -> bool:
+        """Whether both may be the same replica: same node, and no two different disks."""
+        if self.node_id != other.node_id:
+            return False
+        if self.directory_id is None or other.directory_id is None:
+            return True
+        return self.directory_id == other.directory_id
+
+
+@unique
+class QuorumError(IntEnum):
+    """Why a quorum request was refused; numbers are those of the protobuf enum."""
+
+    NONE = 0
+    NOT_LEADER = 6
+    INVALID_REQUEST = 42
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    INCONSISTENT_CLUSTER_ID = 104
+    INVALID_VOTER_KEY = 125
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHeader:
+    """Who asks whom, in which epoch.
+
+    `incarnation` is drawn anew whenever a process starts and `request_id` counts within it, so an
+    answer can't be taken for that to a request of an earlier life.
+    """
+
+    cluster_id: ClusterId
+    sender: ReplicaKey
+    receiver: ReplicaKey
+    epoch: Epoch
+    incarnation: int
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHeader:
+    """Who answers which request, and what the answerer knows of epoch and leader."""
+
+    sender: NodeId
+    receiver: NodeId
+    epoch: Epoch
+    leader_id: NodeId | None
+    error: QuorumError
+    incarnation: int
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteRequest:
+    """Asks for a vote in the header's epoch or, with `pre_vote`, whether one could be had.
+
+    A pre-vote is asked at the sender's present epoch and binds nobody (KIP-996).
+    """
+
+    header: RequestHeader
+    pre_vote: bool
+    last_epoch: Epoch
+    end_offset: EndOffset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteResponse:
+    """The answer to a `VoteRequest`."""
+
+    header: ResponseHeader
+    pre_vote: bool
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginQuorumEpochRequest:
+    """The sender leads the header's epoch; repeated as a heartbeat to voters that don't fetch."""
+
+    header: RequestHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginQuorumEpochResponse:
+    """The answer to a `BeginQuorumEpochRequest`."""
+
+    header: ResponseHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndQuorumEpochRequest:
+    """The sender no longer leads the header's epoch; the best successors come first."""
+
+    header: RequestHeader
+    preferred_successors: tuple[ReplicaKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndQuorumEpochResponse:
+    """The answer to an `EndQuorumEpochRequest`."""
+
+    header: ResponseHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    """Everything below `fetch_offset` is flushed here; send what follows.
+
+    `high_watermark` (KIP-1166) and `read_round` are the highest the sender has seen, the latter in
+    this epoch only. The answer may be held back for `max_wait_ms`.
+    """
+
+    header: RequestHeader
+    fetch_offset: EndOffset
+    last_epoch: Epoch
+    high_watermark: EndOffset
+    read_round: int
+    max_wait_ms: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """Where an epoch ends in a log: the end offset of the last batch of `epoch`."""
+
+    epoch: Epoch
+    end_offset: EndOffset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchResponse:
+    """Batches from the fetch offset on, or the point up to which the logs may agree."""
+
+    header: ResponseHeader
+    high_watermark: EndOffset
+    log_start_offset: EndOffset
+    read_round: int
+    diverging: EpochEnd | None = None
+    batches: tuple[Batch, ...] = ()
+
+
+Request: TypeAlias = VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | FetchRequest
+Response: TypeAlias = (
+    VoteResponse | BeginQuorumEpochResponse | EndQuorumEpochResponse | FetchResponse
+)
+Message: TypeAlias = Request | Response

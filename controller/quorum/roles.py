@@ -1,0 +1,116 @@
+"""The roles a replica plays, and what it remembers only while it plays them.
+
+Epoch, vote and known leader are not here: they outlive a role. All times are absolute
+milliseconds on the driver's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from controller.ids import EndOffset, NodeId
+from controller.quorum.log_view import EMPTY_LOG_END
+from controller.quorum.messages import FetchRequest, ReplicaKey
+
+
+@dataclass(slots=True)
+class Unattached:
+    """Knows an epoch and follows nobody; it may have voted."""
+
+    election_deadline: int
+
+
+@dataclass(slots=True)
+class Prospective:
+    """Asks for pre-votes at its present epoch (KIP-996); leaves no durable trace."""
+
+    starts_at: int
+    deadline: int
+    asked: bool = False
+    granted: set[NodeId] = field(default_factory=set)
+    denied: set[NodeId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """Has voted for itself in a new epoch and asks for votes."""
+
+    deadline: int
+    granted: set[NodeId] = field(default_factory=set)
+    denied: set[NodeId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Follower:
+    """Fetches from the leader of its epoch."""
+
+    leader_id: NodeId
+    fetch_deadline: int
+    next_fetch: int
+    has_fetched: bool = False
+    leader_gone: bool = False
+    """The leader resigned or its process ended; pre-votes may be granted against it."""
+    read_round: int = 0
+
+
+@dataclass(slots=True)
+class ReplicaProgress:
+    """What a leader knows of one other replica."""
+
+    key: ReplicaKey
+    last_fetch: int
+    """Arrival of its last valid Fetch; the start of the epoch before the first."""
+    has_fetched: bool = False
+    end_offset: EndOffset = EMPTY_LOG_END
+    read_round: int = 0
+    caught_up_at: int | None = None
+    previous_fetch: int | None = None
+    leader_end_at_previous_fetch: EndOffset = EMPTY_LOG_END
+    next_heartbeat: int = 0
+
+
+@dataclass(slots=True)
+class ParkedFetch:
+    """A Fetch held back until there is something to say."""
+
+    request: FetchRequest
+    answer_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRead:
+    """A read waiting for a majority to echo `read_round`."""
+
+    read_id: int
+    read_round: int
+    index: EndOffset
+
+
+@dataclass(slots=True)
+class Leader:
+    """Appends, serves Fetches, decides what is committed."""
+
+    epoch_start: EndOffset
+    started_at: int
+    progress: dict[ReplicaKey, ReplicaProgress]
+    parked: dict[ReplicaKey, ParkedFetch] = field(default_factory=dict)
+    read_round: int = 0
+    pending_reads: deque[PendingRead] = field(default_factory=deque)
+    log_reads: dict[int, FetchRequest] = field(default_factory=dict)
+    uncommitted: deque[tuple[EndOffset, int]] = field(default_factory=deque)
+    uncommitted_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Resigned:
+    """Led this epoch and does no more; grants no vote in it. Restarted leaders begin here."""
+
+    election_deadline: int
+    successors: tuple[ReplicaKey, ...]
+    unacknowledged: dict[NodeId, int]
+    """Voters that have not confirmed the end of the epoch, and when to tell them again."""
+
+
+Role: TypeAlias = Unattached | Prospective | Candidate | Follower | Leader | Resigned

@@ -1,0 +1,1 @@
+"""What the log says: records as values, and their bytes."""

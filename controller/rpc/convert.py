@@ -1,0 +1,50 @@
+"""Fields that several messages share, from protobuf to plain values and back."""
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import numpy as np
+
+from controller.errors import ErrorCode, InvalidRequestError
+from controller.metadata.values import Int64Column, NodeIdentity, PageRequest, Tags
+from proto import common_pb2
+
+
+def node_identity(message: common_pb2.NodeIdentity) -> NodeIdentity:
+    """Read who speaks."""
+    return NodeIdentity(message.node_id, message.node_epoch)
+
+
+def page_request(message: common_pb2.PageRequest) -> PageRequest:
+    """Read which page is wanted."""
+    return PageRequest(message.page_size, message.page_token)
+
+
+def tags_in(messages: Iterable[common_pb2.Tag]) -> Tags:
+    """Read labels.
+
+    Raises:
+        InvalidRequestError: a key appears twice.
+    """
+    tags = tuple((tag.key, tag.value) for tag in messages)
+    if len({key for key, _ in tags}) != len(tags):
+        keys = ", ".join(key for key, _ in tags)
+        raise InvalidRequestError("tags", f"a key appears twice among {keys}; wanted once each")
+    return tags
+
+
+def tags_out(tags: Tags) -> list[common_pb2.Tag]:
+    """Write labels."""
+    return [common_pb2.Tag(key=key, value=value) for key, value in tags]
+
+
+def error_out(code: ErrorCode) -> common_pb2.ErrorCode.ValueType:
+    """Write an outcome; both enums have the same numbers."""
+    return cast(common_pb2.ErrorCode.ValueType, int(code))
+
+
+def column_in(values: Sequence[int]) -> Int64Column:
+    """Read one packed column."""
+    column = np.array(values, dtype=np.int64)
+    column.setflags(write=False)
+    return column

@@ -1,0 +1,125 @@
+"""Which RPC becomes which request of the map, and gRPC handlers made from that table.
+
+The table is the list of what is built: an RPC of the contract that is not in it, nor among the
+handlers a service brings along, is answered UNIMPLEMENTED.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
+
+from controller.loop.controller import MetadataController
+from controller.rpc import convert_kv, convert_nodes, convert_objects, convert_streams
+from controller.rpc.door import UnaryHandler, guarded
+from controller.rpc.status import Context, abort_unimplemented
+
+StreamHandler = Callable[[Any, Context], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How one unary RPC is translated; `writes` tells a mutation from a query."""
+
+    decode: Callable[[Any], Any]
+    encode: Callable[[Any], Message]
+    writes: bool
+
+
+def _write(decode: Callable[[Any], Any], encode: Callable[[Any], Message]) -> Route:
+    return Route(decode, encode, writes=True)
+
+
+def _read(decode: Callable[[Any], Any], encode: Callable[[Any], Message]) -> Route:
+    return Route(decode, encode, writes=False)
+
+
+def routes(cluster_id: str) -> Mapping[str, Route]:
+    """Return the routes by full name, e.g. `streammeta.v1.KVService.PutKVs`."""
+    s, o, n, k = convert_streams, convert_objects, convert_nodes, convert_kv
+    table = {
+        "StreamService.CreateStreams": _write(s.create_streams_in, s.create_streams_out),
+        "StreamService.OpenStreams": _write(s.open_streams_in, s.open_streams_out),
+        "StreamService.CloseStreams": _write(s.close_streams_in, s.close_streams_out),
+        "StreamService.TrimStreams": _write(s.trim_streams_in, s.trim_streams_out),
+        "StreamService.DeleteStreams": _write(s.delete_streams_in, s.delete_streams_out),
+        "StreamService.DescribeStreams": _read(s.describe_streams_in, s.describe_streams_out),
+        "StreamService.GetOpeningStreams": _write(
+            s.get_opening_streams_in, s.get_opening_streams_out
+        ),
+        "ObjectService.PrepareObjects": _write(o.prepare_objects_in, o.prepare_objects_out),
+        "ObjectService.CommitStreamSetObject": _write(
+            o.commit_stream_set_object_in, o.commit_stream_set_object_out
+        ),
+        "ObjectService.GetObjects": _read(o.get_objects_in, o.get_objects_out),
+        "ObjectService.DescribeObjects": _read(o.describe_objects_in, o.describe_objects_out),
+        "ObjectService.CheckObjects": _read(
+            o.check_objects_in, lambda answer: o.check_objects_out(answer, cluster_id)
+        ),
+        "NodeService.RegisterNode": _write(n.register_node_in, n.register_node_out),
+        "NodeService.GetNodes": _read(n.get_nodes_in, n.get_nodes_out),
+        "KVService.PutKVs": _write(k.put_kvs_in, k.put_kvs_out),
+        "KVService.GetKVs": _read(k.get_kvs_in, k.get_kvs_out),
+        "KVService.DeleteKVs": _write(k.delete_kvs_in, k.delete_kvs_out),
+        "KVService.ListKVs": _read(k.list_kvs_in, k.list_kvs_out),
+    }
+    return {f"streammeta.v1.{name}": route for name, route in table.items()}
+
+
+def routed(route: Route, controller: MetadataController) -> UnaryHandler:
+    """Return the handler that submits a route's requests to the loop."""
+    submit: Callable[[Any], Awaitable[Any]] = controller.write if route.writes else controller.read
+
+    async def handle(request: Message, context: Context) -> Message:
+        return route.encode(await submit(route.decode(request)))
+
+    return guarded(handle)
+
+
+def service_handler(
+    service: ServiceDescriptor,
+    unary: Mapping[str, UnaryHandler],
+    streams: Mapping[str, StreamHandler],
+) -> grpc.GenericRpcHandler:
+    """Return a handler for a whole service.
+
+    `unary` and `streams` are by method name; every other method answers UNIMPLEMENTED.
+    """
+    handlers = {method.name: _method_handler(method, unary, streams) for method in service.methods}
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def _method_handler(
+    method: MethodDescriptor,
+    unary: Mapping[str, UnaryHandler],
+    streams: Mapping[str, StreamHandler],
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    request_class = message_factory.GetMessageClass(method.input_type)
+    codec: Any = {
+        "request_deserializer": request_class.FromString,
+        "response_serializer": lambda message: message.SerializeToString(),
+    }
+    if method.name in unary:
+        return grpc.unary_unary_rpc_method_handler(unary[method.name], **codec)
+    if method.name in streams:
+        return grpc.unary_stream_rpc_method_handler(streams[method.name], **codec)
+    return _not_built(method, codec)
+
+
+def _not_built(method: MethodDescriptor, codec: Any) -> "grpc.RpcMethodHandler[Any, Any]":
+    async def refuse(_: Any, context: Context) -> Message:
+        await abort_unimplemented(context, method.full_name)
+
+    async def refuse_stream(_: Any, context: Context) -> Any:
+        await abort_unimplemented(context, method.full_name)
+        yield
+
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(refuse_stream, **codec)
+    if method.server_streaming:
+        return grpc.unary_stream_rpc_method_handler(refuse_stream, **codec)
+    return grpc.unary_unary_rpc_method_handler(refuse, **codec)

@@ -1,0 +1,256 @@
+"""Composition root of one controller process: builds each part once, closes them in reverse.
+
+Holds no rule. What it builds: the journal on disk, the quorum driver over it, the map and its
+single-writer loop, the gRPC server with every service of the contract, and the lifecycle tasks,
+which work only while this node leads.
+"""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from controller.config import ConfigError, ControllerConfig
+from controller.ids import NodeId
+from controller.journal.journal import Journal
+from controller.lifecycle.deletion import Deletion
+from controller.lifecycle.expiry import Expiry
+from controller.loop.clock import SystemClock
+from controller.loop.controller import MetadataController
+from controller.loop.quorum_driver import QuorumDriver
+from controller.metadata.cluster_map import ClusterMap
+from controller.quorum.config import QuorumConfig, QuorumTimings, Voter, VoterSet
+from controller.quorum.messages import ReplicaKey
+from controller.rpc.admin_service import AdminHandlers
+from controller.rpc.metadata_service import MetadataHandlers
+from controller.rpc.quorum_peers import GrpcPeerTransport
+from controller.rpc.quorum_service import QuorumServicer
+from controller.rpc.quorum_wire import MESSAGE_OPTIONS
+from controller.rpc.routes import routed, routes, service_handler
+from proto import (
+    admin_pb2,
+    kv_pb2,
+    metadata_pb2,
+    nodes_pb2,
+    objects_pb2,
+    quorum_pb2,
+    quorum_pb2_grpc,
+    streams_pb2,
+)
+from storage.object_store.base import ObjectStore
+from storage.object_store.factory import open_object_store
+
+SERVER_OPTIONS = (
+    *MESSAGE_OPTIONS,
+    # Two servers must not share a port unnoticed.
+    ("grpc.so_reuseport", 0),
+    # Clients find hosts that vanished by pings; gRPC takes frequent ones for an attack unless told.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+)
+
+STOP_GRACE_S = 1.0
+"""How long calls under way may go on when the server stops."""
+
+
+class PortInUseError(OSError):
+    """The address to listen on is taken."""
+
+
+def run(config: ControllerConfig) -> None:
+    """Run a controller until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigError: the store's URI does not parse.
+        PortInUseError: the address is taken.
+        JournalError: the data directory is damaged, locked or another node's.
+        StorageError: the bucket can't be used.
+    """
+    uvloop.run(_serve(config))
+
+
+async def _serve(config: ControllerConfig) -> None:
+    store = _open_store(config.store_uri)
+    await asyncio.to_thread(store.check)
+    journal = Journal.open(
+        config.data_dir,
+        cluster_id=config.cluster_id,
+        node_id=config.node_id,
+        format_if_empty=True,
+    )
+    try:
+        controller_node = ControllerNode(config, journal, store)
+        await controller_node.run()
+    finally:
+        journal.close()
+
+
+def _open_store(uri: str) -> ObjectStore:
+    try:
+        return open_object_store(uri)
+    except ValueError as error:
+        raise ConfigError(f"store: {error}") from error
+
+
+class ControllerNode:
+    """The parts of one controller, wired."""
+
+    def __init__(self, config: ControllerConfig, journal: Journal, store: ObjectStore) -> None:
+        self._config = config
+        clock = SystemClock()
+        self._controller = MetadataController(ClusterMap(), clock)
+        quorum = _quorum_config(config, journal)
+        self._driver = QuorumDriver(
+            config=quorum,
+            journal=journal,
+            transport=GrpcPeerTransport(quorum),
+            state_machine=self._controller,
+            clock=clock,
+        )
+        self._controller.bind(self._driver)
+        self._health = health.aio.HealthServicer()
+        self._lifecycle: tuple[Expiry, Deletion] = (
+            Expiry(self._controller, clock, config.lifecycle_interval_ms),
+            Deletion(
+                self._controller,
+                store,
+                config.namespace,
+                clock,
+                delay_ms=config.delete_delay_ms,
+                interval_ms=config.lifecycle_interval_ms,
+            ),
+        )
+        self._health_tasks: set[asyncio.Task[None]] = set()
+        self._controller.on_leadership(self._announce_leadership)
+
+    async def run(self) -> None:
+        """Serve until a signal asks to stop or the quorum can't go on."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        async with self._listening(), self._lifecycle_running() as lifecycle:
+            await self._driver.start()
+            await self._set_health("serving", serving=True)
+            # The supervisor of this process reads this line; everything else goes to the log.
+            print(f"ready endpoint={self._config.listen}", flush=True)
+            stopped = asyncio.create_task(stop.wait())
+            # A part that can't go on ends the process: limping would hide it.
+            ends: tuple[asyncio.Future[Any], ...] = (stopped, self._driver.fatal, *lifecycle)
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            await self._driver.stop()
+        for future in done:
+            future.result()
+
+    @contextlib.asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers(self._handlers())
+        quorum_pb2_grpc.add_QuorumServiceServicer_to_server(
+            QuorumServicer(self._driver, self._config.cluster_id), server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection(_service_names(), server)
+        try:
+            server.add_insecure_port(self._config.listen)
+        except RuntimeError as error:
+            raise PortInUseError(
+                f"listen: can't listen on {self._config.listen}: {error}; "
+                f"is another process using the port? choose another with --listen"
+            ) from error
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(STOP_GRACE_S)
+
+    @contextlib.asynccontextmanager
+    async def _lifecycle_running(self) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
+        tasks = [asyncio.create_task(part.run()) for part in self._lifecycle]
+        try:
+            yield tasks
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _handlers(self) -> list[grpc.GenericRpcHandler]:
+        unary = {
+            name: routed(route, self._controller)
+            for name, route in routes(self._config.cluster_id).items()
+        }
+        services = (
+            *streams_pb2.DESCRIPTOR.services_by_name.values(),
+            *objects_pb2.DESCRIPTOR.services_by_name.values(),
+            *nodes_pb2.DESCRIPTOR.services_by_name.values(),
+            *kv_pb2.DESCRIPTOR.services_by_name.values(),
+        )
+        admin = AdminHandlers(self._config, self._driver, self._controller)
+        metadata = MetadataHandlers(self._config.cluster_id, self._controller)
+        return [
+            *(
+                service_handler(
+                    service,
+                    {
+                        method.name: unary[method.full_name]
+                        for method in service.methods
+                        if method.full_name in unary
+                    },
+                    {},
+                )
+                for service in services
+            ),
+            service_handler(
+                admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin.unary(), {}
+            ),
+            service_handler(
+                metadata_pb2.DESCRIPTOR.services_by_name["MetadataService"], {}, metadata.streams()
+            ),
+        ]
+
+    def _announce_leadership(self, leads: bool) -> None:
+        task = asyncio.get_running_loop().create_task(self._set_health("leader", serving=leads))
+        self._health_tasks.add(task)
+        task.add_done_callback(self._health_tasks.discard)
+
+    async def _set_health(self, service: str, *, serving: bool) -> None:
+        states = health_pb2.HealthCheckResponse
+        await self._health.set(service, states.SERVING if serving else states.NOT_SERVING)
+
+
+def _quorum_config(config: ControllerConfig, journal: Journal) -> QuorumConfig:
+    return QuorumConfig(
+        cluster_id=config.cluster_id,
+        local=ReplicaKey(config.node_id, journal.identity.directory_id),
+        voters=VoterSet(
+            tuple(
+                Voter(ReplicaKey(NodeId(node_id)), endpoint)
+                for node_id, endpoint in sorted(config.voters.items())
+            )
+        ),
+        timings=QuorumTimings(
+            election_timeout_ms=config.election_timeout_ms,
+            fetch_timeout_ms=config.fetch_timeout_ms,
+        ),
+    )
+
+
+def _service_names() -> list[str]:
+    modules = (
+        admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, quorum_pb2, streams_pb2,
+    )  # fmt: skip
+    return [
+        *(
+            service.full_name
+            for module in modules
+            for service in module.DESCRIPTOR.services_by_name.values()
+        ),
+        health.SERVICE_NAME,
+        reflection.SERVICE_NAME,
+    ]

@@ -1,0 +1,1 @@
+"""Checkpoint files: their format, writer and reader. Knows no map."""

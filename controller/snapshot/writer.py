@@ -1,0 +1,145 @@
+"""Writes checkpoint files, section by section, so that only one section is in memory at a time."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from controller.snapshot.format import (
+    BINARY_COLUMNS,
+    CHECKSUM,
+    END_MAGIC,
+    FOOTER,
+    HEADER,
+    MAGIC,
+    VERSION,
+    CheckpointId,
+    SectionEntry,
+)
+
+BATCH_ROWS = 131_072
+"""Rows of one Arrow record batch."""
+
+Columns: TypeAlias = Mapping[str, npt.NDArray[Any] | Sequence[Any]]
+
+
+class Sink(Protocol):
+    """Where bytes go, in order."""
+
+    def write(self, data: bytes, /) -> object:
+        """Take all of `data`."""
+        ...
+
+
+def write_checkpoint(
+    sink: Sink,
+    checkpoint_id: CheckpointId,
+    cluster_id: str,
+    sections: Mapping[str, Columns | pa.Table],
+) -> int:
+    """Write a checkpoint to any binary sink; return its size in bytes."""
+    output = _HashingSink(sink)
+    output.write(_header(checkpoint_id, cluster_id))
+    entries = []
+    for name in sections:
+        table = _as_table(name, sections[name])
+        body = _ipc_stream(table)
+        crc = google_crc32c.value(body)
+        entries.append(SectionEntry(name, output.position, len(body), table.num_rows, crc))
+        output.write(body)
+    index = json.dumps({"sections": [asdict(entry) for entry in entries]}).encode()
+    output.write(index)
+    footer = FOOTER.pack(output.digest(), google_crc32c.value(index), len(index), END_MAGIC)
+    sink.write(footer)
+    return output.position + len(footer)
+
+
+def write_checkpoint_file(
+    directory: Path,
+    checkpoint_id: CheckpointId,
+    cluster_id: str,
+    sections: Mapping[str, Columns | pa.Table],
+) -> Path:
+    """Write a checkpoint into `directory` so that it is there as a whole and durably, or not.
+
+    A crash may leave a `.checkpoint.tmp` file, which is nobody's.
+
+    Raises:
+        OSError: the disk refused; what was written is removed.
+    """
+    target = directory / checkpoint_id.file_name
+    temporary = target.with_name(target.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            write_checkpoint(file, checkpoint_id, cluster_id, sections)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(target)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_directory(directory)
+    return target
+
+
+class _HashingSink:
+    """Counts and hashes what passes."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._hash = hashlib.sha256()
+        self.position = 0
+
+    def write(self, data: bytes) -> None:
+        self._sink.write(data)
+        self._hash.update(data)
+        self.position += len(data)
+
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+
+def _header(checkpoint_id: CheckpointId, cluster_id: str) -> bytes:
+    name = cluster_id.encode()
+    fixed = HEADER.pack(MAGIC, VERSION, checkpoint_id.end_offset, checkpoint_id.epoch, len(name))
+    header = fixed + name
+    return header + CHECKSUM.pack(google_crc32c.value(header))
+
+
+def _as_table(section: str, columns: Columns | pa.Table) -> pa.Table:
+    if isinstance(columns, pa.Table):
+        return columns
+    return pa.table({name: _as_array(section, name, values) for name, values in columns.items()})
+
+
+def _as_array(section: str, name: str, values: npt.NDArray[Any] | Sequence[Any]) -> "pa.Array[Any]":
+    if isinstance(values, np.ndarray):
+        kind = pa.from_numpy_dtype(values.dtype)
+    else:
+        kind = pa.binary() if (section, name) in BINARY_COLUMNS else pa.string()
+    array: pa.Array[Any] = pa.array(values, type=kind)
+    return array
+
+
+def _ipc_stream(table: pa.Table) -> bytes:
+    buffer = pa.BufferOutputStream()
+    with pa.ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(table, max_chunksize=BATCH_ROWS)
+    body: bytes = buffer.getvalue().to_pybytes()
+    return body
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

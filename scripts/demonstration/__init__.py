@@ -1,0 +1,1 @@
+"""The demo: real rows through a real cluster, with faults, compared to the last byte."""

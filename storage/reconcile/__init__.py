@@ -1,0 +1,1 @@
+"""Compares a bucket with the map: what is stored but not known, and known but not stored."""

@@ -1,0 +1,145 @@
+"""Starts the Spark session that plan and apply run on, and says in one line why a job failed.
+
+Alone in setting Spark's options and the environment its processes inherit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import storage
+from storage.errors import StorageError
+from storage.reconcile.errors import ConfigurationError, SparkJobError
+from storage.reconcile.java_runtime import find_java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEFAULT_MASTER = "local[2]"
+_QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkConfig:
+    """Where Spark runs. `driver_memory` and the shuffle size suit up to about 10 million keys."""
+
+    master: str = DEFAULT_MASTER
+    driver_memory: str = "1g"
+    shuffle_partitions: int = 16
+
+
+@contextmanager
+def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
+    """Give the process's running session, or else a new one that is stopped at the end.
+
+    Raises:
+        ConfigurationError: pyspark or Java is missing.
+        SparkJobError: the session does not start.
+    """
+    _require_packages()
+    from pyspark.sql import SparkSession
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    session = _start(config)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+@contextmanager
+def job_errors(doing: str) -> Iterator[None]:
+    """Turn what Spark raises while `doing` something into a `SparkJobError` of one line."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        raise SparkJobError(f"{doing} failed: {_reason_of(str(error))}") from error
+
+
+def _require_packages() -> None:
+    missing = [name for name in ("pyspark", "pandas") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"reconciliation needs {' and '.join(missing)}; `pip install 'streammeta[reconcile]'`"
+        )
+
+
+def _start(config: SparkConfig) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    _prepare_environment()
+    builder = SparkSession.builder.master(config.master).appName("streammeta reconcile")
+    for name, value in _options(config).items():
+        builder = builder.config(name, value)
+    try:
+        with job_errors("starting Spark"):
+            session = builder.getOrCreate()
+    except (OSError, RuntimeError) as error:
+        raise SparkJobError(
+            f"Spark does not start on master {config.master!r} ({error}); run with"
+            " JAVA_HOME set to a Java 17+ runtime to see its messages"
+        ) from error
+    return session
+
+
+def _prepare_environment() -> None:
+    """Set what the JVM and, through it, the Python workers inherit."""
+    os.environ["JAVA_HOME"] = str(find_java_home())
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if storage.__file__ is None:
+        raise ConfigurationError("the package storage has no location on disk; install streammeta")
+    root = str(Path(storage.__file__).parents[1])
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if root not in path:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, path)])
+
+
+def _options(config: SparkConfig) -> dict[str, str]:
+    options = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": config.driver_memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}",
+        "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+        # One wrong answer is an answer: a failed listing or deletion is reported, not repeated.
+        "spark.task.maxFailures": "1",
+    }
+    if config.master.startswith("local"):
+        options["spark.driver.host"] = "127.0.0.1"
+        options["spark.driver.bindAddress"] = "127.0.0.1"
+    return options
+
+
+def _reason_of(text: str) -> str:
+    """Find the last error of the Python traceback that a Spark message carries."""
+    known = "|".join(_error_names(StorageError))
+    found = re.findall(rf"^(?:[\w.]+\.)?(?:{known}): (.+)$", text, re.MULTILINE)
+    if found:
+        return str(found[-1]).strip()
+    raised = re.findall(r"^(?:[\w.]+\.)?\w+(?:Error|Exception): .+$", text, re.MULTILINE)
+    return str(raised[-1]).strip() if raised else text.strip().split("\n", 1)[0]
+
+
+def _error_names(base: type[StorageError]) -> list[str]:
+    names = [base.__name__]
+    for child in base.__subclasses__():
+        names += _error_names(child)
+    return names

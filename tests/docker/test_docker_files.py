@@ -1,0 +1,178 @@
+"""The container files are well-formed and speak of things that exist.
+
+No Docker daemon is needed: linters read the files, and every command line in them is parsed by the
+command it is for. The broker example runs for real against controllers on loopback.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from controller.cli.local_cluster import LocalCluster, free_ports
+from controller.cli.main import COMMANDS, cli
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+CONTROLLERS = sorted(name for name in SERVICES if name.startswith("controller-"))
+TARGETS = re.findall(r"^FROM \S+ AS (\S+)", DOCKERFILE, re.M)
+YAML_RULES = "{extends: default, rules: {line-length: {max: 100}}}"
+
+
+def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command from the root of the repository; its output is captured."""
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )
+
+
+def tool(name: str) -> Path:
+    """Return a command that was installed beside this Python."""
+    return Path(sys.executable).parent / name
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [tool("hadolint"), "docker/Dockerfile"],
+        [tool("yamllint"), "--strict", "-d", YAML_RULES, "docker/compose.yaml"],
+        [
+            tool("check-jsonschema"),
+            "--builtin-schema",
+            "vendor.compose-spec",
+            "docker/compose.yaml",
+        ],
+    ],
+    ids=lambda command: command[0].name,
+)
+def test_linter_finds_nothing(command: list[str | Path]) -> None:
+    result = run(*command)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def copied_from_context() -> list[str]:
+    """Every path that the Dockerfile copies out of the build context."""
+    copies = re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.M)
+    return sorted({source for line in copies for source in shlex.split(line)[:-1]})
+
+
+@pytest.mark.parametrize("path", copied_from_context())
+def test_copied_path_exists_and_is_not_ignored(path: str) -> None:
+    kept = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+
+    assert (ROOT / path).exists()
+    assert f"!{path}" in kept
+
+
+def test_copied_packages_are_all_that_the_project_installs() -> None:
+    installed = {path.parent.name for path in ROOT.glob("*/py.typed")}
+
+    assert installed <= set(copied_from_context())
+
+
+def test_each_stage_copies_from_one_before_it() -> None:
+    for position, name in enumerate(TARGETS):
+        stage = DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0]
+        sources = re.findall(r"^COPY --from=(\S+)", stage, re.M)
+
+        assert set(sources) <= set(TARGETS[:position]), name
+
+
+def test_last_stage_is_the_controller_and_no_image_runs_as_root() -> None:
+    images = [DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0] for name in TARGETS]
+    started = [image for image in images if "\nENTRYPOINT" in image]
+
+    assert TARGETS[-1] == "controller"
+    assert len(started) == 3
+    assert all("\nUSER 10001\n" in image for image in started)
+
+
+def test_health_check_is_a_valid_command_line() -> None:
+    lines = re.findall(r'CMD (\["streammeta", .*\])', DOCKERFILE)
+
+    assert len(lines) == 1
+    _, name, *arguments = json.loads(lines[0])
+    assert name in COMMANDS
+    with cli.make_context("streammeta", [name, *arguments]) as context:
+        command = cli.get_command(context, name)
+        assert command is not None
+        command.make_context(name, arguments, parent=context)
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_controller_accepts_its_configuration(name: str) -> None:
+    service = SERVICES[name]
+
+    result = run(
+        *(sys.executable, "-m", "controller.cli.main", *service["command"], "--check-config"),
+        **service["environment"],
+    )
+
+    assert result.returncode == 0, result.stderr
+
+
+def test_voters_are_the_controllers_of_the_file() -> None:
+    port = re.search(r"EXPOSE (9\d+)", DOCKERFILE)
+    assert port is not None
+    wanted = {f"{name.partition('-')[2]}@{name}:{port[1]}" for name in CONTROLLERS}
+
+    assert len(CONTROLLERS) == 3
+    for name in CONTROLLERS:
+        settings, command = SERVICES[name]["environment"], SERVICES[name]["command"]
+        assert set(settings["STREAMMETA_CONTROLLER_VOTERS"].split(",")) == wanted
+        assert settings["STREAMMETA_CONTROLLER_LISTEN"].endswith(f":{port[1]}")
+        assert command[command.index("--node-id") + 1] == name.partition("-")[2]
+
+
+def test_every_service_builds_a_target_or_runs_an_image_that_another_builds() -> None:
+    built = {service["image"] for service in SERVICES.values() if "build" in service}
+
+    for name, service in SERVICES.items():
+        assert service["image"] in built, name
+        if "build" in service:
+            assert service["build"]["target"] in TARGETS, name
+
+
+def test_every_controller_has_a_volume_of_its_own() -> None:
+    mounts = [SERVICES[name]["volumes"][0] for name in CONTROLLERS]
+
+    assert len(set(mounts)) == len(CONTROLLERS)
+    for mount in mounts:
+        volume, _, path = mount.partition(":")
+        assert volume in COMPOSE["volumes"]
+        assert path == "/var/lib/streammeta"
+
+
+@pytest.mark.process
+def test_broker_example_writes_and_reads_back(tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    store = f"file://{bucket}"
+    cluster = LocalCluster(tmp_path, "docker", store, free_ports(3))
+    try:
+        cluster.start_all()
+        example = ("docker/broker_example.py", "--connect", cluster.connect, "--store", store)
+        result = run(sys.executable, *example)
+    finally:
+        cluster.stop_all()
+
+    assert result.returncode == 0, result.stderr
+    assert "committed 300 records" in result.stdout
+    assert result.stdout.count("read 100 records") == 3

@@ -1,0 +1,61 @@
+"""A replicated log in memory whose high watermark the test moves by hand."""
+
+from collections.abc import Sequence
+
+from controller.errors import LimitExceededError, NotLeaderError
+from controller.ids import EndOffset, Epoch
+from controller.loop.controller import MetadataController
+from controller.quorum.messages import Batch, BatchKind
+
+
+class MemoryLog:
+    """Stands in for the quorum; `commit` is what a majority's acknowledgements would do."""
+
+    def __init__(self, controller: MetadataController) -> None:
+        self._controller = controller
+        self.epoch = Epoch(0)
+        self.batches: list[Batch] = []
+        self.next_offset = 0
+        self.committed = 0
+        self.refuse_appends = False
+
+    def lead(self) -> None:
+        """Begin an epoch, commit its leader-change record and claim leadership."""
+        self.epoch = Epoch(self.epoch + 1)
+        self._add(BatchKind.CONTROL, (b"leader change",))
+        self.commit()
+        self._controller.on_leadership_claimed(self.epoch)
+
+    def lose_leadership(self, *, truncate: bool) -> None:
+        """End the epoch; with `truncate` another leader overwrites what was not committed."""
+        self._controller.on_leadership_lost()
+        if truncate:
+            self.batches = [batch for batch in self.batches if batch.end_offset <= self.committed]
+            self.next_offset = self.committed
+
+    def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
+        """Append on the leader, as `ReplicatedLog` says."""
+        assert required_base_offset == self.next_offset
+        if self.refuse_appends:
+            raise LimitExceededError("the uncommitted log is full")
+        self._add(BatchKind.DATA, tuple(payloads))
+        return self.next_offset
+
+    def commit(self) -> None:
+        """Let everything appended become committed."""
+        fresh = [batch for batch in self.batches if batch.base_offset >= self.committed]
+        self.committed = self.next_offset
+        self._controller.on_committed(fresh, self.committed)
+
+    async def read_barrier(self) -> int:
+        """Leadership is never in doubt here."""
+        return self.committed
+
+    def leader_hint(self) -> NotLeaderError:
+        """Nobody else could lead."""
+        return NotLeaderError()
+
+    def _add(self, kind: BatchKind, payloads: tuple[bytes, ...]) -> None:
+        batch = Batch(EndOffset(self.next_offset), self.epoch, kind, payloads)
+        self.batches.append(batch)
+        self.next_offset = batch.end_offset

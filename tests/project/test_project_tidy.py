@@ -1,0 +1,167 @@
+"""Rules for the whole tree that no linter knows."""
+
+import ast
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.errors import ErrorCode
+from proto import common_pb2
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_OURS = {".git", ".venv", ".java", "__pycache__", "build", "dist"}
+FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+
+# Written in halves, or this file would offend.
+MACHINE_PATHS = ("/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/")
+REGISTRIES = (
+    *("pypi" + ".org", "python" + "hosted.org", "registry.npm" + "js.org"),
+    *("repo1.ma" + "ven.org", "proxy.gol" + "ang.org", "deb.deb" + "ian.org", "crates" + ".io"),
+)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file is part of the project, not installed, cached or built."""
+    parts = path.relative_to(ROOT).parts
+    return not any(
+        part in NOT_OURS or part.endswith((".egg-info", "_cache")) or part == ".hypothesis"
+        for part in parts
+    )
+
+
+def walk() -> Iterator[Path]:
+    """Every file of the project; folders that are not ours are not even entered."""
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if is_ours(Path(folder, name))]
+        yield from (Path(folder, name) for name in files)
+
+
+FILES = sorted(walk())
+SCRIPTS = [
+    path
+    for path in FILES
+    if path.parent in (ROOT / "scripts", ROOT / ".ci") and os.access(path, os.X_OK)
+]
+
+
+def name_of(path: Path) -> str:
+    """How a file is called in a message."""
+    return str(path.relative_to(ROOT))
+
+
+def read(path: Path) -> str:
+    """The text of a file, empty if it has none."""
+    try:
+        return path.read_text()
+    except UnicodeDecodeError:
+        return ""
+
+
+def is_python(path: Path) -> bool:
+    """Whether a file is Python that people wrote."""
+    if "_pb2" in path.name:
+        return False
+    if path.suffix:
+        return path.suffix == ".py"
+    return read(path).startswith("#!/usr/bin/env python3")
+
+
+PYTHON = [path for path in FILES if is_python(path)]
+
+
+def test_the_tree_was_found() -> None:
+    assert ROOT / "pyproject.toml" in FILES
+    assert ROOT / "scripts" / "evaluate_raftos" in PYTHON
+    assert len(PYTHON) > 50
+
+
+@pytest.mark.parametrize("words", [MACHINE_PATHS, REGISTRIES], ids=["paths", "registries"])
+def test_no_file_names_a_machine_path_or_a_registry(words: tuple[str, ...]) -> None:
+    found = [
+        f"{name_of(path)}:{number}: {word}"
+        for path in FILES
+        for number, line in enumerate(read(path).splitlines(), start=1)
+        for word in words
+        if word in line
+    ]
+
+    assert found == []
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
+def test_script_explains_itself(script: Path) -> None:
+    result = subprocess.run(
+        [script, "--help"], capture_output=True, text=True, timeout=60, check=False, cwd="/"
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert "usage" in result.stdout.lower()
+
+
+def relative_links() -> Iterator[tuple[Path, str]]:
+    """Every link in a Markdown file that is not an address or an anchor of the same file."""
+    for path in FILES:
+        if path.suffix == ".md":
+            text = re.sub(r"^```.*?^```", "", read(path), flags=re.M | re.S)
+            for target in re.findall(r"\]\(([^)\s]+)\)", text):
+                if not re.match(r"[a-z]+:|#", target):
+                    yield path, target
+
+
+def test_relative_links_in_documents_lead_somewhere() -> None:
+    broken = [
+        f"{name_of(path)}: {target}"
+        for path, target in relative_links()
+        if not (path.parent / target.partition("#")[0]).exists()
+    ]
+
+    assert broken == []
+
+
+def uncommented_fields(path: Path) -> Iterator[str]:
+    """Fields and enum values of a .proto file with a comment neither behind nor above them."""
+    previous = ""
+    for number, line in enumerate(read(path).splitlines(), start=1):
+        declares = re.search(r"\w+ *= *-?\d+ *(\[.*\])?;", line.partition("//")[0])
+        if declares and "//" not in line and not previous.strip().startswith("//"):
+            yield f"{name_of(path)}:{number}: {line.strip()}"
+        previous = line
+
+
+def test_every_field_of_the_contract_has_a_comment() -> None:
+    bare = [
+        each for path in sorted(ROOT.glob("proto/*.proto")) for each in uncommented_fields(path)
+    ]
+
+    assert bare == []
+
+
+def test_error_codes_are_those_of_the_contract() -> None:
+    assert dict(common_pb2.ErrorCode.items()) == {code.name: code.value for code in ErrorCode}
+
+
+def test_no_python_file_is_longer_than_the_limit() -> None:
+    lengths = {name_of(path): len(read(path).splitlines()) for path in PYTHON}
+    too_long = {name: length for name, length in lengths.items() if length > FILE_LINES_MAX}
+
+    assert too_long == {}, f"split files of more than {FILE_LINES_MAX} lines"
+
+
+def long_functions(path: Path) -> Iterator[str]:
+    """Functions of a file over the limit, their docstring counted too."""
+    for node in ast.walk(ast.parse(read(path))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_LINES_MAX:
+                yield f"{name_of(path)}:{node.lineno}: {node.name} has {length} lines"
+
+
+def test_no_function_is_longer_than_the_limit() -> None:
+    too_long = [each for path in PYTHON for each in long_functions(path)]
+
+    assert too_long == [], f"split functions of more than {FUNCTION_LINES_MAX} lines"

@@ -1,0 +1,163 @@
+"""Drivers, journals and gRPC together: what was acknowledged survives the loss of a leader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from controller.errors import NotLeaderError
+from controller.loop.quorum_driver import RecordTooLargeError, UncommittedLogFullError
+from controller.quorum.config import QuorumLimits
+from proto import quorum_pb2, quorum_pb2_grpc
+from tests.quorum.grpc_quorum import GrpcQuorum, eventually
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+async def append_and_wait(quorum: GrpcQuorum, leader: int, payloads: list[bytes]) -> int:
+    node = quorum.nodes[leader]
+    end = node.driver.append(payloads, required_base_offset=node.driver.next_offset)
+    await eventually(lambda: node.machine.high_watermark >= end, 10, f"commit up to {end}")
+    return end
+
+
+def test_acknowledged_records_survive_the_death_of_the_leader(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        quorum = GrpcQuorum(tmp_path, 3)
+        await quorum.start_all()
+        first = await quorum.leader()
+        await append_and_wait(quorum, first, [b"a", b"b"])
+        await quorum.kill(first)
+        second = await quorum.leader()
+        assert second != first
+        await append_and_wait(quorum, second, [b"c"])
+        assert quorum.nodes[second].machine.committed == [b"a", b"b", b"c"]
+
+        await quorum.start(first)
+        for node in quorum.nodes.values():
+            await eventually(
+                lambda node=node: node.machine.committed == [b"a", b"b", b"c"],  # type: ignore[misc]
+                10,
+                "every replica has everything",
+            )
+        await quorum.stop_all()
+
+    run(scenario)
+
+
+def test_graceful_stop_hands_over_quickly(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        quorum = GrpcQuorum(tmp_path, 3)
+        await quorum.start_all()
+        first = await quorum.leader()
+        await append_and_wait(quorum, first, [b"a"])
+        machine = quorum.nodes[first].machine
+        await quorum.stop(first)
+        assert machine.calls[-1] == "lost"
+        second = await quorum.leader()
+        await append_and_wait(quorum, second, [b"b"])
+        assert quorum.nodes[second].machine.committed == [b"a", b"b"]
+        await quorum.stop_all()
+
+    run(scenario)
+
+
+def test_only_the_leader_appends_and_reads(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        quorum = GrpcQuorum(tmp_path, 3)
+        await quorum.start_all()
+        leader = await quorum.leader()
+        end = await append_and_wait(quorum, leader, [b"a"])
+        assert await quorum.nodes[leader].driver.read_barrier() >= end
+
+        follower = quorum.nodes[(leader + 1) % 3].driver
+        await eventually(lambda: follower.leader is not None, 10, "the follower knows the leader")
+        with pytest.raises(NotLeaderError) as refused:
+            follower.append([b"x"], required_base_offset=follower.next_offset)
+        assert refused.value.leader_id == leader
+        with pytest.raises(NotLeaderError):
+            await follower.read_barrier()
+        await quorum.stop_all()
+
+    run(scenario)
+
+
+def test_one_voter_commits_and_restarts_with_what_it_had(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        quorum = GrpcQuorum(tmp_path, 1)
+        await quorum.start_all()
+        await append_and_wait(quorum, await quorum.leader(), [b"a", b"b"])
+        await quorum.kill(0)
+        await quorum.start(0)
+        leader = await quorum.leader()
+        assert quorum.nodes[leader].machine.committed == [b"a", b"b"]
+        assert quorum.nodes[leader].driver.epoch == 2
+        await quorum.stop_all()
+
+    run(scenario)
+
+
+def test_refused_appends_change_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        quorum = GrpcQuorum(tmp_path, 2)
+        limits = QuorumLimits(max_batch_bytes=1000, max_uncommitted_bytes=1500)
+        await quorum.start(0, limits=limits)
+        await quorum.start(1, limits=limits)
+        leader = await quorum.leader()
+        driver = quorum.nodes[leader].driver
+        before = driver.next_offset
+        with pytest.raises(RecordTooLargeError, match="1000"):
+            driver.append([b"x" * 1000], required_base_offset=before)
+        assert driver.next_offset == before
+
+        await quorum.kill(1 - leader)
+        driver.append([b"x" * 900], required_base_offset=before)
+        with pytest.raises(UncommittedLogFullError):
+            driver.append([b"x" * 900], required_base_offset=before + 1)
+        assert driver.next_offset == before + 1
+        await eventually(lambda: not driver.is_leader, 10, "check-quorum deposes a lone leader")
+        await quorum.stop_all()
+
+    run(scenario)
+
+
+def test_many_appends_of_one_turn_become_one_batch(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        quorum = GrpcQuorum(tmp_path, 3)
+        await quorum.start_all()
+        leader = await quorum.leader()
+        node = quorum.nodes[leader]
+        start = node.driver.next_offset
+        for index in range(100):
+            node.driver.append([b"%d" % index], required_base_offset=start + index)
+        await eventually(lambda: node.machine.high_watermark == start + 100, 10, "commit")
+        (batch,) = node.journal.read(start, 1 << 20)  # type: ignore[arg-type]
+        assert len(batch.payloads) == 100
+        await quorum.stop_all()
+
+    run(scenario)
+
+
+def test_describe_quorum_tells_each_voters_progress(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        quorum = GrpcQuorum(tmp_path, 3)
+        await quorum.start_all()
+        leader = await quorum.leader()
+        end = await append_and_wait(quorum, leader, [b"a"])
+        async with grpc.aio.insecure_channel(quorum.voters.voters[leader].endpoint) as channel:
+            stub = quorum_pb2_grpc.QuorumServiceStub(channel)
+            seen = await stub.DescribeQuorum(quorum_pb2.DescribeQuorumRequest())
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.AddVoter(quorum_pb2.AddVoterRequest())
+        assert (seen.role, seen.leader_id, seen.end_offset) == ("leader", leader, end)
+        assert sorted(voter.end_offset for voter in seen.voters)[1:] == [end, end]
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        await quorum.stop_all()
+
+    run(scenario)

@@ -1,0 +1,150 @@
+"""A controller for reconciliation tests: a map in a dict behind the two real gRPC services."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import grpc
+import numpy as np
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from controller.snapshot.format import CheckpointId
+from controller.snapshot.writer import write_checkpoint
+from proto import common_pb2, metadata_pb2, metadata_pb2_grpc, objects_pb2, objects_pb2_grpc
+
+REMOVED = common_pb2.OBJECT_STATE_REMOVED
+COMMITTED = common_pb2.OBJECT_STATE_COMMITTED
+LINKED = common_pb2.OBJECT_STATE_LINKED
+
+
+@dataclass(frozen=True, slots=True)
+class MapObject:
+    """An object of the map; `time_ms` is when it was committed."""
+
+    state: int
+    size: int = 0
+    time_ms: int = 1_000_000
+    attributes: int = 0
+
+
+@dataclass(slots=True)
+class FakeMap:
+    """The state of the fake: edit it at any time. `snapshot` None means a copy of the map."""
+
+    cluster_id: str = "c1"
+    next_object_id: int = 1000
+    objects: dict[int, MapObject] = field(default_factory=dict)
+    refuse: grpc.StatusCode | None = None
+    leader_endpoint: str = ""
+    checks: list[list[int]] = field(default_factory=list)
+    chunk_bytes: int = 100
+    snapshot: bytes | None = None
+    on_snapshot: Callable[[], None] = lambda: None
+
+    def state_of(self, object_id: int) -> int:
+        """What CheckObjects says of an id."""
+        if object_id in self.objects:
+            return self.objects[object_id].state
+        issued = object_id < self.next_object_id
+        return REMOVED if issued else common_pb2.OBJECT_STATE_NOT_ISSUED
+
+    def checkpoint(self) -> bytes:
+        """A copy of the map, with the columns that controllers write."""
+        ids = sorted(self.objects)
+        rows = [self.objects[object_id] for object_id in ids]
+        objects: dict[str, Any] = {
+            "object_id": np.array(ids, dtype=np.int64),
+            "state": np.array([row.state for row in rows], dtype=np.int8),
+            "kind": np.zeros(len(rows), dtype=np.int8),
+            "attributes": np.array([row.attributes for row in rows], dtype=np.int32),
+            "object_size": np.array([row.size for row in rows], dtype=np.int64),
+            "timestamp_ms": np.array([row.time_ms for row in rows], dtype=np.int64),
+        }
+        counters: dict[str, Any] = {
+            "next_object_id": np.array([self.next_object_id], dtype=np.int64)
+        }
+        file = io.BytesIO()
+        write_checkpoint(
+            file, CheckpointId(9, 4), self.cluster_id, {"counters": counters, "objects": objects}
+        )
+        return file.getvalue()
+
+
+class _Objects(objects_pb2_grpc.ObjectServiceServicer):
+    def __init__(self, state: FakeMap) -> None:
+        self._map = state
+
+    def CheckObjects(  # noqa: N802 - the name is gRPC's
+        self, request: objects_pb2.CheckObjectsRequest, context: grpc.ServicerContext
+    ) -> objects_pb2.CheckObjectsResponse:
+        self._map.checks.append(list(request.object_ids))
+        _refuse_if_told(self._map, context)
+        return objects_pb2.CheckObjectsResponse(
+            states=[self._map.state_of(i) for i in request.object_ids],  # type: ignore[misc]
+            next_object_id=self._map.next_object_id,
+            cluster_id=self._map.cluster_id,
+        )
+
+
+class _Metadata(metadata_pb2_grpc.MetadataServiceServicer):
+    def __init__(self, state: FakeMap) -> None:
+        self._map = state
+
+    def GetSnapshot(  # noqa: N802 - the name is gRPC's
+        self, request: metadata_pb2.GetSnapshotRequest, context: grpc.ServicerContext
+    ) -> Iterator[metadata_pb2.SnapshotChunk]:
+        self._map.on_snapshot()
+        _refuse_if_told(self._map, context)
+        data = self._map.checkpoint() if self._map.snapshot is None else self._map.snapshot
+        for at in range(0, len(data), self._map.chunk_bytes):
+            yield metadata_pb2.SnapshotChunk(
+                end_offset=9,
+                epoch=4,
+                total_bytes=len(data),
+                position=at,
+                data=data[at : at + self._map.chunk_bytes],
+            )
+
+
+def _refuse_if_told(state: FakeMap, context: grpc.ServicerContext) -> None:
+    if state.leader_endpoint:
+        _not_leader(context, state.leader_endpoint)
+    if state.refuse is not None:
+        context.abort(state.refuse, "told to refuse")
+
+
+def _not_leader(context: grpc.ServicerContext, leader: str) -> NoReturn:
+    """Refuse the way controllers do: a status with ErrorInfo that names the leader."""
+    info = error_details_pb2.ErrorInfo(
+        reason="NOT_LEADER", domain="streammeta", metadata={"leader_endpoint": leader}
+    )
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    code = grpc.StatusCode.UNAVAILABLE
+    status = status_pb2.Status(code=14, message="not leader", details=[detail])
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(code, "not leader")
+    raise AssertionError("abort returned")
+
+
+@contextmanager
+def serving(state: FakeMap) -> Iterator[str]:
+    """Serve a map on a free port; gives HOST:PORT."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    # Both serve only the calls that reconciliation makes.
+    objects = _Objects(state)  # type: ignore[abstract]
+    objects_pb2_grpc.add_ObjectServiceServicer_to_server(objects, server)
+    metadata = _Metadata(state)  # type: ignore[abstract]
+    metadata_pb2_grpc.add_MetadataServiceServicer_to_server(metadata, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()

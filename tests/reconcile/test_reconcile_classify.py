@@ -1,0 +1,198 @@
+"""Verdicts: a table of every rule, and a slow model over sets that must agree on any input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proto import common_pb2
+from storage.reconcile.classify import (
+    ABSENT,
+    COMPOSITE_KIND,
+    JoinedColumns,
+    MapState,
+    Owner,
+    Rules,
+    Verdict,
+    judge,
+)
+
+NEXT_ID = 1000
+YOUNG_FROM = 50_000
+UNLISTED_FROM = 90_000
+RULES = Rules(next_object_id=NEXT_ID, young_from_ms=YOUNG_FROM, unlisted_from_ms=UNLISTED_FROM)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One joined row; by default an old, small key of ours that the map does not know."""
+
+    owner: int = Owner.OWN
+    object_id: int = 7
+    listed_size: int = 100
+    modified_ms: int = 10_000
+    map_state: int = ABSENT
+    map_size: int = ABSENT
+    map_time_ms: int = ABSENT
+    map_attributes: int = 0
+
+
+def known(state: int, size: int = 100, time_ms: int = 10_000, attributes: int = 0) -> Row:
+    """Make a listed key of ours whose id is in the map."""
+    return Row(map_state=state, map_size=size, map_time_ms=time_ms, map_attributes=attributes)
+
+
+def unlisted(row: Row) -> Row:
+    """Take the object out of the bucket."""
+    return replace(row, listed_size=ABSENT, modified_ms=ABSENT)
+
+
+TABLE = [
+    ("committed", known(MapState.COMMITTED), Verdict.LIVE),
+    ("linked", known(MapState.LINKED), Verdict.LIVE),
+    ("live is live however young", replace(known(MapState.COMMITTED), modified_ms=99_999), "live"),
+    ("prepared", known(MapState.PREPARED, size=0), Verdict.IN_FLIGHT),
+    ("mark destroyed", known(MapState.MARK_DESTROYED, size=99), Verdict.DELETING),
+    ("a state of a later version", known(77), Verdict.UNKNOWN_STATE),
+    ("wrong size", known(MapState.COMMITTED, size=101), Verdict.SIZE_MISMATCH),
+    ("wrong size of a linked object", known(MapState.LINKED, size=99), Verdict.SIZE_MISMATCH),
+    (
+        "a composite records the size of what it links",
+        known(MapState.COMMITTED, size=5000, attributes=COMPOSITE_KIND | 3 << 2),
+        Verdict.LIVE,
+    ),
+    ("forgotten and old", Row(), Verdict.ORPHAN),
+    ("last issued id", Row(object_id=NEXT_ID - 1), Verdict.ORPHAN),
+    ("empty file", Row(listed_size=0), Verdict.ORPHAN),
+    ("last moment before the grace period", Row(modified_ms=YOUNG_FROM - 1), Verdict.ORPHAN),
+    ("first moment of the grace period", Row(modified_ms=YOUNG_FROM), Verdict.TOO_YOUNG),
+    ("id not issued", Row(object_id=NEXT_ID), Verdict.NOT_ISSUED),
+    ("another cluster's", Row(owner=Owner.OTHER_CLUSTER), Verdict.OTHER_CLUSTER),
+    ("not a key of ours", Row(owner=Owner.FOREIGN, object_id=ABSENT), Verdict.FOREIGN),
+    ("committed, gone", unlisted(known(MapState.COMMITTED)), Verdict.MISSING),
+    ("linked, gone", unlisted(known(MapState.LINKED)), Verdict.MISSING),
+    (
+        "committed while the listing ran",
+        unlisted(known(MapState.COMMITTED, time_ms=UNLISTED_FROM)),
+        Verdict.UNLISTED,
+    ),
+    ("prepared, not stored yet", unlisted(known(MapState.PREPARED)), ""),
+    ("destroyed and deleted", unlisted(known(MapState.MARK_DESTROYED)), ""),
+]
+
+
+def columns(rows: list[Row]) -> JoinedColumns:
+    """Turn rows into what the job sees."""
+    return JoinedColumns(
+        *(
+            np.array([getattr(row, name) for row in rows], dtype=np.int64)
+            for name in JoinedColumns.__dataclass_fields__
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "verdict"), [(r, v) for _, r, v in TABLE], ids=[t[0] for t in TABLE]
+)
+def test_verdict_table(row: Row, verdict: str) -> None:
+    assert judge(columns([row]), RULES).tolist() == [verdict]
+
+
+def test_every_verdict_is_in_the_table() -> None:
+    assert {verdict for _, _, verdict in TABLE} == {*Verdict, ""}
+
+
+def test_rows_do_not_influence_each_other() -> None:
+    rows = [row for _, row, _ in TABLE]
+    assert judge(columns(rows), RULES).tolist() == [verdict for _, _, verdict in TABLE]
+
+
+def test_no_rows() -> None:
+    assert judge(columns([]), RULES).tolist() == []
+
+
+def test_states_have_the_numbers_of_the_contract() -> None:
+    for state in MapState:
+        assert common_pb2.ObjectState.Value(f"OBJECT_STATE_{state.name}") == int(state)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A bucket and a map by object id, and keys that are not ours."""
+
+    listed: dict[int, tuple[int, int]]  # id -> size, modified
+    objects: dict[int, tuple[int, int, int, int]]  # id -> state, size, time, attributes
+    strangers: list[Owner]
+
+
+def model(world: World) -> dict[str, set[int]]:
+    """Verdict -> object ids, worked out with sets, from the meaning of the words."""
+    stored, mapped = set(world.listed), set(world.objects)
+    wanted = {i for i, o in world.objects.items() if o[0] in (2, 5)}
+    fickle = {i for i in wanted if world.objects[i][3] % 4 != COMPOSITE_KIND}
+    differs = {i for i in fickle & stored if world.listed[i][0] != world.objects[i][1]}
+    late = {i for i in wanted if world.objects[i][2] >= UNLISTED_FROM}
+    unknown = stored - mapped
+    issued = {i for i in unknown if i < NEXT_ID}
+    young = {i for i in issued if world.listed[i][1] >= YOUNG_FROM}
+
+    def in_state(state: int) -> set[int]:
+        return {i for i in stored & mapped if world.objects[i][0] == state}
+
+    return {
+        Verdict.LIVE: (wanted & stored) - differs,
+        Verdict.SIZE_MISMATCH: differs,
+        Verdict.MISSING: wanted - stored - late,
+        Verdict.UNLISTED: (wanted - stored) & late,
+        Verdict.IN_FLIGHT: in_state(MapState.PREPARED),
+        Verdict.DELETING: in_state(MapState.MARK_DESTROYED),
+        Verdict.UNKNOWN_STATE: in_state(0),
+        Verdict.NOT_ISSUED: unknown - issued,
+        Verdict.TOO_YOUNG: young,
+        Verdict.ORPHAN: issued - young,
+    }
+
+
+ids = st.integers(NEXT_ID - 6, NEXT_ID + 3)
+sizes = st.integers(0, 2)
+around_young = st.integers(YOUNG_FROM - 2, YOUNG_FROM + 2)
+around_late = st.integers(UNLISTED_FROM - 2, UNLISTED_FROM + 2)
+map_rows = st.tuples(
+    st.sampled_from([0, *map(int, MapState)]), sizes, around_late, st.sampled_from([0, 1, 8, 9])
+)
+worlds = st.builds(
+    World,
+    listed=st.dictionaries(ids, st.tuples(sizes, around_young)),
+    objects=st.dictionaries(ids, map_rows),
+    strangers=st.lists(st.sampled_from([Owner.FOREIGN, Owner.OTHER_CLUSTER])),
+)
+
+
+@settings(max_examples=300)
+@given(worlds)
+def test_agrees_with_a_model_over_sets(world: World) -> None:
+    rows = [
+        Row(
+            object_id=i,
+            listed_size=world.listed[i][0] if i in world.listed else ABSENT,
+            modified_ms=world.listed[i][1] if i in world.listed else ABSENT,
+            map_state=world.objects[i][0] if i in world.objects else ABSENT,
+            map_size=world.objects[i][1] if i in world.objects else ABSENT,
+            map_time_ms=world.objects[i][2] if i in world.objects else ABSENT,
+            map_attributes=world.objects[i][3] if i in world.objects else ABSENT,
+        )
+        for i in sorted(set(world.listed) | set(world.objects))
+    ]
+    strangers = [Row(owner=owner, object_id=NEXT_ID - 3) for owner in world.strangers]
+    got = judge(columns(rows + strangers), RULES).tolist()
+    by_verdict = {
+        verdict: {row.object_id for row, found in zip(rows, got, strict=False) if found == verdict}
+        for verdict in model(world)
+    }
+    assert by_verdict == model(world)
+    expected = [Verdict[owner.name].value for owner in world.strangers]
+    assert got[len(rows) :] == expected

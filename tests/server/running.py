@@ -1,0 +1,62 @@
+"""Real controllers for tests: child processes on loopback over a directory as the bucket."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from controller.cli.client import ControllerClient
+from controller.cli.local_cluster import Child, LocalCluster, free_ports, start_child
+from proto import admin_pb2, admin_pb2_grpc
+
+FAST = (
+    *("--election-timeout-ms", "400", "--fetch-timeout-ms", "1000"),
+    *("--lifecycle-interval-ms", "50", "--delete-delay-ms", "200"),
+)
+
+
+@contextlib.contextmanager
+def running_cluster(root: Path, count: int = 3) -> Iterator[LocalCluster]:
+    """Start `count` controllers over `root`/bucket; stop those that still run at the end."""
+    bucket = root / "bucket"
+    bucket.mkdir(exist_ok=True)
+    cluster = LocalCluster(root, "test", f"file://{bucket}", free_ports(count), FAST)
+    try:
+        cluster.start_all()
+        yield cluster
+    finally:
+        cluster.stop_all()
+
+
+def describe(cluster: LocalCluster) -> admin_pb2.DescribeClusterResponse:
+    """Ask any controller about the cluster."""
+    with ControllerClient(cluster.endpoints) as client:
+        return client.call(
+            lambda channel: admin_pb2_grpc.AdminServiceStub(channel).DescribeCluster,
+            admin_pb2.DescribeClusterRequest(),
+        )
+
+
+def controller_command(root: Path, **options: str) -> list[str]:
+    """Return a command line for one controller alone; `options` replace its defaults."""
+    (port,) = free_ports(1)
+    bucket = root / "bucket"
+    bucket.mkdir(exist_ok=True)
+    settings = {
+        "node-id": "1",
+        "cluster-id": "test",
+        "listen": f"127.0.0.1:{port}",
+        "voters": f"1@127.0.0.1:{port}",
+        "data-dir": str(root / "data"),
+        "store": f"file://{bucket}",
+        **{name.replace("_", "-"): value for name, value in options.items()},
+    }
+    words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    return ["-m", "controller.cli.main", "controller", *words]
+
+
+def start_python(
+    name: str, arguments: list[str], root: Path, env: Mapping[str, str] | None = None
+) -> Child:
+    """Start this Python with `arguments`; its log is `root`/`name`.log."""
+    return start_child(name, [sys.executable, *arguments], root / f"{name}.log", env)

@@ -1,0 +1,184 @@
+"""Three real controllers: nothing acknowledged is lost, whichever is killed, whenever."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from broker_client import BrokerSession, ControllerClient, methods
+from controller.cli.client import ControllerClient as OperatorClient
+from controller.cli.client import read_failure
+from controller.cli.local_cluster import LocalCluster
+from proto import (
+    common_pb2,
+    nodes_pb2,
+    nodes_pb2_grpc,
+    objects_pb2,
+    objects_pb2_grpc,
+    streams_pb2,
+    streams_pb2_grpc,
+)
+from storage.object_format.object_key import key_for
+from storage.object_store.factory import open_object_store
+from tests.server.running import describe, running_cluster, start_python
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Three controllers that run."""
+    with running_cluster(tmp_path) as running:
+        yield running
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
+        time.sleep(0.02)
+
+
+def leader_of(cluster: LocalCluster) -> int:
+    """Return the leader, once it serves."""
+    with OperatorClient(cluster.endpoints, timeout_s=30) as client:
+        client.call(
+            lambda channel: objects_pb2_grpc.ObjectServiceStub(channel).CheckObjects,
+            objects_pb2.CheckObjectsRequest(object_ids=[0]),
+        )
+    return describe(cluster).leader_id
+
+
+def test_kills_at_any_time_lose_nothing_acknowledged(cluster: LocalCluster) -> None:
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+    acknowledged: list[int] = []
+
+    async def create_and_kill() -> None:
+        async with ControllerClient(cluster.endpoints) as client:
+            session = await BrokerSession.register(client, 1001, 1)
+            creating = asyncio.create_task(create_streams(session, acknowledged))
+            for _ in range(4):
+                known = len(acknowledged)
+                victim = rng.choice([describe(cluster).leader_id, 1, 2, 3])
+                victim = victim if victim > 0 else 1
+                cluster.children[victim].kill()
+                while len(acknowledged) <= known:
+                    await asyncio.wait([creating], timeout=0.02)
+                    assert not creating.done(), f"seed {seed}: {creating}"
+                await asyncio.to_thread(cluster.start, victim)
+            creating.cancel()
+            await asyncio.wait([creating])
+
+    asyncio.run(create_and_kill())
+    for child in cluster.children.values():
+        child.kill()
+    cluster.start_all()
+    leader_of(cluster)
+
+    async def read() -> set[int]:
+        async with ControllerClient(cluster.endpoints) as client:
+            return {stream.stream_id async for stream in client.describe_streams()}
+
+    there = asyncio.run(read())
+    assert len(acknowledged) == len(set(acknowledged)), f"seed {seed}: an id was issued twice"
+    assert set(acknowledged) <= there, f"seed {seed}"
+
+
+async def create_streams(session: BrokerSession, acknowledged: list[int]) -> None:
+    while True:
+        acknowledged.extend(await session.create_streams([{}]))
+
+
+def test_a_prepared_object_expires_and_its_bytes_are_deleted(cluster: LocalCluster) -> None:
+    leader_of(cluster)
+    store = open_object_store(cluster.store_uri)
+    namespace = describe(cluster).object_namespace
+    store.put("not/ours.txt", b"someone else's")
+
+    async def prepare() -> int:
+        async with ControllerClient(cluster.endpoints) as client:
+            session = await BrokerSession.register(client, 1001, 1)
+            request = objects_pb2.PrepareObjectsRequest(node=session.node, count=1, ttl_ms=1000)
+            answer = await client.call(methods.PREPARE_OBJECTS, request)
+            first: int = answer.first_object_id
+            return first
+
+    object_id = asyncio.run(prepare())
+    store.put(key_for(object_id, namespace), b"uploaded, never committed")
+
+    wait_until(
+        lambda: [one.key for one in store.list_objects()] == ["not/ours.txt"],
+        "the expired object's bytes to go",
+    )
+
+    def state() -> int:
+        with OperatorClient(cluster.endpoints) as client:
+            answer = client.call(
+                lambda channel: objects_pb2_grpc.ObjectServiceStub(channel).CheckObjects,
+                objects_pb2.CheckObjectsRequest(object_ids=[object_id]),
+            )
+        assert answer.cluster_id == "test"
+        return int(answer.states[0])
+
+    wait_until(lambda: state() == common_pb2.OBJECT_STATE_REMOVED, "the map to forget it")
+
+
+def test_a_follower_names_the_leader(cluster: LocalCluster) -> None:
+    leader = leader_of(cluster)
+    follower = next(node_id for node_id in cluster.children if node_id != leader)
+    with grpc.insecure_channel(cluster.endpoints[follower - 1]) as channel:
+        stub = streams_pb2_grpc.StreamServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.DescribeStreams(streams_pb2.DescribeStreamsRequest(), timeout=5)
+
+    failure = read_failure(caught.value)
+    assert (failure.status, failure.reason) == ("UNAVAILABLE", "NOT_LEADER")
+    assert failure.metadata["leader_endpoint"] == cluster.endpoints[leader - 1]
+
+
+def test_an_rpc_that_is_not_built_says_so(cluster: LocalCluster) -> None:
+    leader = leader_of(cluster)
+    with grpc.insecure_channel(cluster.endpoints[leader - 1]) as channel:
+        stub = nodes_pb2_grpc.NodeServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Heartbeat(nodes_pb2.HeartbeatRequest(), timeout=5)
+
+    failure = read_failure(caught.value)
+    assert (failure.status, failure.reason) == ("UNIMPLEMENTED", "NOT_BUILT")
+    assert "Heartbeat" in failure.message
+
+
+def test_a_malformed_request_names_the_field(cluster: LocalCluster) -> None:
+    leader = leader_of(cluster)
+    epoch = describe(cluster).epoch
+    with grpc.insecure_channel(cluster.endpoints[leader - 1]) as channel:
+        stub = streams_pb2_grpc.StreamServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.CreateStreams(streams_pb2.CreateStreamsRequest(request_id=""), timeout=5)
+
+    failure = read_failure(caught.value)
+    assert (failure.status, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+    assert failure.metadata["field"] == "request_id"
+    assert (leader_of(cluster), describe(cluster).epoch) == (leader, epoch)
+
+
+def test_dev_runs_until_interrupted(tmp_path: Path) -> None:
+    arguments = ["-m", "controller.cli.main", "dev", "--data-dir", str(tmp_path / "dev")]
+    child = start_python("dev", arguments, tmp_path)
+    ready = dict(word.split("=", 1) for word in child.wait_ready().split())
+    assert len(ready["connect"].split(",")) == 3
+
+    child.process.send_signal(signal.SIGINT)
+
+    assert child.process.wait(30) == 0
+    for endpoint in ready["connect"].split(","):
+        channel = grpc.insecure_channel(endpoint)
+        with pytest.raises(grpc.FutureTimeoutError):
+            grpc.channel_ready_future(channel).result(0.3)
+        channel.close()

@@ -1,0 +1,148 @@
+"""What stops a controller from starting is said in words that help, and nothing is touched."""
+
+import http.server
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.cli.local_cluster import ChildFailedError
+from tests.server.running import controller_command, start_python
+from tests.storage.s3_servers import running_ministack
+
+pytestmark = pytest.mark.process
+
+
+def refusal(root: Path, **options: str) -> str:
+    """Start a controller that can't start; return what it says."""
+    child = start_python("refused", controller_command(root, **options), root)
+    with pytest.raises(ChildFailedError):
+        child.wait_ready()
+    assert child.process.returncode in (1, 2)
+    return child.log_tail()
+
+
+def serve_once(root: Path, **options: str) -> None:
+    """Start a controller, wait until it serves, stop it in good order."""
+    child = start_python("served", controller_command(root, **options), root)
+    child.wait_ready()
+    assert child.stop() == 0
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+
+        said = refusal(tmp_path, listen=where, voters=f"1@{where}")
+
+    assert where in said
+    assert "choose another with --listen" in said
+
+
+def test_a_data_directory_of_another_node(tmp_path: Path) -> None:
+    serve_once(tmp_path)
+    before = {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
+
+    said = refusal(tmp_path, node_id="2", voters="2@127.0.0.1:1")
+
+    assert str(tmp_path / "data") in said
+    assert "node" in said
+    after = {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    assert before == after
+
+
+def test_a_data_directory_of_another_cluster(tmp_path: Path) -> None:
+    serve_once(tmp_path)
+
+    said = refusal(tmp_path, cluster_id="other")
+
+    assert "other" in said
+    assert "test" in said
+
+
+def test_a_directory_with_files_that_are_not_ours(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "letter.txt").write_text("dear reader")
+
+    said = refusal(tmp_path)
+
+    assert str(data) in said
+    assert [path.name for path in data.iterdir()] == ["letter.txt"]
+
+
+def test_a_missing_bucket_directory(tmp_path: Path) -> None:
+    said = refusal(tmp_path, store=f"file://{tmp_path}/absent")
+
+    assert f"{tmp_path}/absent" in said
+
+
+@pytest.mark.s3
+def test_a_missing_bucket(tmp_path: Path) -> None:
+    with running_ministack() as endpoint:
+        said = refusal(tmp_path, store=endpoint.uri("absent"))
+
+    assert "absent" in said
+    assert "create it" in said
+
+
+def test_an_endpoint_that_refuses_connections(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        store = f"s3://bucket?endpoint={endpoint}&pathStyle=true&accessKey=a&secretKey=b"
+
+        said = refusal(tmp_path, store=store)
+
+    assert endpoint in said
+
+
+@pytest.fixture
+def forbidding_s3() -> Iterator[str]:
+    """An S3 endpoint that knows nobody's secret."""
+
+    class Forbid(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(403)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Forbid)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_wrong_credentials(tmp_path: Path, forbidding_s3: str) -> None:
+    store = f"s3://bucket?endpoint={forbidding_s3}&pathStyle=true&accessKey=a&secretKey=wrong"
+
+    said = refusal(tmp_path, store=store)
+
+    assert "credentials" in said or "AWS_ACCESS_KEY_ID" in said
+    assert "wrong" not in said.replace("wrong credentials", "")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "names"),
+    [
+        ("voters", "1@nowhere", "voters"),
+        ("cluster_id", "a/b", "cluster-id"),
+        ("store", "ftp://x", "ftp"),
+    ],
+)
+def test_an_option_that_cannot_work(tmp_path: Path, option: str, value: str, names: str) -> None:
+    said = refusal(tmp_path, **{option: value})
+
+    assert names in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "data").exists()
