@@ -74,7 +74,11 @@ async def run(arguments: argparse.Namespace) -> None:
     rows = load(arguments.data, arguments.rows).share(index, count).rows
     stream_ids: dict[str, int] = json.loads(arguments.streams.read_text())
     mine = sorted({stream_ids[key] for key, _ in rows})
-    config = WriterConfig(upload_bytes=arguments.upload_bytes, ttl_ms=arguments.ttl_ms)
+    config = WriterConfig(
+        upload_bytes=arguments.upload_bytes,
+        ttl_ms=arguments.ttl_ms,
+        reupload_attempts=20,  # with a short time to live on a slow machine ids may expire again
+    )
     async with ControllerClient(arguments.connect.split(",")) as client:
         session = await BrokerSession.register(client, arguments.node_id, arguments.node_epoch)
         opened = await open_all(session, mine)

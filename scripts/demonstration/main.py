@@ -25,6 +25,7 @@ from scripts.demonstration.brokers import BrokerFleet, Event
 from scripts.demonstration.dataset import NAMES, Dataset, load
 from scripts.demonstration.narrator import Narrator
 from scripts.demonstration.s3_endpoint import S3Endpoint, start_embedded, use_existing
+from storage.object_format.object_key import key_for
 
 CLUSTER_ID = "demo"
 LEADER = -1
@@ -52,8 +53,9 @@ class Story:
     leader_kills: int = 0
     failover_s: float = -1.0
     expired_deleted: int = 0
-    uploaded_keys: dict[int, list[str]] = field(default_factory=dict)
-    prepared: dict[int, list[int]] = field(default_factory=dict)
+    prepared: dict[int, set[int]] = field(default_factory=dict)
+    uploaded_keys: dict[int, set[str]] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
     orphans: set[str] = field(default_factory=set)
     brokers_done: set[int] = field(default_factory=set)
     acting: dict[int, threading.Thread] = field(default_factory=dict)
@@ -113,6 +115,7 @@ class Demo:
         expected = steps.expected_digests(data)
         rows_read = self._read_back(stream_ids, expected, "after the upload")
         self._show_shell(stream_ids)
+        self._find_orphans()
         before = steps.bucket_keys(self._endpoint)
         self._reconcile()
         after = steps.bucket_keys(self._endpoint)
@@ -143,15 +146,17 @@ class Demo:
         story = self._story
         match event.name:
             case "prepared":
-                story.prepared[event.broker] = event.facts["objects"]
+                story.prepared.setdefault(event.broker, set()).update(event.facts["objects"])
                 if event.broker == SLEEPING_BROKER:
                     self._once(event.broker, self._wake_sleeper)
             case "uploaded":
-                story.uploaded_keys[event.broker] = event.facts["keys"]
-                if event.broker == KILLED_BROKER:
-                    self._once(event.broker, self._replace_killed)
+                story.uploaded_keys.setdefault(event.broker, set()).update(event.facts["keys"])
+                if event.broker == KILLED_BROKER and KILLED_BROKER not in story.acting:
+                    self.fleet.kill(event.broker)
             case "refused":
                 self._on_refused(event)
+            case "ended" if event.broker == KILLED_BROKER:
+                self._once(event.broker, self._replace_killed)
             case "committed":
                 story.rows_committed += event.facts["rows"]
                 story.commits += 1
@@ -175,35 +180,42 @@ class Demo:
         self._story.acting[subject].start()
 
     def _replace_killed(self) -> None:
-        self.fleet.kill(KILLED_BROKER)
         self._narrator.step("broker 3 is killed between upload and commit (kill -9)")
-        objects = list(self._story.prepared[KILLED_BROKER])
-        keys = set(self._story.uploaded_keys[KILLED_BROKER])
+        objects = self._story.prepared[KILLED_BROKER]
+        keys = self._story.uploaded_keys[KILLED_BROKER]
         uploaded = keys & steps.bucket_keys(self._endpoint)
         steps.wait_until_removed(self.cluster.endpoints, objects)
         left = keys & steps.bucket_keys(self._endpoint)
         self._story.expired_deleted = len(uploaded) - len(left)
         self._narrator.step(
-            f"broker 3's {len(objects)} prepared objects expired, {self._story.expired_deleted} "
-            f"uploads were deleted from the bucket; broker 3 starts again"
+            f"broker 3's prepared objects expired, {self._story.expired_deleted} uploads were "
+            f"deleted from the bucket; broker 3 starts again"
         )
         self.fleet.start(KILLED_BROKER)
 
     def _wake_sleeper(self) -> None:
         self._narrator.step("broker 4 is stopped between prepare and upload (SIGSTOP)")
-        objects = list(self._story.prepared[SLEEPING_BROKER])
+        objects = set(self._story.prepared[SLEEPING_BROKER])
         steps.wait_until_removed(self.cluster.endpoints, objects)
         self._narrator.step("broker 4's prepared objects expired and are forgotten; it wakes up")
         os.kill(self.fleet.children[SLEEPING_BROKER].pid, signal.SIGCONT)
 
     def _on_refused(self, event: Event) -> None:
-        if event.broker != SLEEPING_BROKER:
-            return
-        keys = self._story.uploaded_keys[event.broker]
-        self._story.orphans.update(set(keys) & steps.bucket_keys(self._endpoint))
+        if not self._story.refused:
+            self._narrator.step(
+                f"broker {event.broker}'s late commit is refused; it uploads again under new ids"
+            )
+        self._story.refused.update(event.facts["objects"])
+
+    def _find_orphans(self) -> None:
+        """Learn which refused objects came after their deletion: nobody will delete them again."""
+        steps.wait_until_removed(self.cluster.endpoints, self._story.refused)
+        namespace = steps.describe_cluster(self.cluster.endpoints).object_namespace
+        keys = {key_for(object_id, namespace) for object_id in self._story.refused}
+        self._story.orphans = keys & steps.bucket_keys(self._endpoint)
         self._narrator.step(
-            f"broker 4's late commit is refused; {len(self._story.orphans)} of its objects are "
-            f"orphans in the bucket; it uploads again under new ids"
+            f"{len(self._story.orphans)} refused objects lie in the bucket, unknown to the map; "
+            f"beside them {FOREIGN_KEY}, which is not ours"
         )
 
     def _kill_leader(self) -> None:
@@ -248,14 +260,21 @@ class Demo:
         self._narrator.step("streammeta reconcile plan --grace 0s   (Spark; deletes nothing)")
         self._narrator.show(
             steps.streammeta(
-                ["reconcile", "plan", *place, "--plan", plan, "--grace", "0s"],
+                [
+                    *("reconcile", "plan", *place, "--plan", plan, "--format", "table"),
+                    *("--grace", "0s", "--max-share", "0.5"),
+                ],
                 self._endpoint.env,
             )
         )
         self._narrator.step("streammeta reconcile apply --yes")
         self._narrator.show(
             steps.streammeta(
-                ["reconcile", "apply", *place, "--plan", plan, "--yes"], self._endpoint.env
+                [
+                    *("reconcile", "apply", *place, "--plan", plan, "--format", "table"),
+                    "--yes",
+                ],
+                self._endpoint.env,
             )
         )
 
@@ -355,6 +374,7 @@ def main() -> int:
         result, failed = _play(arguments, root, narrator)
     except KeyboardInterrupt:
         narrator.step("interrupted; everything is stopped")
+        shutil.rmtree(root)
         return 130
     except (ChildFailedError, RuntimeError, TimeoutError) as error:
         narrator.fail(f"{error}\nlogs of every process are kept in {root}")

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from broker_client import BrokerSession, ControllerClient, StreamReader
 from controller.cli.client import ControllerClient as OperatorClient
@@ -64,7 +64,7 @@ def acknowledged_write(connect: Sequence[str]) -> None:
         client.call(lambda channel: kv_pb2_grpc.KVServiceStub(channel).PutKVs, request)
 
 
-def object_states(connect: Sequence[str], object_ids: Sequence[int]) -> list[int]:
+def object_states(connect: Sequence[str], object_ids: Collection[int]) -> list[int]:
     """Ask the leader in which state each object is."""
     with OperatorClient(connect) as client:
         answer = client.call(
@@ -75,16 +75,21 @@ def object_states(connect: Sequence[str], object_ids: Sequence[int]) -> list[int
 
 
 def wait_until_removed(
-    connect: Sequence[str], object_ids: Sequence[int], timeout_s: float = 60.0
+    connect: Sequence[str], object_ids: Collection[int], timeout_s: float = 60.0
 ) -> None:
     """Return once every object has expired, is deleted and forgotten."""
+    if not object_ids:
+        return
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    while True:
         states = object_states(connect, object_ids)
         if all(state == common_pb2.OBJECT_STATE_REMOVED for state in states):
             return
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"objects {sorted(object_ids)} are in states {states} after {timeout_s:.0f} s"
+            )
         time.sleep(0.2)
-    raise TimeoutError(f"objects {list(object_ids)} are in states {states} after {timeout_s:.0f} s")
 
 
 def read_back(
