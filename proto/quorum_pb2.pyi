@@ -215,6 +215,8 @@ Global___QuorumResponseHeader: _TypeAlias = QuorumResponseHeader  # noqa: Y015
 
 @_typing.final
 class VoteRequest(_message.Message):
+    """Asks for a vote in the header's epoch."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -249,6 +251,8 @@ Global___VoteRequest: _TypeAlias = VoteRequest  # noqa: Y015
 
 @_typing.final
 class VoteResponse(_message.Message):
+    """Grants or refuses a vote."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -279,6 +283,8 @@ Global___VoteResponse: _TypeAlias = VoteResponse  # noqa: Y015
 
 @_typing.final
 class BeginQuorumEpochRequest(_message.Message):
+    """Announces a leader; repeated to voters that do not fetch."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -301,6 +307,8 @@ Global___BeginQuorumEpochRequest: _TypeAlias = BeginQuorumEpochRequest  # noqa: 
 
 @_typing.final
 class BeginQuorumEpochResponse(_message.Message):
+    """Confirms a BeginQuorumEpochRequest."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -323,6 +331,8 @@ Global___BeginQuorumEpochResponse: _TypeAlias = BeginQuorumEpochResponse  # noqa
 
 @_typing.final
 class EndQuorumEpochRequest(_message.Message):
+    """Announces that a leader has resigned."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -351,6 +361,8 @@ Global___EndQuorumEpochRequest: _TypeAlias = EndQuorumEpochRequest  # noqa: Y015
 
 @_typing.final
 class EndQuorumEpochResponse(_message.Message):
+    """Confirms an EndQuorumEpochRequest."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -373,6 +385,8 @@ Global___EndQuorumEpochResponse: _TypeAlias = EndQuorumEpochResponse  # noqa: Y0
 
 @_typing.final
 class FetchRequest(_message.Message):
+    """Acknowledges what is flushed and asks for more."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -487,6 +501,8 @@ Global___EpochEnd: _TypeAlias = EpochEnd  # noqa: Y015
 
 @_typing.final
 class FetchResponse(_message.Message):
+    """Batches, or where the logs part."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -561,6 +577,8 @@ Global___SnapshotId: _TypeAlias = SnapshotId  # noqa: Y015
 
 @_typing.final
 class FetchSnapshotRequest(_message.Message):
+    """Asks for the bytes of a snapshot."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -593,6 +611,8 @@ Global___FetchSnapshotRequest: _TypeAlias = FetchSnapshotRequest  # noqa: Y015
 
 @_typing.final
 class FetchSnapshotChunk(_message.Message):
+    """Some bytes of a snapshot."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -665,6 +685,8 @@ Global___Voter: _TypeAlias = Voter  # noqa: Y015
 
 @_typing.final
 class AddVoterRequest(_message.Message):
+    """Asks the leader to add a voter."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
@@ -695,6 +717,8 @@ Global___AddVoterRequest: _TypeAlias = AddVoterRequest  # noqa: Y015
 
 @_typing.final
 class AddVoterResponse(_message.Message):
+    """The voter was added."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     END_OFFSET_FIELD_NUMBER: _builtins.int
@@ -715,6 +739,8 @@ Global___AddVoterResponse: _TypeAlias = AddVoterResponse  # noqa: Y015
 
 @_typing.final
 class RemoveVoterRequest(_message.Message):
+    """Asks the leader to remove a voter."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
@@ -745,6 +771,8 @@ Global___RemoveVoterRequest: _TypeAlias = RemoveVoterRequest  # noqa: Y015
 
 @_typing.final
 class RemoveVoterResponse(_message.Message):
+    """The voter was removed."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     END_OFFSET_FIELD_NUMBER: _builtins.int
@@ -765,6 +793,8 @@ Global___RemoveVoterResponse: _TypeAlias = RemoveVoterResponse  # noqa: Y015
 
 @_typing.final
 class UpdateVoterRequest(_message.Message):
+    """Tells the leader where a voter listens now."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -793,6 +823,8 @@ Global___UpdateVoterRequest: _TypeAlias = UpdateVoterRequest  # noqa: Y015
 
 @_typing.final
 class UpdateVoterResponse(_message.Message):
+    """Confirms an UpdateVoterRequest."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -815,6 +847,8 @@ Global___UpdateVoterResponse: _TypeAlias = UpdateVoterResponse  # noqa: Y015
 
 @_typing.final
 class DescribeQuorumRequest(_message.Message):
+    """Asks any node."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -870,6 +904,8 @@ Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
 
 @_typing.final
 class DescribeQuorumResponse(_message.Message):
+    """The quorum as one node sees it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CLUSTER_ID_FIELD_NUMBER: _builtins.int

@@ -78,6 +78,7 @@ class Journal:
         self._files = files
         self._lock = lock
         self._segment_bytes = segment_bytes
+        self._has_failed = False
         self.quorum_state = read_quorum_state(files, directory / STATE_NAME)
         self._mark = FlushedMark.open(files, directory / MARK_NAME, identity.log_id)
         self._segments = self._open_segments()
@@ -147,7 +148,9 @@ class Journal:
         """Make everything appended durable."""
         if self._flushed_end == self._end_offset:
             return
+        self._has_failed = True  # unless what follows returns
         self._segments[-1].sync()
+        self._has_failed = False
         self._flushed_end = self._end_offset
         self._mark.advance(self._flushed_end)
 
@@ -172,9 +175,10 @@ class Journal:
         self._flushed_end = min(self._flushed_end, end_offset)
 
     def close(self) -> None:
-        """Flush, release the files and the lock."""
-        self.sync()
-        self._mark.close()
+        """Flush, release the files and the lock; a flush that failed is not tried again."""
+        if not self._has_failed:
+            self.sync()
+            self._mark.close()
         for segment in self._segments:
             segment.close()
         self._lock.release()

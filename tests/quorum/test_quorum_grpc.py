@@ -161,3 +161,67 @@ def test_describe_quorum_tells_each_voters_progress(tmp_path: Path) -> None:
         await quorum.stop_all()
 
     run(scenario)
+
+
+def test_the_largest_batch_reaches_every_follower(tmp_path: Path) -> None:
+    """Larger than gRPC's default limit of 4 MiB a message."""
+
+    async def scenario() -> None:
+        quorum = GrpcQuorum(tmp_path, 3)
+        await quorum.start_all()
+        leader = await quorum.leader()
+        payload = b"x" * ((8 << 20) - 100)
+        end = await append_and_wait(quorum, leader, [payload])
+        for node in quorum.nodes.values():
+            await eventually(
+                lambda node=node: node.machine.high_watermark == end,  # type: ignore[misc]
+                10,
+                "every replica has the batch",
+            )
+            assert node.machine.committed == [payload]
+        await quorum.stop_all()
+
+    run(scenario)
+
+
+def test_a_follower_that_was_away_for_long_reads_old_batches_from_the_leaders_disk(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        quorum = GrpcQuorum(tmp_path, 3)
+        limits = QuorumLimits(tail_bytes=1000, max_fetch_bytes=5000)
+        for node_id in range(3):
+            await quorum.start(node_id, limits=limits)
+        leader = await quorum.leader()
+        away = (leader + 1) % 3
+        await quorum.kill(away)
+        payloads = [b"%04d" % index * 50 for index in range(200)]
+        for payload in payloads:
+            await append_and_wait(quorum, leader, [payload])
+        node = await quorum.start(away, limits=limits)
+        await eventually(lambda: node.machine.committed == payloads, 10, "it has caught up")
+        await quorum.stop_all()
+
+    run(scenario)
+
+
+def test_a_failed_flush_ends_the_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        quorum = GrpcQuorum(tmp_path, 1)
+        await quorum.start_all()
+        node = quorum.nodes[await quorum.leader()]
+
+        def fail() -> None:
+            raise OSError(5, "disk on fire")
+
+        monkeypatch.setattr(node.journal._segments[-1], "sync", fail)
+        node.driver.append([b"a"], required_base_offset=node.driver.next_offset)
+        with pytest.raises(OSError, match="on fire"):
+            await asyncio.wait_for(node.driver.fatal, 10)
+        assert node.machine.calls[-1] == "lost"
+        assert node.machine.committed == []
+        with pytest.raises(NotLeaderError):
+            node.driver.append([b"b"], required_base_offset=node.driver.next_offset)
+        await quorum.stop_all()
+
+    run(scenario)

@@ -1,7 +1,7 @@
 """What must be true of the whole quorum, kept outside the nodes and across their restarts.
 
-Numbers in the messages are those of docs on Raft: election safety, log matching, leader
-completeness, state machine safety. Every check is incremental, so it can run after every event.
+The names are those of Raft: election safety, log matching, leader completeness, state machine
+safety. Every check is incremental, so it can run after every event.
 """
 
 from __future__ import annotations

@@ -1,0 +1,233 @@
+"""Who votes for whom, when a replica campaigns, and what must be durable before it says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.errors import InvariantError
+from controller.ids import EndOffset, Epoch, NodeId
+from controller.quorum.config import QuorumState
+from controller.quorum.events import (
+    LeadershipEnded,
+    PeerConnectionLost,
+    PersistQuorumState,
+    RequestFailed,
+    Resign,
+    Send,
+)
+from controller.quorum.messages import (
+    EndQuorumEpochRequest,
+    FetchRequest,
+    ReplicaKey,
+    VoteRequest,
+    VoteResponse,
+)
+from tests.quorum.core_harness import Lone, batch
+
+LOG = [batch(0, 1), batch(1, 1), batch(2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("last_epoch", "end", "granted"),
+    [(3, 3, True), (3, 4, True), (4, 1, True), (3, 2, False), (2, 100, False), (1, 3, False)],
+)
+def test_votes_go_to_logs_at_least_as_up_to_date(last_epoch: int, end: int, granted: bool) -> None:
+    for pre_vote in (True, False):
+        node = Lone(state=QuorumState(Epoch(5)), batches=LOG)
+        assert node.ask_vote(1, 6, last_epoch, end, pre_vote=pre_vote) is granted
+
+
+def test_one_vote_an_epoch_and_the_same_again_when_repeated() -> None:
+    node = Lone()
+    assert node.ask_vote(1, 4, 0, 0)
+    assert node.ask_vote(1, 4, 0, 0)
+    assert not node.ask_vote(2, 4, 0, 0)
+    assert node.ask_vote(2, 5, 0, 0)
+
+
+def test_a_vote_is_remembered_over_a_restart() -> None:
+    node = Lone(state=QuorumState(Epoch(4), ReplicaKey(NodeId(1))))
+    assert not node.ask_vote(2, 4, 0, 0)
+    assert node.ask_vote(1, 4, 0, 0)
+
+
+def test_a_vote_waits_for_its_record() -> None:
+    node = Lone()
+    assert node.ask_vote(1, 4, 0, 0)
+    (written,) = node.effects_of(PersistQuorumState)
+    assert written.state == QuorumState(Epoch(4), ReplicaKey(NodeId(1)))
+    (send,) = node.effects_of(Send)
+    assert send.after == written.token
+
+
+def test_a_vote_survives_following_and_falling_back_in_one_epoch() -> None:
+    node = Lone()
+    assert node.ask_vote(1, 4, 0, 0)
+    node.begin(1, 4)
+    node.pass_time(5000)
+    assert node.role == "Prospective"
+    assert not node.ask_vote(2, 4, 0, 0)
+
+
+def test_pre_votes_leave_no_trace() -> None:
+    node = Lone(state=QuorumState(Epoch(4)))
+    deadline = node.core.next_deadline()
+    for sender in (1, 2):
+        assert node.ask_vote(sender, 4, 0, 0, pre_vote=True)
+        assert not node.effects_of(PersistQuorumState)
+    assert node.core.next_deadline() == deadline
+    assert node.core.epoch == 4
+
+
+def test_a_campaign_asks_for_pre_votes_before_it_opens_an_epoch() -> None:
+    node = Lone(state=QuorumState(Epoch(4)))
+    node.pass_time(5000)
+    requests = node.sent(VoteRequest)
+    assert [(r.pre_vote, r.header.epoch) for r in requests] == [(True, 4)] * 2
+    assert not node.effects_of(PersistQuorumState)
+
+    node.grant(requests[0])
+    (written,) = node.effects_of(PersistQuorumState)
+    assert written.state == QuorumState(Epoch(5), ReplicaKey(NodeId(0)))
+    assert all(not r.pre_vote and r.header.epoch == 5 for r in node.sent(VoteRequest))
+    assert all(send.after == written.token for send in node.effects_of(Send))
+
+
+def test_a_follower_that_hears_its_leader_grants_no_pre_vote() -> None:
+    node = Lone()
+    node.begin(1, 4)
+    request = node.only(FetchRequest)
+    assert node.ask_vote(2, 4, 0, 0, pre_vote=True), "it has not fetched yet (KAFKA-17641)"
+    node.feed(request)
+    assert not node.ask_vote(2, 4, 0, 0, pre_vote=True)
+    node.step(PeerConnectionLost(NodeId(1)))
+    assert node.ask_vote(2, 4, 0, 0, pre_vote=True), "the leader's process is gone"
+
+
+def test_answers_of_another_election_are_not_counted() -> None:
+    node = Lone(size=5)
+    node.pass_time(5000)
+    old = node.sent(VoteRequest)
+    node.pass_time(10_000)  # lost by timeout
+    node.pass_time(10_000)
+    assert node.role == "Prospective"
+    for request in old:
+        node.grant(request)
+    assert node.role == "Prospective"
+    fresh = Lone(size=5)
+    fresh.pass_time(5000)
+    first = fresh.sent(VoteRequest)[0]
+    fresh.grant(first)
+    fresh.grant(first)
+    assert fresh.role == "Prospective", "the same voter counts once"
+
+
+@pytest.mark.parametrize(("size", "needed"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2)])
+def test_it_takes_a_majority_to_win(size: int, needed: int) -> None:
+    node = Lone(size=size)
+    if size > 1:
+        node.pass_time(5000)
+        for stage in ("Prospective", "Candidate"):
+            requests = node.sent(VoteRequest)
+            for request in requests[:needed]:
+                assert node.role == stage
+                node.grant(request)
+    assert node.role == "Leader"
+
+
+def test_a_lost_pre_vote_returns_to_the_leader() -> None:
+    node = Lone()
+    node.begin(1, 4)
+    node.pass_time(5000)
+    for request in node.sent(VoteRequest):
+        node.receive(
+            VoteResponse(header=node.reply(request, leader=1), pre_vote=True, granted=False)
+        )
+    assert node.role == "Follower"
+    assert node.core.epoch == 4
+
+
+def test_a_restarted_leader_is_resigned_and_grants_no_vote_in_its_epoch() -> None:
+    node = Lone(state=QuorumState(Epoch(4), ReplicaKey(NodeId(0)), NodeId(0)))
+    assert node.role == "Resigned"
+    assert len(node.sent(EndQuorumEpochRequest)) == 2
+    assert not node.ask_vote(1, 4, 3, 100)
+    node.pass_time(5000)
+    assert (node.role, node.core.epoch) == ("Unattached", 5)
+
+
+def test_a_leader_without_a_majority_resigns_after_check_quorum() -> None:
+    node = Lone()
+    node.become_leader()
+    node.fetch(1, 0, 0)
+    node.pass_time(2900)
+    assert node.role == "Leader"
+    node.pass_time(200)
+    assert node.role == "Resigned"
+    assert isinstance(node.effects[0], LeadershipEnded)
+
+
+def test_a_resigning_leader_names_the_longest_log_first() -> None:
+    node = Lone()
+    node.become_leader()
+    node.fetch(2, 1, 1)
+    node.step(Resign())
+    request = node.sent(EndQuorumEpochRequest)[0]
+    assert [key.node_id for key in request.preferred_successors] == [2, 1]
+
+
+def test_the_preferred_successor_campaigns_at_once() -> None:
+    first, second = Lone(), Lone()
+    for node in (first, second):
+        node.begin(1, 4)
+        node.feed(node.only(FetchRequest))
+    first.end(1, 4, 0, 2)
+    assert first.role == "Prospective"
+    second.end(1, 4, 2, 0)
+    assert second.role == "Follower"
+
+
+def test_a_broken_connection_starts_a_campaign_within_the_stagger() -> None:
+    node = Lone()
+    node.begin(1, 4)
+    request = node.only(FetchRequest)
+    node.feed(request)
+    node.step(RequestFailed(NodeId(1), node.only(FetchRequest).header.request_id))
+    node.step(PeerConnectionLost(NodeId(1)))
+    node.pass_time(60)
+    assert node.role == "Prospective"
+
+
+def test_a_higher_epoch_deposes_a_leader_and_its_reads() -> None:
+    node = Lone()
+    node.become_leader()
+    assert node.ask_vote(1, 9, 8, 100)
+    assert isinstance(node.effects[0], LeadershipEnded)
+    assert node.role == "Unattached"
+
+
+def test_another_cluster_is_not_listened_to() -> None:
+    from dataclasses import replace
+
+    from controller.ids import ClusterId
+    from controller.quorum.messages import QuorumError
+
+    node = Lone()
+    header = replace(node.header(1, 99), cluster_id=ClusterId("other"))
+    node.receive(
+        VoteRequest(header=header, pre_vote=False, last_epoch=Epoch(1), end_offset=EndOffset(1))
+    )
+    assert node.only(VoteResponse).header.error is QuorumError.INCONSISTENT_CLUSTER_ID
+    assert node.core.epoch == 0
+
+
+def test_two_leaders_of_one_epoch_stop_the_process() -> None:
+    node = Lone()
+    node.begin(1, 4)
+    with pytest.raises(InvariantError, match="two leaders"):
+        node.begin(2, 4)
+
+
+def test_a_log_newer_than_the_quorum_state_stops_the_process() -> None:
+    with pytest.raises(InvariantError, match="quorum-state"):
+        Lone(state=QuorumState(Epoch(2)), batches=LOG)

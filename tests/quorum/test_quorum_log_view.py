@@ -1,0 +1,96 @@
+"""The core's index of its log agrees with the log it indexes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.errors import InvariantError
+from controller.ids import EndOffset, Epoch
+from controller.quorum.log_view import LogStart, LogView
+from controller.quorum.majority import committed_end, majority, majority_end
+from controller.quorum.messages import Batch
+from tests.quorum.core_harness import batch, log_of
+
+
+def make_log(epochs: list[int]) -> list[Batch]:
+    return [batch(index, epoch) for index, epoch in enumerate(sorted(epochs))]
+
+
+@given(st.lists(st.integers(1, 6), max_size=12), st.integers(0, 8))
+def test_the_end_of_an_epoch_is_that_of_its_last_batch(epochs: list[int], asked: int) -> None:
+    log = make_log(epochs)
+    found = LogView(log_of(log), 1 << 20).end_of_epoch(Epoch(asked))
+    earlier = [item for item in log if item.epoch <= asked]
+    expected = (earlier[-1].epoch, earlier[-1].end_offset) if earlier else (0, 0)
+    assert (found.epoch, found.end_offset) == expected
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.data())
+def test_truncation_leaves_the_index_of_the_shorter_log(
+    epochs: list[int], data: st.DataObject
+) -> None:
+    log = make_log(epochs)
+    keep = data.draw(st.integers(0, len(log)))
+    view = LogView(log_of(log), 1 << 20)
+    view.truncate(EndOffset(keep))
+    expected = LogView(log_of(log[:keep]), 1 << 20)
+    assert (view.end_offset, view.last_epoch) == (expected.end_offset, expected.last_epoch)
+    for epoch in range(8):
+        assert view.end_of_epoch(Epoch(epoch)) == expected.end_of_epoch(Epoch(epoch))
+
+
+def test_a_write_that_was_cut_does_not_vouch_for_what_replaced_it() -> None:
+    view = LogView(LogStart(), 1 << 20)
+    view.append([batch(0, 1), batch(1, 1), batch(2, 1)], token=5)
+    view.truncate(EndOffset(1))
+    view.append([batch(1, 2), batch(2, 2)], token=7)
+    view.write_done(5)
+    assert view.flushed_end == 1
+    view.write_done(7)
+    assert view.flushed_end == 3
+
+
+def test_gaps_and_older_epochs_are_defects() -> None:
+    view = LogView(log_of([batch(0, 2)]), 1 << 20)
+    with pytest.raises(InvariantError):
+        view.append([batch(2, 2)], token=1)
+    with pytest.raises(InvariantError):
+        view.append([batch(1, 1)], token=1)
+
+
+def test_reads_give_whole_batches_at_least_one_and_none_for_the_old() -> None:
+    log = [batch(index, 1, b"x" * 10) for index in range(10)]
+    view = LogView(log_of(log), tail_bytes=40)
+    assert view.read(EndOffset(3), max_bytes=1) == (log[3],)
+    assert view.read(EndOffset(3), max_bytes=25) == (log[3], log[4])
+    assert view.read(EndOffset(3), max_bytes=1000, end=EndOffset(5)) == (log[3], log[4])
+    assert view.read(EndOffset(10), max_bytes=1000) == ()
+    view.trim_tail(EndOffset(9))
+    assert view.read(EndOffset(3), max_bytes=1) is None
+    assert view.read(EndOffset(9), max_bytes=1) == (log[9],)
+
+
+def test_uncommitted_batches_stay_in_memory() -> None:
+    log = [batch(index, 1, b"x" * 10) for index in range(10)]
+    view = LogView(log_of(log), tail_bytes=40)
+    view.trim_tail(EndOffset(2))
+    assert view.read(EndOffset(2), max_bytes=1) == (log[2],)
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=7), st.integers(0, 20))
+def test_the_committed_end_is_flushed_by_a_majority_and_is_the_highest(
+    raw: list[int], start: int
+) -> None:
+    ends = [EndOffset(value) for value in raw]
+    end = majority_end(ends)
+    assert sum(value >= end for value in ends) >= majority(len(ends))
+    assert sum(value > end for value in ends) < majority(len(ends))
+    assert committed_end(ends, EndOffset(start)) == (end if end > start else None)
+
+
+def test_any_two_majorities_overlap() -> None:
+    for voters in range(1, 10):
+        assert 2 * majority(voters) > voters
+        assert 2 * (majority(voters) - 1) <= voters

@@ -1,0 +1,271 @@
+"""What a leader commits, what a follower accepts, and when either says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.errors import InvariantError
+from controller.ids import EndOffset, Epoch, NodeId
+from controller.quorum.config import QuorumState
+from controller.quorum.events import (
+    Append,
+    AppendLog,
+    CommitAdvanced,
+    ReadIndexReady,
+    ReadIndexRefused,
+    ReadIndexRequested,
+    Resign,
+    Send,
+    TruncateLog,
+    WriteDone,
+)
+from controller.quorum.messages import (
+    BatchKind,
+    EpochEnd,
+    FetchRequest,
+    FetchResponse,
+    QuorumError,
+)
+from tests.quorum.core_harness import Lone, batch
+
+
+def established(size: int = 3) -> Lone:
+    """A leader whose leader-change batch is committed."""
+    node = Lone(size=size)
+    node.become_leader()
+    for other in range(1, size // 2 + 1):
+        node.fetch(other, 1, 1)
+    assert node.core.is_established
+    node.pass_time(10)  # the Fetches that acknowledged it are answered
+    return node
+
+
+def test_an_epoch_begins_with_a_control_batch() -> None:
+    node = Lone(batches=[batch(0, 1)], state=QuorumState(Epoch(1)))
+    node.become_leader()
+    (appended,) = node.core.log.read(EndOffset(1), max_bytes=1000) or ()
+    assert (appended.kind, appended.epoch, appended.base_offset) == (BatchKind.CONTROL, 2, 1)
+
+
+def test_batches_of_earlier_epochs_commit_only_with_one_of_the_leaders_own() -> None:
+    """Raft, figure 8: a majority holds the old batch, which proves nothing."""
+    node = Lone(batches=[batch(0, 1), batch(1, 1)], state=QuorumState(Epoch(1)))
+    node.become_leader()
+    for offset, last_epoch in ((1, 1), (2, 1)):
+        for sender in (1, 2):
+            node.fetch(sender, offset, last_epoch)
+            assert node.core.high_watermark == 0
+    node.fetch(1, 3, 2)
+    assert node.core.high_watermark == 3
+
+
+def test_the_leader_counts_itself_only_up_to_what_it_flushed() -> None:
+    node = established()
+    node.step(Append((b"a", b"b")))
+    (append,) = node.effects_of(AppendLog)
+    node.fetch(1, 3, 1)
+    assert node.core.high_watermark == 1
+    node.step(WriteDone(append.token))
+    assert node.core.high_watermark == 3
+    assert node.effects_of(CommitAdvanced) == [CommitAdvanced(EndOffset(3))]
+
+
+def test_a_single_voter_commits_after_its_flush() -> None:
+    node = Lone(size=1)
+    assert node.core.high_watermark == 0
+    node.flush()
+    assert node.core.high_watermark == 1
+    node.step(Append((b"a",)))
+    assert node.core.high_watermark == 1
+    node.flush()
+    assert node.core.high_watermark == 2
+
+
+@pytest.mark.parametrize(
+    ("offset", "last_epoch", "diverging"),
+    [
+        (0, 0, None),
+        (2, 1, None),
+        (1, 1, None),
+        (4, 3, None),
+        (3, 1, EpochEnd(Epoch(1), EndOffset(2))),
+        (3, 2, EpochEnd(Epoch(1), EndOffset(2))),
+        (9, 3, EpochEnd(Epoch(3), EndOffset(4))),
+        (5, 0, EpochEnd(Epoch(0), EndOffset(0))),
+    ],
+)
+def test_a_fetch_is_credited_only_where_the_logs_agree(
+    offset: int, last_epoch: int, diverging: EpochEnd | None
+) -> None:
+    log = [batch(0, 1), batch(1, 1), batch(2, 3), batch(3, 3)]
+    node = Lone(batches=log, state=QuorumState(Epoch(3)))
+    node.become_leader()
+    node.fetch(1, offset, last_epoch)
+    response = node.only(FetchResponse)
+    assert response.diverging == diverging
+    assert bool(response.batches) is (diverging is None)
+    described = node.core.role.progress[node.config.voters.voters[1].key]  # type: ignore[union-attr]
+    assert described.end_offset == (offset if diverging is None else 0)
+
+
+def test_a_parked_fetch_is_answered_by_an_append_before_the_flush() -> None:
+    node = established()
+    node.fetch(1, 1, 1, hw=1)
+    assert not node.sent(FetchResponse)
+    node.step(Append((b"a",)))
+    assert node.only(FetchResponse).batches[0].payloads == (b"a",)
+
+
+def test_a_parked_fetch_is_answered_at_its_time_and_for_a_new_high_watermark() -> None:
+    node = established()
+    node.fetch(1, 1, 1, hw=1)
+    node.pass_time(499)
+    assert not node.sent(FetchResponse)
+    node.pass_time(1)
+    assert node.only(FetchResponse).batches == ()
+    node.fetch(2, 1, 1, hw=0)
+    node.pass_time(5)
+    assert node.only(FetchResponse).high_watermark == 1
+
+
+def test_parked_fetches_are_refused_when_leadership_ends() -> None:
+    node = established()
+    node.fetch(1, 1, 1, hw=1)
+    node.step(Resign())
+    assert node.only(FetchResponse).header.error is QuorumError.NOT_LEADER
+
+
+def test_a_fetch_of_another_epoch_is_refused_and_not_adopted() -> None:
+    node = established()
+    for epoch, error in (
+        (0, QuorumError.FENCED_LEADER_EPOCH),
+        (9, QuorumError.UNKNOWN_LEADER_EPOCH),
+    ):
+        node.receive(
+            FetchRequest(
+                header=node.header(1, epoch),
+                fetch_offset=EndOffset(0),
+                last_epoch=Epoch(0),
+                high_watermark=EndOffset(0),
+                read_round=0,
+                max_wait_ms=0,
+                max_bytes=1,
+            )
+        )
+        assert node.only(FetchResponse).header.error is error
+    assert (node.role, node.core.epoch) == ("Leader", 1)
+
+
+# -- followers
+
+
+def following() -> tuple[Lone, FetchRequest]:
+    node = Lone()
+    node.begin(1, 4)
+    return node, node.only(FetchRequest)
+
+
+def test_the_next_fetch_waits_until_what_it_acknowledges_is_flushed() -> None:
+    node, request = following()
+    node.feed(request, batch(0, 2, b"a"), batch(1, 4, b"b"), hw=1)
+    (append,) = node.effects_of(AppendLog)
+    (send,) = [e for e in node.effects_of(Send) if isinstance(e.message, FetchRequest)]
+    assert send.after == append.token
+    assert isinstance(send.message, FetchRequest)
+    assert (send.message.fetch_offset, send.message.last_epoch) == (2, 4)
+    assert node.core.high_watermark == 1
+
+
+def test_a_fetch_answer_counts_once() -> None:
+    node, request = following()
+    node.feed(request, batch(0, 4, b"a"))
+    node.feed(request, batch(0, 4, b"a"))
+    assert not node.effects
+    assert node.core.log.end_offset == 1
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [[batch(1, 4)], [batch(0, 5)], [batch(0, 4), batch(2, 4)], [batch(0, 4), batch(1, 3)]],
+)
+def test_batches_that_do_not_continue_the_log_are_not_taken(batches: list[object]) -> None:
+    node, request = following()
+    node.feed(request, *batches)  # type: ignore[arg-type]
+    assert node.core.log.end_offset == 0
+    assert not node.effects_of(AppendLog)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "cut"),
+    [
+        (EpochEnd(Epoch(1), EndOffset(2)), 2),
+        (EpochEnd(Epoch(1), EndOffset(1)), 1),
+        (EpochEnd(Epoch(2), EndOffset(9)), 2),
+        (EpochEnd(Epoch(3), EndOffset(3)), 3),
+        (EpochEnd(Epoch(0), EndOffset(0)), 0),
+    ],
+)
+def test_a_diverging_log_is_cut_where_both_may_agree(theirs: EpochEnd, cut: int) -> None:
+    log = [batch(0, 1), batch(1, 1), batch(2, 3), batch(3, 3)]
+    node = Lone(batches=log, state=QuorumState(Epoch(3)))
+    node.begin(1, 4)
+    node.feed(node.only(FetchRequest), diverging=theirs)
+    assert [effect.end_offset for effect in node.effects_of(TruncateLog)] == [cut]
+    assert node.only(FetchRequest).fetch_offset == cut
+
+
+def test_committed_batches_are_never_cut() -> None:
+    node, request = following()
+    node.feed(request, batch(0, 4), batch(1, 4), hw=2)
+    with pytest.raises(InvariantError, match="committed"):
+        node.feed(node.only(FetchRequest), diverging=EpochEnd(Epoch(4), EndOffset(1)))
+
+
+def test_the_high_watermark_never_falls_nor_passes_the_log() -> None:
+    node, request = following()
+    node.feed(request, batch(0, 4), hw=50)
+    assert node.core.high_watermark == 1
+    node.feed(node.only(FetchRequest), hw=0)
+    assert node.core.high_watermark == 1
+
+
+# -- reads
+
+
+def test_a_read_waits_for_a_round_that_began_after_it() -> None:
+    """A Fetch that was under way when the read arrived proves nothing."""
+    node = established()
+    node.fetch(1, 1, 1, hw=1)
+    node.step(ReadIndexRequested(7))
+    assert not node.effects_of(ReadIndexReady)
+    round_sent = node.only(FetchResponse).read_round
+    node.fetch(2, 1, 1, hw=1, read_round=round_sent - 1)
+    assert not node.effects_of(ReadIndexReady)
+    node.fetch(1, 1, 1, hw=1, read_round=round_sent)
+    assert node.effects_of(ReadIndexReady) == [ReadIndexReady(7, EndOffset(1))]
+
+
+def test_a_read_is_refused_before_the_leader_has_committed_in_its_epoch() -> None:
+    node = Lone()
+    node.become_leader()
+    node.step(ReadIndexRequested(7))
+    assert node.effects_of(ReadIndexRefused) == [ReadIndexRefused(7)]
+
+
+def test_waiting_reads_are_refused_when_leadership_ends() -> None:
+    node = established()
+    node.step(ReadIndexRequested(7))
+    node.ask_vote(1, 9, 8, 100)
+    assert node.effects_of(ReadIndexRefused) == [ReadIndexRefused(7)]
+
+
+def test_fetching_followers_need_no_heartbeat() -> None:
+    node = established()
+    node.fetch(1, 1, 1, hw=1)
+    node.fetch(2, 1, 1, hw=1)
+    for _ in range(3):
+        node.pass_time(400)
+        node.fetch(1, 1, 1, hw=1)
+        node.fetch(2, 1, 1, hw=1)
+    assert node.core.role.progress[node.config.voters.voters[1].key].has_fetched  # type: ignore[union-attr]
+    assert node.core.leader_id == NodeId(0)
