@@ -240,7 +240,7 @@ class ClusterMap:
             kvs=self._kvs.snapshot(),
             requests=self._streams.requests.items() + self._objects.requests.items(),
             rejected=self._commits.rejected.items(),
-            removed=tuple(object_id for object_id, _ in self._objects.removed.items()),
+            removed=self._objects.removed.keys(),
         )
 
     def size(self) -> MapSize:

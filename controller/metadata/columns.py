@@ -160,6 +160,6 @@ def _pages_of(rows: Rows, size: int) -> list[int]:
         first, stop, _ = rows.indices(size)
         return list(range(first >> _PAGE_SHIFT, (stop + _PAGE_ROWS - 1) >> _PAGE_SHIFT))
     if isinstance(rows, np.ndarray):
-        pages: list[int] = np.unique(rows >> _PAGE_SHIFT).tolist()
+        pages: list[int] = np.flatnonzero(np.bincount(rows >> _PAGE_SHIFT)).tolist()
         return pages
     return [rows >> _PAGE_SHIFT]

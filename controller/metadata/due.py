@@ -29,8 +29,8 @@ class DueObjects:
         heapq.heappush(self._entries, (time_ms, first_id, count))
 
     def add_ids(self, time_ms: int, ids: Int64Column) -> None:
-        """Add ids, in any order."""
-        ordered = np.unique(ids)
+        """Add ids, in any order, none twice."""
+        ordered = np.sort(ids)
         breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
         for run in np.split(ordered, breaks):
             if len(run):

@@ -177,7 +177,7 @@ class _StreamIndex:
         self._base = np.zeros(1024, dtype=np.int64)
         self._count = np.zeros(1024, dtype=np.int32)
         self._capacity = np.zeros(1024, dtype=np.int32)
-        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        self._free: defaultdict[int, list[Int64Column]] = defaultdict(list)
 
     @property
     def nbytes(self) -> int:
@@ -237,7 +237,7 @@ class _StreamIndex:
         self._slots[base : base + len(rows)] = rows
         self._count[stream_id] = len(rows)
         if not len(rows) and self._capacity[stream_id]:
-            self._free[int(self._capacity[stream_id])].append(base)
+            self._free[int(self._capacity[stream_id])].append(np.array([base]))
             self._capacity[stream_id] = 0
 
     def _cover(self, stream_id: int) -> None:
@@ -263,14 +263,11 @@ class _StreamIndex:
             if capacity:
                 within = np.arange(capacity)
                 self._slots[bases[:, None] + within] = self._slots[old[:, None] + within]
-                self._free[capacity].extend(old.tolist())
+                self._free[capacity].append(old)
             self._base[streams], self._capacity[streams] = bases, doubled
 
     def _allocate(self, capacity: int, count: int) -> Int64Column:
-        free = self._free[capacity]
-        kept = max(0, len(free) - count)
-        reused = np.array(free[kept:], dtype=np.int64)
-        del free[kept:]
+        reused = self._reuse(capacity, count)
         fresh = count - len(reused)
         first = self._used
         self._used += fresh * capacity
@@ -278,4 +275,16 @@ class _StreamIndex:
             grown = np.zeros(self._used + (self._used >> 1), dtype=np.int32)
             grown[:first] = self._slots[:first]
             self._slots = grown
-        return np.concatenate((reused, first + capacity * np.arange(fresh, dtype=np.int64)))
+        added = first + capacity * np.arange(fresh, dtype=np.int64)
+        return np.concatenate((reused, added)) if len(reused) else added
+
+    def _reuse(self, capacity: int, count: int) -> Int64Column:
+        free = self._free[capacity]
+        taken = [np.zeros(0, dtype=np.int64)]
+        while free and count:
+            bases = free.pop()
+            taken.append(bases[:count])
+            if len(bases) > count:
+                free.append(bases[count:])
+            count -= len(taken[-1])
+        return np.concatenate(taken)

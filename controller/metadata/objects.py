@@ -199,7 +199,7 @@ class Objects:
 
     def decide_remove(self, object_ids: Sequence[int]) -> ObjectsRemoved | None:
         """Forget those that are marked destroyed; None if none is."""
-        ids = np.unique(column(object_ids))
+        ids = column(sorted(set(object_ids)))
         removable = ids[self.states(ids) == ObjectState.MARK_DESTROYED]
         return ObjectsRemoved(object_id=removable) if len(removable) else None
 

@@ -69,6 +69,10 @@ class Window(Generic[_K, _V]):
         """Return the entries, oldest first."""
         return tuple(self._entries.items())
 
+    def keys(self) -> tuple[_K, ...]:
+        """Return the entries' keys, oldest first."""
+        return tuple(self._entries)
+
     def load(self, entries: Iterable[tuple[_K, _V]]) -> None:
         """Fill an empty window, oldest first."""
         self._entries.update(entries)

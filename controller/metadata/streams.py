@@ -7,6 +7,7 @@ stream is asked of `objects`. Uploads are decided in `commits`.
 
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ from controller.metadata.requests import (
     CreateStreams,
     DeleteStreams,
     OpenStreams,
+    StreamToTrim,
     TrimStreams,
 )
 from controller.metadata.values import Int64Column, StreamState, Tags, column
@@ -60,6 +62,19 @@ STREAM_COLUMNS = {
     "node_id": np.int32,
     "range_start": np.int64,
 }
+
+
+class _Head(NamedTuple):
+    """What requests about a stream are judged by."""
+
+    epoch: int
+    state: int
+    node_id: int
+    start_offset: int
+    end_offset: int
+
+
+_HEAD_COLUMNS = _Head._fields
 
 
 class Streams:
@@ -103,20 +118,17 @@ class Streams:
         """Return immutable views of streams, past ranges and flattened tags."""
         return self._table.view(), self.past.view(), self._tags.copy()
 
-    def ownership(self, stream_id: int, epoch: int, node_id: int) -> ErrorCode:
-        """Return NONE if `node_id` owns the stream under exactly this epoch."""
-        error = self._epoch_check(stream_id, epoch)
-        if error is ErrorCode.NONE and self._table["node_id"][stream_id] != node_id:
-            return ErrorCode.STREAM_FENCED
-        return error
-
-    def _epoch_check(self, stream_id: int, epoch: int) -> ErrorCode:
-        if not self.exists(stream_id):
-            return ErrorCode.STREAM_NOT_EXIST
-        stored = int(self._table["epoch"][stream_id])
-        if stored > epoch:
-            return ErrorCode.STREAM_FENCED
-        return ErrorCode.NONE if stored == epoch else ErrorCode.STREAM_INNER_ERROR
+    def _heads(self, stream_ids: Sequence[int]) -> list["_Head | None"]:
+        """Return what requests are judged by, None where there is no such stream."""
+        ids = np.array(stream_ids, dtype=np.int64)
+        issued = ids < len(self._table)
+        at = ids[issued]
+        columns = (self._table[name][at].tolist() for name in _HEAD_COLUMNS)
+        found = (
+            None if head.state == DELETED else head
+            for head in map(_Head._make, zip(*columns, strict=True))
+        )
+        return [next(found) if known else None for known in issued.tolist()]
 
     # ---- deciding; the node has been checked ----
 
@@ -138,18 +150,17 @@ class Streams:
         """Give streams to the node; each is judged against the state before the request."""
         node_id = request.node.node_id
         opened, reopened, answers = [], [], []
-        for item in request.streams:
-            error = self._open_verdict(item.stream_id, item.stream_epoch, node_id)
-            if error is not ErrorCode.NONE:
+        heads = self._heads([item.stream_id for item in request.streams])
+        for item, head in zip(request.streams, heads, strict=True):
+            error = _open_verdict(head, item.stream_epoch, node_id)
+            if head is None or error is not ErrorCode.NONE:
                 answers.append(OpenedStream(error))
                 continue
-            row = item.stream_id
-            if self._table["epoch"][row] < item.stream_epoch:
+            if head.epoch < item.stream_epoch:
                 opened.append(item)
-            elif self._table["state"][row] == StreamState.CLOSED:
-                reopened.append(row)
-            start, end = self._table["start_offset"][row], self._table["end_offset"][row]
-            answers.append(OpenedStream(error, int(start), int(end)))
+            elif head.state == StreamState.CLOSED:
+                reopened.append(item.stream_id)
+            answers.append(OpenedStream(error, head.start_offset, head.end_offset))
         records: list[Record] = []
         if opened:
             tags = tuple(tuple(sorted(item.tags)) for item in opened)
@@ -163,18 +174,6 @@ class Streams:
         if reopened:
             records.append(StreamsReopened(stream_id=column(reopened)))
         return records, OpenStreamsAnswer(streams=tuple(answers))
-
-    def _open_verdict(self, stream_id: int, epoch: int, node_id: int) -> ErrorCode:
-        if not self.exists(stream_id):
-            return ErrorCode.STREAM_NOT_EXIST
-        stored = self._table["epoch"][stream_id]
-        if stored > epoch:
-            return ErrorCode.STREAM_FENCED
-        if stored == epoch:
-            owned = self._table["node_id"][stream_id] == node_id
-            return ErrorCode.NONE if owned else ErrorCode.STREAM_FENCED
-        opened = self._table["state"][stream_id] == StreamState.OPENED
-        return ErrorCode.STREAM_NOT_CLOSED if opened else ErrorCode.NONE
 
     def _removable_ranges(self, stream_ids: Int64Column) -> list[Record]:
         # What stream objects cover needs no range: nobody will look for its node's set objects.
@@ -196,28 +195,25 @@ class Streams:
     def decide_close(self, request: CloseStreams) -> tuple[list[Record], StreamErrorsAnswer]:
         """Take streams from the node; closing a closed one is harmless."""
         errors, closed = [], []
-        for item in request.streams:
-            error = self.ownership(item.stream_id, item.stream_epoch, request.node.node_id)
+        heads = self._heads([item.stream_id for item in request.streams])
+        for item, head in zip(request.streams, heads, strict=True):
+            error = _ownership(head, item.stream_epoch, request.node.node_id)
             errors.append(error)
-            row = item.stream_id
-            if error is ErrorCode.NONE and self._table["state"][row] == StreamState.OPENED:
-                closed.append(row)
+            if error is ErrorCode.NONE and head is not None and head.state == StreamState.OPENED:
+                closed.append(item.stream_id)
         records: list[Record] = [StreamsClosed(stream_id=column(closed))] if closed else []
         return records, StreamErrorsAnswer(errors=tuple(errors))
 
     def decide_trim(self, request: TrimStreams) -> tuple[list[Record], StreamErrorsAnswer]:
         """Raise streams' starts."""
         errors, trimmed = [], []
-        for item in request.streams:
-            row, start = item.stream_id, item.new_start_offset
-            error = self.ownership(row, item.stream_epoch, request.node.node_id)
-            if error is ErrorCode.NONE and self._table["state"][row] != StreamState.OPENED:
-                error = ErrorCode.STREAM_NOT_OPENED
-            elif error is ErrorCode.NONE and start < self._table["start_offset"][row]:
-                error = ErrorCode.OFFSET_NOT_MATCHED
+        heads = self._heads([item.stream_id for item in request.streams])
+        for item, head in zip(request.streams, heads, strict=True):
+            error = _trim_verdict(head, item, request.node.node_id)
             errors.append(error)
-            if error is ErrorCode.NONE and start > self._table["start_offset"][row]:
-                trimmed.append((row, start))
+            moves = head is not None and item.new_start_offset > head.start_offset
+            if error is ErrorCode.NONE and moves:
+                trimmed.append((item.stream_id, item.new_start_offset))
         answer = StreamErrorsAnswer(errors=tuple(errors))
         if not trimmed:
             return [], answer
@@ -229,17 +225,17 @@ class Streams:
     ) -> tuple[list[Record], StreamErrorsAnswer]:
         """Delete closed streams and destroy their stream objects; set objects stay."""
         errors, deleted = [], []
-        for item in request.streams:
-            error = self._epoch_check(item.stream_id, item.stream_epoch)
+        heads = self._heads([item.stream_id for item in request.streams])
+        for item, head in zip(request.streams, heads, strict=True):
+            error = _epoch_check(head, item.stream_epoch)
             if error is ErrorCode.STREAM_NOT_EXIST:
                 errors.append(ErrorCode.NONE)
                 continue
-            row = item.stream_id
-            if error is ErrorCode.NONE and self._table["state"][row] != StreamState.CLOSED:
+            if error is ErrorCode.NONE and head is not None and head.state != StreamState.CLOSED:
                 error = ErrorCode.STREAM_NOT_CLOSED
             errors.append(error)
             if error is ErrorCode.NONE:
-                deleted.append(row)
+                deleted.append(item.stream_id)
         records: list[Record] = []
         if deleted:
             records.append(StreamsDeleted(stream_id=column(deleted)))
@@ -330,7 +326,7 @@ class Streams:
 
     def replay_ranges_removed(self, record: RangesRemoved, undo: Undo) -> None:
         """See `RangesRemoved`."""
-        for stream_id in np.unique(record.stream_id).tolist():
+        for stream_id in sorted(set(record.stream_id.tolist())):
             indexes = set(record.range_index[record.stream_id == stream_id].tolist())
             head = int(self._table["past_head"][stream_id])
             rows = {r for r in self.past.chain(head) if self.past.cell("range_index", r) in indexes}
@@ -392,3 +388,40 @@ class Streams:
         tags = self._tags.pop(stream_id, None)
         if tags is not None:
             undo.append(lambda: self._tags.__setitem__(stream_id, tags))
+
+
+def _epoch_check(head: _Head | None, epoch: int) -> ErrorCode:
+    if head is None:
+        return ErrorCode.STREAM_NOT_EXIST
+    if head.epoch > epoch:
+        return ErrorCode.STREAM_FENCED
+    return ErrorCode.NONE if head.epoch == epoch else ErrorCode.STREAM_INNER_ERROR
+
+
+def _ownership(head: _Head | None, epoch: int, node_id: int) -> ErrorCode:
+    """Return NONE if `node_id` owns the stream under exactly this epoch."""
+    error = _epoch_check(head, epoch)
+    if error is ErrorCode.NONE and head is not None and head.node_id != node_id:
+        return ErrorCode.STREAM_FENCED
+    return error
+
+
+def _open_verdict(head: _Head | None, epoch: int, node_id: int) -> ErrorCode:
+    if head is None:
+        return ErrorCode.STREAM_NOT_EXIST
+    if head.epoch > epoch:
+        return ErrorCode.STREAM_FENCED
+    if head.epoch == epoch:
+        return ErrorCode.NONE if head.node_id == node_id else ErrorCode.STREAM_FENCED
+    opened = head.state == StreamState.OPENED
+    return ErrorCode.STREAM_NOT_CLOSED if opened else ErrorCode.NONE
+
+
+def _trim_verdict(head: _Head | None, item: StreamToTrim, node_id: int) -> ErrorCode:
+    error = _ownership(head, item.stream_epoch, node_id)
+    if error is not ErrorCode.NONE or head is None:
+        return error
+    if head.state != StreamState.OPENED:
+        return ErrorCode.STREAM_NOT_OPENED
+    below = item.new_start_offset < head.start_offset
+    return ErrorCode.OFFSET_NOT_MATCHED if below else ErrorCode.NONE

@@ -1,0 +1,296 @@
+"""Which ranges of an upload are accepted, what rejected ones do, and how repeats are answered."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.errors import ErrorCode
+from controller.metadata.cluster_map import ClusterMap
+from controller.metadata.requests import (
+    CheckObjects,
+    CloseStreams,
+    CommitStreamSetObject,
+    CreateStreams,
+    DeleteStreams,
+    DescribeStreams,
+    GetObjects,
+    GetOpeningStreams,
+    NewStream,
+    ObjectQuery,
+    OpenStreams,
+    PrepareObjects,
+    RegisterNode,
+    RemoveObjects,
+    StreamToClose,
+    StreamToDelete,
+    StreamToOpen,
+    StreamToTrim,
+    TrimStreams,
+)
+from controller.metadata.values import (
+    NodeIdentity,
+    ObjectState,
+    OnConflict,
+    RangeColumns,
+    StreamObjectColumns,
+    column,
+)
+from controller.records.record import ObjectsDestroyed
+
+NODE = NodeIdentity(0, 1)
+OTHER = NodeIdentity(1, 1)
+NOW = 5_000
+
+
+class World:
+    """A map with two nodes, `streams` open streams of NODE under epoch 1, and 50 prepared ids."""
+
+    def __init__(self, streams: int = 4) -> None:
+        self.map = ClusterMap()
+        self.write(RegisterNode(node=NODE))
+        self.write(RegisterNode(node=OTHER))
+        new = (NewStream(),) * streams
+        self.write(CreateStreams(request_id="c", node=NODE, streams=new))
+        items = tuple(StreamToOpen(stream, 1) for stream in range(streams))
+        self.write(OpenStreams(node=NODE, streams=items))
+        self.write(PrepareObjects(request_id="p", node=NODE, count=50, ttl_ms=60_000))
+
+    def write(self, request: Any) -> Any:
+        offset = self.map.applied_end_offset
+        decision = self.map.decide(request, NOW, offset)
+        if decision.records:
+            self.map.apply(offset, decision.records)
+        return decision.answer
+
+    def commit(self, object_id: int, *rows: tuple[int, int, int], **changes: Any) -> Any:
+        """Commit rows of (stream, start, end)."""
+        return self.write(upload(object_id, *rows, **changes))
+
+    def ends(self) -> list[int]:
+        answer: Any = self.map.query(DescribeStreams())
+        return [stream.end_offset for stream in answer.streams]
+
+    def state(self, object_id: int) -> ObjectState:
+        answer: Any = self.map.query(CheckObjects(object_ids=(object_id,)))
+        state: ObjectState = answer.states[0]
+        return state
+
+
+def upload(object_id: int, *rows: tuple[int, int, int], **changes: Any) -> CommitStreamSetObject:
+    streams, starts, ends = zip(*rows, strict=True)
+    fields: dict[str, Any] = {
+        "node": NODE,
+        "object_id": object_id,
+        "order_id": object_id,
+        "object_size": 100,
+        "ranges": RangeColumns(
+            stream_id=column(streams),
+            stream_epoch=column(changes.pop("epochs", ())),
+            start_offset=column(starts),
+            end_offset=column(ends),
+        ),
+    }
+    return CommitStreamSetObject(**(fields | changes))
+
+
+def stream_objects(*rows: tuple[int, int, int, int]) -> StreamObjectColumns:
+    """Rows of (object, stream, start, end)."""
+    ids, streams, starts, ends = zip(*rows, strict=True)
+    return StreamObjectColumns(
+        object_id=column(ids),
+        object_size=column([10] * len(ids)),
+        stream_id=column(streams),
+        start_offset=column(starts),
+        end_offset=column(ends),
+    )
+
+
+CONTINUITY = [
+    # (start, end) of the stream; state of affairs; range; epoch given; verdict; end afterwards
+    (0, 0, "open", (0, 10), None, "NONE", 10),
+    (0, 0, "open", (5, 10), None, "OFFSET_NOT_MATCHED", 0),
+    (0, 50, "open", (50, 60), None, "NONE", 60),
+    (0, 50, "open", (51, 60), None, "OFFSET_NOT_MATCHED", 50),
+    (0, 50, "open", (49, 60), None, "OFFSET_NOT_MATCHED", 50),
+    (20, 50, "open", (50, 60), None, "NONE", 60),
+    (20, 50, "open", (20, 60), None, "OFFSET_NOT_MATCHED", 50),
+    (100, 100, "open", (0, 90), None, "NONE", 100),
+    (100, 100, "open", (0, 100), None, "NONE", 100),
+    (100, 100, "open", (90, 110), None, "NONE", 110),
+    (100, 100, "open", (100, 110), None, "NONE", 110),
+    (100, 100, "open", (101, 110), None, "OFFSET_NOT_MATCHED", 100),
+    (0, 50, "closed", (50, 60), None, "STREAM_NOT_OPENED", 50),
+    (0, 50, "taken over", (50, 60), None, "STREAM_FENCED", 50),
+    (0, 50, "deleted", (50, 60), None, "NONE", None),
+    (0, 50, "never created", (50, 60), None, "STREAM_NOT_EXIST", None),
+    (0, 50, "open", (50, 60), 1, "NONE", 60),
+    (0, 50, "open", (50, 60), 0, "STREAM_FENCED", 50),
+    (0, 50, "open", (50, 60), 2, "STREAM_INNER_ERROR", 50),
+    # what is below the visible start is accepted whoever sends it
+    (100, 100, "taken over", (0, 90), 1, "NONE", 100),
+    (100, 100, "closed", (0, 90), 0, "NONE", 100),
+    # the first check that fails is the one that counts
+    (0, 50, "closed", (99, 100), 0, "STREAM_FENCED", 50),
+    (0, 50, "closed", (99, 100), None, "STREAM_NOT_OPENED", 50),
+    (0, 50, "taken over", (99, 100), None, "STREAM_FENCED", 50),
+]
+
+
+def _arrange(world: World, start: int, end: int, affairs: str) -> int:
+    if end > start:
+        world.commit(40, (0, 0, end))
+    if start:
+        world.write(TrimStreams(node=NODE, streams=(StreamToTrim(0, 1, start),)))
+    if affairs in ("closed", "taken over", "deleted"):
+        world.write(CloseStreams(node=NODE, streams=(StreamToClose(0, 1),)))
+    if affairs == "taken over":
+        world.write(OpenStreams(node=OTHER, streams=(StreamToOpen(0, 2),)))
+    if affairs == "deleted":
+        world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(0, 1),)))
+    return 77 if affairs == "never created" else 0
+
+
+@pytest.mark.parametrize("as_stream_object", [False, True])
+@pytest.mark.parametrize(
+    ("start", "end", "affairs", "offered", "epoch", "verdict", "end_after"), CONTINUITY
+)
+def test_continuity(
+    start: int,
+    end: int,
+    affairs: str,
+    offered: tuple[int, int],
+    epoch: int | None,
+    verdict: str,
+    end_after: int | None,
+    as_stream_object: bool,
+) -> None:
+    world = World()
+    stream = _arrange(world, start, end, affairs)
+    epochs = () if epoch is None else (epoch,)
+    request = upload(7, (stream, *offered), epochs=epochs)
+    if as_stream_object:
+        rows = stream_objects((7, stream, *offered))
+        rows = StreamObjectColumns(
+            **{name: getattr(rows, name) for name in rows.__slots__ if name != "stream_epoch"},
+            stream_epoch=column(epochs),
+        )
+        request = CommitStreamSetObject(
+            node=NODE, object_id=-1, order_id=-1, object_size=0, stream_objects=rows
+        )
+    answer = world.write(request)
+    verdicts = answer.stream_object_errors if as_stream_object else answer.range_errors
+    assert [ErrorCode(code).name for code in verdicts.tolist()] == [verdict]
+    assert answer.error.name == verdict
+    if end_after is not None:
+        assert world.ends()[0] == end_after
+
+
+def test_one_bad_range_rejects_all_by_default_and_changes_nothing() -> None:
+    world = World()
+    before = world.map.state_hash()
+    answer = world.commit(0, (0, 0, 10), (1, 5, 10), (2, 0, 10))
+    assert answer.error is ErrorCode.OFFSET_NOT_MATCHED
+    assert answer.range_errors.tolist() == [0, ErrorCode.OFFSET_NOT_MATCHED, 0]
+    assert world.map.state_hash() == before
+
+
+def test_accept_valid_commits_the_others_and_a_repeat_is_answered_alike() -> None:
+    world = World()
+    request = upload(
+        0,
+        (0, 0, 10),
+        (1, 5, 10),
+        stream_objects=stream_objects((1, 2, 0, 5), (2, 3, 9, 10)),
+        on_conflict=OnConflict.ACCEPT_VALID,
+    )
+    first = world.write(request)
+    assert first.error is ErrorCode.NONE
+    assert first.range_errors.tolist() == [0, ErrorCode.OFFSET_NOT_MATCHED]
+    assert first.stream_object_errors.tolist() == [0, ErrorCode.OFFSET_NOT_MATCHED]
+    assert world.ends() == [10, 0, 5, 0]
+    assert [world.state(i).name for i in (0, 1, 2)] == ["COMMITTED", "COMMITTED", "PREPARED"]
+    after = world.map.state_hash()
+    again = world.write(request)
+    assert again.range_errors.tolist() == first.range_errors.tolist()
+    assert again.stream_object_errors.tolist() == first.stream_object_errors.tolist()
+    assert world.map.state_hash() == after
+
+
+def test_accept_valid_with_nothing_valid_commits_nothing() -> None:
+    world = World()
+    answer = world.commit(0, (0, 5, 10), on_conflict=OnConflict.ACCEPT_VALID)
+    assert answer.error is ErrorCode.OFFSET_NOT_MATCHED
+    assert world.state(0) is ObjectState.PREPARED
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_repeat_is_answered_after_the_object_is_gone(removed: bool) -> None:
+    world = World()
+    assert world.commit(0, (0, 0, 10)).error is ErrorCode.NONE
+    destroyed = ObjectsDestroyed(object_id=column([0]), marked_at_ms=NOW)
+    world.map.apply(world.map.applied_end_offset, (destroyed,))
+    if removed:
+        assert world.write(RemoveObjects(object_ids=(0,))).removed == 1
+        assert world.state(0) is ObjectState.REMOVED
+    assert world.commit(0, (0, 0, 10)).error is ErrorCode.NONE
+    assert world.ends()[0] == 10
+
+
+def test_an_expired_object_does_not_commit() -> None:
+    world = World()
+    destroyed = ObjectsDestroyed(object_id=column([0]), marked_at_ms=NOW)
+    world.map.apply(world.map.applied_end_offset, (destroyed,))
+    assert world.commit(0, (0, 0, 10)).error is ErrorCode.OBJECT_NOT_EXIST
+    assert world.commit(50, (0, 0, 10)).error is ErrorCode.OBJECT_NOT_EXIST
+
+
+def test_a_stream_object_of_a_deleted_stream_is_destroyed_at_once() -> None:
+    world = World()
+    world.write(CloseStreams(node=NODE, streams=(StreamToClose(1, 1),)))
+    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(1, 1),)))
+    answer = world.commit(0, (0, 0, 10), stream_objects=stream_objects((1, 1, 0, 10)))
+    assert answer.error is ErrorCode.NONE
+    assert world.state(1) is ObjectState.MARK_DESTROYED
+
+
+def test_a_committed_stream_object_is_not_committed_twice() -> None:
+    world = World()
+    world.commit(0, (0, 0, 10), stream_objects=stream_objects((1, 1, 0, 10)))
+    answer = world.commit(2, (0, 10, 20), stream_objects=stream_objects((1, 1, 10, 20)))
+    assert answer.stream_object_errors.tolist() == [ErrorCode.INVALID_REQUEST]
+    assert world.ends()[:2] == [10, 10]
+
+
+def test_fencing_comes_before_everything_else() -> None:
+    world = World()
+    world.write(GetOpeningStreams(node=NodeIdentity(0, 1), failover=True))
+    assert world.commit(0, (0, 0, 10)).error is ErrorCode.NODE_FENCED
+    assert world.commit(0, (0, 0, 10), failover=True).error is ErrorCode.NONE
+    stale = world.commit(0, (0, 0, 10), node=NodeIdentity(0, 0), failover=True)
+    assert stale.error is ErrorCode.NODE_EPOCH_EXPIRED
+    assert stale.range_errors.tolist() == [ErrorCode.NODE_EPOCH_EXPIRED]
+    unknown = world.commit(0, (0, 0, 10), node=NodeIdentity(9, 0))
+    assert unknown.error is ErrorCode.NODE_EPOCH_NOT_EXIST
+
+
+def test_many_commits_over_many_streams_are_found_again() -> None:
+    seed = 20
+    rng = np.random.default_rng(seed)
+    world = World(streams=300)
+    ends = np.zeros(300, dtype=np.int64)
+    expected: list[list[int]] = [[] for _ in range(300)]
+    for object_id in range(40):
+        streams = np.sort(rng.choice(300, 150, replace=False))
+        lengths = rng.integers(1, 9, 150)
+        rows = zip(streams, ends[streams], ends[streams] + lengths, strict=True)
+        answer = world.commit(object_id, *((int(s), int(a), int(b)) for s, a, b in rows))
+        assert answer.error is ErrorCode.NONE, f"seed {seed}"
+        ends[streams] += lengths
+        for stream in streams.tolist():
+            expected[stream].append(object_id)
+    assert world.ends() == ends.tolist()
+    queries = tuple(ObjectQuery(stream, 0, -1, 100) for stream in range(300))
+    results: Any = world.map.query(GetObjects(queries=queries))
+    found = [[item.object_id for item in result.objects] for result in results.results]
+    assert found == expected, f"seed {seed}"

@@ -1,0 +1,176 @@
+"""A malformed request is refused naming its field, and changes nothing."""
+
+from typing import Any
+
+import pytest
+
+from controller.errors import InvalidRequestError, LimitExceededError
+from controller.metadata.requests import (
+    CheckObjects,
+    CloseStreams,
+    CommitStreamSetObject,
+    CreateStreams,
+    DeleteKVs,
+    DeleteStreams,
+    DescribeObjects,
+    DescribeStreams,
+    ExpireObjects,
+    GetKVs,
+    GetNodes,
+    GetObjects,
+    GetOpeningStreams,
+    KVKey,
+    KVToPut,
+    ListKVs,
+    NewStream,
+    ObjectQuery,
+    OpenStreams,
+    PrepareObjects,
+    PutKVs,
+    RegisterNode,
+    RemoveObjects,
+    StreamToClose,
+    StreamToDelete,
+    StreamToOpen,
+    StreamToTrim,
+    TrimStreams,
+)
+from controller.metadata.values import (
+    NodeIdentity,
+    PageRequest,
+    RangeColumns,
+    column,
+)
+from tests.metadata.test_metadata_commits import NODE, NOW, World, stream_objects, upload
+
+STREAM = (NewStream(),)
+MANY = 10_001
+
+
+def _ranges(**changes: Any) -> CommitStreamSetObject:
+    columns = {"stream_id": (0, 1), "start_offset": (0, 0), "end_offset": (1, 1)} | changes
+    return upload(
+        0,
+        (0, 0, 1),
+        ranges=RangeColumns(**{name: column(values) for name, values in columns.items()}),
+    )
+
+
+def _objects(*rows: tuple[int, int, int, int], **changes: Any) -> CommitStreamSetObject:
+    return upload(0, (0, 0, 1), stream_objects=stream_objects(*rows), **changes)
+
+
+def _tags(count: int) -> tuple[tuple[str, str], ...]:
+    return tuple((f"k{index}", "v") for index in range(count))
+
+
+INVALID: list[tuple[Any, str]] = [
+    (CreateStreams(request_id="", node=NODE, streams=STREAM), "request_id"),
+    (CreateStreams(request_id="x" * 65, node=NODE, streams=STREAM), "request_id"),
+    (CreateStreams(request_id="x", node=NodeIdentity(-1, 0), streams=STREAM), "node.node_id"),
+    (CreateStreams(request_id="x", node=NodeIdentity(0, -1), streams=STREAM), "node.node_epoch"),
+    (CreateStreams(request_id="x", node=NODE, streams=()), "streams"),
+    (CreateStreams(request_id="c", node=NODE, streams=STREAM), "request_id"),
+    (
+        CreateStreams(request_id="x", node=NODE, streams=(NewStream((("k", "1"), ("k", "2"))),)),
+        "streams[0].tags.key",
+    ),
+    (OpenStreams(node=NODE, streams=(StreamToOpen(0, 1),) * 2), "streams.stream_id"),
+    (OpenStreams(node=NODE, streams=(StreamToOpen(-1, 1),)), "streams[0].stream_id"),
+    (OpenStreams(node=NODE, streams=(StreamToOpen(0, -1),)), "streams[0].stream_epoch"),
+    (CloseStreams(node=NODE, streams=(StreamToClose(0, 1),) * 2), "streams.stream_id"),
+    (CloseStreams(node=NODE, streams=()), "streams"),
+    (TrimStreams(node=NODE, streams=(StreamToTrim(0, 1, -1),)), "streams[0].new_start_offset"),
+    (TrimStreams(node=NODE, streams=(StreamToTrim(0, 2**63, 1),)), "streams[0].stream_epoch"),
+    (DeleteStreams(node=NODE, streams=(StreamToDelete(0, -2),)), "streams[0].stream_epoch"),
+    (GetOpeningStreams(node=NODE, page=PageRequest(page_token="x")), "page.page_token"),
+    (GetOpeningStreams(node=NODE, page=PageRequest(page_size=MANY)), "page.page_size"),
+    (PrepareObjects(request_id="x", node=NODE, count=0, ttl_ms=1_000), "count"),
+    (PrepareObjects(request_id="x", node=NODE, count=MANY, ttl_ms=1_000), "count"),
+    (PrepareObjects(request_id="x", node=NODE, count=1, ttl_ms=999), "ttl_ms"),
+    (PrepareObjects(request_id="x", node=NODE, count=1, ttl_ms=604_800_001), "ttl_ms"),
+    (PrepareObjects(request_id="p", node=NODE, count=1, ttl_ms=1_000), "request_id"),
+    (_ranges(stream_id=(0, 0)), "ranges.stream_id[1]"),
+    (_ranges(stream_id=(1, 0)), "ranges.stream_id[1]"),
+    (_ranges(stream_id=(-1, 0)), "ranges.stream_id[0]"),
+    (_ranges(start_offset=(0, 1)), "ranges.end_offset[1]"),
+    (_ranges(start_offset=(-1, 0)), "ranges.start_offset[0]"),
+    (_ranges(end_offset=(1,)), "ranges.end_offset"),
+    (_ranges(stream_epoch=(1,)), "ranges.stream_epoch"),
+    (upload(-1, (0, 0, 1)), "object_id"),
+    (upload(0, (0, 0, 1), ranges=RangeColumns()), "ranges"),
+    (upload(-1, (0, 0, 1), ranges=RangeColumns()), "stream_objects"),
+    (upload(0, (0, 0, 1), object_size=-1), "object_size"),
+    (upload(0, (0, 0, 1), attributes=2**31), "attributes"),
+    (_objects((0, 1, 0, 5)), "stream_objects.object_id[0]"),
+    (_objects((1, 0, 0, 5)), "stream_objects.stream_id[0]"),
+    (_objects((1, 1, 0, 5), (2, 1, 5, 6)), "stream_objects.stream_id"),
+    (_objects((1, 1, 0, 5), (1, 2, 0, 6)), "stream_objects.object_id"),
+    (_objects((1, 1, 5, 5)), "stream_objects.end_offset[0]"),
+    (_objects((-1, 1, 0, 5)), "stream_objects.object_id[0]"),
+    (ExpireObjects(limit=0), "limit"),
+    (RemoveObjects(object_ids=()), "object_ids"),
+    (RegisterNode(node=NodeIdentity(2**31, 0)), "node.node_id"),
+    (PutKVs(items=(KVToPut(key="", value=b""),)), "items[0].key"),
+    (PutKVs(items=(KVToPut(key="k", value=b""),) * 2), "items.key"),
+    (
+        PutKVs(items=(KVToPut(key="k", value=b"", expected_version=-1),)),
+        "items[0].expected_version",
+    ),
+    (DeleteKVs(keys=(KVKey(key="k"),) * 2), "keys.key"),
+]
+INVALID_READS: list[tuple[Any, str]] = [
+    (GetKVs(keys=()), "keys"),
+    (GetObjects(queries=()), "queries"),
+    (GetObjects(queries=(ObjectQuery(0, 5, 4),)), "queries[0].end_offset"),
+    (GetObjects(queries=(ObjectQuery(0, -1, 4),)), "queries[0].start_offset"),
+    (GetObjects(queries=(ObjectQuery(0, 0, -1, MANY),)), "queries[0].limit"),
+    (CheckObjects(object_ids=(-1,)), "object_ids"),
+    (DescribeStreams(owner_node_id=-1), "owner_node_id"),
+    (DescribeStreams(page=PageRequest(page_token="-1")), "page.page_token"),
+    (DescribeStreams(page=PageRequest(page_token=str(2**63))), "page.page_token"),
+    (DescribeObjects(object_ids=(2**63,)), "object_ids"),
+    (GetNodes(node_ids=(-1,)), "node_ids"),
+    (ListKVs(page=PageRequest(page_size=-1)), "page.page_size"),
+]
+TOO_LARGE: list[Any] = [
+    CreateStreams(request_id="x", node=NODE, streams=STREAM * MANY),
+    CreateStreams(request_id="x", node=NODE, streams=(NewStream(_tags(17)),)),
+    upload(0, *((stream, 0, 1) for stream in range(20_001))),
+    PutKVs(items=(KVToPut(key="k" * 1_025, value=b""),)),
+    PutKVs(items=(KVToPut(key="k", value=b"v" * (2**20 + 1)),)),
+    RegisterNode(node=NODE, tags=_tags(17)),
+    RemoveObjects(object_ids=(0,) * MANY),
+]
+
+
+@pytest.mark.parametrize(("request_", "field"), INVALID)
+def test_malformed_writes_name_their_field_and_change_nothing(request_: Any, field: str) -> None:
+    world = World()
+    before = world.map.state_hash()
+    with pytest.raises(InvalidRequestError) as caught:
+        world.map.decide(request_, NOW, world.map.applied_end_offset)
+    assert caught.value.field == field
+    assert world.map.state_hash() == before
+
+
+@pytest.mark.parametrize(("request_", "field"), INVALID_READS)
+def test_malformed_reads_name_their_field(request_: Any, field: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        World().map.query(request_)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("request_", TOO_LARGE)
+def test_what_is_over_a_limit_is_refused(request_: Any) -> None:
+    world = World()
+    before = world.map.state_hash()
+    with pytest.raises(LimitExceededError):
+        world.map.decide(request_, NOW, world.map.applied_end_offset)
+    assert world.map.state_hash() == before
+
+
+def test_optional_columns_may_be_left_out() -> None:
+    rows = stream_objects((1, 1, 0, 5))
+    assert len(rows.stream_epoch) == len(rows.attributes) == 0
+    assert World().write(_objects((1, 1, 0, 5))).error == 0

@@ -1,0 +1,176 @@
+"""Frozen views stay as they were, checkpoints bring every field back, garbage leaves no trace."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import controller.metadata.object_ranges as object_ranges
+import controller.metadata.objects as objects
+from controller.errors import InvariantError
+from controller.metadata.cluster_map import ClusterMap
+from controller.metadata.columns import Table, Undo
+from controller.metadata.requests import (
+    CloseStreams,
+    CreateStreams,
+    DeleteStreams,
+    GetObjects,
+    KVToPut,
+    NewStream,
+    ObjectQuery,
+    OpenStreams,
+    PutKVs,
+    RegisterNode,
+    RemoveObjects,
+    StreamToClose,
+    StreamToDelete,
+    StreamToOpen,
+)
+from controller.metadata.values import OnConflict, RangeColumns
+from controller.snapshot.format import CheckpointId
+from controller.snapshot.reader import CheckpointReader
+from controller.snapshot.writer import write_checkpoint
+from tests.metadata.test_metadata_commits import NODE, NOW, OTHER, World, stream_objects
+
+
+def _full_world() -> World:
+    """A map with something in every section."""
+    world = World(streams=6)
+    tagged = NewStream((("partition", "1"), ("topic", "t")))
+    world.write(CreateStreams(request_id="tags", node=NODE, streams=(tagged,)))
+    world.commit(0, (0, 0, 10), (1, 0, 20), stream_objects=stream_objects((1, 2, 0, 5)))
+    world.commit(2, (0, 10, 20), (3, 9, 20), on_conflict=OnConflict.ACCEPT_VALID)
+    world.write(CloseStreams(node=NODE, streams=(StreamToClose(0, 1), StreamToClose(2, 1))))
+    world.write(OpenStreams(node=OTHER, streams=(StreamToOpen(0, 4, (("k", "v"),)),)))
+    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(2, 1),)))
+    world.write(RemoveObjects(object_ids=(1,)))
+    world.write(RegisterNode(node=OTHER, wal_config="w", tags=(("rack", "r"),)))
+    world.write(PutKVs(items=(KVToPut(namespace="n", key="k", value=b"\xff\x00"),)))
+    world.map.forget_undo(world.map.applied_end_offset)
+    return world
+
+
+def _plain(sections: Any) -> dict[str, dict[str, list[Any]]]:
+    return {
+        name: {
+            column: list(np.asarray(v).tolist()) if isinstance(v, np.ndarray) else list(v)
+            for column, v in section.items()
+        }
+        for name, section in sections.items()
+    }
+
+
+def test_every_section_comes_back_through_a_checkpoint() -> None:
+    world = _full_world()
+    frozen = world.map.freeze(world.map.applied_end_offset)
+    sections = _plain(frozen.sections())
+    assert all(len(next(iter(columns.values()))) for columns in sections.values() if columns)
+    sink = io.BytesIO()
+    write_checkpoint(sink, CheckpointId(frozen.end_offset, 1), "c", frozen.sections())
+    reader = CheckpointReader(sink)
+    restored = ClusterMap.from_sections(reader.sections(), reader.id.end_offset)
+    assert restored.applied_end_offset == world.map.applied_end_offset
+    assert restored.state_hash() == world.map.state_hash()
+    assert _plain(restored.freeze(restored.applied_end_offset).sections()) == sections
+
+
+def test_a_view_does_not_see_later_writes() -> None:
+    world = _full_world()
+    frozen = world.map.freeze(world.map.applied_end_offset)
+    before = frozen.digest()
+    world.commit(5, (0, 20, 25), (1, 20, 30), node=NODE, on_conflict=OnConflict.ACCEPT_VALID)
+    world.write(CreateStreams(request_id="more", node=NODE, streams=(NewStream(),) * 3_000))
+    world.write(CloseStreams(node=NODE, streams=(StreamToClose(1, 1),)))
+    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(1, 1),)))
+    assert frozen.digest() == before
+    world.map.undo_to(frozen.end_offset)
+    assert world.map.state_hash() == before
+
+
+def test_only_committed_entries_are_frozen() -> None:
+    world = _full_world()
+    end = world.map.applied_end_offset
+    world.commit(5, (1, 20, 30))
+    with pytest.raises(InvariantError, match=f"of which only {end} is committed"):
+        world.map.freeze(end)
+
+
+def test_committed_entries_are_not_undone() -> None:
+    world = _full_world()
+    end = world.map.applied_end_offset
+    before = world.map.state_hash()
+    with pytest.raises(InvariantError, match="is committed"):
+        world.map.undo_to(end - 1)
+    assert world.map.state_hash() == before
+
+
+def test_an_entry_is_not_replayed_twice() -> None:
+    world = _full_world()
+    with pytest.raises(InvariantError, match="holds everything below"):
+        world.map.apply(0, ())
+
+
+def test_records_that_do_not_fit_leave_no_trace() -> None:
+    world = World()
+    before = world.map.state_hash()
+    create = CreateStreams(request_id="x", node=NODE, streams=(NewStream(),))
+    offset = world.map.applied_end_offset
+    records = world.map.decide(create, NOW, offset).records
+    with pytest.raises(InvariantError, match="next stream id"):
+        world.map.apply(offset, (*records, *records))
+    assert world.map.state_hash() == before
+    assert world.map.applied_end_offset == offset
+
+
+def test_collecting_garbage_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_GARBAGE_ROWS_MIN", 0)
+    monkeypatch.setattr(object_ranges, "_GARBAGE_ROWS_MIN", 0)
+    world = World(streams=3)
+    for object_id in range(40):
+        stream = 0 if object_id % 4 else 1
+        start = world.ends()[stream]
+        rows = stream_objects((object_id, stream, start, start + 5))
+        world.commit(-1, (2, 0, 1), ranges=RangeColumns(), stream_objects=rows)
+    world.write(CloseStreams(node=NODE, streams=(StreamToClose(0, 1),)))
+    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(0, 1),)))
+    world.write(RemoveObjects(object_ids=tuple(range(40))))
+    before = world.map.state_hash()
+    query = GetObjects(queries=(ObjectQuery(1, 0, -1),))
+    found, rows_before = world.map.query(query), world.map.nbytes
+    frozen = world.map.freeze(world.map.applied_end_offset)
+    world.map.forget_undo(world.map.applied_end_offset)
+    assert world.map.nbytes <= rows_before
+    assert len(world.map._objects._table) == 20
+    assert len(world.map._objects.ranges) == 10
+    assert (world.map.state_hash(), frozen.digest()) == (before, before)
+    assert world.map.query(query) == found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_table_views_and_undo_over_random_writes(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    table = Table({"a": np.int64, "b": np.int8})
+    undo: Undo = []
+    table.append(9_000, undo)
+    table.write("a", slice(0, 9_000), np.arange(9_000))
+    undo.clear()
+    start = table["a"].copy()
+    views = []
+    changes: list[Callable[[], None]] = [
+        lambda: table.put("a", int(rng.integers(len(table))), 5, undo),
+        lambda: table.put("a", np.unique(rng.integers(0, len(table), 50)), 6, undo),
+        lambda: table.put("b", slice(10, 5_000), 1, undo),
+        lambda: table.append(int(rng.integers(1, 4_000)), undo) and None,
+        lambda: views.append((table.view(), table["a"].copy(), table["b"].copy())),
+    ]
+    for _ in range(60):
+        changes[int(rng.integers(len(changes)))]()
+    for action in reversed(undo):
+        action()
+    assert np.array_equal(table["a"], start), f"seed {seed}"
+    assert not table["b"].any(), f"seed {seed}"
+    for view, a, b in views:
+        assert np.array_equal(view.column("a"), a), f"seed {seed}"
+        assert np.array_equal(view.column("b"), b), f"seed {seed}"

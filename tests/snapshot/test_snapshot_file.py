@@ -1,0 +1,118 @@
+"""A checkpoint comes back as it was written, and a damaged one is refused."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from controller.snapshot.format import CheckpointError, CheckpointId, parse_file_name
+from controller.snapshot.reader import CheckpointReader
+from controller.snapshot.writer import write_checkpoint, write_checkpoint_file
+
+ID = CheckpointId(end_offset=1234, epoch=5)
+SECTIONS: dict[str, dict[str, Any]] = {
+    "streams": {
+        "stream_id": np.arange(5_000, dtype=np.int64),
+        "state": np.ones(5_000, dtype=np.int8),
+    },
+    "kvs": {"key": ["a", "ü"], "value": [b"", b"\xff"], "version": np.array([1, 2])},
+    "nodes": {"failover": np.array([True, False]), "wal_config": ["", "w"]},
+    "empty": {"node_id": np.zeros(0, dtype=np.int64), "text": []},
+}
+
+
+def _written(sections: Any = None) -> bytes:
+    sink = io.BytesIO()
+    size = write_checkpoint(sink, ID, "cluster", sections or SECTIONS)
+    assert size == len(sink.getvalue())
+    return sink.getvalue()
+
+
+def test_what_is_written_is_read() -> None:
+    reader = CheckpointReader(io.BytesIO(_written()))
+    assert (reader.id, reader.cluster_id) == (ID, "cluster")
+    reader.verify()
+    sections = reader.sections()
+    assert list(sections) == list(SECTIONS)
+    for name, columns in SECTIONS.items():
+        read = sections[name]
+        assert list(read) == list(columns)
+        for column, values in columns.items():
+            if isinstance(values, np.ndarray):
+                np.testing.assert_array_equal(read[column], values)
+                assert read[column].dtype == values.dtype
+            else:
+                assert read[column] == values
+
+
+def test_an_empty_column_keeps_its_type() -> None:
+    sections: dict[str, Any] = {"kvs": {"key": [], "value": []}}
+    schema = CheckpointReader(io.BytesIO(_written(sections))).table("kvs").schema
+    assert (schema.field("key").type, schema.field("value").type) == (pa.string(), pa.binary())
+
+
+def test_equal_sections_make_equal_bytes() -> None:
+    assert _written() == _written()
+
+
+def test_every_cut_is_refused() -> None:
+    whole = _written()
+    for length in [*range(200), *range(200, len(whole), 997), len(whole) - 1]:
+        with pytest.raises(CheckpointError):
+            CheckpointReader(io.BytesIO(whole[:length]))
+
+
+def test_every_flipped_byte_is_noticed() -> None:
+    whole = _written()
+    places = [*range(60), *range(60, len(whole), 401), *range(len(whole) - 60, len(whole))]
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x40
+        with pytest.raises(CheckpointError):
+            CheckpointReader(io.BytesIO(bytes(damaged))).verify()
+
+
+def test_a_damaged_section_is_refused_by_name_and_the_others_are_read() -> None:
+    whole = bytearray(_written())
+    entry = CheckpointReader(io.BytesIO(bytes(whole))).entries["streams"]
+    whole[entry.position + entry.length // 2] ^= 1
+    reader = CheckpointReader(io.BytesIO(bytes(whole)))
+    with pytest.raises(CheckpointError, match="'streams' at byte"):
+        reader.table("streams")
+    assert reader.table("kvs").num_rows == 2
+
+
+def test_an_unknown_section_is_refused_with_the_known_ones() -> None:
+    reader = CheckpointReader(io.BytesIO(_written()))
+    with pytest.raises(CheckpointError, match="streams, kvs, nodes, empty"):
+        reader.table("objects")
+
+
+def test_a_file_appears_whole_under_its_name(tmp_path: Path) -> None:
+    path = write_checkpoint_file(tmp_path, ID, "cluster", SECTIONS)
+    assert [item.name for item in tmp_path.iterdir()] == [path.name]
+    assert path.name == "00000000000000001234-0000000005.checkpoint"
+    assert parse_file_name(path.name) == ID
+    with CheckpointReader.open(path) as reader:
+        reader.verify()
+
+
+class _BrokenSections(dict[str, Any]):
+    def __getitem__(self, name: str) -> Any:
+        raise OSError("the disk is full")
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="disk is full"):
+        write_checkpoint_file(tmp_path, ID, "cluster", _BrokenSections(streams={}))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["1-2.checkpoint", "00000000000000001234-0000000005.checkpoint.tmp", "notes.txt"]
+)
+def test_other_files_are_no_checkpoints(name: str) -> None:
+    assert parse_file_name(name) is None
