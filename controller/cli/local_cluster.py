@@ -6,7 +6,6 @@ outlives this process, however it ends.
 
 import concurrent.futures
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -20,7 +19,14 @@ from pathlib import Path
 READY_PREFIX = "ready "
 """First word of the line a server prints on standard output once it serves."""
 
-_PR_SET_PDEATHSIG = 1
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Asks Linux to end the program it becomes when its parent dies, even by `kill -9`. A program of
+its own, because code between fork and exec crashes where gRPC's threads run."""
 
 _SPAWNER = concurrent.futures.ThreadPoolExecutor(1, "spawner")
 """Starts all children. Linux takes a child's parent to be the thread that started it, and threads
@@ -100,14 +106,13 @@ def start_child(
     with log_path.open("ab") as log:
         process = _SPAWNER.submit(
             subprocess.Popen[str],
-            command,
+            [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
             env=None if env is None else {**os.environ, **env},
             start_new_session=True,  # the terminal's Ctrl-C reaches the parent alone
-            preexec_fn=_die_with_parent,
         ).result()
     return Child(name, process, log_path)
 
@@ -185,9 +190,3 @@ class LocalCluster:
             *("--store", self.store_uri),
             *self.options,
         ]
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to end this child when its parent dies, even by `kill -9`."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -135,7 +135,7 @@ def _namespace_for(config: PlanConfig, cluster_id: str) -> str:
 
 
 def _export(config: PlanConfig, cluster_id: str, folder: Path) -> MapExport:
-    """Copy the map with a client of its own: connections and the start of Spark don't mix."""
+    """Copy the map and make sure whose it is."""
     with LeaderClient(config.connect, config.patience_s) as leader:
         exported = export_map(leader, folder)
     if exported.cluster_id != cluster_id:

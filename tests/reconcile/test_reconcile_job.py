@@ -13,6 +13,8 @@ import grpc
 import pyarrow.parquet as pq
 import pytest
 
+from controller.cli.main import cli
+from controller.cli.output import run_cli
 from storage.errors import StorageError
 from storage.object_format.object_key import cluster_namespace, key_for
 from storage.object_store.factory import open_object_store
@@ -22,7 +24,7 @@ from storage.reconcile.classify import MapState, Verdict
 from storage.reconcile.deletion import Outcome
 from storage.reconcile.errors import ConfigurationError, PlanError, ReconcileError
 from storage.reconcile.plan import PlanConfig, plan
-from storage.reconcile.plan_folder import Tally, read_plan_file
+from storage.reconcile.plan_folder import PlanResult, Tally, read_plan_file, write_plan_file
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, MapObject, serving
 from tests.storage.s3_servers import running_ministack
 
@@ -73,6 +75,26 @@ def endpoint(state: FakeMap) -> Iterator[str]:
 def own(object_id: int) -> str:
     """The key of an object of this cluster."""
     return key_for(object_id, OWN)
+
+
+def example_plan(store: str, connect: tuple[str, ...]) -> PlanResult:
+    """A plan of cluster c1 without a candidate."""
+    return PlanResult(
+        cluster_id="c1",
+        store=store,
+        namespace=OWN,
+        connect=connect,
+        created_at_ms=3,
+        listing_started_ms=2,
+        young_from_ms=1,
+        map_end_offset=9,
+        map_epoch=4,
+        next_object_id=100,
+        map_objects=0,
+        classes={},
+        unfinished_uploads=0,
+        guards=(),
+    )
 
 
 def verdicts_of(folder: Path) -> dict[str, str]:
@@ -255,18 +277,51 @@ def test_a_random_bucket_in_s3_agrees_with_the_map_it_was_made_from(
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_a_plan_whose_guards_failed_is_a_report_that_can_t_be_applied(
-    bucket: LocalBucket, state: FakeMap, endpoint: str, tmp_path: Path
+    bucket: LocalBucket,
+    state: FakeMap,
+    endpoint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     bucket.put(own(1))
-    config = PlanConfig(store=bucket.uri, connect=(endpoint,), folder=tmp_path / "p")
-    made = plan(config)
-    assert {guard.name for guard in made.failed_guards} == {"empty_map", "max_share"}
+    words = ["reconcile", "plan", "--store", bucket.uri, "--connect", endpoint]
+    words += ["--plan", str(tmp_path / "p")]
+
+    assert run_cli(cli, [*words, "--format", "json"]) == 1
+    failure = json.loads(capsys.readouterr().out)["error"]
+    assert failure["code"] == "GUARD"
+    assert "empty_map, max_share" in failure["message"]
     assert candidates_of(tmp_path / "p") == {own(1)}
     with pytest.raises(PlanError, match=r"report only.*empty_map.*--allow-empty-map"):
         apply(ApplyConfig(tmp_path / "p", delete=True))
-    with pytest.raises(PlanError, match="never overwritten"):
-        plan(config)
+    assert run_cli(cli, words) == 1
+    assert "never overwritten" in capsys.readouterr().err
     assert bucket.keys() == {own(1)}
+
+    words[-1] = str(tmp_path / "q")
+    assert run_cli(cli, [*words, "--allow-empty-map", "--max-share", "1"]) == 0
+    assert "orphan\t1\t10" in capsys.readouterr().out
+    dry = ["reconcile", "apply", "--plan", str(tmp_path / "q"), "--format", "json"]
+    assert run_cli(cli, dry) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["examples"] == [{"key": own(1)}]
+    assert said["outcomes"] == [{"outcome": "would_delete", "keys": 1, "bytes": 10}]
+    assert bucket.keys() == {own(1)}
+    assert run_cli(cli, [*dry, "--yes"]) == 0
+    assert bucket.keys() == set()
+
+
+def test_a_plan_of_another_cluster_or_bucket_is_not_applied(
+    endpoint: str, state: FakeMap, tmp_path: Path
+) -> None:
+    (tmp_path / "p").mkdir()
+    made = example_plan(store=tmp_path.as_uri(), connect=(endpoint,))
+    write_plan_file(tmp_path / "p", made)
+    with pytest.raises(PlanError, match="plan is of the store"):
+        apply(ApplyConfig(tmp_path / "p", store=f"{tmp_path.as_uri()}/other"))
+    state.cluster_id = "c2"
+    with pytest.raises(PlanError, match="plan is of cluster 'c1'"):
+        apply(ApplyConfig(tmp_path / "p"))
 
 
 def test_the_namespace_of_another_cluster_is_refused(
