@@ -80,7 +80,10 @@ def run_interactive(root: Directory, banner: str, write: Write = print) -> None:
     write(banner)
     while not session.has_left:
         try:
-            session.run_line(prompt.prompt(f"{path_text(session.state.here)}> "))
+            # A failure of something else on the prompt's event loop belongs into the log; the
+            # library would stop and ask for Enter.
+            where = f"{path_text(session.state.here)}> "
+            session.run_line(prompt.prompt(where, set_exception_handler=False))
         except KeyboardInterrupt:
             write("^C")
         except EOFError:

@@ -28,9 +28,12 @@ def running_cluster(root: Path, count: int = 3) -> Iterator[LocalCluster]:
         cluster.stop_all()
 
 
-def describe(cluster: LocalCluster) -> admin_pb2.DescribeClusterResponse:
-    """Ask any controller about the cluster."""
-    with ControllerClient(cluster.endpoints) as client:
+def describe(
+    cluster: LocalCluster, node_id: int | None = None
+) -> admin_pb2.DescribeClusterResponse:
+    """Ask one controller, or any, about the cluster."""
+    asked = cluster.endpoints if node_id is None else [cluster.endpoints[node_id - 1]]
+    with ControllerClient(asked) as client:
         return client.call(
             lambda channel: admin_pb2_grpc.AdminServiceStub(channel).DescribeCluster,
             admin_pb2.DescribeClusterRequest(),

@@ -132,6 +132,9 @@ def test_a_prepared_object_expires_and_its_bytes_are_deleted(cluster: LocalClust
 def test_a_follower_names_the_leader(cluster: LocalCluster) -> None:
     leader = leader_of(cluster)
     follower = next(node_id for node_id in cluster.children if node_id != leader)
+    wait_until(
+        lambda: describe(cluster, follower).leader_id == leader, "the follower to know its leader"
+    )
     with grpc.insecure_channel(cluster.endpoints[follower - 1]) as channel:
         stub = streams_pb2_grpc.StreamServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
