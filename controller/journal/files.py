@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import weakref
 from pathlib import Path
 from typing import Protocol
 
@@ -83,11 +84,15 @@ class FileSystem(Protocol):
 
 
 class PosixFile:
-    """A file descriptor."""
+    """A file descriptor; one that nobody refers to any more is closed, as Python's own files are.
+
+    A recovery that ends in an error leaves its files behind at any point.
+    """
 
     def __init__(self, path: Path, *, create: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._fd = os.open(path, flags, 0o644)
+        self._close = weakref.finalize(self, os.close, self._fd)
 
     def read(self, position: int, size: int) -> bytes:
         """Return up to `size` bytes; fewer only at the end of the file."""
@@ -119,8 +124,8 @@ class PosixFile:
         os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Release the file; does not sync."""
-        os.close(self._fd)
+        """Release the file; does not sync. Closing it again does nothing."""
+        self._close()
 
 
 class PosixLock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from pathlib import Path
 
@@ -218,3 +219,19 @@ def test_a_batch_that_does_not_continue_the_log_is_refused(tmp_path: Path) -> No
     with pytest.raises(ValueError, match="does not continue"):
         journal.append(BATCHES[2:3])
     journal.close()
+
+
+def test_a_refused_journal_leaves_no_file_open(tmp_path: Path) -> None:
+    write(tmp_path, BATCHES)
+    (segment,) = segment_files(tmp_path)
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    open_before = set(Path("/proc/self/fd").iterdir())
+
+    for _ in range(3):
+        with pytest.raises(JournalDamagedError):
+            open_journal(tmp_path)
+    gc.collect()
+
+    assert set(Path("/proc/self/fd").iterdir()) == open_before
