@@ -135,6 +135,7 @@ class ControllerNode:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         async with self._listening(), self._lifecycle_running() as lifecycle:
+            await self._set_health("leader", serving=False)
             await self._driver.start()
             await self._set_health("serving", serving=True)
             # The supervisor of this process reads this line; everything else goes to the log.

@@ -106,7 +106,7 @@ class MetadataController:
             OutcomeUnknownError: leadership was lost before it was committed.
         """
         log = self._leading_log()
-        if self._quiet is not None:
+        while self._quiet is not None:  # one freeze may follow another
             await self._quiet.wait()
             log = self._leading_log()
         if len(self._parked) >= PARKED_ANSWERS_MAX:

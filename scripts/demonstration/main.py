@@ -371,7 +371,7 @@ def main() -> int:
     narrator = Narrator(as_json=arguments.format == "json")
     root = Path(tempfile.mkdtemp(prefix="streammeta-demo-"))
     try:
-        result, failed = _play(arguments, root, narrator)
+        failed = _play(arguments, root, narrator)
     except KeyboardInterrupt:
         narrator.step("interrupted; everything is stopped")
         shutil.rmtree(root)
@@ -379,26 +379,27 @@ def main() -> int:
     except (ChildFailedError, RuntimeError, TimeoutError) as error:
         narrator.fail(f"{error}\nlogs of every process are kept in {root}")
         return 1
-    narrator.summary(result, failed)
     shutil.rmtree(root)
     return 1 if failed else 0
 
 
-def _play(
-    arguments: argparse.Namespace, root: Path, narrator: Narrator
-) -> tuple[dict[str, object], list[str]]:
-    """Run the demo; nothing that it started is left when it returns, however it does."""
+def _play(arguments: argparse.Namespace, root: Path, narrator: Narrator) -> list[str]:
+    """Run the demo and return the checks that failed; nothing it started is left afterwards."""
     with contextlib.ExitStack() as stack:
         endpoint = stack.enter_context(_s3(arguments, root))
         os.environ.update(endpoint.env)
         demo = Demo(arguments, root, narrator, endpoint)
         stack.callback(demo.cluster.stop_all)
         stack.callback(demo.fleet.stop_all)
-        outcome = demo.run()
+        result, failed = demo.run()
+        narrator.summary(result, failed)
         if arguments.keep:
-            narrator.step(f"kept running until Ctrl-C: --connect {demo.cluster.connect}")
-            signal.pause()
-        return outcome
+            narrator.step(
+                f"kept running until Ctrl-C: streammeta shell --connect {demo.cluster.connect}"
+            )
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
+        return failed
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker_client import BrokerSession, ControllerClient, methods
 from controller.cli.client import ControllerClient as OperatorClient
@@ -143,6 +144,17 @@ def test_a_follower_names_the_leader(cluster: LocalCluster) -> None:
     failure = read_failure(caught.value)
     assert (failure.status, failure.reason) == ("UNAVAILABLE", "NOT_LEADER")
     assert failure.metadata["leader_endpoint"] == cluster.endpoints[leader - 1]
+
+
+def test_health_tells_the_leader_from_the_others(cluster: LocalCluster) -> None:
+    leader = leader_of(cluster)
+    for node_id, endpoint in enumerate(cluster.endpoints, start=1):
+        with grpc.insecure_channel(endpoint) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest(service="leader")
+            leads = stub.Check(request, timeout=5).status == health_pb2.HealthCheckResponse.SERVING
+
+        assert leads == (node_id == leader)
 
 
 def test_an_rpc_that_is_not_built_says_so(cluster: LocalCluster) -> None:
