@@ -25,8 +25,8 @@ from controller.loop.clock import SystemClock
 from controller.loop.controller import MetadataController
 from controller.loop.quorum_driver import QuorumDriver
 from controller.metadata.cluster_map import ClusterMap
-from controller.quorum.config import QuorumConfig, QuorumTimings, Voter, VoterSet
-from controller.quorum.messages import ReplicaKey
+from controller.quorum.config import QuorumConfig, QuorumTimings
+from controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from controller.rpc.admin_service import AdminHandlers
 from controller.rpc.metadata_service import MetadataHandlers
 from controller.rpc.quorum_peers import GrpcPeerTransport

@@ -9,7 +9,7 @@ from controller.journal.errors import JournalDamagedError, WrongDirectoryError
 from controller.journal.files import FileSystem
 from controller.journal.sealed_json import read_sealed_json, replace_sealed_json
 from controller.quorum.config import QuorumState
-from controller.quorum.messages import ReplicaKey
+from controller.quorum.voters import ReplicaKey
 
 _VERSION = 1
 _NONE = -1

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from controller.ids import EndOffset, Epoch, NodeId
 from controller.quorum.config import QuorumConfig
 from controller.quorum.core import QuorumCore
-from controller.quorum.messages import ReplicaKey
 from controller.quorum.roles import Leader
+from controller.quorum.voters import ReplicaKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,51 +6,10 @@ monotonic clock; nothing here reads one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from controller.ids import ClusterId, Epoch, NodeId
-from controller.quorum.messages import ReplicaKey
-
-
-@dataclass(frozen=True, slots=True)
-class Voter:
-    """A replica that votes, and where it listens (`host:port`)."""
-
-    key: ReplicaKey
-    endpoint: str
-
-
-@dataclass(frozen=True, slots=True)
-class VoterSet:
-    """The replicas whose majority decides; one voter for a node id at most."""
-
-    voters: tuple[Voter, ...]
-
-    def __post_init__(self) -> None:
-        ids = [voter.key.node_id for voter in self.voters]
-        if not ids:
-            raise ValueError("voters: empty; a quorum needs at least one voter")
-        if len(set(ids)) != len(ids):
-            raise ValueError(f"voters: node ids {sorted(ids)} repeat; each voter needs its own")
-
-    def __iter__(self) -> Iterator[Voter]:
-        return iter(self.voters)
-
-    def __len__(self) -> int:
-        return len(self.voters)
-
-    def find(self, node_id: NodeId) -> Voter | None:
-        """Return the voter with this node id."""
-        return next((voter for voter in self.voters if voter.key.node_id == node_id), None)
-
-    def contains(self, key: ReplicaKey) -> bool:
-        """Whether this replica, disk included, votes."""
-        return any(voter.key.matches(key) for voter in self.voters)
-
-    def others(self, node_id: NodeId) -> tuple[Voter, ...]:
-        """Return all voters but this node."""
-        return tuple(voter for voter in self.voters if voter.key.node_id != node_id)
+from controller.quorum.voters import ReplicaKey, VoterSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 
 from controller.ids import NodeId
-from controller.quorum.config import VoterSet
+from controller.quorum.voters import VoterSet
 
 
 def encode_leader_change(leader_id: NodeId, voters: VoterSet, granting: Iterable[NodeId]) -> bytes:

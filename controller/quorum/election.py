@@ -7,17 +7,9 @@ could win before it opens a new epoch, so one that was cut off can't depose a wo
 from __future__ import annotations
 
 from controller.ids import NodeId
-from controller.quorum.config import Voter
 from controller.quorum.control import encode_leader_change
 from controller.quorum.majority import majority
-from controller.quorum.messages import (
-    Batch,
-    BatchKind,
-    QuorumError,
-    ReplicaKey,
-    VoteRequest,
-    VoteResponse,
-)
+from controller.quorum.messages import Batch, BatchKind, QuorumError, VoteRequest, VoteResponse
 from controller.quorum.replica import Replica
 from controller.quorum.roles import (
     Candidate,
@@ -27,6 +19,7 @@ from controller.quorum.roles import (
     Resigned,
     Unattached,
 )
+from controller.quorum.voters import ReplicaKey, Voter
 
 
 class Election:

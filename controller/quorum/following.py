@@ -17,10 +17,10 @@ from controller.quorum.messages import (
     FetchRequest,
     FetchResponse,
     QuorumError,
-    ReplicaKey,
 )
 from controller.quorum.replica import Replica
 from controller.quorum.roles import Follower, Leader
+from controller.quorum.voters import ReplicaKey
 
 
 class Following:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from controller.errors import InvariantError
 from controller.ids import EndOffset, NodeId
-from controller.quorum.config import Voter
 from controller.quorum.events import ReadIndexReady, ReadIndexRefused, ReadLog
 from controller.quorum.majority import committed_end, majority
 from controller.quorum.messages import (
@@ -20,10 +19,10 @@ from controller.quorum.messages import (
     EndQuorumEpochResponse,
     FetchRequest,
     QuorumError,
-    ReplicaKey,
 )
 from controller.quorum.replica import Replica
 from controller.quorum.roles import Leader, ParkedFetch, PendingRead, ReplicaProgress, Resigned
+from controller.quorum.voters import ReplicaKey, Voter
 
 
 class Leading:

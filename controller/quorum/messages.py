@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, unique
 from typing import TypeAlias
 
-from controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
+from controller.ids import ClusterId, EndOffset, Epoch, NodeId
+from controller.quorum.voters import ReplicaKey, Voter
 
 
 @unique
@@ -44,26 +45,6 @@ class Batch:
     def end_offset(self) -> EndOffset:
         """The offset after the last payload."""
         return EndOffset(self.base_offset + len(self.payloads))
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaKey:
-    """A replica: a node together with its disk (KIP-853).
-
-    A `directory_id` of None is "whatever disk that node has": voters named by a static
-    configuration are known so.
-    """
-
-    node_id: NodeId
-    directory_id: DirectoryId | None = None
-
-    def matches(self, other: ReplicaKey) -> bool:
-        """Whether both may be the same replica: same node, and no two different disks."""
-        if self.node_id != other.node_id:
-            return False
-        if self.directory_id is None or other.directory_id is None:
-            return True
-        return self.directory_id == other.directory_id
 
 
 @unique

@@ -32,7 +32,6 @@ from controller.quorum.messages import (
     FetchResponse,
     Message,
     QuorumError,
-    ReplicaKey,
     RequestHeader,
     ResponseHeader,
 )
@@ -46,6 +45,7 @@ from controller.quorum.roles import (
     Role,
     Unattached,
 )
+from controller.quorum.voters import ReplicaKey
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from controller.ids import EndOffset, NodeId
 from controller.quorum.log_view import EMPTY_LOG_END
-from controller.quorum.messages import FetchRequest, ReplicaKey
+from controller.quorum.messages import FetchRequest
+from controller.quorum.voters import ReplicaKey
 
 
 @dataclass(slots=True)

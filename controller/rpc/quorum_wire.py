@@ -22,12 +22,12 @@ from controller.quorum.messages import (
     FetchRequest,
     FetchResponse,
     QuorumError,
-    ReplicaKey,
     RequestHeader,
     ResponseHeader,
     VoteRequest,
     VoteResponse,
 )
+from controller.quorum.voters import ReplicaKey
 from proto import quorum_pb2 as pb
 
 MAX_MESSAGE_BYTES = 64 << 20

@@ -12,7 +12,8 @@ from controller.ids import ClusterId, EndOffset, Epoch, NodeId
 from controller.journal.errors import JournalDamagedError
 from controller.journal.journal import Journal
 from controller.quorum.config import QuorumState
-from controller.quorum.messages import Batch, BatchKind, ReplicaKey
+from controller.quorum.messages import Batch, BatchKind
+from controller.quorum.voters import ReplicaKey
 
 CLUSTER = ClusterId("c")
 

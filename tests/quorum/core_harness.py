@@ -7,13 +7,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from controller.ids import ClusterId, EndOffset, Epoch, NodeId
-from controller.quorum.config import (
-    QuorumConfig,
-    QuorumState,
-    QuorumTimings,
-    Voter,
-    VoterSet,
-)
+from controller.quorum.config import QuorumConfig, QuorumState, QuorumTimings
 from controller.quorum.core import QuorumCore
 from controller.quorum.events import (
     AppendLog,
@@ -37,12 +31,12 @@ from controller.quorum.messages import (
     FetchResponse,
     Message,
     QuorumError,
-    ReplicaKey,
     RequestHeader,
     ResponseHeader,
     VoteRequest,
     VoteResponse,
 )
+from controller.quorum.voters import ReplicaKey, Voter, VoterSet
 
 CLUSTER = ClusterId("c")
 E = TypeVar("E")

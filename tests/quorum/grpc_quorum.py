@@ -15,8 +15,9 @@ from controller.ids import ClusterId, NodeId
 from controller.journal.journal import Journal
 from controller.loop.clock import SystemClock
 from controller.loop.quorum_driver import QuorumDriver
-from controller.quorum.config import QuorumConfig, QuorumTimings, Voter, VoterSet
-from controller.quorum.messages import Batch, BatchKind, ReplicaKey
+from controller.quorum.config import QuorumConfig, QuorumTimings
+from controller.quorum.messages import Batch, BatchKind
+from controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from controller.rpc.quorum_peers import GrpcPeerTransport
 from controller.rpc.quorum_service import QuorumServicer
 from controller.rpc.quorum_wire import MESSAGE_OPTIONS

@@ -18,10 +18,10 @@ from controller.quorum.events import (
 from controller.quorum.messages import (
     EndQuorumEpochRequest,
     FetchRequest,
-    ReplicaKey,
     VoteRequest,
     VoteResponse,
 )
+from controller.quorum.voters import ReplicaKey
 from tests.quorum.core_harness import Lone, batch
 
 LOG = [batch(0, 1), batch(1, 1), batch(2, 3)]

@@ -16,12 +16,12 @@ from controller.quorum.messages import (
     FetchRequest,
     FetchResponse,
     QuorumError,
-    ReplicaKey,
     RequestHeader,
     ResponseHeader,
     VoteRequest,
     VoteResponse,
 )
+from controller.quorum.voters import ReplicaKey
 from controller.rpc import quorum_wire as wire
 from proto import quorum_pb2 as pb
 

@@ -12,7 +12,6 @@ import pytest
 
 from controller.ids import EndOffset
 from controller.quorum import election, leading, majority
-from controller.quorum.config import Voter
 from controller.quorum.core import QuorumCore
 from controller.quorum.election import Election
 from controller.quorum.events import Effect, PersistQuorumState, ReadIndexReady, Send
@@ -28,6 +27,7 @@ from controller.quorum.messages import (
 )
 from controller.quorum.replica import Replica
 from controller.quorum.roles import Leader
+from controller.quorum.voters import Voter
 from tests.sim.sim_node import SimNode, Write
 
 Patch = pytest.MonkeyPatch

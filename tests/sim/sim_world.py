@@ -15,13 +15,7 @@ from dataclasses import dataclass
 from controller.errors import InvariantError
 from controller.ids import NodeId
 from controller.journal.errors import JournalError
-from controller.quorum.config import (
-    QuorumConfig,
-    QuorumLimits,
-    QuorumTimings,
-    Voter,
-    VoterSet,
-)
+from controller.quorum.config import QuorumConfig, QuorumLimits, QuorumTimings
 from controller.quorum.events import (
     Append,
     PeerConnectionLost,
@@ -31,7 +25,8 @@ from controller.quorum.events import (
     Resign,
     Tick,
 )
-from controller.quorum.messages import Message, ReplicaKey, RequestHeader
+from controller.quorum.messages import Message, RequestHeader
+from controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from tests.sim.sim_disk import PowerFailure
 from tests.sim.sim_ghost import Ghost, Violation, check
 from tests.sim.sim_node import CLUSTER, SimNode
