@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+_ROUNDS_WITHOUT_HANGING = 4
+"""With the waits between rounds enough for the others to elect a leader."""
+
 
 class Failure(Enum):
     """What an attempt that may be repeated met."""
@@ -60,7 +63,8 @@ class LeaderRouter:
     """Believes in one leader at a time; after a failure goes by hints, else round the endpoints.
 
     A hint that names a controller which just failed is ignored until the quorum epoch grows: a
-    follower takes longer than a client to notice that its leader is gone.
+    follower takes longer than a client to notice that its leader is gone. One that hangs costs the
+    whole time of an attempt, so for some rounds only the others are asked.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class LeaderRouter:
         self._leader: str | None = None
         self._epoch = -1
         self._suspects: set[str] = set()
+        self._hanging: set[str] = set()
         self._turn = rng.randrange(len(self._endpoints))
 
     @property
@@ -99,6 +104,7 @@ class LeaderRouter:
         """`endpoint` answered as the leader."""
         self._leader = endpoint
         self._suspects.discard(endpoint)
+        self._hanging.discard(endpoint)
 
     def failed(
         self,
@@ -110,6 +116,8 @@ class LeaderRouter:
         """Choose the next step of a call whose attempt `failures`, from 1, failed at `endpoint`."""
         if failure in (Failure.UNREACHABLE, Failure.TIMED_OUT):
             self._suspects.add(endpoint)
+        if failure is Failure.TIMED_OUT:
+            self._hanging.add(endpoint)
         hinted = self._accept(endpoint, hint)
         if hinted is None and self._leader != endpoint:
             hinted = self._leader  # another call has found it meanwhile
@@ -117,25 +125,33 @@ class LeaderRouter:
             free = failures <= len(self._endpoints)
             return Step(hinted, 0.0 if free else self._pause(failures))
         self._leader = None
-        return Step(self._rotate(endpoint), self._pause_in_round(failure, failures))
+        return Step(self._rotate(endpoint, failures), self._pause_in_round(failure, failures))
 
     def _accept(self, endpoint: str, hint: LeaderHint | None) -> str | None:
         """Return the endpoint of a hint worth following, which becomes the belief."""
         if hint is None or not hint.endpoint or hint.epoch < self._epoch:
             return None
+        if self._epoch < 0:
+            self._epoch = hint.epoch  # the first one heard of may be that of the suspects
         if hint.epoch > self._epoch:
             self._epoch = hint.epoch
             self._suspects.clear()
+            self._hanging.clear()
         if hint.endpoint in self._suspects or hint.endpoint == endpoint:
             return None
         self._leader = hint.endpoint
         return hint.endpoint
 
-    def _rotate(self, endpoint: str) -> str:
+    def _rotate(self, endpoint: str, failures: int) -> str:
         """Return the endpoint after `endpoint`, or in turn when that is not one of ours."""
         if endpoint in self._endpoints:
             self._turn = self._endpoints.index(endpoint)
-        self._turn = (self._turn + 1) % len(self._endpoints)
+        awake = [other for other in self._endpoints if other not in self._hanging]
+        asks_all = not awake or failures > _ROUNDS_WITHOUT_HANGING * len(self._endpoints)
+        for _ in self._endpoints:
+            self._turn = (self._turn + 1) % len(self._endpoints)
+            if asks_all or self._endpoints[self._turn] in awake:
+                break
         return self._endpoints[self._turn]
 
     def _pause_in_round(self, failure: Failure, failures: int) -> float:

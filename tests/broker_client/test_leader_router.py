@@ -75,6 +75,25 @@ def test_dead_endpoints_are_tried_one_after_the_other_before_any_wait() -> None:
     assert waits[2] > 0
 
 
+def asked_after_a_hang(rounds: int) -> list[str]:
+    """Endpoints that a call asks after a:1 hung, while the others know no leader."""
+    r = router()
+    r.answered("a:1")
+    at, asked = r.failed("a:1", Failure.TIMED_OUT, 1).endpoint, []
+    for failures in range(2, 2 + rounds * len(ABC)):
+        asked.append(at)
+        at = r.failed(at, Failure.NOT_LEADER, failures, LeaderHint("a:1", 0)).endpoint
+    return asked
+
+
+def test_a_controller_that_hangs_is_not_asked_again_while_the_others_elect() -> None:
+    assert set(asked_after_a_hang(rounds=3)) == {"b:1", "c:1"}
+
+
+def test_a_controller_that_hung_is_not_given_up_for_good() -> None:
+    assert set(asked_after_a_hang(rounds=6)) == set(ABC)
+
+
 @given(
     seed=st.integers(0, 2**32),
     size=st.integers(1, 5),
