@@ -6,7 +6,7 @@ Durations end in `_ms`. Reads no file and no environment; the command line does.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from controller.ids import ClusterId, NodeId
@@ -15,6 +15,14 @@ CONTROLLER_ID_MAX = 999
 """Broker ids start above."""
 
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_WILDCARDS = ("0.0.0.0", "[::]")
+_AT_LEAST_ONE = (
+    "election_timeout_ms",
+    "fetch_timeout_ms",
+    "lifecycle_interval_ms",
+    "snapshot_log_bytes",
+    "snapshot_interval_ms",
+)
 _ENDPOINT = re.compile(r"(?P<host>[^\s:@,/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 
 
@@ -26,41 +34,44 @@ class ConfigError(ValueError):
 class ControllerConfig:
     """One controller's settings.
 
-    `voters` maps every voter's id, this one's included, to the `host:port` where its peers and
-    clients reach it. `listen` is where this process binds.
+    `listen` is where this process binds, `advertise` where its peers and clients reach it. `seeds`
+    are controllers to ask for the leader, as `host:port` by node id; an entry of this node itself
+    is ignored. `peer_overrides` say where to reach a peer whatever else is known of its address.
     """
 
     node_id: NodeId
     cluster_id: ClusterId
     listen: str
-    voters: Mapping[NodeId, str]
+    advertise: str
     data_dir: Path
     store_uri: str
     namespace: str
+    seeds: Mapping[NodeId, str] = field(default_factory=dict)
+    peer_overrides: Mapping[NodeId, str] = field(default_factory=dict)
     election_timeout_ms: int = 1_000
     fetch_timeout_ms: int = 2_000
     lifecycle_interval_ms: int = 1_000
     delete_delay_ms: int = 60_000
+    snapshot_log_bytes: int = 20 << 20
+    snapshot_interval_ms: int = 3_600_000
 
     def __post_init__(self) -> None:
         check_cluster_id(self.cluster_id)
-        if not 0 <= self.node_id <= CONTROLLER_ID_MAX:
-            raise ConfigError(f"node-id: {self.node_id}; must be 0 to {CONTROLLER_ID_MAX}")
-        if self.node_id not in self.voters:
-            known = ", ".join(map(str, sorted(self.voters)))
-            raise ConfigError(f"voters: no entry for this node-id {self.node_id} among {known}")
+        check_controller_id("node-id", self.node_id)
         check_endpoint("listen", self.listen)
-        for name in ("election_timeout_ms", "fetch_timeout_ms", "lifecycle_interval_ms"):
+        check_reachable("advertise", self.advertise)
+        for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 option = name.replace("_", "-")
                 raise ConfigError(f"{option}: {getattr(self, name)}; must be at least 1")
         if self.delete_delay_ms < 0:
             raise ConfigError(f"delete-delay-ms: {self.delete_delay_ms}; must be at least 0")
 
-    @property
-    def endpoint(self) -> str:
-        """Where others reach this controller."""
-        return self.voters[self.node_id]
+
+def check_controller_id(option: str, node_id: int) -> None:
+    """Raise `ConfigError` unless `node_id` can be a controller's."""
+    if not 0 <= node_id <= CONTROLLER_ID_MAX:
+        raise ConfigError(f"{option}: {node_id}; must be 0 to {CONTROLLER_ID_MAX}")
 
 
 def check_cluster_id(cluster_id: str) -> None:
@@ -78,21 +89,31 @@ def check_endpoint(option: str, endpoint: str) -> None:
         raise ConfigError(f"{option}: {endpoint!r}; must be HOST:PORT, e.g. 127.0.0.1:9090")
 
 
-def parse_voters(text: str) -> dict[NodeId, str]:
-    """Parse `ID@HOST:PORT,ID@HOST:PORT,...`.
+def check_reachable(option: str, endpoint: str) -> None:
+    """Raise `ConfigError` unless `endpoint` is `host:port` that others could connect to."""
+    check_endpoint(option, endpoint)
+    host, _, port = endpoint.rpartition(":")
+    if host in _WILDCARDS or int(port) == 0:
+        raise ConfigError(
+            f"{option}: {endpoint!r} is no address that others can connect to; give HOST:PORT as "
+            "peers and clients reach this controller"
+        )
+
+
+def parse_peers(option: str, text: str) -> dict[NodeId, str]:
+    """Parse `ID@HOST:PORT,ID@HOST:PORT,...`; the empty text gives none.
 
     Raises:
         ConfigError: an entry does not parse, or an id appears twice.
     """
-    voters: dict[NodeId, str] = {}
+    peers: dict[NodeId, str] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         node_id, at, endpoint = entry.partition("@")
         if not at or not node_id.isdecimal():
-            raise ConfigError(f"voters: {entry!r}; must be ID@HOST:PORT, e.g. 1@127.0.0.1:9090")
-        check_endpoint("voters", endpoint)
-        if NodeId(int(node_id)) in voters:
-            raise ConfigError(f"voters: id {node_id} appears twice; each voter needs its own")
-        voters[NodeId(int(node_id))] = endpoint
-    if not voters:
-        raise ConfigError("voters: empty; name every voter as ID@HOST:PORT, separated by commas")
-    return voters
+            raise ConfigError(f"{option}: {entry!r}; must be ID@HOST:PORT, e.g. 1@127.0.0.1:9090")
+        check_controller_id(option, int(node_id))
+        check_reachable(option, endpoint)
+        if NodeId(int(node_id)) in peers:
+            raise ConfigError(f"{option}: id {node_id} appears twice; name each controller once")
+        peers[NodeId(int(node_id))] = endpoint
+    return peers

@@ -1,10 +1,13 @@
 """Logging set-up, and nothing else: JSON lines on standard error, or readable ones on a terminal.
 
-Events are past-tense snake_case facts; everything else about them is a key.
+Events are past-tense snake_case facts; everything else about them is a key. A line that can't be
+written is dropped: whoever logs is in the middle of something that must go on.
 """
 
+import contextlib
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 
@@ -31,6 +34,24 @@ def configure_logging(level: str = "info", *, as_json: bool | None = None) -> No
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Dropping(sys.stderr))),
         cache_logger_on_first_use=True,
     )
+
+
+class _Dropping:
+    """A text file that forgets what it has no room for, as on a full disk or a closed pipe."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Write `text` if that is possible; return its length."""
+        with contextlib.suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand on what is buffered if that is possible."""
+        with contextlib.suppress(OSError):
+            self._file.flush()

@@ -17,21 +17,23 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from controller.config import ConfigError, ControllerConfig
-from controller.ids import NodeId
 from controller.journal.journal import Journal
 from controller.lifecycle.deletion import Deletion
 from controller.lifecycle.expiry import Expiry
+from controller.loop.checkpoint_schedule import CheckpointLimits
 from controller.loop.clock import SystemClock
 from controller.loop.controller import MetadataController
 from controller.loop.quorum_driver import QuorumDriver
+from controller.loop.snapshot_check import snapshot_check
 from controller.metadata.cluster_map import ClusterMap
 from controller.quorum.config import QuorumConfig, QuorumTimings
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from controller.quorum.voters import ReplicaKey
 from controller.rpc.admin_service import AdminHandlers
+from controller.rpc.grpc_options import SERVER_OPTIONS
 from controller.rpc.metadata_service import MetadataHandlers
+from controller.rpc.peer_addresses import PeerAddresses
 from controller.rpc.quorum_peers import GrpcPeerTransport
 from controller.rpc.quorum_service import QuorumServicer
-from controller.rpc.quorum_wire import MESSAGE_OPTIONS
 from controller.rpc.routes import routed, routes, service_handler
 from proto import (
     admin_pb2,
@@ -45,14 +47,6 @@ from proto import (
 )
 from storage.object_store.base import ObjectStore
 from storage.object_store.factory import open_object_store
-
-SERVER_OPTIONS = (
-    *MESSAGE_OPTIONS,
-    # Two servers must not share a port unnoticed.
-    ("grpc.so_reuseport", 0),
-    # Clients find hosts that vanished by pings; gRPC takes frequent ones for an attack unless told.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-)
 
 STOP_GRACE_S = 1.0
 """How long calls under way may go on when the server stops."""
@@ -68,7 +62,7 @@ def run(config: ControllerConfig) -> None:
     Raises:
         ConfigError: the store's URI does not parse.
         PortInUseError: the address is taken.
-        JournalError: the data directory is damaged, locked or another node's.
+        JournalError: the data directory is not formatted, damaged, locked or another node's.
         StorageError: the bucket can't be used.
     """
     uvloop.run(_serve(config))
@@ -81,7 +75,7 @@ async def _serve(config: ControllerConfig) -> None:
         config.data_dir,
         cluster_id=config.cluster_id,
         node_id=config.node_id,
-        format_if_empty=True,
+        read_snapshot_voters=snapshot_check(config.cluster_id),
     )
     try:
         controller_node = ControllerNode(config, journal, store)
@@ -105,12 +99,18 @@ class ControllerNode:
         clock = SystemClock()
         self._controller = MetadataController(ClusterMap(), clock)
         quorum = _quorum_config(config, journal)
+        addresses = PeerAddresses(
+            config.node_id, config.advertise, config.seeds, config.peer_overrides
+        )
         self._driver = QuorumDriver(
             config=quorum,
             journal=journal,
-            transport=GrpcPeerTransport(quorum),
+            transport=GrpcPeerTransport(addresses, quorum.timings.request_timeout_ms),
             state_machine=self._controller,
             clock=clock,
+            checkpoints=CheckpointLimits(
+                log_bytes=config.snapshot_log_bytes, interval_ms=config.snapshot_interval_ms
+            ),
         )
         self._controller.bind(self._driver)
         self._health = health.aio.HealthServicer()
@@ -193,7 +193,7 @@ class ControllerNode:
             *kv_pb2.DESCRIPTOR.services_by_name.values(),
         )
         admin = AdminHandlers(self._config, self._driver, self._controller)
-        metadata = MetadataHandlers(self._config.cluster_id, self._controller)
+        metadata = MetadataHandlers(self._controller)
         return [
             *(
                 service_handler(
@@ -229,12 +229,9 @@ def _quorum_config(config: ControllerConfig, journal: Journal) -> QuorumConfig:
     return QuorumConfig(
         cluster_id=config.cluster_id,
         local=ReplicaKey(config.node_id, journal.identity.directory_id),
-        voters=VoterSet(
-            tuple(
-                Voter(ReplicaKey(NodeId(node_id)), endpoint)
-                for node_id, endpoint in sorted(config.voters.items())
-            )
-        ),
+        endpoint=config.advertise,
+        bootstrap_voters=journal.identity.bootstrap_voters,
+        seeds=tuple(sorted(set(config.seeds) - {config.node_id})),
         timings=QuorumTimings(
             election_timeout_ms=config.election_timeout_ms,
             fetch_timeout_ms=config.fetch_timeout_ms,

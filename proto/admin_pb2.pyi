@@ -39,19 +39,23 @@ class TakeSnapshotResponse(_message.Message):
 
     END_OFFSET_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    ANSWERED_BY_FIELD_NUMBER: _builtins.int
     end_offset: _builtins.int
     """the checkpoint holds every entry below"""
     epoch: _builtins.int
     """quorum epoch of its last entry"""
+    answered_by: _builtins.int
+    """controller that has it"""
     def __init__(
         self,
         *,
         end_offset: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        answered_by: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "end_offset", b"end_offset", "epoch", b"epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -136,7 +140,7 @@ class DescribeClusterResponse(_message.Message):
     """second part of every object's key in the bucket"""
     @_builtins.property
     def controllers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Controller]:
-        """by id"""
+        """by id; observers are known to the leader alone"""
 
     @_builtins.property
     def size(self) -> Global___MapSize:
@@ -173,7 +177,7 @@ class Controller(_message.Message):
     node_id: _builtins.int
     """controller id"""
     endpoint: _builtins.str
-    """host:port"""
+    """host:port; empty: unknown, as that of observers is"""
     voter: _builtins.bool
     """counts towards the majority"""
     def __init__(

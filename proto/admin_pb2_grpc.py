@@ -60,14 +60,14 @@ class AdminServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def TakeSnapshot(self, request, context):
-        """Write a checkpoint now.
+        """Write a checkpoint on this controller's disk now. Answered by any controller, for itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TransferLeadership(self, request, context):
-        """Hand leadership to another voter.
+        """Hand leadership to another voter. Answered by the leader once it has stepped down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,9 +32,9 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     TakeSnapshot: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TakeSnapshotRequest, _admin_pb2.TakeSnapshotResponse]
-    """Write a checkpoint now."""
+    """Write a checkpoint on this controller's disk now. Answered by any controller, for itself."""
     TransferLeadership: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]
-    """Hand leadership to another voter."""
+    """Hand leadership to another voter. Answered by the leader once it has stepped down."""
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeClusterRequest, _admin_pb2.DescribeClusterResponse]
     """Who leads, who votes, and how large the map is. Answered by any controller from what it knows."""
     StateHash: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StateHashRequest, _admin_pb2.StateHashResponse]
@@ -44,9 +44,9 @@ class AdminServiceStub:
 class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     TakeSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.TakeSnapshotRequest, _admin_pb2.TakeSnapshotResponse]  # type: ignore[assignment]
-    """Write a checkpoint now."""
+    """Write a checkpoint on this controller's disk now. Answered by any controller, for itself."""
     TransferLeadership: _aio.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
-    """Hand leadership to another voter."""
+    """Hand leadership to another voter. Answered by the leader once it has stepped down."""
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeClusterRequest, _admin_pb2.DescribeClusterResponse]  # type: ignore[assignment]
     """Who leads, who votes, and how large the map is. Answered by any controller from what it knows."""
     StateHash: _aio.UnaryUnaryMultiCallable[_admin_pb2.StateHashRequest, _admin_pb2.StateHashResponse]  # type: ignore[assignment]
@@ -59,7 +59,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.TakeSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.TakeSnapshotResponse, _abc.Awaitable[_admin_pb2.TakeSnapshotResponse]]:
-        """Write a checkpoint now."""
+        """Write a checkpoint on this controller's disk now. Answered by any controller, for itself."""
 
     @_abc_1.abstractmethod
     def TransferLeadership(
@@ -67,7 +67,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.TransferLeadershipRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.TransferLeadershipResponse, _abc.Awaitable[_admin_pb2.TransferLeadershipResponse]]:
-        """Hand leadership to another voter."""
+        """Hand leadership to another voter. Answered by the leader once it has stepped down."""
 
     @_abc_1.abstractmethod
     def DescribeCluster(

@@ -37,16 +37,26 @@ class _QuorumErrorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_QuorumErr
     """not refused"""
     QUORUM_ERROR_NOT_LEADER: _QuorumError.ValueType  # 6
     """the receiver does not lead the request's epoch"""
+    QUORUM_ERROR_REQUEST_TIMED_OUT: _QuorumError.ValueType  # 7
+    """it was not done in time; it may yet be"""
     QUORUM_ERROR_INVALID_REQUEST: _QuorumError.ValueType  # 42
     """the request contradicts itself"""
     QUORUM_ERROR_FENCED_LEADER_EPOCH: _QuorumError.ValueType  # 74
     """the request's epoch is over"""
     QUORUM_ERROR_UNKNOWN_LEADER_EPOCH: _QuorumError.ValueType  # 75
     """the receiver has not heard of the request's epoch"""
+    QUORUM_ERROR_SNAPSHOT_NOT_FOUND: _QuorumError.ValueType  # 98
+    """the receiver has no such snapshot, or no more"""
+    QUORUM_ERROR_POSITION_OUT_OF_RANGE: _QuorumError.ValueType  # 99
+    """the position lies beyond the snapshot's end"""
     QUORUM_ERROR_INCONSISTENT_CLUSTER_ID: _QuorumError.ValueType  # 104
     """the sender belongs to another cluster"""
     QUORUM_ERROR_INVALID_VOTER_KEY: _QuorumError.ValueType  # 125
     """the request was meant for another replica"""
+    QUORUM_ERROR_DUPLICATE_VOTER: _QuorumError.ValueType  # 126
+    """the node votes already"""
+    QUORUM_ERROR_VOTER_NOT_FOUND: _QuorumError.ValueType  # 127
+    """the replica does not vote"""
 
 class QuorumError(_QuorumError, metaclass=_QuorumErrorEnumTypeWrapper):
     """Why a quorum request was refused. Numbers are shared with Kafka's protocol."""
@@ -55,16 +65,26 @@ QUORUM_ERROR_NONE: QuorumError.ValueType  # 0
 """not refused"""
 QUORUM_ERROR_NOT_LEADER: QuorumError.ValueType  # 6
 """the receiver does not lead the request's epoch"""
+QUORUM_ERROR_REQUEST_TIMED_OUT: QuorumError.ValueType  # 7
+"""it was not done in time; it may yet be"""
 QUORUM_ERROR_INVALID_REQUEST: QuorumError.ValueType  # 42
 """the request contradicts itself"""
 QUORUM_ERROR_FENCED_LEADER_EPOCH: QuorumError.ValueType  # 74
 """the request's epoch is over"""
 QUORUM_ERROR_UNKNOWN_LEADER_EPOCH: QuorumError.ValueType  # 75
 """the receiver has not heard of the request's epoch"""
+QUORUM_ERROR_SNAPSHOT_NOT_FOUND: QuorumError.ValueType  # 98
+"""the receiver has no such snapshot, or no more"""
+QUORUM_ERROR_POSITION_OUT_OF_RANGE: QuorumError.ValueType  # 99
+"""the position lies beyond the snapshot's end"""
 QUORUM_ERROR_INCONSISTENT_CLUSTER_ID: QuorumError.ValueType  # 104
 """the sender belongs to another cluster"""
 QUORUM_ERROR_INVALID_VOTER_KEY: QuorumError.ValueType  # 125
 """the request was meant for another replica"""
+QUORUM_ERROR_DUPLICATE_VOTER: QuorumError.ValueType  # 126
+"""the node votes already"""
+QUORUM_ERROR_VOTER_NOT_FOUND: QuorumError.ValueType  # 127
+"""the replica does not vote"""
 Global___QuorumError: _TypeAlias = QuorumError  # noqa: Y015
 
 class _BatchKind:
@@ -500,56 +520,6 @@ class EpochEnd(_message.Message):
 Global___EpochEnd: _TypeAlias = EpochEnd  # noqa: Y015
 
 @_typing.final
-class FetchResponse(_message.Message):
-    """Batches, or where the logs part."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: _builtins.int
-    HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
-    LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
-    READ_ROUND_FIELD_NUMBER: _builtins.int
-    DIVERGING_FIELD_NUMBER: _builtins.int
-    BATCHES_FIELD_NUMBER: _builtins.int
-    high_watermark: _builtins.int
-    """everything below it is committed"""
-    log_start_offset: _builtins.int
-    """first offset the leader's log still has"""
-    read_round: _builtins.int
-    """to be repeated in the next Fetch"""
-    @_builtins.property
-    def header(self) -> Global___QuorumResponseHeader:
-        """which request is answered, and who leads"""
-
-    @_builtins.property
-    def diverging(self) -> Global___EpochEnd:
-        """the logs differ: cut at or below this and fetch again"""
-
-    @_builtins.property
-    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogBatch]:
-        """from the fetch offset on"""
-
-    def __init__(
-        self,
-        *,
-        header: Global___QuorumResponseHeader | None = ...,
-        high_watermark: _builtins.int = ...,
-        log_start_offset: _builtins.int = ...,
-        read_round: _builtins.int = ...,
-        diverging: Global___EpochEnd | None = ...,
-        batches: _abc.Iterable[Global___LogBatch] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_diverging", b"_diverging", "diverging", b"diverging", "header", b"header"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_diverging", b"_diverging", "batches", b"batches", "diverging", b"diverging", "header", b"header", "high_watermark", b"high_watermark", "log_start_offset", b"log_start_offset", "read_round", b"read_round"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__diverging: _TypeAlias = _typing.Literal["diverging"]  # noqa: Y015
-    _WhichOneofArgType__diverging: _TypeAlias = _typing.Literal["_diverging", b"_diverging"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__diverging) -> _WhichOneofReturnType__diverging | None: ...
-
-Global___FetchResponse: _TypeAlias = FetchResponse  # noqa: Y015
-
-@_typing.final
 class SnapshotId(_message.Message):
     """Names a snapshot."""
 
@@ -576,16 +546,80 @@ class SnapshotId(_message.Message):
 Global___SnapshotId: _TypeAlias = SnapshotId  # noqa: Y015
 
 @_typing.final
+class FetchResponse(_message.Message):
+    """Batches, or what to do instead."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
+    LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
+    READ_ROUND_FIELD_NUMBER: _builtins.int
+    DIVERGING_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    high_watermark: _builtins.int
+    """everything below it is committed"""
+    log_start_offset: _builtins.int
+    """first offset the leader's log still has"""
+    read_round: _builtins.int
+    """to be repeated in the next Fetch"""
+    @_builtins.property
+    def header(self) -> Global___QuorumResponseHeader:
+        """which request is answered, and who leads"""
+
+    @_builtins.property
+    def diverging(self) -> Global___EpochEnd:
+        """the logs differ: cut at or below this and fetch again"""
+
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogBatch]:
+        """from the fetch offset on"""
+
+    @_builtins.property
+    def snapshot_id(self) -> Global___SnapshotId:
+        """the fetch offset is below the log's start: load this first"""
+
+    def __init__(
+        self,
+        *,
+        header: Global___QuorumResponseHeader | None = ...,
+        high_watermark: _builtins.int = ...,
+        log_start_offset: _builtins.int = ...,
+        read_round: _builtins.int = ...,
+        diverging: Global___EpochEnd | None = ...,
+        batches: _abc.Iterable[Global___LogBatch] | None = ...,
+        snapshot_id: Global___SnapshotId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_diverging", b"_diverging", "_snapshot_id", b"_snapshot_id", "diverging", b"diverging", "header", b"header", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_diverging", b"_diverging", "_snapshot_id", b"_snapshot_id", "batches", b"batches", "diverging", b"diverging", "header", b"header", "high_watermark", b"high_watermark", "log_start_offset", b"log_start_offset", "read_round", b"read_round", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__diverging: _TypeAlias = _typing.Literal["diverging"]  # noqa: Y015
+    _WhichOneofArgType__diverging: _TypeAlias = _typing.Literal["_diverging", b"_diverging"]  # noqa: Y015
+    _WhichOneofReturnType__snapshot_id: _TypeAlias = _typing.Literal["snapshot_id"]  # noqa: Y015
+    _WhichOneofArgType__snapshot_id: _TypeAlias = _typing.Literal["_snapshot_id", b"_snapshot_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__diverging) -> _WhichOneofReturnType__diverging | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot_id) -> _WhichOneofReturnType__snapshot_id | None: ...
+
+Global___FetchResponse: _TypeAlias = FetchResponse  # noqa: Y015
+
+@_typing.final
 class FetchSnapshotRequest(_message.Message):
-    """Asks for the bytes of a snapshot."""
+    """Asks for bytes of a snapshot."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """byte of the file to begin with"""
+    max_bytes: _builtins.int
+    """of data; fewer may be sent, none only at the end of the file"""
     @_builtins.property
     def header(self) -> Global___QuorumRequestHeader:
         """who asks whom, in which epoch"""
@@ -600,17 +634,18 @@ class FetchSnapshotRequest(_message.Message):
         header: Global___QuorumRequestHeader | None = ...,
         snapshot_id: Global___SnapshotId | None = ...,
         position: _builtins.int = ...,
+        max_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "position", b"position", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "max_bytes", b"max_bytes", "position", b"position", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchSnapshotRequest: _TypeAlias = FetchSnapshotRequest  # noqa: Y015
 
 @_typing.final
-class FetchSnapshotChunk(_message.Message):
+class FetchSnapshotResponse(_message.Message):
     """Some bytes of a snapshot."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -628,7 +663,7 @@ class FetchSnapshotChunk(_message.Message):
     data: _builtins.bytes
     """part of the file"""
     file_digest: _builtins.bytes
-    """SHA-256 of the whole file; in the first chunk only"""
+    """SHA-256 of the whole file, 32 bytes; empty with an error"""
     @_builtins.property
     def header(self) -> Global___QuorumResponseHeader:
         """which request is answered, and who leads"""
@@ -653,7 +688,7 @@ class FetchSnapshotChunk(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FetchSnapshotChunk: _TypeAlias = FetchSnapshotChunk  # noqa: Y015
+Global___FetchSnapshotResponse: _TypeAlias = FetchSnapshotResponse  # noqa: Y015
 
 @_typing.final
 class Voter(_message.Message):
@@ -695,10 +730,10 @@ class AddVoterRequest(_message.Message):
     cluster_id: _builtins.str
     """refused unless it is the receiver's"""
     timeout_ms: _builtins.int
-    """how long to wait for the change to be committed, milliseconds"""
+    """how long to wait for the commit, milliseconds; 0: 30 000; at most 600 000"""
     @_builtins.property
     def voter(self) -> Global___Voter:
-        """the replica to add; it must be caught up"""
+        """the replica to add, disk included; it must fetch as an observer already"""
 
     def __init__(
         self,
@@ -749,10 +784,10 @@ class RemoveVoterRequest(_message.Message):
     cluster_id: _builtins.str
     """refused unless it is the receiver's"""
     timeout_ms: _builtins.int
-    """how long to wait for the change to be committed, milliseconds"""
+    """how long to wait for the commit, milliseconds; 0: 30 000; at most 600 000"""
     @_builtins.property
     def key(self) -> Global___ReplicaKey:
-        """the replica to remove; node and disk must both match"""
+        """the replica to remove; the disk must match unless it is left out"""
 
     def __init__(
         self,
@@ -793,7 +828,7 @@ Global___RemoveVoterResponse: _TypeAlias = RemoveVoterResponse  # noqa: Y015
 
 @_typing.final
 class UpdateVoterRequest(_message.Message):
-    """Tells the leader where a voter listens now."""
+    """Tells the leader where a voter listens now and which disk it has."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -805,7 +840,7 @@ class UpdateVoterRequest(_message.Message):
 
     @_builtins.property
     def voter(self) -> Global___Voter:
-        """the sender, with its present endpoint"""
+        """the sender, with its present disk and endpoint"""
 
     def __init__(
         self,
@@ -823,7 +858,7 @@ Global___UpdateVoterRequest: _TypeAlias = UpdateVoterRequest  # noqa: Y015
 
 @_typing.final
 class UpdateVoterResponse(_message.Message):
-    """Confirms an UpdateVoterRequest."""
+    """Confirms an UpdateVoterRequest; the change may not be committed yet."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -851,12 +886,17 @@ class DescribeQuorumRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    LEADER_ONLY_FIELD_NUMBER: _builtins.int
+    leader_only: _builtins.bool
+    """refuse unless the receiver leads, naming the leader as writes do"""
     def __init__(
         self,
+        *,
+        leader_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_only", b"leader_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -918,6 +958,10 @@ class DescribeQuorumResponse(_message.Message):
     FLUSHED_END_FIELD_NUMBER: _builtins.int
     VOTERS_FIELD_NUMBER: _builtins.int
     OBSERVERS_FIELD_NUMBER: _builtins.int
+    LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    REPAIRING_FIELD_NUMBER: _builtins.int
+    DISK_FULL_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """the answering node's cluster"""
     node_id: _builtins.int
@@ -934,13 +978,23 @@ class DescribeQuorumResponse(_message.Message):
     """end of the answering node's log"""
     flushed_end: _builtins.int
     """how much of it is flushed"""
+    log_start_offset: _builtins.int
+    """where the answering node's log begins"""
+    repairing: _builtins.bool
+    """damage had cut its log; it does not vote until all is back"""
+    disk_full: _builtins.bool
+    """its disk has no room: it takes no writes, reads go on"""
     @_builtins.property
     def voters(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]:
-        """who votes"""
+        """who votes, by the newest set in its log"""
 
     @_builtins.property
     def observers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]:
-        """who fetches without a vote"""
+        """who fetches without a vote; the leader alone knows"""
+
+    @_builtins.property
+    def snapshot_id(self) -> Global___SnapshotId:
+        """its newest snapshot, if it has one"""
 
     def __init__(
         self,
@@ -955,11 +1009,17 @@ class DescribeQuorumResponse(_message.Message):
         flushed_end: _builtins.int = ...,
         voters: _abc.Iterable[Global___ReplicaStatus] | None = ...,
         observers: _abc.Iterable[Global___ReplicaStatus] | None = ...,
+        log_start_offset: _builtins.int = ...,
+        snapshot_id: Global___SnapshotId | None = ...,
+        repairing: _builtins.bool = ...,
+        disk_full: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_snapshot_id", b"_snapshot_id", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "end_offset", b"end_offset", "epoch", b"epoch", "flushed_end", b"flushed_end", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "node_id", b"node_id", "observers", b"observers", "role", b"role", "voters", b"voters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot_id", b"_snapshot_id", "cluster_id", b"cluster_id", "disk_full", b"disk_full", "end_offset", b"end_offset", "epoch", b"epoch", "flushed_end", b"flushed_end", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "node_id", b"node_id", "observers", b"observers", "repairing", b"repairing", "role", b"role", "snapshot_id", b"snapshot_id", "voters", b"voters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__snapshot_id: _TypeAlias = _typing.Literal["snapshot_id"]  # noqa: Y015
+    _WhichOneofArgType__snapshot_id: _TypeAlias = _typing.Literal["_snapshot_id", b"_snapshot_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot_id) -> _WhichOneofReturnType__snapshot_id | None: ...
 
 Global___DescribeQuorumResponse: _TypeAlias = DescribeQuorumResponse  # noqa: Y015

@@ -54,10 +54,15 @@ class QuorumServiceStub:
                 request_serializer=proto_dot_quorum__pb2.FetchRequest.SerializeToString,
                 response_deserializer=proto_dot_quorum__pb2.FetchResponse.FromString,
                 _registered_method=True)
-        self.FetchSnapshot = channel.unary_stream(
+        self.FetchSnapshot = channel.unary_unary(
                 '/streammeta.v1.QuorumService/FetchSnapshot',
                 request_serializer=proto_dot_quorum__pb2.FetchSnapshotRequest.SerializeToString,
-                response_deserializer=proto_dot_quorum__pb2.FetchSnapshotChunk.FromString,
+                response_deserializer=proto_dot_quorum__pb2.FetchSnapshotResponse.FromString,
+                _registered_method=True)
+        self.UpdateVoter = channel.unary_unary(
+                '/streammeta.v1.QuorumService/UpdateVoter',
+                request_serializer=proto_dot_quorum__pb2.UpdateVoterRequest.SerializeToString,
+                response_deserializer=proto_dot_quorum__pb2.UpdateVoterResponse.FromString,
                 _registered_method=True)
         self.AddVoter = channel.unary_unary(
                 '/streammeta.v1.QuorumService/AddVoter',
@@ -68,11 +73,6 @@ class QuorumServiceStub:
                 '/streammeta.v1.QuorumService/RemoveVoter',
                 request_serializer=proto_dot_quorum__pb2.RemoveVoterRequest.SerializeToString,
                 response_deserializer=proto_dot_quorum__pb2.RemoveVoterResponse.FromString,
-                _registered_method=True)
-        self.UpdateVoter = channel.unary_unary(
-                '/streammeta.v1.QuorumService/UpdateVoter',
-                request_serializer=proto_dot_quorum__pb2.UpdateVoterRequest.SerializeToString,
-                response_deserializer=proto_dot_quorum__pb2.UpdateVoterResponse.FromString,
                 _registered_method=True)
         self.DescribeQuorum = channel.unary_unary(
                 '/streammeta.v1.QuorumService/DescribeQuorum',
@@ -113,35 +113,35 @@ class QuorumServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchSnapshot(self, request, context):
-        """Downloads a snapshot. Not served by this release: answers UNIMPLEMENTED.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def AddVoter(self, request, context):
-        """Adds a voter. Not served by this release: answers UNIMPLEMENTED.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RemoveVoter(self, request, context):
-        """Removes a voter. Not served by this release: answers UNIMPLEMENTED.
+        """Downloads some bytes of a snapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateVoter(self, request, context):
-        """Announces a voter's changed endpoint. Not served by this release: answers UNIMPLEMENTED.
+        """Tells the leader where a voter listens and which disk it has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddVoter(self, request, context):
+        """Makes an observer a voter. For operators; served by the leader.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveVoter(self, request, context):
+        """Takes a voter's vote away. For operators; served by the leader.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeQuorum(self, request, context):
-        """Tells who leads and how far each replica is, as the answering node sees it.
+        """Tells who leads and how far each replica is, as the answering node sees it. For operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,10 +170,15 @@ def add_QuorumServiceServicer_to_server(servicer, server):
                     request_deserializer=proto_dot_quorum__pb2.FetchRequest.FromString,
                     response_serializer=proto_dot_quorum__pb2.FetchResponse.SerializeToString,
             ),
-            'FetchSnapshot': grpc.unary_stream_rpc_method_handler(
+            'FetchSnapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.FetchSnapshot,
                     request_deserializer=proto_dot_quorum__pb2.FetchSnapshotRequest.FromString,
-                    response_serializer=proto_dot_quorum__pb2.FetchSnapshotChunk.SerializeToString,
+                    response_serializer=proto_dot_quorum__pb2.FetchSnapshotResponse.SerializeToString,
+            ),
+            'UpdateVoter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateVoter,
+                    request_deserializer=proto_dot_quorum__pb2.UpdateVoterRequest.FromString,
+                    response_serializer=proto_dot_quorum__pb2.UpdateVoterResponse.SerializeToString,
             ),
             'AddVoter': grpc.unary_unary_rpc_method_handler(
                     servicer.AddVoter,
@@ -184,11 +189,6 @@ def add_QuorumServiceServicer_to_server(servicer, server):
                     servicer.RemoveVoter,
                     request_deserializer=proto_dot_quorum__pb2.RemoveVoterRequest.FromString,
                     response_serializer=proto_dot_quorum__pb2.RemoveVoterResponse.SerializeToString,
-            ),
-            'UpdateVoter': grpc.unary_unary_rpc_method_handler(
-                    servicer.UpdateVoter,
-                    request_deserializer=proto_dot_quorum__pb2.UpdateVoterRequest.FromString,
-                    response_serializer=proto_dot_quorum__pb2.UpdateVoterResponse.SerializeToString,
             ),
             'DescribeQuorum': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeQuorum,
@@ -325,12 +325,39 @@ class QuorumService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
             '/streammeta.v1.QuorumService/FetchSnapshot',
             proto_dot_quorum__pb2.FetchSnapshotRequest.SerializeToString,
-            proto_dot_quorum__pb2.FetchSnapshotChunk.FromString,
+            proto_dot_quorum__pb2.FetchSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateVoter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/streammeta.v1.QuorumService/UpdateVoter',
+            proto_dot_quorum__pb2.UpdateVoterRequest.SerializeToString,
+            proto_dot_quorum__pb2.UpdateVoterResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -385,33 +412,6 @@ class QuorumService:
             '/streammeta.v1.QuorumService/RemoveVoter',
             proto_dot_quorum__pb2.RemoveVoterRequest.SerializeToString,
             proto_dot_quorum__pb2.RemoveVoterResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def UpdateVoter(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/streammeta.v1.QuorumService/UpdateVoter',
-            proto_dot_quorum__pb2.UpdateVoterRequest.SerializeToString,
-            proto_dot_quorum__pb2.UpdateVoterResponse.FromString,
             options,
             channel_credentials,
             insecure,

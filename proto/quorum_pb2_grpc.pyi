@@ -47,16 +47,16 @@ class QuorumServiceStub:
     """Announces that the sender no longer leads its epoch."""
     Fetch: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.FetchRequest, _quorum_pb2.FetchResponse]
     """Acknowledges everything below an offset and asks for what follows; may wait for it."""
-    FetchSnapshot: _grpc.UnaryStreamMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotChunk]
-    """Downloads a snapshot. Not served by this release: answers UNIMPLEMENTED."""
-    AddVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.AddVoterRequest, _quorum_pb2.AddVoterResponse]
-    """Adds a voter. Not served by this release: answers UNIMPLEMENTED."""
-    RemoveVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.RemoveVoterRequest, _quorum_pb2.RemoveVoterResponse]
-    """Removes a voter. Not served by this release: answers UNIMPLEMENTED."""
+    FetchSnapshot: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotResponse]
+    """Downloads some bytes of a snapshot."""
     UpdateVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.UpdateVoterRequest, _quorum_pb2.UpdateVoterResponse]
-    """Announces a voter's changed endpoint. Not served by this release: answers UNIMPLEMENTED."""
+    """Tells the leader where a voter listens and which disk it has."""
+    AddVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.AddVoterRequest, _quorum_pb2.AddVoterResponse]
+    """Makes an observer a voter. For operators; served by the leader."""
+    RemoveVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.RemoveVoterRequest, _quorum_pb2.RemoveVoterResponse]
+    """Takes a voter's vote away. For operators; served by the leader."""
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.DescribeQuorumRequest, _quorum_pb2.DescribeQuorumResponse]
-    """Tells who leads and how far each replica is, as the answering node sees it."""
+    """Tells who leads and how far each replica is, as the answering node sees it. For operators."""
 
 @_typing.type_check_only
 class QuorumServiceAsyncStub(QuorumServiceStub):
@@ -69,16 +69,16 @@ class QuorumServiceAsyncStub(QuorumServiceStub):
     """Announces that the sender no longer leads its epoch."""
     Fetch: _aio.UnaryUnaryMultiCallable[_quorum_pb2.FetchRequest, _quorum_pb2.FetchResponse]  # type: ignore[assignment]
     """Acknowledges everything below an offset and asks for what follows; may wait for it."""
-    FetchSnapshot: _aio.UnaryStreamMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotChunk]  # type: ignore[assignment]
-    """Downloads a snapshot. Not served by this release: answers UNIMPLEMENTED."""
-    AddVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.AddVoterRequest, _quorum_pb2.AddVoterResponse]  # type: ignore[assignment]
-    """Adds a voter. Not served by this release: answers UNIMPLEMENTED."""
-    RemoveVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.RemoveVoterRequest, _quorum_pb2.RemoveVoterResponse]  # type: ignore[assignment]
-    """Removes a voter. Not served by this release: answers UNIMPLEMENTED."""
+    FetchSnapshot: _aio.UnaryUnaryMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotResponse]  # type: ignore[assignment]
+    """Downloads some bytes of a snapshot."""
     UpdateVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.UpdateVoterRequest, _quorum_pb2.UpdateVoterResponse]  # type: ignore[assignment]
-    """Announces a voter's changed endpoint. Not served by this release: answers UNIMPLEMENTED."""
+    """Tells the leader where a voter listens and which disk it has."""
+    AddVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.AddVoterRequest, _quorum_pb2.AddVoterResponse]  # type: ignore[assignment]
+    """Makes an observer a voter. For operators; served by the leader."""
+    RemoveVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.RemoveVoterRequest, _quorum_pb2.RemoveVoterResponse]  # type: ignore[assignment]
+    """Takes a voter's vote away. For operators; served by the leader."""
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_quorum_pb2.DescribeQuorumRequest, _quorum_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
-    """Tells who leads and how far each replica is, as the answering node sees it."""
+    """Tells who leads and how far each replica is, as the answering node sees it. For operators."""
 
 class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -118,24 +118,8 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _quorum_pb2.FetchSnapshotRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_quorum_pb2.FetchSnapshotChunk], _abc.AsyncIterator[_quorum_pb2.FetchSnapshotChunk]]:
-        """Downloads a snapshot. Not served by this release: answers UNIMPLEMENTED."""
-
-    @_abc_1.abstractmethod
-    def AddVoter(
-        self,
-        request: _quorum_pb2.AddVoterRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_quorum_pb2.AddVoterResponse, _abc.Awaitable[_quorum_pb2.AddVoterResponse]]:
-        """Adds a voter. Not served by this release: answers UNIMPLEMENTED."""
-
-    @_abc_1.abstractmethod
-    def RemoveVoter(
-        self,
-        request: _quorum_pb2.RemoveVoterRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_quorum_pb2.RemoveVoterResponse, _abc.Awaitable[_quorum_pb2.RemoveVoterResponse]]:
-        """Removes a voter. Not served by this release: answers UNIMPLEMENTED."""
+    ) -> _typing.Union[_quorum_pb2.FetchSnapshotResponse, _abc.Awaitable[_quorum_pb2.FetchSnapshotResponse]]:
+        """Downloads some bytes of a snapshot."""
 
     @_abc_1.abstractmethod
     def UpdateVoter(
@@ -143,7 +127,23 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _quorum_pb2.UpdateVoterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_quorum_pb2.UpdateVoterResponse, _abc.Awaitable[_quorum_pb2.UpdateVoterResponse]]:
-        """Announces a voter's changed endpoint. Not served by this release: answers UNIMPLEMENTED."""
+        """Tells the leader where a voter listens and which disk it has."""
+
+    @_abc_1.abstractmethod
+    def AddVoter(
+        self,
+        request: _quorum_pb2.AddVoterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_quorum_pb2.AddVoterResponse, _abc.Awaitable[_quorum_pb2.AddVoterResponse]]:
+        """Makes an observer a voter. For operators; served by the leader."""
+
+    @_abc_1.abstractmethod
+    def RemoveVoter(
+        self,
+        request: _quorum_pb2.RemoveVoterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_quorum_pb2.RemoveVoterResponse, _abc.Awaitable[_quorum_pb2.RemoveVoterResponse]]:
+        """Takes a voter's vote away. For operators; served by the leader."""
 
     @_abc_1.abstractmethod
     def DescribeQuorum(
@@ -151,6 +151,6 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _quorum_pb2.DescribeQuorumRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_quorum_pb2.DescribeQuorumResponse, _abc.Awaitable[_quorum_pb2.DescribeQuorumResponse]]:
-        """Tells who leads and how far each replica is, as the answering node sees it."""
+        """Tells who leads and how far each replica is, as the answering node sees it. For operators."""
 
 def add_QuorumServiceServicer_to_server(servicer: QuorumServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -40,6 +40,9 @@ _CHANNEL_OPTIONS = (
 _HINTS = {
     "INVALID_ARGUMENT": "correct what the message names; nothing was changed",
     "RESOURCE_EXHAUSTED": "ask for less at once",
+    "FAILED_PRECONDITION": "nothing was changed; the message says what stands in the way",
+    "ALREADY_EXISTS": "nothing was changed; `streammeta quorum describe` shows who votes",
+    "NOT_FOUND": "nothing was changed; `streammeta quorum describe` shows who votes",
     "PERMISSION_DENIED": "ask the cluster's owner for access",
     "UNIMPLEMENTED": "run the same version of streammeta here as on the controllers",
     "DEADLINE_EXCEEDED": "see the controller's log for what holds it up, or raise --timeout",
@@ -257,7 +260,12 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 def connection_options(command: Decorated) -> Decorated:
     """Add `--connect` and `--timeout`: arguments `connect: tuple[str, ...]`, `timeout_s: float`."""
-    connect = click.option(
+    return connect_option(timeout_option(DEADLINE_S)(command))
+
+
+def connect_option(command: Decorated) -> Decorated:
+    """Add `--connect`: argument `connect: tuple[str, ...]`, at least one `host:port`."""
+    return click.option(
         "--connect",
         required=True,
         envvar="STREAMMETA_CONNECT",
@@ -265,14 +273,17 @@ def connection_options(command: Decorated) -> Decorated:
         metavar="HOST:PORT[,HOST:PORT...]",
         callback=_parse_endpoints,
         help="Some controllers of the cluster; the leader is found from there.",
-    )
-    timeout = click.option(
+    )(command)
+
+
+def timeout_option(default_s: float) -> Callable[[Decorated], Decorated]:
+    """Return what adds `--timeout`: argument `timeout_s: float`, above 0."""
+    return click.option(
         "--timeout",
         "timeout_s",
         type=click.FloatRange(min=0, min_open=True),
-        default=DEADLINE_S,
+        default=default_s,
         show_default=True,
         metavar="SECONDS",
         help="How long a call may take.",
     )
-    return connect(timeout(command))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from controller.config import ConfigError, ControllerConfig, check_cluster_id, parse_voters
+from controller.config import ConfigError, ControllerConfig, check_cluster_id, parse_peers
 from controller.ids import ClusterId, NodeId
 from storage.object_format.object_key import cluster_namespace
 
@@ -16,16 +16,21 @@ from storage.object_format.object_key import cluster_namespace
     "--listen", required=True, metavar="HOST:PORT", help="Where to listen for clients and peers."
 )
 @click.option(
-    "--voters",
-    required=True,
+    "--advertise",
+    metavar="HOST:PORT",
+    help="Where others reach this controller.  [default: what --listen says]",
+)
+@click.option(
+    "--seeds",
+    default="",
     metavar="ID@HOST:PORT,...",
-    help="Every voter, this one included, as others reach it.",
+    help="Controllers to ask for the leader: for one that joins, and when addresses have changed.",
 )
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    help="This controller's own directory: log and quorum state.",
+    help="This controller's own directory, made ready once by `streammeta storage format`.",
 )
 @click.option(
     "--store",
@@ -38,6 +43,24 @@ from storage.object_format.object_key import cluster_namespace
 @click.option("--namespace", help="Second part of every key.  [default: _streammeta_CLUSTER-ID]")
 @click.option("--election-timeout-ms", default=1_000, show_default=True)
 @click.option("--fetch-timeout-ms", default=2_000, show_default=True)
+@click.option(
+    "--snapshot-log-bytes",
+    default=20 << 20,
+    show_default=True,
+    help="Write a snapshot after so much log; the log before the last two is removed.",
+)
+@click.option(
+    "--snapshot-interval-ms",
+    default=3_600_000,
+    show_default=True,
+    help="Write a snapshot after so long, if anything has changed.",
+)
+@click.option(
+    "--peer-override",
+    default="",
+    metavar="ID@HOST:PORT,...",
+    help="Reach these controllers here, whatever else is known of them: for NAT and proxies.",
+)
 @click.option(
     "--lifecycle-interval-ms",
     default=1_000,
@@ -62,12 +85,16 @@ def controller(
     node_id: int,
     cluster_id: str,
     listen: str,
-    voters: str,
+    advertise: str | None,
+    seeds: str,
     data_dir: Path,
     store_uri: str,
     namespace: str | None,
     election_timeout_ms: int,
     fetch_timeout_ms: int,
+    snapshot_log_bytes: int,
+    snapshot_interval_ms: int,
+    peer_override: str,
     lifecycle_interval_ms: int,
     delete_delay_ms: int,
     log_level: str,
@@ -75,15 +102,17 @@ def controller(
 ) -> None:
     """Run one controller of a cluster.
 
-    Prints one line starting with `ready` on standard output once it serves, logs on standard
-    error. Ends on Ctrl-C or SIGTERM after handing over leadership. Credentials of the bucket are
-    taken from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+    Its data directory says who votes; see `streammeta storage format`. Prints one line starting
+    with `ready` on standard output once it serves, logs on standard error. Ends on Ctrl-C or
+    SIGTERM after handing over leadership. Credentials of the bucket are taken from
+    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
 
     \b
-    Example:
-      streammeta controller --node-id 1 --cluster-id demo --listen 127.0.0.1:9091 \\
-        --voters 1@127.0.0.1:9091,2@127.0.0.1:9092,3@127.0.0.1:9093 \\
-        --data-dir /var/lib/streammeta/1 --store file:///var/lib/streammeta/bucket
+    Example, a cluster of one:
+      streammeta storage format --node-id 1 --cluster-id demo --data-dir data/1 \\
+        --voters 1@127.0.0.1:9091
+      streammeta controller --node-id 1 --cluster-id demo --data-dir data/1 \\
+        --listen 127.0.0.1:9091 --store file:///var/lib/streammeta/bucket
     """
     try:
         check_cluster_id(cluster_id)
@@ -91,12 +120,16 @@ def controller(
             node_id=NodeId(node_id),
             cluster_id=ClusterId(cluster_id),
             listen=listen,
-            voters=parse_voters(voters),
+            advertise=advertise or listen,
+            seeds=parse_peers("seeds", seeds),
+            peer_overrides=parse_peers("peer-override", peer_override),
             data_dir=data_dir,
             store_uri=store_uri,
             namespace=namespace or cluster_namespace(cluster_id),
             election_timeout_ms=election_timeout_ms,
             fetch_timeout_ms=fetch_timeout_ms,
+            snapshot_log_bytes=snapshot_log_bytes,
+            snapshot_interval_ms=snapshot_interval_ms,
             lifecycle_interval_ms=lifecycle_interval_ms,
             delete_delay_ms=delete_delay_ms,
         )

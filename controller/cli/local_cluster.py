@@ -1,12 +1,13 @@
 """Controllers as child processes of this one, for `streammeta dev`, the demo and process tests.
 
-Owns their start, their ready lines and their end. Each child is stopped by its own pid, and none
-outlives this process, however it ends.
+Owns their directories, their start, their ready lines and their end. Each child is stopped by its
+own pid, and none outlives this process, however it ends.
 """
 
 import concurrent.futures
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from controller.ids import ClusterId, NodeId
+from controller.journal.directory import META_NAME, format_directory
+from controller.quorum.voters import ReplicaKey, Voter, VoterSet
 
 READY_PREFIX = "ready "
 """First word of the line a server prints on standard output once it serves."""
@@ -128,14 +133,21 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass(slots=True)
 class LocalCluster:
-    """Voters 1..N on loopback, each with its own data directory under `root`."""
+    """Controllers 1..N on loopback, each with its own data directory under `root`.
+
+    The first start formats all directories with all controllers as voters. A directory that is
+    missing later, or that of a controller that joined, is formatted without: it becomes an
+    observer, which `streammeta quorum add-voter` makes a voter. `peer_overrides` say for a
+    controller where it must look for the others.
+    """
 
     root: Path
     cluster_id: str
     store_uri: str
-    ports: Sequence[int]
+    ports: list[int]
     options: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    peer_overrides: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
     children: dict[int, Child] = field(default_factory=dict)
 
     @property
@@ -148,9 +160,18 @@ class LocalCluster:
         """The endpoints as `--connect` takes them."""
         return ",".join(self.endpoints)
 
+    @property
+    def node_ids(self) -> range:
+        """The ids of all controllers."""
+        return range(1, len(self.ports) + 1)
+
+    def data_dir(self, node_id: int) -> Path:
+        """Return the directory of one controller."""
+        return self.root / f"controller-{node_id}"
+
     def start_all(self) -> None:
         """Start every controller and wait until each one listens."""
-        for node_id in range(1, len(self.ports) + 1):
+        for node_id in self.node_ids:
             self.spawn(node_id)
         for child in self.children.values():
             child.wait_ready()
@@ -161,13 +182,30 @@ class LocalCluster:
         self.children[node_id].wait_ready()
 
     def spawn(self, node_id: int) -> None:
-        """Start one controller without waiting for it."""
+        """Start one controller without waiting for it, on a formatted directory."""
+        if not any(self._is_formatted(each) for each in self.node_ids):
+            for each in self.node_ids:
+                self._format(each, self.endpoints)
+        if not self._is_formatted(node_id):
+            self._format(node_id, [])
         self.children[node_id] = start_child(
             f"controller {node_id}",
             self._command(node_id),
             self.root / f"controller-{node_id}.log",
             self.env,
         )
+
+    def join(self) -> int:
+        """Start one more controller, an observer; wait until it listens and return its id."""
+        self.ports.extend(free_ports(1))
+        self.start(len(self.ports))
+        return len(self.ports)
+
+    def wipe(self, node_id: int) -> None:
+        """Lose the disk of a controller that is not running."""
+        if node_id in self.children and self.children[node_id].is_running:
+            raise ValueError(f"controller {node_id} still runs; end it before its disk is wiped")
+        shutil.rmtree(self.data_dir(node_id))
 
     def stop_all(self) -> None:
         """Stop every controller that still runs, all at once."""
@@ -179,14 +217,35 @@ class LocalCluster:
         for child in running:
             child.stop(max(0.1, deadline - time.monotonic()))
 
+    def _is_formatted(self, node_id: int) -> bool:
+        return (self.data_dir(node_id) / META_NAME).exists()
+
+    def _format(self, node_id: int, voters: Sequence[str]) -> None:
+        format_directory(
+            self.data_dir(node_id),
+            cluster_id=ClusterId(self.cluster_id),
+            node_id=NodeId(node_id),
+            bootstrap_voters=VoterSet(
+                tuple(
+                    Voter(ReplicaKey(NodeId(voter_id)), endpoint)
+                    for voter_id, endpoint in enumerate(voters, start=1)
+                )
+            ),
+        )
+
     def _command(self, node_id: int) -> list[str]:
-        endpoint = self.endpoints[node_id - 1]
-        voters = ",".join(f"{i}@{where}" for i, where in enumerate(self.endpoints, start=1))
+        overrides = self.peer_overrides.get(node_id, {})
         return [
             *(sys.executable, "-m", "controller.cli.main", "controller"),
             *("--node-id", str(node_id), "--cluster-id", self.cluster_id),
-            *("--listen", endpoint, "--voters", voters),
-            *("--data-dir", str(self.root / f"controller-{node_id}")),
+            *("--listen", self.endpoints[node_id - 1]),
+            *("--seeds", _peers(dict(zip(self.node_ids, self.endpoints, strict=True)))),
+            *(("--peer-override", _peers(overrides)) if overrides else ()),
+            *("--data-dir", str(self.data_dir(node_id))),
             *("--store", self.store_uri),
             *self.options,
         ]
+
+
+def _peers(endpoints: Mapping[int, str]) -> str:
+    return ",".join(f"{node_id}@{endpoint}" for node_id, endpoint in endpoints.items())

@@ -11,8 +11,10 @@ COMMANDS = {
     "controller": "controller.cli.controller_command:controller",
     "dev": "controller.cli.dev_command:dev",
     "health": "controller.cli.health_command:health",
+    "quorum": "controller.cli.quorum_command:quorum",
     "reconcile": "controller.cli.reconcile_command:reconcile",
     "shell": "controller.cli.shell_command:shell",
+    "storage": "controller.cli.storage_command:storage",
 }
 
 

@@ -22,6 +22,7 @@ import grpc
 from controller.cli.client import CallError, read_failure
 from controller.config import ConfigError
 from controller.errors import ApiError
+from controller.journal.errors import DirectoryNotFormattedError, JournalError
 from controller.rpc.status import classify
 from controller.shell.render import cell
 from storage.errors import StorageError
@@ -51,7 +52,10 @@ class CommandError(Exception):
         self.exit_code = exit_code
 
 
-EXPECTED_ERRORS = (CommandError, ApiError, ConfigError, StorageError, grpc.RpcError, OSError)
+EXPECTED_ERRORS = (
+    *(CommandError, ApiError, ConfigError, StorageError, JournalError),
+    *(grpc.RpcError, OSError),
+)
 """What `command_output` turns into an answer; anything else is a defect."""
 
 
@@ -66,6 +70,8 @@ def explain(error: Exception) -> CommandError:
             return explain(read_failure(error).as_error("a controller"))
         case StorageError():
             return CommandError("STORAGE", str(error), "repeat the command once this is mended")
+        case JournalError():
+            return CommandError("DATA_DIRECTORY", str(error), _directory_hint(error))
         case ConfigError():
             return CommandError("CONFIG", str(error), "correct the option and repeat")
         case OSError():
@@ -73,6 +79,12 @@ def explain(error: Exception) -> CommandError:
         case _:
             _, code, _ = classify(error)
             return CommandError(code, str(error), "nothing was changed")
+
+
+def _directory_hint(error: JournalError) -> str:
+    if isinstance(error, DirectoryNotFormattedError):
+        return "see `streammeta storage format --help`"
+    return "nothing in the directory was changed"
 
 
 @dataclass(slots=True)

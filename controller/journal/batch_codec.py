@@ -35,6 +35,11 @@ class BatchHeader:
     kind: int
     count: int
 
+    @property
+    def end_offset(self) -> EndOffset:
+        """The offset after the last payload."""
+        return EndOffset(self.base_offset + self.count)
+
 
 class BadBatchError(Exception):
     """These bytes are not a whole batch of this log; the message says why."""

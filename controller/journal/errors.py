@@ -23,10 +23,29 @@ class JournalDamagedError(JournalError):
     `offset` is a position in the file, in bytes.
     """
 
-    def __init__(self, path: object, offset: int, what: str) -> None:
-        super().__init__(
-            f"{path} is damaged at byte {offset}: {what}. This node must not vote with it. Restore "
-            "the disk, or remove this node from the quorum and add it again with an empty directory"
-        )
+    def __init__(self, path: object, offset: int, what: str, advice: str = "") -> None:
+        super().__init__(f"{path} is damaged at byte {offset}: {what}. {advice or REPLACE_VOTER}")
         self.path = path
         self.offset = offset
+        self.what = what
+
+
+REPLACE_VOTER = (
+    "This node must not vote with it. Restore the disk, or replace the voter: remove this node "
+    "from the quorum, format an empty directory with --join, and add it again"
+)
+RESTART_REPAIRS = (
+    "Start this node again: it sets the damaged part aside and takes what is missing from the "
+    "leader, and does not vote until it has it back"
+)
+
+
+class DiskFullError(OSError):
+    """There is no room on the disk; what was half written was taken back.
+
+    The same call may be repeated when there is room again.
+    """
+
+
+class BadSnapshotError(Exception):
+    """A snapshot file is not complete and intact; the message says what is wrong with it."""

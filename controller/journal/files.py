@@ -1,18 +1,26 @@
 """The few file operations the journal needs, and their POSIX implementation.
 
 A simulator puts a disk in this place that loses and tears whatever was not synced. Nothing here is
-retried: after a failed sync the state of the disk is unknown, and the process must end.
+retried: after a failed sync the state of the disk is unknown, and the process must end. Want of
+room is the one failure that leaves everything as it was, and has an error of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
+import io
 import os
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
-from controller.journal.errors import DirectoryLockedError
+from controller.journal.errors import DirectoryLockedError, DiskFullError
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_READ_BUFFER_BYTES = 1 << 20
 
 
 class File(Protocol):
@@ -23,7 +31,10 @@ class File(Protocol):
         ...
 
     def write(self, position: int, data: bytes) -> None:
-        """Write all of `data`; durable after `sync`."""
+        """Write all of `data`; durable after `sync`.
+
+        Raises DiskFullError when there is no room; any part of `data` may have been written.
+        """
         ...
 
     def size(self) -> int:
@@ -31,7 +42,7 @@ class File(Protocol):
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut the file; durable after `sync`."""
+        """Cut the file, never lengthen it; durable after `sync`."""
         ...
 
     def sync(self) -> None:
@@ -63,11 +74,14 @@ class FileSystem(Protocol):
         ...
 
     def open(self, path: Path, *, create: bool = False) -> File:
-        """Open for reading and writing; raises FileNotFoundError unless `create`."""
+        """Open for reading and writing; raises FileNotFoundError unless `create`.
+
+        Raises DiskFullError when there is no room for a new name.
+        """
         ...
 
     def rename(self, source: Path, target: Path) -> None:
-        """Replace `target` atomically."""
+        """Replace `target` atomically; raises DiskFullError, with nothing changed."""
         ...
 
     def remove(self, path: Path) -> None:
@@ -89,9 +103,11 @@ class PosixFile:
     A recovery that ends in an error leaves its files behind at any point.
     """
 
-    def __init__(self, path: Path, *, create: bool) -> None:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        self._fd = os.open(path, flags, 0o644)
+    def __init__(self, path: Path, *, create: bool, read_only: bool = False) -> None:
+        flags = os.O_RDONLY if read_only else os.O_RDWR | (os.O_CREAT if create else 0)
+        with _telling_no_room(path):
+            self._fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        self._path = path
         self._close = weakref.finalize(self, os.close, self._fd)
 
     def read(self, position: int, size: int) -> bytes:
@@ -106,17 +122,18 @@ class PosixFile:
     def write(self, position: int, data: bytes) -> None:
         """Write all of `data`; durable after `sync`."""
         view = memoryview(data)
-        while view:
-            written = os.pwrite(self._fd, view, position)
-            view = view[written:]
-            position += written
+        with _telling_no_room(self._path):
+            while view:
+                written = os.pwrite(self._fd, view, position)
+                view = view[written:]
+                position += written
 
     def size(self) -> int:
         """Return the file's length."""
         return os.fstat(self._fd).st_size
 
     def truncate(self, size: int) -> None:
-        """Cut the file; durable after `sync`."""
+        """Cut the file, never lengthen it; durable after `sync`."""
         os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
@@ -131,8 +148,9 @@ class PosixFile:
 class PosixLock:
     """An flock, released by the kernel however the process ends."""
 
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+        self._fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -142,8 +160,11 @@ class PosixLock:
                 f"{path.parent} is in use by another process (pid {holder}); stop that one or "
                 "give this one a directory of its own"
             ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        if read_only:
+            return
+        with contextlib.suppress(OSError):  # the pid is for people; a full disk has no room for it
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Let others have it."""
@@ -152,6 +173,10 @@ class PosixLock:
 
 class PosixFileSystem:
     """The machine's file system."""
+
+    def __init__(self, *, read_only: bool = False) -> None:
+        """With `read_only`, files are opened for reading and a lock leaves no trace."""
+        self._read_only = read_only
 
     def names(self, directory: Path) -> list[str]:
         """Return the names in a directory; none if it does not exist."""
@@ -170,11 +195,12 @@ class PosixFileSystem:
 
     def open(self, path: Path, *, create: bool = False) -> File:
         """Open for reading and writing; raises FileNotFoundError unless `create`."""
-        return PosixFile(path, create=create)
+        return PosixFile(path, create=create, read_only=self._read_only)
 
     def rename(self, source: Path, target: Path) -> None:
         """Replace `target` atomically."""
-        source.replace(target)
+        with _telling_no_room(target):
+            source.replace(target)
 
     def remove(self, path: Path) -> None:
         """Remove a file that exists."""
@@ -190,4 +216,53 @@ class PosixFileSystem:
 
     def lock(self, path: Path) -> Lock:
         """Claim the lock file `path`, creating it; raises DirectoryLockedError."""
-        return PosixLock(path)
+        return PosixLock(path, read_only=self._read_only)
+
+
+class _FileReader(io.RawIOBase):
+    """A `File` as Python's own libraries want to read it."""
+
+    def __init__(self, file: File, *, closes: bool) -> None:
+        self._file = file
+        self._closes = closes
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        origins = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._file.size()}
+        self._position = max(0, origins[whence] + offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._file.read(self._position, len(buffer))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed and self._closes:
+            self._file.close()
+        super().close()
+
+
+def as_binary_io(file: File, *, closes: bool = True) -> BinaryIO:
+    """Return a buffered, seekable reader of `file`; closing it closes `file` if told so."""
+    return io.BufferedReader(_FileReader(file, closes=closes), _READ_BUFFER_BYTES)
+
+
+@contextlib.contextmanager
+def _telling_no_room(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise DiskFullError(error.errno, error.strerror, str(path)) from error

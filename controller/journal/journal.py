@@ -1,65 +1,40 @@
-"""The durable side of one replica: its log in segments, and its quorum-state.
+"""The durable side of one replica: its log in segments, its snapshots, and its quorum-state.
 
-All calls block on the disk and belong on one thread. A write is durable after `sync`; an exception
-from a write or a sync leaves the state of the disk unknown, and the process must end. What was
-flushed is never cut away at start: damage there is an error, never a shorter log.
+All calls block on the disk and belong on one thread, unless they say otherwise. A write is durable
+after `sync`. After an exception other than DiskFullError the state of the disk is unknown, and the
+process must end. What was flushed is never cut away silently: see `recovery`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
-from controller.ids import ClusterId, EndOffset, NodeId
-from controller.journal.batch_codec import BadBatchError
+from controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
+from controller.journal.damage import clear_damage
 from controller.journal.directory import (
     LOCK_NAME,
     MARK_NAME,
     STATE_NAME,
     DirectoryIdentity,
     check_identity,
-    format_directory,
     read_identity,
 )
-from controller.journal.errors import DirectoryNotFormattedError, JournalDamagedError
 from controller.journal.files import FileSystem, Lock, PosixFileSystem
 from controller.journal.flushed_mark import FlushedMark
-from controller.journal.segment import Segment, is_temporary_segment, segment_base
+from controller.journal.recovery import Recovery
+from controller.journal.segment import Segment
+from controller.journal.snapshot_writer import SnapshotWriter
+from controller.journal.snapshots import SnapshotCheck, SnapshotStore
 from controller.journal.state_file import read_quorum_state, write_quorum_state
 from controller.quorum.config import QuorumState
-from controller.quorum.log_view import EpochStart, LogStart
-from controller.quorum.messages import Batch
+from controller.quorum.events import SnapshotChunk
+from controller.quorum.messages import Batch, SnapshotId
+from controller.quorum.voters import VoterSet
 
 DEFAULT_SEGMENT_BYTES = 64 << 20
-_RECOVERED_TAIL_BYTES = 4 << 20
-
-
-@dataclass(slots=True)
-class _Recovery:
-    """What scanning the segments adds up to."""
-
-    end_offset: EndOffset
-    epoch_starts: list[EpochStart] = field(default_factory=list)
-    tail: deque[Batch] = field(default_factory=deque)
-    tail_size: int = 0
-
-    def take(self, batch: Batch) -> None:
-        if batch.base_offset != self.end_offset:
-            raise BadBatchError(
-                f"its base offset is {batch.base_offset}, the log ends at {self.end_offset}"
-            )
-        last_epoch = self.epoch_starts[-1].epoch if self.epoch_starts else -1
-        if batch.epoch < last_epoch:
-            raise BadBatchError(f"its epoch is {batch.epoch}, the one before is {last_epoch}")
-        if batch.epoch > last_epoch:
-            self.epoch_starts.append(EpochStart(batch.epoch, batch.base_offset))
-        self.end_offset = batch.end_offset
-        self.tail.append(batch)
-        self.tail_size += batch.size
-        while self.tail_size > _RECOVERED_TAIL_BYTES and len(self.tail) > 1:
-            self.tail_size -= self.tail.popleft().size
 
 
 class Journal:
@@ -72,19 +47,27 @@ class Journal:
         identity: DirectoryIdentity,
         lock: Lock,
         segment_bytes: int,
+        snapshots: SnapshotStore,
     ) -> None:
         self.identity = identity
         self._directory = directory
         self._files = files
         self._lock = lock
         self._segment_bytes = segment_bytes
+        self._snapshots = snapshots
         self._has_failed = False
         self.quorum_state = read_quorum_state(files, directory / STATE_NAME)
         self._mark = FlushedMark.open(files, directory / MARK_NAME, identity.log_id)
-        self._segments = self._open_segments()
-        self.log_start = self._recover()
-        self._end_offset = self.log_start.end_offset
-        self._flushed_end = self._end_offset
+        recovered = Recovery(
+            directory, files, identity.log_id, self._mark, self.quorum_state, snapshots
+        ).run()
+        self._segments = recovered.segments
+        self.log_start = recovered.start
+        self.end_offset = self.log_start.end_offset
+        self.flushed_end = self.end_offset
+        epochs = self.log_start.epoch_starts
+        self._last_epoch = epochs[-1].epoch if epochs else self.log_start.start_epoch
+        self._half_installed: tuple[SnapshotId, VoterSet] | None = None
 
     @classmethod
     def open(
@@ -93,86 +76,107 @@ class Journal:
         *,
         cluster_id: ClusterId,
         node_id: NodeId,
-        format_if_empty: bool = False,
+        read_snapshot_voters: SnapshotCheck,
+        directory_id: DirectoryId | None = None,
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         files: FileSystem | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> Journal:
-        """Check whose directory this is, lock it, and recover the log.
+        """Check whose directory this is, lock it, and recover what it holds.
 
         A torn tail, which was never flushed, is cut. `quorum_state` and `log_start` hold what was
-        found. `format_if_empty` formats an empty or missing directory first: not for a node that
-        has voted before, whose promises would be forgotten.
+        found. A log that lost what was flushed is opened with `log_start.lost` set, the damaged
+        files put aside. With `directory_id`, the directory must be that one.
 
         Raises:
             DirectoryNotFormattedError: it is empty or missing.
             WrongDirectoryError: it belongs to another node or cluster, or is not a controller's.
             DirectoryLockedError: another process uses it.
-            JournalDamagedError: something that was flushed is missing or altered.
+            JournalDamagedError: a file that holds votes or identity is missing or altered.
+            DiskFullError: there is no room to put damaged files aside.
         """
         files = files or PosixFileSystem()
-        try:
-            identity = read_identity(directory, files)
-        except DirectoryNotFormattedError:
-            if not format_if_empty:
-                raise
-            identity = format_directory(
-                directory, cluster_id=cluster_id, node_id=node_id, files=files
-            )
-        check_identity(identity, directory, cluster_id, node_id)
+        identity = read_identity(directory, files)
+        check_identity(identity, directory, cluster_id, node_id, directory_id)
         lock = files.lock(directory / LOCK_NAME)
         try:
-            return cls(directory, files, identity, lock, segment_bytes)
+            # A process killed after a rename leaves names that are seen and not yet durable.
+            files.sync_directory(directory)
+            snapshots = SnapshotStore(directory, files, read_snapshot_voters, monotonic)
+            return cls(directory, files, identity, lock, segment_bytes, snapshots)
         except BaseException:
             lock.release()
             raise
 
+    @property
+    def start_offset(self) -> EndOffset:
+        """Where the log begins; what is below is in a snapshot."""
+        return self._segments[0].base_offset if self._segments else self.end_offset
+
     # -- writing
 
     def write_quorum_state(self, state: QuorumState) -> None:
-        """Replace the quorum-state, durably."""
+        """Replace the quorum-state, durably; raises DiskFullError with nothing changed."""
         write_quorum_state(self._files, self._directory / STATE_NAME, state)
         self.quorum_state = state
 
     def append(self, batches: Sequence[Batch]) -> None:
-        """Write batches that continue the log; durable after `sync`."""
+        """Write batches that continue the log; durable after `sync`.
+
+        Raises DiskFullError: whole batches before the one that found no room stay; append those
+        from `end_offset` on when there is room.
+        """
         for batch in batches:
-            if batch.base_offset != self._end_offset:
+            if batch.base_offset != self.end_offset or batch.epoch < self._last_epoch:
                 raise ValueError(
-                    f"batch at {batch.base_offset} does not continue a log that ends at "
-                    f"{self._end_offset}"
+                    f"batch at {batch.base_offset} of epoch {batch.epoch} does not continue a log "
+                    f"that ends at {self.end_offset} in epoch {self._last_epoch}"
                 )
-            self._segment_for_append().append(batch, self._flushed_end)
-            self._end_offset = batch.end_offset
+            self._segment_for_append().append(batch, self.flushed_end)
+            self.end_offset = batch.end_offset
+            self._last_epoch = batch.epoch
 
     def sync(self) -> None:
         """Make everything appended durable."""
-        if self._flushed_end == self._end_offset:
+        if self.flushed_end == self.end_offset:
             return
         self._has_failed = True  # unless what follows returns
         self._segments[-1].sync()
         self._has_failed = False
-        self._flushed_end = self._end_offset
-        self._mark.advance(self._flushed_end)
+        self.flushed_end = self.end_offset
+        self._mark.advance(self.flushed_end)
 
     def truncate(self, end_offset: EndOffset) -> None:
-        """Cut the log so that it ends at `end_offset`, where a batch must begin; durably."""
-        if end_offset >= self._end_offset:
-            return
-        self._mark.lower(end_offset)
-        batch_starts = {self._segments[0].base_offset}
-        while len(self._segments) > 1 and self._segments[-1].base_offset >= end_offset:
-            segment = self._segments.pop()
-            batch_starts.add(segment.base_offset)
+        """Cut the log so that it ends at `end_offset`, where a batch must begin; durably.
+
+        A crash leaves the log cut or whole. Raises DiskFullError; it may be repeated then.
+        """
+        if end_offset < self.end_offset:
+            self._cut(end_offset)
+        self._mark.end_cut()
+
+    def trim(self, start_offset: EndOffset) -> None:
+        """Remove segments wholly below `start_offset`, and snapshots that end below it.
+
+        Raises ValueError above the newest snapshot: nothing would hold what the log forgets.
+        """
+        kept = self.snapshots
+        if not kept or start_offset > kept[-1].end_offset:
+            raise ValueError(f"no snapshot reaches {start_offset}, the log can't be trimmed there")
+        removed = 0
+        while len(self._segments) > 1 and self._segments[1].base_offset <= start_offset:
+            # The oldest first: what a crash leaves is a log again.
+            segment = self._segments.pop(0)
             segment.close()
             self._files.remove(segment.path)
+            removed += 1
+        if removed:
             self._files.sync_directory(self._directory)
-        position = self._segments[-1].position_of(end_offset)
-        if position is not None:
-            self._segments[-1].cut(position)
-        elif end_offset not in batch_starts:
-            raise ValueError(f"no batch begins at {end_offset}, the log can't be cut there")
-        self._end_offset = end_offset
-        self._flushed_end = min(self._flushed_end, end_offset)
+        self._snapshots.forget_below(start_offset)
+
+    def clear_damage(self) -> None:
+        """Forget, durably, that damage had cut anything from this log."""
+        clear_damage(self._files, self._directory)
 
     def close(self) -> None:
         """Flush, release the files and the lock; a flush that failed is not tried again."""
@@ -181,85 +185,152 @@ class Journal:
             self._mark.close()
         for segment in self._segments:
             segment.close()
+        self._snapshots.close()
         self._lock.release()
+
+    # -- snapshots
+
+    @property
+    def snapshots(self) -> tuple[SnapshotId, ...]:
+        """The complete snapshots, ascending; for any thread."""
+        return self._snapshots.kept
+
+    def begin_snapshot(self, snapshot_id: SnapshotId) -> SnapshotWriter:
+        """Begin to write a snapshot; for any thread. Raises DiskFullError."""
+        return self._snapshots.begin(snapshot_id)
+
+    def finish_snapshot(self, writer: SnapshotWriter) -> bool:
+        """Make a sealed file a snapshot, durably; False if the log begins above it by now.
+
+        Raises:
+            DiskFullError: there is no room for the name; it may be repeated.
+            ValueError: no batch of its epoch ends where the snapshot ends.
+        """
+        snapshot_id = writer.snapshot_id
+        if snapshot_id.end_offset < self.start_offset:
+            writer.abandon()
+            return False
+        if self._epoch_ending_at(snapshot_id.end_offset) != snapshot_id.epoch:
+            raise ValueError(
+                f"no batch of epoch {snapshot_id.epoch} ends at {snapshot_id.end_offset}: no "
+                "snapshot may end there"
+            )
+        self._snapshots.publish(writer)
+        return True
+
+    def write_snapshot_chunk(self, snapshot_id: SnapshotId, position: int, data: bytes) -> None:
+        """Add bytes to the download of a snapshot; position 0 begins it anew.
+
+        Raises:
+            DiskFullError: there is no room; the same chunk may be written again.
+            ValueError: the chunk does not continue the download.
+        """
+        self._snapshots.write_chunk(snapshot_id, position, data)
+
+    def install_snapshot(
+        self, snapshot_id: SnapshotId, total_bytes: int, digest: bytes
+    ) -> VoterSet | None:
+        """Begin the log anew at the end of the downloaded snapshot; return the voters it names.
+
+        None if the file is not complete, intact and what was announced: it is removed then, and
+        the log stays. The snapshot is durable before the log goes. Raises DiskFullError; it may be
+        repeated then.
+        """
+        if self._half_installed is None or self._half_installed[0] != snapshot_id:
+            voters = self._snapshots.install(snapshot_id, total_bytes, digest)
+            if voters is None:
+                return None
+            self._half_installed = snapshot_id, voters
+        self._begin_anew(snapshot_id)
+        _, voters = self._half_installed
+        self._half_installed = None
+        return voters
+
+    def open_snapshot(self, snapshot_id: SnapshotId) -> BinaryIO:
+        """Open a snapshot to read it whole; for any thread. Raises FileNotFoundError."""
+        return self._snapshots.open(snapshot_id)
+
+    def read_snapshot(
+        self, snapshot_id: SnapshotId, position: int, max_bytes: int
+    ) -> SnapshotChunk | None:
+        """Return bytes of a snapshot, empty at its end; None if there is none. For any thread.
+
+        Who reads chunk by chunk reads one file to its end, even if it was removed meanwhile,
+        unless a minute passes between two chunks.
+
+        Raises JournalDamagedError if the file is not intact.
+        """
+        return self._snapshots.read(snapshot_id, position, max_bytes)
+
+    def release_idle_snapshots(self) -> None:
+        """Close snapshots that nobody reads any more; for any thread."""
+        self._snapshots.release_idle()
 
     # -- reading
 
     def read(self, start_offset: EndOffset, max_bytes: int) -> tuple[Batch, ...]:
         """Return whole batches from `start_offset`, at least one if there is any.
 
-        Raises JournalDamagedError if what is read is not what was written.
+        None are returned below the start of the log. Raises JournalDamagedError if what is read is
+        not what was written.
         """
         for segment in reversed(self._segments):
             if segment.base_offset <= start_offset:
                 return tuple(segment.read(start_offset, max_bytes))
         return ()
 
-    # -- recovery
-
-    def _open_segments(self) -> list[Segment]:
-        names = self._files.names(self._directory)
-        for name in names:
-            if is_temporary_segment(name) or name == f"{STATE_NAME}.tmp":
-                self._files.remove(self._directory / name)
-        paths = [self._directory / name for name in names if segment_base(name) is not None]
-        log_id = self.identity.log_id
-        return [Segment.open(self._files, path, log_id) for path in sorted(paths)]
-
-    def _recover(self) -> LogStart:
-        start = self._segments[0].base_offset if self._segments else EndOffset(0)
-        if start != 0:
-            raise JournalDamagedError(
-                self._segments[0].path, 0, "the segments before it are missing"
-            )
-        recovery = _Recovery(start)
-        for index, segment in enumerate(self._segments):
-            is_last = index + 1 == len(self._segments)
-            self._recover_segment(segment, recovery, is_last=is_last)
-        self._check_mark(recovery.end_offset)
-        return LogStart(
-            start, recovery.end_offset, tuple(recovery.epoch_starts), tuple(recovery.tail)
-        )
-
-    def _recover_segment(self, segment: Segment, recovery: _Recovery, *, is_last: bool) -> None:
-        if segment.base_offset != recovery.end_offset:
-            raise JournalDamagedError(
-                segment.path, 0, f"the log before it ends at offset {recovery.end_offset}"
-            )
-        good_size = segment.size
-        try:
-            for batch, _ in segment.scan():
-                recovery.take(batch)
-                good_size = segment.size
-        except BadBatchError as error:
-            segment.size = good_size
-            was_flushed = (
-                not is_last  # the next segment was begun after this one had been flushed
-                or max(self._mark.end_offset, segment.later_flushed_end()) > recovery.end_offset
-            )
-            if was_flushed:
-                raise JournalDamagedError(
-                    segment.path, good_size, f"the batch at {recovery.end_offset}: {error}"
-                ) from None
-            segment.cut(good_size)
-
-    def _check_mark(self, end_offset: EndOffset) -> None:
-        if self._mark.end_offset > end_offset:
-            path = self._segments[-1].path if self._segments else self._directory
-            size = self._segments[-1].size if self._segments else 0
-            raise JournalDamagedError(
-                path, size, f"the log ends at {end_offset}, {self._mark.end_offset} was flushed"
-            )
-        if end_offset > self._mark.end_offset and self._segments:
-            # The tail may have reached the disk unflushed; from here on it counts as flushed.
-            self._segments[-1].sync()
-            self._mark.advance(end_offset)
+    # -- parts
 
     def _segment_for_append(self) -> Segment:
         if not self._segments or self._segments[-1].size >= self._segment_bytes:
             self.sync()
             segment = Segment.create(
-                self._files, self._directory, self.identity.log_id, self._end_offset
+                self._files,
+                self._directory,
+                self.identity.log_id,
+                self.end_offset,
+                self._last_epoch,
             )
             self._segments.append(segment)
         return self._segments[-1]
+
+    def _cut(self, end_offset: EndOffset) -> None:
+        epoch = self._epoch_ending_at(end_offset)
+        if epoch is None:
+            raise ValueError(f"no batch begins at {end_offset}, the log can't be cut there")
+        self.sync()
+        self._mark.begin_cut(end_offset)
+        while len(self._segments) > 1 and self._segments[-1].base_offset >= end_offset:
+            self._remove_last_segment()
+        position = self._segments[-1].position_of(end_offset)
+        if position is not None:
+            self._segments[-1].cut(position)
+        self.end_offset = self.flushed_end = end_offset
+        self._last_epoch = epoch
+
+    def _begin_anew(self, snapshot_id: SnapshotId) -> None:
+        self._mark.lower(snapshot_id.end_offset)
+        while self._segments:
+            # The last first: what a crash leaves is never taken for a log after the snapshot.
+            self._remove_last_segment()
+        self.end_offset = self.flushed_end = snapshot_id.end_offset
+        self._last_epoch = snapshot_id.epoch
+        self._mark.advance(self.end_offset)
+        self._snapshots.forget_below(snapshot_id.end_offset)
+
+    def _remove_last_segment(self) -> None:
+        segment = self._segments.pop()
+        segment.close()
+        self._files.remove(segment.path)
+        self._files.sync_directory(self._directory)
+
+    def _epoch_ending_at(self, end_offset: EndOffset) -> Epoch | None:
+        """Return the epoch of the batch that ends there, or None; the log's start counts."""
+        if end_offset == self.end_offset:
+            return self._last_epoch
+        for segment in reversed(self._segments):
+            if segment.base_offset == end_offset:
+                return segment.previous_epoch
+            if segment.base_offset < end_offset:
+                return segment.epoch_ending_at(end_offset)
+        return None

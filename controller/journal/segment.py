@@ -1,6 +1,7 @@
 """One file of the log: a header that names the log, then batches end to end.
 
 A segment appears under its name only once its header is durable, so a bad header is always damage.
+The header also has the epoch of the batch before the segment, for when the log begins there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from controller.ids import EndOffset
+from controller.ids import EndOffset, Epoch
 from controller.journal.batch_codec import (
     HEADER_SIZE,
     MAGIC,
@@ -24,15 +25,23 @@ from controller.journal.batch_codec import (
     decode_header,
     encode_batch,
 )
-from controller.journal.errors import JournalDamagedError
+from controller.journal.errors import RESTART_REPAIRS, DiskFullError, JournalDamagedError
 from controller.journal.files import File, FileSystem
+from controller.journal.sealed_json import replace_file
 from controller.quorum.messages import Batch
 
 _NAME = re.compile(r"^(\d{20})\.log$")
-_TEMPORARY_NAME = re.compile(r"^\d{20}\.log\.tmp$")
-_HEADER = struct.Struct(">4s16sQI")
-_HEADER_MAGIC = b"SMS1"
+_TEMPORARY_NAME = re.compile(r"^\d{20}\.log\.(damaged\.)?tmp$")
+_FIELDS = struct.Struct(">4s16sQQ")
+_CHECKSUM = struct.Struct(">I")
+SEGMENT_HEADER_SIZE = _FIELDS.size + _CHECKSUM.size
+_HEADER_MAGIC = b"SMS2"
 _INDEX_INTERVAL = 16 << 10
+_WINDOW_BYTES = 1 << 20
+
+
+class BadSegmentError(Exception):
+    """A segment's header is not that of this log at this offset; the message says why."""
 
 
 def segment_base(name: str) -> EndOffset | None:
@@ -42,17 +51,25 @@ def segment_base(name: str) -> EndOffset | None:
 
 
 def is_temporary_segment(name: str) -> bool:
-    """Whether a crash while a segment was created left this file."""
+    """Whether a crash while a segment was created or copied left this file."""
     return _TEMPORARY_NAME.match(name) is not None
 
 
 class Segment:
     """An open segment and a sparse index of where its batches are."""
 
-    def __init__(self, path: Path, file: File, log_id: bytes, base_offset: EndOffset) -> None:
+    def __init__(
+        self,
+        path: Path,
+        file: File,
+        log_id: bytes,
+        base_offset: EndOffset,
+        previous_epoch: Epoch,
+    ) -> None:
         self.path = path
         self.base_offset = base_offset
-        self.size = _HEADER.size
+        self.previous_epoch = previous_epoch
+        self.size = SEGMENT_HEADER_SIZE
         self._file = file
         self._log_id = log_id
         self._offsets = array("Q")
@@ -60,66 +77,89 @@ class Segment:
 
     @classmethod
     def create(
-        cls, files: FileSystem, directory: Path, log_id: bytes, base_offset: EndOffset
+        cls,
+        files: FileSystem,
+        directory: Path,
+        log_id: bytes,
+        base_offset: EndOffset,
+        previous_epoch: Epoch,
     ) -> Segment:
-        """Create an empty segment, durably."""
+        """Create an empty segment, durably; raises DiskFullError with nothing left behind."""
         path = directory / f"{base_offset:020d}.log"
-        temporary = path.with_name(path.name + ".tmp")
-        file = files.open(temporary, create=True)
-        fields = _HEADER.pack(_HEADER_MAGIC, log_id, base_offset, 0)[:-4]
-        file.truncate(0)
-        file.write(0, fields + struct.pack(">I", google_crc32c.value(fields)))
-        file.sync()
-        files.rename(temporary, path)
+        fields = _FIELDS.pack(_HEADER_MAGIC, log_id, base_offset, previous_epoch)
+        replace_file(files, path, fields + _CHECKSUM.pack(google_crc32c.value(fields)))
         files.sync_directory(directory)
-        return cls(path, file, log_id, base_offset)
+        return cls(path, files.open(path), log_id, base_offset, previous_epoch)
 
     @classmethod
     def open(cls, files: FileSystem, path: Path, log_id: bytes) -> Segment:
-        """Open a segment; raises JournalDamagedError unless its header fits name and log."""
+        """Open a segment; raises BadSegmentError unless its header fits name and log."""
         file = files.open(path)
-        data = file.read(0, _HEADER.size)
-        base_offset = segment_base(path.name)
-        expected = _HEADER.pack(_HEADER_MAGIC, log_id, base_offset, 0)[:-4]
-        if data != expected + struct.pack(">I", google_crc32c.value(expected)):
+        try:
+            base_offset, previous_epoch = _read_header(file, path.name, log_id)
+        except BadSegmentError:
             file.close()
-            raise JournalDamagedError(path, 0, "its header is not that of this log at this offset")
-        assert base_offset is not None
-        return cls(path, file, log_id, base_offset)
+            raise
+        return cls(path, file, log_id, base_offset, previous_epoch)
 
-    def scan(self) -> Iterator[tuple[Batch, BatchHeader]]:
-        """Yield the batches from the start, and take them into the index.
+    @property
+    def file_size(self) -> int:
+        """Bytes of the file, with whatever follows the last batch read."""
+        return self._file.size()
+
+    def scan(self, position: int = SEGMENT_HEADER_SIZE) -> Iterator[tuple[Batch, BatchHeader]]:
+        """Yield the batches from a position on, and take them into the index.
 
         Raises:
             BadBatchError: what follows the last yielded batch, at `size`, is not one.
         """
-        data = self._file.read(0, self._file.size())
-        while self.size < len(data):
-            header = decode_header(data[self.size : self.size + HEADER_SIZE], self._log_id)
-            body_start = self.size + HEADER_SIZE
-            batch = decode_body(header, data[body_start : body_start + header.body_length])
+        self.rewind(position)
+        window = _Window(self._file, position)
+        while data := window.take(HEADER_SIZE):
+            header = decode_header(data, self._log_id)
+            batch = decode_body(header, window.take(header.body_length))
             self._note(batch.base_offset, HEADER_SIZE + header.body_length)
             yield batch, header
 
+    def rewind(self, size: int) -> None:
+        """Take what lies at or beyond `size` for not read yet."""
+        keep = bisect_right(self._positions, size - 1)
+        del self._offsets[keep:], self._positions[keep:]
+        self.size = size
+
     def later_flushed_end(self) -> EndOffset:
         """Return the highest flushed end that any header beyond `size` vouches for, or 0."""
-        data = self._file.read(self.size, max(0, self._file.size() - self.size))
-        highest = EndOffset(0)
-        position = data.find(MAGIC, 1)
-        while position >= 0:
-            try:
-                header = decode_header(data[position : position + HEADER_SIZE], self._log_id)
-            except BadBatchError:
-                pass
-            else:
-                highest = max(highest, header.flushed_end)
-            position = data.find(MAGIC, position + 1)
-        return highest
+        ends = (header.flushed_end for _, header in self.later_headers())
+        return max(ends, default=EndOffset(0))
+
+    def later_headers(self) -> Iterator[tuple[int, BatchHeader]]:
+        """Yield every whole header at or beyond `size`, wherever it begins, with its position."""
+        position = self.size
+        window = _Window(self._file, position)
+        data = window.take(_WINDOW_BYTES)
+        while len(data) >= HEADER_SIZE:
+            for found, header in _headers_in(data, self._log_id):
+                yield position + found, header
+            # A header may lie across two pieces.
+            following = window.take(_WINDOW_BYTES)
+            if not following:
+                return
+            kept = HEADER_SIZE - 1
+            position += len(data) - kept
+            data = data[-kept:] + following
 
     def append(self, batch: Batch, flushed_end: EndOffset) -> None:
-        """Write a batch at the end; durable after `sync`."""
+        """Write a batch at the end; durable after `sync`.
+
+        Raises DiskFullError with the half-written batch taken back.
+        """
         data = encode_batch(batch, self._log_id, flushed_end)
-        self._file.write(self.size, data)
+        try:
+            self._file.write(self.size, data)
+        except DiskFullError:
+            if self._file.size() > self.size:
+                self._file.truncate(self.size)
+            raise
         self._note(batch.base_offset, len(data))
 
     def sync(self) -> None:
@@ -134,15 +174,20 @@ class Segment:
         """Cut the file after `size` bytes, durably."""
         self._file.truncate(size)
         self._file.sync()
-        self.size = size
-        keep = bisect_right(self._positions, size - 1) if size > _HEADER.size else 0
-        del self._offsets[keep:], self._positions[keep:]
+        self.rewind(size)
 
     def position_of(self, offset: EndOffset) -> int | None:
         """Return where the batch that begins at `offset` begins, None if none does."""
         for position, header in self._headers(offset):
             if header.base_offset >= offset:
                 return position if header.base_offset == offset else None
+        return None
+
+    def epoch_ending_at(self, end_offset: EndOffset) -> Epoch | None:
+        """Return the epoch of the batch that ends at `end_offset`, None if none does."""
+        for _, header in self._headers(EndOffset(end_offset - 1)):
+            if header.end_offset >= end_offset:
+                return header.epoch if header.end_offset == end_offset else None
         return None
 
     def read(self, offset: EndOffset, max_bytes: int) -> list[Batch]:
@@ -158,7 +203,7 @@ class Segment:
             try:
                 batches.append(decode_body(header, body))
             except BadBatchError as error:
-                raise JournalDamagedError(self.path, position, str(error)) from None
+                raise self._damaged(position, header.base_offset, error) from None
             budget -= header.body_length
         return batches
 
@@ -170,12 +215,66 @@ class Segment:
 
     def _headers(self, offset: EndOffset) -> Iterator[tuple[int, BatchHeader]]:
         index = bisect_right(self._offsets, offset) - 1
-        position = self._positions[index] if index >= 0 else _HEADER.size
+        position = self._positions[index] if index >= 0 else SEGMENT_HEADER_SIZE
+        following = self._offsets[index] if index >= 0 else self.base_offset
         while position < self.size:
             data = self._file.read(position, HEADER_SIZE)
             try:
                 header = decode_header(data, self._log_id)
             except BadBatchError as error:
-                raise JournalDamagedError(self.path, position, str(error)) from None
+                raise self._damaged(position, following, error) from None
             yield position, header
             position += HEADER_SIZE + header.body_length
+            following = header.end_offset
+
+    def _damaged(self, position: int, offset: int, error: BadBatchError) -> JournalDamagedError:
+        what = f"the batch at offset {offset}: {error}"
+        return JournalDamagedError(self.path, position, what, RESTART_REPAIRS)
+
+
+class _Window:
+    """Reads a file once from front to end, a piece at a time."""
+
+    def __init__(self, file: File, position: int) -> None:
+        self._file = file
+        self._position = position
+        self._buffer = b""
+        self._taken = 0
+
+    def take(self, size: int) -> bytes:
+        """Return the next `size` bytes; fewer only at the end of the file."""
+        if len(self._buffer) - self._taken < size:
+            rest = self._buffer[self._taken :]
+            wanted = max(size - len(rest), _WINDOW_BYTES)
+            more = self._file.read(self._position, wanted)
+            self._position += len(more)
+            self._buffer, self._taken = rest + more, 0
+        data = self._buffer[self._taken : self._taken + size]
+        self._taken += len(data)
+        return data
+
+
+def _read_header(file: File, name: str, log_id: bytes) -> tuple[EndOffset, Epoch]:
+    data = file.read(0, SEGMENT_HEADER_SIZE)
+    if len(data) < SEGMENT_HEADER_SIZE:
+        raise BadSegmentError(f"{len(data)} bytes, a header has {SEGMENT_HEADER_SIZE}")
+    magic, found_log, base_offset, previous_epoch = _FIELDS.unpack(data[: _FIELDS.size])
+    if _CHECKSUM.unpack(data[_FIELDS.size :]) != (google_crc32c.value(data[: _FIELDS.size]),):
+        raise BadSegmentError("its header's checksum does not match")
+    if magic != _HEADER_MAGIC or found_log != log_id:
+        raise BadSegmentError("its header is that of another log")
+    if base_offset != segment_base(name):
+        raise BadSegmentError(f"its header says it begins at offset {base_offset}")
+    return EndOffset(base_offset), Epoch(previous_epoch)
+
+
+def _headers_in(data: bytes, log_id: bytes) -> Iterator[tuple[int, BatchHeader]]:
+    position = data.find(MAGIC)
+    while position >= 0:
+        try:
+            header = decode_header(data[position : position + HEADER_SIZE], log_id)
+        except BadBatchError:
+            pass
+        else:
+            yield position, header
+        position = data.find(MAGIC, position + 1)

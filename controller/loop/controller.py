@@ -3,14 +3,18 @@
 Every mutation is decided against the latest state of the map, including what is not committed yet,
 replayed at once, appended to the log, and answered when the high watermark passes it. An answer
 that changes nothing waits for what it was decided on. Losing leadership undoes what was replayed
-and not committed. A request's error is only ever a reply; it never touches leadership.
+and not committed. A request's error is only ever a reply; it never touches leadership. Snapshots
+are views of the map: making one, or reading one from a file, stops nothing.
 
 Runs on one event loop; holds no rule of its own: those are in `metadata` and `quorum`.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import BinaryIO, Protocol
 
 import structlog
 
@@ -22,17 +26,23 @@ from controller.errors import (
     OutcomeUnknownError,
 )
 from controller.loop.clock import Clock
+from controller.loop.map_snapshots import FrozenCheckpoint, read_map
 from controller.loop.parking import ParkedAnswers
+from controller.loop.quorum_errors import NotCaughtUpError
+from controller.loop.state_machine import SnapshotPoint
 from controller.metadata.answers import Answer
 from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.frozen import FrozenMap
 from controller.metadata.requests import ReadRequest, WriteRequest
-from controller.quorum.messages import Batch, BatchKind
+from controller.quorum.messages import Batch, BatchKind, SnapshotId
 from controller.records.codec import decode_records, encode_records
 from controller.records.record import Record
+from controller.snapshot.writer import Sink
 
 PARKED_ANSWERS_MAX = 100_000
-"""Answers that may wait for the high watermark; beyond, writes are refused."""
+"""Answers that may wait for the high watermark; beyond, requests are refused."""
+
+SESSION_READ_TIMEOUT_MS = 5_000
+"""How long a read waits for what it asks to see, unless told."""
 
 _log = structlog.get_logger(component="loop")
 
@@ -49,6 +59,11 @@ class ReplicatedLog(Protocol):
         """Append on the leader and return the end offset; see `QuorumDriver.append`."""
         ...
 
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether what was appended may wait for room on the disk for any time."""
+        ...
+
     async def read_barrier(self) -> int:
         """Prove leadership from now on; see `QuorumDriver.read_barrier`."""
         ...
@@ -56,6 +71,21 @@ class ReplicatedLog(Protocol):
     def leader_hint(self) -> NotLeaderError:
         """Where the leader is, as far as this node knows."""
         ...
+
+    def snapshot_point(self) -> SnapshotPoint:
+        """End the batch being formed; return where what the map holds now ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer, and the end of the log that it rests on.
+
+    Who quotes `offset` in a later read, to whatever controller, sees at least as much.
+    """
+
+    answer: Answer
+    offset: int
 
 
 class MetadataController:
@@ -66,11 +96,10 @@ class MetadataController:
         self._clock = clock
         self._log: ReplicatedLog | None = None
         self._parked = ParkedAnswers()
+        self._sessions = ParkedAnswers()
         self._active = False
         self._committed_end = 0
-        self._committed_epoch = 0
-        self._freezing = asyncio.Lock()
-        self._quiet: asyncio.Event | None = None
+        self._uncommitted: deque[tuple[int, Sequence[Record]]] = deque()
         self._on_leadership: list[Callable[[bool], None]] = []
 
     def bind(self, log: ReplicatedLog) -> None:
@@ -96,59 +125,69 @@ class MetadataController:
         """The map, for queries that may be stale or uncommitted (sizes, deadlines)."""
         return self._map
 
-    async def write(self, request: WriteRequest) -> Answer:
+    async def write(self, request: WriteRequest) -> Answered:
         """Decide, replicate and answer one mutation.
 
         Raises:
             NotLeaderError: this node does not lead.
             InvalidRequestError: the request is malformed.
-            LimitExceededError: it, or what waits already, is too large.
+            LimitExceededError: it, or what waits already, is too large, or the disk is full.
             OutcomeUnknownError: leadership was lost before it was committed.
         """
         log = self._leading_log()
-        while self._quiet is not None:  # one freeze may follow another
-            await self._quiet.wait()
-            log = self._leading_log()
-        if len(self._parked) >= PARKED_ANSWERS_MAX:
-            raise LimitExceededError(
-                f"{len(self._parked)} requests wait for a majority of controllers; try again later"
-            )
+        self._require_room(self._parked)
         decision = self._map.decide(request, self._clock.wall_ms(), log.next_offset)
         end_offset = self._replicate(log, decision.records) if decision.records else log.next_offset
         await self._committed(end_offset)
-        return decision.answer
+        return Answered(decision.answer, end_offset)
 
-    async def read(self, request: ReadRequest) -> Answer:
-        """Answer a query linearizably: it sees everything acknowledged before it was asked.
+    async def read(
+        self,
+        request: ReadRequest,
+        at_least: int | None = None,
+        timeout_ms: int = SESSION_READ_TIMEOUT_MS,
+    ) -> Answered:
+        """Answer a query from committed state only.
 
-        Raises the same errors as `write`.
+        Without `at_least` the read is linearizable: it sees everything acknowledged before it was
+        asked, and only the leader answers. With it any controller does, once it has applied the log
+        below that offset: the reader sees what it has seen or written before, perhaps no more.
+
+        Raises:
+            NotLeaderError: the read is linearizable, and this node does not lead.
+            InvalidRequestError: the request is malformed.
+            LimitExceededError: too many requests wait already.
+            NotCaughtUpError: `at_least` was not applied and committed here within `timeout_ms`.
         """
-        log = self._leading_log()
-        await log.read_barrier()
-        self._leading_log()
-        answer = self._map.query(request)
-        await self._committed(log.next_offset)
-        return answer
+        if at_least is None:
+            return await self._read_linearizably(request)
+        if at_least < 0:
+            raise InvalidRequestError("at_least", f"{at_least}; an offset is 0 or more")
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._applied(at_least)
+                return await self._read_committed(request)
+        except TimeoutError:
+            wanted = max(at_least, self._shown_end())
+            raise NotCaughtUpError(wanted, self._committed_end) from None
 
     async def settled(self) -> None:
         """Wait until everything the map shows now is committed; same errors as `write`."""
         await self._committed(self._leading_log().next_offset)
 
-    async def frozen(self) -> tuple[FrozenMap, int]:
-        """Return an immutable, committed, linearizable view of the map, and its quorum epoch.
+    async def frozen(self) -> FrozenCheckpoint:
+        """Return an immutable, committed, linearizable view of the map; no write waits for it.
 
-        New writes wait for as long as those under way take to commit.
+        Raises:
+            NotLeaderError: this node does not lead, or stopped leading meanwhile.
+            LimitExceededError: too many requests wait already.
         """
         log = self._leading_log()
         await log.read_barrier()
-        async with self._freezing:
-            self._quiet = asyncio.Event()
-            try:
-                await self.settled()
-                return self._map.freeze(self._committed_end), self._committed_epoch
-            finally:
-                self._quiet.set()
-                self._quiet = None
+        self._leading_log()
+        frozen = self._freeze(log.snapshot_point())
+        await self._shown(log, frozen.id.end_offset)
+        return frozen
 
     async def state_hash(self, at_offset: int) -> tuple[int, bytes]:
         """Return an offset, and 32 bytes that are equal on every controller for equal maps there.
@@ -158,25 +197,32 @@ class MetadataController:
         Raises:
             InvalidRequestError: the log is not committed up to `at_offset` here.
         """
-        if self._active:
-            view, _ = await self.frozen()
-        else:
-            view = self._map.freeze(self._committed_end)
+        frozen = await self._committed_view()
         if at_offset > self._committed_end:
             raise InvalidRequestError(
                 "at_offset", f"{at_offset}; committed here is the log up to {self._committed_end}"
             )
-        return view.end_offset, await asyncio.to_thread(view.digest)
+        return frozen.id.end_offset, await asyncio.to_thread(frozen.view.digest)
 
     def on_committed(self, batches: Sequence[Batch], high_watermark: int) -> None:
         """Replay what became committed, unless this node replayed it when it appended it."""
         for batch in batches:
             if batch.kind is BatchKind.DATA:
                 self._replay(batch)
-            self._committed_epoch = batch.epoch
-        self._committed_end = high_watermark
         self._map.forget_undo(high_watermark)
-        self._parked.release(high_watermark)
+        self._advance(high_watermark)
+
+    def freeze(self, point: SnapshotPoint) -> Callable[[Sink], object]:
+        """Return what writes the map as it is now, entries that may be undone included."""
+        return self._freeze(point).write
+
+    def load(self, file: BinaryIO, snapshot_id: SnapshotId) -> Callable[[], None]:
+        """Read a map from a checkpoint; the returned call puts it in the place of this one.
+
+        Raises:
+            CheckpointError: the file is damaged, or another checkpoint.
+        """
+        return partial(self._replace, read_map(file, snapshot_id))
 
     def on_leadership_claimed(self, epoch: int) -> None:
         """Begin to serve: everything committed has been replayed."""
@@ -189,6 +235,7 @@ class MetadataController:
         """Undo what was replayed and not committed; its outcome is with the next leader."""
         self._active = False
         self._map.undo_to(self._committed_end)
+        self._uncommitted.clear()
         self._parked.fail_all(
             OutcomeUnknownError(
                 "leadership was lost while the request was replicated; repeat it with the same id"
@@ -198,12 +245,24 @@ class MetadataController:
         for listener in self._on_leadership:
             listener(False)
 
-    def _leading_log(self) -> ReplicatedLog:
+    def _bound_log(self) -> ReplicatedLog:
         if self._log is None:
             raise InvariantError("the controller was asked before its log was bound")
-        if not self._active:
-            raise self._log.leader_hint()
         return self._log
+
+    def _leading_log(self) -> ReplicatedLog:
+        log = self._bound_log()
+        if not self._active:
+            raise log.leader_hint()
+        return log
+
+    def _require_room(self, parked: ParkedAnswers) -> None:
+        if len(parked) >= PARKED_ANSWERS_MAX:
+            raise LimitExceededError(
+                f"{len(parked)} requests wait for the log to be committed; try again later"
+            )
+
+    # -- writing
 
     def _replicate(self, log: ReplicatedLog, records: Sequence[Record]) -> int:
         # Replay first: a record that can't be applied must never be replicated.
@@ -211,17 +270,114 @@ class MetadataController:
         payload = encode_records(records)
         self._map.apply(offset, records)
         try:
-            return log.append([payload], required_base_offset=offset)
+            end_offset = log.append([payload], required_base_offset=offset)
         except Exception:
             self._map.undo_to(offset)
             raise
+        self._uncommitted.append((offset, records))
+        return end_offset
 
     def _replay(self, batch: Batch) -> None:
         for index, payload in enumerate(batch.payloads):
             offset = batch.base_offset + index
-            if offset >= self._map.applied_end_offset:
-                self._map.apply(offset, decode_records(payload))
+            if offset < self._map.applied_end_offset:
+                continue
+            if self._active:
+                raise InvariantError(
+                    f"the record at offset {offset} is committed, and this leader has replayed "
+                    f"its log only below {self._map.applied_end_offset}"
+                )
+            self._map.apply(offset, decode_records(payload))
+
+    def _advance(self, high_watermark: int) -> None:
+        self._committed_end = high_watermark
+        while self._uncommitted and self._uncommitted[0][0] < high_watermark:
+            self._uncommitted.popleft()
+        self._parked.release(high_watermark)
+        self._sessions.release(high_watermark)
 
     async def _committed(self, end_offset: int) -> None:
         if end_offset > self._committed_end:
             await self._parked.park(end_offset)
+
+    # -- reading
+
+    async def _read_linearizably(self, request: ReadRequest) -> Answered:
+        log = self._leading_log()
+        self._require_room(self._parked)
+        await log.read_barrier()
+        self._leading_log()
+        if log.is_disk_full:
+            return Answered(self._query_committed(request), self._committed_end)
+        answer, end_offset = self._map.query(request), log.next_offset
+        await self._shown(log, end_offset)
+        return Answered(answer, end_offset)
+
+    def _query_committed(self, request: ReadRequest) -> Answer:
+        """Answer without what is not committed, which is taken back for the moment.
+
+        Usually an answer waits for what it shows to be committed; there may be no end to that
+        while the disk is full.
+        """
+        self._map.undo_to(self._committed_end)
+        try:
+            return self._map.query(request)
+        finally:
+            for offset, records in self._uncommitted:
+                self._map.apply(offset, records)
+
+    async def _read_committed(self, request: ReadRequest) -> Answered:
+        while True:
+            answer = self._map.query(request)
+            end_offset = self._shown_end()
+            try:
+                await self._committed(end_offset)
+            except OutcomeUnknownError:
+                continue  # what was not committed has been undone; look again
+            return Answered(answer, end_offset)
+
+    async def _committed_view(self) -> FrozenCheckpoint:
+        while True:
+            frozen = self._freeze(self._bound_log().snapshot_point())
+            try:
+                await self._committed(frozen.id.end_offset)
+            except OutcomeUnknownError:
+                continue  # as above
+            return frozen
+
+    async def _shown(self, log: ReplicatedLog, end_offset: int) -> None:
+        """Wait until what the leader's map has shown is committed."""
+        try:
+            await self._committed(end_offset)
+        except OutcomeUnknownError:
+            raise log.leader_hint() from None
+
+    def _shown_end(self) -> int:
+        return self._bound_log().next_offset if self._active else self._committed_end
+
+    async def _applied(self, end_offset: int) -> None:
+        if end_offset <= self._committed_end:
+            return
+        self._require_room(self._sessions)
+        waiting = self._sessions.park(end_offset)
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            self._sessions.forget(waiting)  # what is asked for may never come
+            raise
+
+    # -- snapshots
+
+    def _freeze(self, point: SnapshotPoint) -> FrozenCheckpoint:
+        if self._map.applied_end_offset > point.snapshot_id.end_offset:
+            raise InvariantError(
+                f"the map holds the log below {self._map.applied_end_offset}, its snapshot was to "
+                f"end at {point.snapshot_id.end_offset}"
+            )
+        return FrozenCheckpoint(point, self._map.freeze())
+
+    def _replace(self, loaded: ClusterMap) -> None:
+        if self._active:
+            raise InvariantError("a leader's map was to be replaced by a snapshot")
+        self._map = loaded
+        self._advance(loaded.applied_end_offset)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from controller.ids import EndOffset, Epoch, NodeId
 from controller.quorum.config import QuorumConfig
 from controller.quorum.core import QuorumCore
+from controller.quorum.messages import SnapshotId
 from controller.quorum.roles import Leader
 from controller.quorum.voters import ReplicaKey
 
@@ -35,15 +36,26 @@ class QuorumDescription:
     high_watermark: EndOffset
     end_offset: EndOffset
     flushed_end: EndOffset
+    log_start_offset: EndOffset
+    snapshot_id: SnapshotId | None
+    """The newest snapshot on this node's disk."""
+    is_repairing: bool
+    """Whether damage took what this node had acknowledged; it does not vote until that is back."""
+    is_disk_full: bool
+    is_transferring: bool
+    """Whether this node leads and is handing leadership over."""
     voters: tuple[ReplicaDescription, ...]
+    """Those in force: the newest in the log, committed or not."""
     observers: tuple[ReplicaDescription, ...]
 
 
-def describe_quorum(core: QuorumCore, config: QuorumConfig, now_ms: int) -> QuorumDescription:
+def describe_quorum(
+    core: QuorumCore, config: QuorumConfig, now_ms: int, *, is_disk_full: bool
+) -> QuorumDescription:
     """Describe the quorum as `core` sees it at `now_ms`."""
     described = {
         voter.key: _describe(core, config.local, voter.key, voter.endpoint, now_ms)
-        for voter in config.voters
+        for voter in core.voters
     }
     others = core.role.progress if isinstance(core.role, Leader) else {}
     observers = tuple(
@@ -57,6 +69,11 @@ def describe_quorum(core: QuorumCore, config: QuorumConfig, now_ms: int) -> Quor
         high_watermark=core.high_watermark,
         end_offset=core.log.end_offset,
         flushed_end=core.log.flushed_end,
+        log_start_offset=core.log.start_offset,
+        snapshot_id=core.newest_snapshot,
+        is_repairing=core.is_repairing,
+        is_disk_full=is_disk_full,
+        is_transferring=core.is_transferring,
         voters=tuple(described.values()),
         observers=observers,
     )

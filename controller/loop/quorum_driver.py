@@ -1,36 +1,51 @@
 """Runs a quorum core: feeds it messages and time, carries out its effects in order.
 
-Owns the core, the journal's thread and the delivery of committed batches to the state machine.
-Appends of one turn of the event loop become one batch and one flush. Everything here runs on one
-event loop; no call of the state machine blocks, and none is made from within another.
+Owns the core, the journal's thread, and who waits for what of them; delivery to the state machine
+and this replica's own checkpoints are parts of their own. Appends of one turn of the event loop
+become one batch and one flush. Everything here runs on one event loop; no call of the state machine
+blocks, and none is made from within another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias, assert_never
 
 import structlog
 
-from controller.errors import InvariantError, LimitExceededError, NotLeaderError
+from controller.errors import InvariantError, NotLeaderError
 from controller.ids import EndOffset, Epoch, NodeId
+from controller.journal.errors import DiskFullError as JournalFullError
 from controller.journal.journal import Journal
+from controller.loop.checkpoint_schedule import CheckpointLimits
+from controller.loop.checkpointer import Checkpointer
 from controller.loop.clock import Clock
+from controller.loop.deliverer import Deliverer
+from controller.loop.forming_batch import FormingBatch
+from controller.loop.operations import Operations
+from controller.loop.outbox import Outbox, call_key
+from controller.loop.parking import ParkedAnswers
 from controller.loop.quorum_describe import QuorumDescription, describe_quorum
-from controller.loop.quorum_disk import DiskRead, JournalThread
+from controller.loop.quorum_disk import CoreReport, JournalThread
+from controller.loop.quorum_errors import (
+    DiskFullError,
+)
 from controller.loop.quorum_transport import PeerTransport
+from controller.loop.read_rounds import ReadRounds
+from controller.loop.state_machine import SnapshotPoint, StateMachine
+from controller.loop.stepper import Stepper
 from controller.quorum.config import QuorumConfig
 from controller.quorum.core import QuorumCore
 from controller.quorum.events import (
     Append,
     AppendLog,
+    ClearDamage,
     CommitAdvanced,
+    DiskFull,
     Effect,
-    Event,
+    InstallSnapshot,
     LeadershipEnded,
     LeadershipStarted,
     LogReadDone,
@@ -40,66 +55,40 @@ from controller.quorum.events import (
     ReadIndexRefused,
     ReadIndexRequested,
     ReadLog,
+    ReadSnapshot,
     Received,
     RequestFailed,
     Resign,
     Send,
-    Tick,
+    SnapshotInstalled,
+    SnapshotReadDone,
+    SnapshotTaken,
+    TransferRefused,
+    TransferRequested,
+    TrimLog,
     TruncateLog,
+    VoterChangeDone,
+    VoterChangeRefused,
+    VotersChanged,
     WriteDone,
+    WriteSnapshotChunk,
 )
-from controller.quorum.messages import (
-    Batch,
-    BeginQuorumEpochRequest,
-    EndQuorumEpochRequest,
-    FetchRequest,
-    Message,
-    Request,
-    Response,
-    VoteRequest,
-)
+from controller.quorum.messages import Request, Response, SnapshotId
 from controller.quorum.roles import Resigned
+from controller.quorum.voters import ReplicaKey, Voter
 
-_DELIVERY_BYTES = 4 << 20
-_PAYLOAD_OVERHEAD_BYTES = 4
 _STOP_ROUNDS = 20
 
+_Outcome: TypeAlias = (
+    ReadIndexReady
+    | ReadIndexRefused
+    | VotersChanged
+    | VoterChangeDone
+    | VoterChangeRefused
+    | TransferRefused
+)
+
 _log = structlog.get_logger(component="quorum")
-
-
-class UncommittedLogFullError(LimitExceededError):
-    """Too much is appended and not committed: a majority of the voters is slow or gone."""
-
-
-class RecordTooLargeError(LimitExceededError):
-    """One payload does not fit a batch."""
-
-
-class StateMachine(Protocol):
-    """What is replicated. All calls are made on the event loop and must not block or raise."""
-
-    def on_committed(self, batches: Sequence[Batch], high_watermark: int) -> None:
-        """Take committed batches, control batches too, each once and in order.
-
-        Everything below `high_watermark` has been delivered with this call.
-        """
-        ...
-
-    def on_leadership_claimed(self, epoch: int) -> None:
-        """Begin to append: this node leads and everything committed was delivered."""
-        ...
-
-    def on_leadership_lost(self) -> None:
-        """Stop at once; what was appended and not delivered may or may not be committed."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A message waiting for the write `after`."""
-
-    after: int
-    message: Message
 
 
 class QuorumDriver:
@@ -114,33 +103,53 @@ class QuorumDriver:
         state_machine: StateMachine,
         clock: Clock,
         rng: random.Random | None = None,
+        checkpoints: CheckpointLimits | None = None,
     ) -> None:
         self._config = config
-        self._journal = journal
         self._transport = transport
         self._state_machine = state_machine
         self._clock = clock
         self._core = QuorumCore(
             config, journal.quorum_state, journal.log_start, rng or random.Random()
         )
-        self._disk = JournalThread(journal, self._on_durable, self._fail)
-        self._durable_token = 0
-        self._held: deque[_Held] = deque()
-        self._events: deque[Event] = deque()
-        self._is_stepping = False
-        self._is_running = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._pending: list[bytes] = []
-        self._pending_bytes = 0
+        self._disk = JournalThread(
+            journal, on_report=self._on_report, on_full=self._on_full, on_error=self._fail
+        )
+        self._checkpointer = Checkpointer(
+            host=self,
+            journal=journal,
+            disk=self._disk,
+            state_machine=state_machine,
+            clock=clock,
+            limits=checkpoints or CheckpointLimits(),
+            on_error=self._fail,
+        )
+        self._deliverer = Deliverer(
+            host=self,
+            progress=self._checkpointer,
+            core=self._core,
+            journal=journal,
+            disk=self._disk,
+            state_machine=state_machine,
+        )
+        self._outbox = Outbox(transport)
+        self._stepper = Stepper(
+            self._core,
+            clock,
+            take_appends=self._take_appends,
+            carry_out=self._carry_out,
+            on_error=self._fail,
+        )
+        self._operations = Operations(self._stepper.feed)
+        self._reads = ReadRounds(config.limits.max_pending_reads)
+        self._is_stopping = False
+        self._forming = FormingBatch(config.limits)
         self._flush_scheduled = False
-        self._delivered_end = EndOffset(journal.log_start.start_offset)
-        self._is_reading_for_delivery = False
+        self._disk_full: JournalFullError | None = None
+        self._hand_over_timer: asyncio.TimerHandle | None = None
         self._elected: LeadershipStarted | None = None
         self._claimed_epoch: Epoch | None = None
-        self._answers: dict[tuple[NodeId, int, int], asyncio.Future[Response]] = {}
-        self._reads: dict[int, asyncio.Future[int]] = {}
-        self._next_read_id = 0
-        self._forming_read: int | None = None
+        self._commits = ParkedAnswers()
         self.fatal: asyncio.Future[None] = asyncio.Future()
         transport.bind(self)
 
@@ -149,54 +158,56 @@ class QuorumDriver:
     async def start(self) -> None:
         """Take part in the quorum."""
         self._disk.start()
-        self._is_running = True
-        self._is_stepping = True
-        try:
-            self._carry_out(self._core.start(self._clock.monotonic_ms()))
-        except Exception as error:  # noqa: BLE001 (as below)
-            self._fail(error)
-            return
-        finally:
-            self._is_stepping = False
-        self._drain()
+        self._transport.set_voters(self._core.voters)
+        self._stepper.start()
+        self._stepper.enter(self._deliverer.run)
+        self._checkpointer.start()
 
     async def stop(self) -> None:
-        """Resign if leading, tell the voters, flush, and take no further part."""
-        self._feed(Resign())
+        """Let what was appended commit, resign, tell the voters, flush, and take no further part.
+
+        The commit is waited for no longer than a fetch timeout.
+        """
+        await self._finish_appends()
+        self._stepper.feed(Resign())
         for _ in range(_STOP_ROUNDS):
             role = self._core.role
             if self.fatal.done() or not isinstance(role, Resigned) or not role.unacknowledged:
                 break
             await asyncio.sleep(self._config.timings.retry_backoff_ms / 1000)
         self._halt(NotLeaderError())
+        await self._checkpointer.stopped()
+        await self._deliverer.stop()
         await self._disk.stop()
         await self._transport.close()
 
+    async def _finish_appends(self) -> None:
+        self._is_stopping = True
+        if self._claimed_epoch is None or not self._stepper.is_running:
+            return
+        self._flush()
+        committed = self.when_committed(self._core.log.end_offset)
+        await asyncio.wait([committed], timeout=self._config.timings.fetch_timeout_ms / 1000)
+
     def _halt(self, error: Exception) -> None:
-        self._is_running = False
-        if self._timer is not None:
-            self._timer.cancel()
-        waiting: list[asyncio.Future[Response] | asyncio.Future[int]] = [
-            *self._answers.values(),
-            *self._reads.values(),
-        ]
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # seen: nobody may be waiting any more
-        self._answers.clear()
-        self._reads.clear()
-        self._held.clear()
+        self._stepper.stop()
+        self._checkpointer.halt()
+        self._outbox.close(error)
+        self._operations.close(error)
+        self._reads.close(error)
+        self._commits.fail_all(error)
 
     def _fail(self, error: BaseException) -> None:
         """Stop at once: a crashed voter is safe, a confused one is not."""
         if self.fatal.done():
             return
-        _log.critical("quorum_failed", error=repr(error), epoch=self._core.epoch)
         self.fatal.set_exception(error)
         self.fatal.exception()  # seen: the server decides when to look
-        self._lose_leadership()
-        self._halt(NotLeaderError())
+        try:
+            self._lose_leadership()
+        finally:
+            self._halt(NotLeaderError())
+            _log.critical("quorum_failed", error=repr(error), epoch=self._core.epoch)
 
     # -- what the state machine asks
 
@@ -213,7 +224,12 @@ class QuorumDriver:
     @property
     def next_offset(self) -> int:
         """Return the offset that the next appended payload takes."""
-        return self._core.log.end_offset + len(self._pending)
+        return self._core.log.end_offset + len(self._forming)
+
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether appends are refused, and what was appended may wait, for want of room."""
+        return self._disk_full is not None
 
     @property
     def is_leader(self) -> bool:
@@ -224,8 +240,12 @@ class QuorumDriver:
     def leader(self) -> tuple[NodeId, str] | None:
         """Return the leader's node id and endpoint, if known."""
         leader_id = self._core.leader_id
-        voter = None if leader_id is None else self._config.voters.find(leader_id)
-        return None if voter is None else (voter.key.node_id, voter.endpoint)
+        if leader_id is None:
+            return None
+        if leader_id == self._config.local.node_id:
+            return leader_id, self._config.endpoint
+        endpoint = self._transport.endpoint(leader_id)
+        return None if endpoint is None else (leader_id, endpoint)
 
     def leader_hint(self) -> NotLeaderError:
         """Return the error that sends a client to the leader."""
@@ -240,32 +260,25 @@ class QuorumDriver:
         They travel with everything else appended in this turn of the event loop.
 
         Raises:
-            NotLeaderError: this node does not lead; nothing was appended.
+            NotLeaderError: this node does not lead, or is handing leadership over; nothing was
+                appended.
             RecordTooLargeError: a payload is larger than a batch may be; nothing was appended.
             UncommittedLogFullError: too much waits for a majority; nothing was appended.
+            DiskFullError: this node's disk is full; nothing was appended.
             InvariantError: the first payload would not take `required_base_offset`.
         """
-        if self._claimed_epoch is None:
+        if self._claimed_epoch is None or self._is_stopping or self._core.is_transferring:
             raise self.leader_hint()
-        limits = self._config.limits
-        sizes = [len(payload) + _PAYLOAD_OVERHEAD_BYTES for payload in payloads]
-        largest = max(sizes, default=0)
-        if largest > limits.max_batch_bytes:
-            raise RecordTooLargeError(
-                f"a record of {largest} bytes; at most {limits.max_batch_bytes} fit a batch"
-            )
-        waiting = self._core.uncommitted_bytes + self._pending_bytes
-        if waiting and waiting + sum(sizes) > limits.max_uncommitted_bytes:
-            raise UncommittedLogFullError(
-                f"{waiting} bytes wait for a majority of the voters, at most "
-                f"{limits.max_uncommitted_bytes} may; try again when they have caught up"
+        if self._disk_full is not None:
+            raise DiskFullError(
+                f"the disk of controller {self._config.local.node_id} is full "
+                f"({self._disk_full}); writes are taken again when there is room"
             )
         if required_base_offset != self.next_offset:
             raise InvariantError(
                 f"append at {required_base_offset} to a log that ends at {self.next_offset}"
             )
-        self._pending.extend(payloads)
-        self._pending_bytes += sum(sizes)
+        self._forming.add(payloads, self._core.uncommitted_bytes, required_base_offset)
         self._schedule_flush()
         return self.next_offset
 
@@ -277,25 +290,107 @@ class QuorumDriver:
 
         Raises:
             NotLeaderError: this node does not lead, or stopped leading meanwhile.
+            TooManyReadsError: too many rounds wait for a majority already.
             TimeoutError: no majority answered in time.
         """
-        if self._claimed_epoch is None:
-            raise self.leader_hint()
-        if self._forming_read is None:
-            self._next_read_id += 1
-            self._forming_read = self._next_read_id
-            self._reads[self._next_read_id] = asyncio.get_running_loop().create_future()
-            self._schedule_flush()
-        waiting = asyncio.shield(self._reads[self._forming_read])
+        self._require_leadership()
+        waiting = asyncio.shield(self._reads.join())
+        self._schedule_flush()
         return await asyncio.wait_for(waiting, None if timeout_ms is None else timeout_ms / 1000)
 
     def resign(self) -> None:
         """Give up leadership, if held; the voter with the longest log should follow."""
-        self._feed(Resign())
+        self._stepper.feed(Resign())
 
     def describe(self) -> QuorumDescription:
         """Return what DescribeQuorum tells."""
-        return describe_quorum(self._core, self._config, self._clock.monotonic_ms())
+        return describe_quorum(
+            self._core,
+            self._config,
+            self._clock.monotonic_ms(),
+            is_disk_full=self.is_disk_full,
+        )
+
+    # -- what operators ask
+
+    async def add_voter(self, voter: Voter, timeout_ms: int) -> EndOffset:
+        """Let a replica that fetches already vote; return the end offset of the committed change.
+
+        Raises:
+            NotLeaderError: this node does not lead.
+            VoterChangeError: it was refused, or was not done in time and may still be.
+        """
+        self._require_leadership()
+        return await self._operations.change_voters(voter, timeout_ms)
+
+    async def remove_voter(self, key: ReplicaKey, timeout_ms: int) -> EndOffset:
+        """Take a replica's vote away; returns and raises as `add_voter` does.
+
+        A leader that removes itself leads until the change is committed.
+        """
+        self._require_leadership()
+        return await self._operations.change_voters(key, timeout_ms)
+
+    async def transfer_leadership(self, to: NodeId | None, timeout_ms: int) -> None:
+        """Hand leadership to a voter, or to the one with the longest log; return when it is gone.
+
+        Appends are refused meanwhile, as if this node did not lead.
+
+        Raises:
+            NotLeaderError: this node does not lead.
+            TransferRefusedError: leadership stays, or had not gone in time.
+        """
+        self._require_leadership()
+        self._flush()
+        await self._operations.transfer(to, timeout_ms)
+
+    def _require_leadership(self) -> None:
+        if self._claimed_epoch is None:
+            raise self.leader_hint()
+
+    async def take_snapshot(self) -> SnapshotId:
+        """Write a checkpoint of this replica now; see `Checkpointer.take`."""
+        return await self._checkpointer.take()
+
+    # -- what delivery and checkpoints ask
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a snapshot will replace the state before anything else is delivered."""
+        return self._deliverer.is_loading
+
+    def enter(self, work: Callable[[], None]) -> None:
+        """Do `work` as a turn of the replica, after which it may have caught up."""
+
+        def turn() -> None:
+            work()
+            self._claim_if_ready()
+
+        self._stepper.enter(turn)
+
+    def snapshot_point(self) -> SnapshotPoint:
+        """End the batch that is being formed; return where what the state machine holds now ends.
+
+        On a leader that is the end of its log, committed or not.
+        """
+        self._flush()
+        end_offset, epoch = self._deliverer.end_offset, self._deliverer.epoch
+        if self._claimed_epoch is not None:
+            end_offset, epoch = self._core.log.end_offset, self._core.log.last_epoch
+        return SnapshotPoint(
+            SnapshotId(end_offset, epoch),
+            self._config.cluster_id,
+            self._core.voters_at(end_offset),
+        )
+
+    def when_committed(self, end_offset: EndOffset) -> asyncio.Future[None]:
+        """Return a future of everything below being committed.
+
+        It fails with NotLeaderError if leadership is lost before.
+        """
+        future = self._commits.park(end_offset)
+        self._commits.release(self._core.high_watermark)
+        return future
 
     # -- what the network tells
 
@@ -304,116 +399,122 @@ class QuorumDriver:
 
         Raises NotLeaderError when this replica stops meanwhile.
         """
-        if not self._is_running:
+        if not self._stepper.is_running:
             raise NotLeaderError()
-        header = request.header
-        key = (header.sender.node_id, header.incarnation, header.request_id)
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._answers[key] = future
+        key = call_key(request.header.sender.node_id, request.header)
+        future = self._outbox.calls.expect(key)
         try:
-            self._feed(Received(request))
+            self._stepper.feed(Received(request))
             return await future
         finally:
-            if self._answers.get(key) is future:
-                del self._answers[key]
+            self._outbox.calls.forget(key, future)
 
     def on_response(self, response: Response) -> None:
         """Take a peer's answer."""
-        self._feed(Received(response))
+        self._stepper.feed(Received(response))
 
     def on_request_failed(self, peer: NodeId, request_id: int) -> None:
         """Take note that no answer will come."""
-        self._feed(RequestFailed(peer, request_id))
+        self._stepper.feed(RequestFailed(peer, request_id))
 
     def on_connection_lost(self, peer: NodeId) -> None:
         """Take note that a peer's process is probably gone."""
-        self._feed(PeerConnectionLost(peer))
+        self._stepper.feed(PeerConnectionLost(peer))
 
-    # -- stepping
-
-    def _feed(self, event: Event) -> None:
-        self._events.append(event)
-        if not self._is_stepping:
-            self._drain()
-
-    def _drain(self) -> None:
-        self._is_stepping = True
-        try:
-            while self._events and self._is_running:
-                event = self._events.popleft()
-                self._carry_out(self._core.step(self._clock.monotonic_ms(), event))
-        except Exception as error:  # noqa: BLE001 (an unexpected state ends the process)
-            self._fail(error)
-        finally:
-            self._is_stepping = False
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        deadline = self._core.next_deadline()
-        if deadline is None or not self._is_running:
-            return
-        wait_ms = max(0, deadline - self._clock.monotonic_ms())
-        loop = asyncio.get_running_loop()
-        # One millisecond more: the clock's milliseconds are truncated.
-        self._timer = loop.call_later((wait_ms + 1) / 1000, self._feed, Tick())
+    # -- carrying out
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Send(message=message, after=after):
-                    self._send_after(after, message)
-                case PersistQuorumState() | AppendLog() | TruncateLog():
+                case Send():
+                    self._outbox.send(effect)
+                case InstallSnapshot():
+                    self._checkpointer.abandon()
+                    self._deliverer.install_begins()
                     self._disk.submit(effect)
-                case CommitAdvanced():
-                    self._deliver()
-                case ReadLog():
-                    self._read_log(effect)
+                case (
+                    PersistQuorumState()
+                    | AppendLog()
+                    | TruncateLog()
+                    | TrimLog()
+                    | WriteSnapshotChunk()
+                    | ClearDamage()
+                    | ReadLog()
+                    | ReadSnapshot()
+                ):
+                    self._disk.submit(effect)
+                case CommitAdvanced(high_watermark=high_watermark):
+                    self._commits.release(high_watermark)
+                    self._deliverer.run()
+                    self._claim_if_ready()
                 case LeadershipEnded():
                     self._lose_leadership()
                 case LeadershipStarted():
                     _log.info("leader_elected", epoch=effect.epoch)
                     self._elected = effect
-                case ReadIndexReady(read_id=read_id, index=index):
-                    self._end_read(read_id, index)
-                case ReadIndexRefused(read_id=read_id):
-                    self._end_read(read_id, None)
+                case _:
+                    self._tell(effect)
 
-    def _read_log(self, effect: ReadLog) -> None:
-        def done(batches: tuple[Batch, ...]) -> None:
-            self._feed(LogReadDone(effect.read_id, batches))
+    def _tell(self, effect: _Outcome) -> None:
+        """Tell whoever waits for the outcome."""
+        match effect:
+            case ReadIndexReady(read_id=read_id, index=index):
+                self._reads.proven(read_id, index)
+            case ReadIndexRefused(read_id=read_id):
+                self._reads.refused(read_id, self.leader_hint())
+            case VotersChanged(voters=voters):
+                self._transport.set_voters(voters)
+            case VoterChangeDone() | VoterChangeRefused() | TransferRefused():
+                self._operations.outcome(effect)
+            case _:
+                assert_never(effect)
 
-        self._disk.submit(DiskRead(effect.start_offset, effect.max_bytes, done))
+    # -- what the disk tells
 
-    # -- sending
+    def _on_report(
+        self,
+        report: CoreReport,
+    ) -> None:
+        if not self._stepper.is_running:
+            return
+        match report:
+            case WriteDone(token=token):
+                self._outbox.durable(token)
+            case SnapshotInstalled(snapshot_id=snapshot_id, voters=voters):
+                self._deliverer.install_ended(snapshot_id, is_installed=voters is not None)
+                if voters is not None:
+                    self._checkpointer.on_newest(snapshot_id)
+            case SnapshotTaken(snapshot_id=snapshot_id):
+                self._checkpointer.on_newest(snapshot_id)
+            case LogReadDone() | SnapshotReadDone():
+                pass
+        self._stepper.feed(report)
 
-    def _send_after(self, after: int, message: Message) -> None:
-        if after > self._durable_token:
-            self._held.append(_Held(after, message))
+    def _on_full(self, error: JournalFullError | None) -> None:
+        self._disk_full = error
+        if self._hand_over_timer is not None:
+            self._hand_over_timer.cancel()
+        if error is None:
+            _log.info("disk_has_room_again")
         else:
-            self._send(message)
+            _log.error("disk_full", reason=str(error), effect="writes are refused, reads go on")
+            self._hand_over_later()
+        self._stepper.feed(DiskFull(error is not None))
 
-    def _on_durable(self, token: int) -> None:
-        if not self._is_running:
-            return
-        self._durable_token = token
-        held, self._held = self._held, deque()
-        for item in held:
-            self._send_after(item.after, item.message)
-        self._feed(WriteDone(token))
+    def _hand_over_later(self) -> None:
+        self._hand_over_timer = asyncio.get_running_loop().call_later(
+            self._config.timings.fetch_timeout_ms / 1000, self._hand_over_if_full
+        )
 
-    def _send(self, message: Message) -> None:
-        if isinstance(
-            message, VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | FetchRequest
-        ):
-            self._transport.send(message)
+    def _hand_over_if_full(self) -> None:
+        """Let a voter lead that has room; as long as none has, this one goes on serving reads."""
+        if self._disk_full is None or not self._stepper.is_running:
             return
-        header = message.header
-        future = self._answers.get((header.receiver, header.incarnation, header.request_id))
-        if future is not None and not future.done():
-            future.set_result(message)
+        voter = self._core.voter_ahead_of_disk
+        if voter is not None:
+            _log.warning("handing_over", to=voter, reason="this node's disk is full")
+            self._stepper.feed(TransferRequested(voter))
+        self._hand_over_later()
 
     # -- appending
 
@@ -424,58 +525,31 @@ class QuorumDriver:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        pending, self._pending, self._pending_bytes = self._pending, [], 0
-        for chunk in _split(pending, self._config.limits.max_batch_bytes):
-            self._feed(Append(chunk))
-        read_id, self._forming_read = self._forming_read, None
-        if read_id is not None:
-            self._feed(ReadIndexRequested(read_id))
+        self._stepper.flush()
+        if (read_id := self._reads.take()) is not None:
+            self._stepper.feed(ReadIndexRequested(read_id))
 
-    # -- delivering
+    def _take_appends(self) -> Iterator[Append]:
+        """Yield what was appended, where its offsets were promised to be."""
+        base_offset = self._forming.base_offset
+        for payloads in self._forming.take():
+            if self._claimed_epoch is None:
+                return  # leadership ended with the batch before; the rest was never appended
+            if self._core.log.end_offset != base_offset:
+                raise InvariantError(
+                    f"records were promised to be appended at offset {base_offset}; the log ends "
+                    f"at {self._core.log.end_offset}"
+                )
+            base_offset = EndOffset(base_offset + len(payloads))
+            yield Append(payloads)
 
-    def _deliver(self) -> None:
-        """Hand on what is committed, from memory or, for what is older, by way of the disk."""
-        while self._delivered_end < self._core.high_watermark and not self._is_reading_for_delivery:
-            batches = self._core.log.read(
-                self._delivered_end, max_bytes=_DELIVERY_BYTES, end=self._core.high_watermark
-            )
-            if batches is None:
-                self._is_reading_for_delivery = True
-                read = DiskRead(self._delivered_end, _DELIVERY_BYTES, self._on_read_for_delivery)
-                self._disk.submit(read)
-                return
-            if not batches:
-                raise InvariantError(f"nothing to deliver at {self._delivered_end}")
-            self._hand_on(batches)
-        self._claim_if_ready()
-
-    def _on_read_for_delivery(self, batches: tuple[Batch, ...]) -> None:
-        self._is_reading_for_delivery = False
-        if not self._is_running:
-            return
-        self._is_stepping = True
-        try:
-            committed = [b for b in batches if b.end_offset <= self._core.high_watermark]
-            if not committed:
-                raise InvariantError(f"the journal has no batch at {self._delivered_end}")
-            self._hand_on(committed)
-            self._deliver()
-        except Exception as error:  # noqa: BLE001 (an unexpected state ends the process)
-            self._fail(error)
-        finally:
-            self._is_stepping = False
-        self._drain()
-
-    def _hand_on(self, batches: Sequence[Batch]) -> None:
-        self._delivered_end = batches[-1].end_offset
-        self._state_machine.on_committed(batches, self._delivered_end)
+    # -- leading
 
     def _claim_if_ready(self) -> None:
         elected = self._elected
         if elected is None or self._claimed_epoch is not None:
             return
-        is_caught_up = self._delivered_end == self._core.high_watermark
-        if is_caught_up and self._core.is_established:
+        if self._core.is_established and self._deliverer.is_caught_up():
             self._claimed_epoch = elected.epoch
             self._state_machine.on_leadership_claimed(elected.epoch)
 
@@ -483,36 +557,10 @@ class QuorumDriver:
         was_claimed = self._claimed_epoch is not None
         self._elected = None
         self._claimed_epoch = None
-        self._pending, self._pending_bytes = [], 0
+        self._forming.clear()
         if was_claimed:
             self._state_machine.on_leadership_lost()
-        if self._forming_read is not None:
-            self._end_read(self._forming_read, None)
-            self._forming_read = None
-
-    def _end_read(self, read_id: int, index: EndOffset | None) -> None:
-        future = self._reads.pop(read_id, None)
-        if future is None or future.done():
-            return
-        if index is None:
-            future.set_exception(self.leader_hint())
-            future.exception()  # seen: its readers may have given up
-        else:
-            future.set_result(index)
-
-
-def _split(payloads: Sequence[bytes], max_bytes: int) -> list[tuple[bytes, ...]]:
-    """Divide payloads into batches of at most `max_bytes`; each fits one alone."""
-    chunks: list[tuple[bytes, ...]] = []
-    chunk: list[bytes] = []
-    size = 0
-    for payload in payloads:
-        length = len(payload) + _PAYLOAD_OVERHEAD_BYTES
-        if chunk and size + length > max_bytes:
-            chunks.append(tuple(chunk))
-            chunk, size = [], 0
-        chunk.append(payload)
-        size += length
-    if chunk:
-        chunks.append(tuple(chunk))
-    return chunks
+        self._commits.fail_all(NotLeaderError(epoch=self._core.epoch))
+        self._operations.leadership_ended()
+        if (read_id := self._reads.take()) is not None:
+            self._reads.refused(read_id, self.leader_hint())

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from controller.ids import NodeId
 from controller.quorum.messages import Request, Response
+from controller.quorum.voters import VoterSet
 
 
 class PeerListener(Protocol):
@@ -25,7 +26,7 @@ class PeerListener(Protocol):
 
 
 class PeerTransport(Protocol):
-    """Carries requests to the other replicas."""
+    """Carries requests to the other replicas, and knows where they are."""
 
     def bind(self, listener: PeerListener) -> None:
         """Connect the listener; once, before the first `send`."""
@@ -33,6 +34,14 @@ class PeerTransport(Protocol):
 
     def send(self, request: Request) -> None:
         """Start sending to the request's receiver; never blocks, never raises."""
+        ...
+
+    def set_voters(self, voters: VoterSet) -> None:
+        """These voters, at these endpoints, are in force from now on."""
+        ...
+
+    def endpoint(self, node_id: NodeId) -> str | None:
+        """Return where a node can be reached, as best known; None if it is not."""
         ...
 
     async def close(self) -> None:

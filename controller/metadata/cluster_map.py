@@ -209,22 +209,16 @@ class ClusterMap:
 
     # ---- views ----
 
-    def freeze(self, committed_end: int) -> FrozenMap:
-        """Return an immutable view of the map, which holds only committed entries.
+    def freeze(self) -> FrozenMap:
+        """Return an immutable view of the map as it is now, entries that may be undone included.
 
-        Raises:
-            InvariantError: the map holds entries at or above `committed_end`.
+        Who publishes it waits until everything below `applied_end_offset` is committed.
         """
-        if self.applied_end_offset > committed_end:
-            raise InvariantError(
-                f"the map holds the log below {self.applied_end_offset}, "
-                f"of which only {committed_end} is committed; freeze it when that is"
-            )
         return FrozenMap(self.applied_end_offset, self._parts())
 
     def state_hash(self) -> bytes:
         """Return 32 bytes: maps that answer alike have equal hashes. Looks at the whole map."""
-        return FrozenMap(self.applied_end_offset, self._parts()).digest()
+        return self.freeze().digest()
 
     def _parts(self) -> FrozenParts:
         streams, past_ranges, tags = self._streams.view()

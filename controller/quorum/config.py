@@ -24,6 +24,9 @@ class QuorumTimings:
     retry_backoff_ms: int = 20
     failover_stagger_ms: int = 30
     """Voters that saw the connection to the leader break campaign this far apart."""
+    catch_up_rounds: int = 10
+    """A new voter must catch up with what the leader had at the start of a round within an
+    election timeout; after this many slower rounds it is refused."""
     high_watermark_linger_ms: int = 5
     """How long a higher high watermark may wait for new batches to travel with."""
 
@@ -66,15 +69,28 @@ class QuorumLimits:
     """Committed batches kept in memory for followers that lag a little."""
     max_parked_fetches: int = 64
     """Count of Fetches held back at once; one more is answered at once."""
+    max_pending_reads: int = 1024
+    """Count of rounds of linearizable reads without a majority's echo; one more is refused."""
+    snapshot_chunk_bytes: int = 1 << 20
+    """Bytes of a snapshot asked for at once."""
+    snapshots_kept: int = 2
+    """The log reaches back to the oldest of these, so that slow followers need no snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumConfig:
-    """A replica's identity and surroundings."""
+    """A replica's identity and surroundings.
+
+    `bootstrap_voters` vote until the log or a snapshot names others; empty for a replica that joins
+    a cluster. `seeds` are whom a replica without a vote asks for the leader. `endpoint` is where
+    this replica listens.
+    """
 
     cluster_id: ClusterId
     local: ReplicaKey
-    voters: VoterSet
+    endpoint: str
+    bootstrap_voters: VoterSet
+    seeds: tuple[NodeId, ...] = ()
     timings: QuorumTimings = field(default_factory=QuorumTimings)
     limits: QuorumLimits = field(default_factory=QuorumLimits)
 

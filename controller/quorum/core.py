@@ -18,6 +18,7 @@ from controller.quorum.config import QuorumConfig, QuorumState
 from controller.quorum.election import Election
 from controller.quorum.events import (
     Append,
+    DiskFull,
     Effect,
     Event,
     LogReadDone,
@@ -26,12 +27,18 @@ from controller.quorum.events import (
     Received,
     RequestFailed,
     Resign,
+    SnapshotInstalled,
+    SnapshotReadDone,
+    SnapshotTaken,
     Tick,
+    TransferRequested,
+    VoterChangeRequested,
     WriteDone,
 )
 from controller.quorum.following import Following
 from controller.quorum.leading import Leading
 from controller.quorum.log_view import LogStart, LogView
+from controller.quorum.membership import Membership
 from controller.quorum.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
@@ -39,10 +46,15 @@ from controller.quorum.messages import (
     EndQuorumEpochResponse,
     FetchRequest,
     FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
     Message,
     QuorumError,
     Request,
     Response,
+    SnapshotId,
+    UpdateVoterRequest,
+    UpdateVoterResponse,
     VoteRequest,
     VoteResponse,
 )
@@ -56,6 +68,7 @@ from controller.quorum.roles import (
     Role,
     Unattached,
 )
+from controller.quorum.voters import VoterSet
 
 
 class QuorumCore:
@@ -68,15 +81,16 @@ class QuorumCore:
         log_start: LogStart,
         rng: random.Random,
     ) -> None:
-        log = LogView(log_start, config.limits.tail_bytes)
-        if log.last_epoch > state.epoch:
+        self._replica = Replica(config, state, log_start, rng)
+        last_epoch = self._replica.log.last_epoch
+        if last_epoch > state.epoch:
             raise InvariantError(
-                f"the log holds a batch of epoch {log.last_epoch}, the quorum-state only knows "
+                f"the log holds a batch of epoch {last_epoch}, the quorum-state only knows "
                 f"epoch {state.epoch}: the quorum-state file was lost or put back to an older one"
             )
-        self._replica = Replica(config, state, log, rng, incarnation=rng.getrandbits(62))
         self._election = Election(self._replica)
-        self._leading = Leading(self._replica)
+        self._membership = Membership(self._replica)
+        self._leading = Leading(self._replica, self._membership)
         self._following = Following(self._replica, self._election)
 
     # -- what the driver may look at
@@ -112,6 +126,44 @@ class QuorumCore:
         return self._leading.is_established()
 
     @property
+    def voters(self) -> VoterSet:
+        """Return the voters in force, committed or not; empty while they are unknown."""
+        return self._replica.voters
+
+    def voters_at(self, end_offset: EndOffset) -> VoterSet:
+        """Return the voters that the log below `end_offset` puts in force."""
+        return self._replica.voters_at(end_offset)
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this replica is one of the voters in force."""
+        return self._replica.is_voter
+
+    @property
+    def is_repairing(self) -> bool:
+        """Whether damage has cut away acknowledged batches that are not back yet; it can't vote."""
+        return self._replica.lost is not None
+
+    @property
+    def is_transferring(self) -> bool:
+        """Whether leadership is promised to a voter that has yet to catch up."""
+        role = self._replica.role
+        return isinstance(role, Leader) and role.transfer is not None
+
+    @property
+    def voter_ahead_of_disk(self) -> NodeId | None:
+        """Return a voter that has flushed more than this leader: it has room where this has none.
+
+        None if there is no such voter, or this replica does not lead.
+        """
+        return self._leading.voter_ahead_of_disk()
+
+    @property
+    def newest_snapshot(self) -> SnapshotId | None:
+        """Return the newest durable snapshot of this replica."""
+        return self._replica.snapshots[-1] if self._replica.snapshots else None
+
+    @property
     def uncommitted_bytes(self) -> int:
         """Return the payload bytes a leader has appended and not committed."""
         role = self._replica.role
@@ -132,13 +184,12 @@ class QuorumCore:
         replica = self._replica
         replica.now = now_ms
         if replica.leader_id == replica.local.node_id:
-            others = replica.config.voters.others(replica.local.node_id)
-            replica.become_resigned(tuple(voter.key for voter in others))
+            replica.become_resigned(tuple(voter.key for voter in replica.others))
         elif replica.leader_id is not None:
             replica.become_follower(replica.epoch, replica.leader_id)
         else:
             replica.become_unattached(replica.epoch)
-        if replica.is_voter and len(replica.config.voters) == 1:
+        if replica.may_campaign and len(replica.voters) == 1:
             self._election.campaign()
         return self._finish()
 
@@ -153,8 +204,13 @@ class QuorumCore:
             case WriteDone(token=token):
                 self._replica.log.write_done(token)
                 self._leading.update_high_watermark()
+            case DiskFull(is_full=is_full):
+                self._following.on_disk_full(is_full=is_full)
             case Append(payloads=payloads):
                 self._leading.append(payloads)
+                # What is due waits for the next event, so that nothing is appended in between.
+                self._leading.serve_parked()
+                return self._replica.finish()
             case ReadIndexRequested(read_id=read_id):
                 self._leading.request_read_index(read_id)
             case LogReadDone(read_id=read_id, batches=batches):
@@ -166,8 +222,52 @@ class QuorumCore:
             case Resign():
                 self._leading.resign()
             case _:
-                assert_never(event)
+                self._on_maintenance(event)
         return self._finish()
+
+    def _on_maintenance(
+        self,
+        event: TransferRequested
+        | VoterChangeRequested
+        | SnapshotTaken
+        | SnapshotReadDone
+        | SnapshotInstalled,
+    ) -> None:
+        match event:
+            case TransferRequested(to=to):
+                self._membership.request_transfer(to)
+            case VoterChangeRequested(change_id=change_id, change=change):
+                self._membership.request_change(change_id, change)
+                self._leading.update_high_watermark()
+            case SnapshotTaken(snapshot_id=snapshot_id):
+                self._on_snapshot_taken(snapshot_id)
+            case SnapshotReadDone(read_id=read_id, chunk=chunk):
+                self._leading.on_snapshot_read(read_id, chunk)
+            case SnapshotInstalled():
+                self._following.on_snapshot_installed(event)
+            case _:
+                assert_never(event)
+
+    def _on_snapshot_taken(self, snapshot_id: SnapshotId) -> None:
+        """Let the log begin at the oldest snapshot that is kept."""
+        replica = self._replica
+        newest = self.newest_snapshot
+        is_news = newest is None or snapshot_id.end_offset > newest.end_offset
+        if not is_news or replica.installing is not None:
+            return
+        is_committed = snapshot_id.end_offset <= replica.high_watermark
+        if (
+            not is_committed
+            or replica.log.epoch_before(snapshot_id.end_offset) != snapshot_id.epoch
+        ):
+            raise InvariantError(
+                f"{snapshot_id} was taken; committed is the log below {replica.high_watermark}"
+            )
+        replica.snapshots.append(snapshot_id)
+        del replica.snapshots[: -replica.config.limits.snapshots_kept]
+        has_enough = len(replica.snapshots) == replica.config.limits.snapshots_kept
+        if has_enough and replica.snapshots[0].end_offset > replica.log.start_offset:
+            replica.trim(replica.snapshots[0].end_offset)
 
     def _finish(self) -> list[Effect]:
         self._election.on_time()
@@ -180,7 +280,7 @@ class QuorumCore:
         kind = self._replica.take_failed(peer, request_id)
         if kind is VoteResponse:
             self._election.on_vote_request_failed(peer)
-        elif kind is FetchResponse:
+        elif kind in (FetchResponse, FetchSnapshotResponse):
             self._following.on_fetch_failed(peer)
         elif kind is BeginQuorumEpochResponse:
             self._leading.on_announcement_failed(peer)
@@ -188,24 +288,41 @@ class QuorumCore:
     # -- messages
 
     def _on_message(self, message: Message) -> None:
-        if isinstance(
-            message, VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | FetchRequest
-        ):
-            self._on_request(message)
-        else:
-            self._on_response(message)
+        match message:
+            case (
+                VoteRequest()
+                | BeginQuorumEpochRequest()
+                | EndQuorumEpochRequest()
+                | FetchRequest()
+                | FetchSnapshotRequest()
+                | UpdateVoterRequest()
+            ):
+                self._on_request(message)
+            case _:
+                self._on_response(message)
 
     def _on_request(self, request: Request) -> None:
         if request.header.cluster_id != self._replica.config.cluster_id:
             self._refuse(request, QuorumError.INCONSISTENT_CLUSTER_ID)
-        elif isinstance(request, FetchRequest):
-            error = self._leading.check_fetch(request)
-            if error is QuorumError.NONE:
-                self._leading.on_fetch(request)
-            else:
-                self._refuse(request, error)
+        elif isinstance(request, FetchRequest | FetchSnapshotRequest | UpdateVoterRequest):
+            self._on_leader_request(request)
         else:
             self._on_voter_request(request)
+
+    def _on_leader_request(
+        self, request: FetchRequest | FetchSnapshotRequest | UpdateVoterRequest
+    ) -> None:
+        error = self._leading.check(request)
+        if error is not QuorumError.NONE:
+            self._refuse(request, error)
+            return
+        match request:
+            case FetchRequest():
+                self._leading.on_fetch(request)
+            case FetchSnapshotRequest():
+                self._leading.on_fetch_snapshot(request)
+            case UpdateVoterRequest():
+                self._membership.on_update_voter(request)
 
     def _on_voter_request(
         self, request: VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest
@@ -232,12 +349,17 @@ class QuorumCore:
 
     def _refuse(self, request: Request, error: QuorumError) -> None:
         replica = self._replica
-        if isinstance(request, FetchRequest):
-            replica.answer_fetch(request, error=error)
-            return
         header = replica.answer(request.header, error)
         response: Response
         match request:
+            case FetchRequest():
+                replica.answer_fetch(request, error=error)
+                return
+            case FetchSnapshotRequest():
+                replica.answer_fetch_snapshot(request, error=error)
+                return
+            case UpdateVoterRequest():
+                response = UpdateVoterResponse(header=header)
             case VoteRequest():
                 response = VoteResponse(header=header, pre_vote=request.pre_vote, granted=False)
             case BeginQuorumEpochRequest():
@@ -263,13 +385,21 @@ class QuorumCore:
             else:
                 replica.become_follower(header.epoch, header.leader_id)
             return
-        if header.leader_id is not None and header.leader_id != replica.leader_id:
+        if header.leader_id is not None and self._is_news(header.leader_id):
             replica.become_follower(header.epoch, header.leader_id)
             return
         self._on_answer(response)
 
+    def _is_news(self, leader_id: NodeId) -> bool:
+        """Whether following this leader of the present epoch would change anything."""
+        replica = self._replica
+        if leader_id != replica.leader_id:
+            return True
+        # Having lost sight of its leader, a replica that may not campaign looks for it again.
+        return isinstance(replica.role, Unattached) and leader_id != replica.local.node_id
+
     def _on_useless_response(self, response: Response) -> None:
-        if isinstance(response, FetchResponse):
+        if isinstance(response, FetchResponse | FetchSnapshotResponse):
             self._following.on_fetch_failed(response.header.sender)
 
     def _on_answer(self, response: Response) -> None:
@@ -280,17 +410,21 @@ class QuorumCore:
                 self._following.on_fetch_response(response)
             case EndQuorumEpochResponse():
                 self._leading.on_end_acknowledged(response.header.sender)
-            case BeginQuorumEpochResponse():
-                pass  # the voter's Fetches tell that it knows
+            case FetchSnapshotResponse():
+                self._following.on_fetch_snapshot_response(response)
+            case BeginQuorumEpochResponse() | UpdateVoterResponse():
+                pass  # the voter's Fetches, and the log, tell what came of it
 
     # -- time
 
     def _deadlines(self) -> Iterator[int]:
         replica = self._replica
         match replica.role:
-            case Unattached(election_deadline=deadline):
-                if replica.is_voter:
+            case Unattached(election_deadline=deadline, next_search=next_search):
+                if replica.may_campaign:
                     yield deadline
+                elif replica.installing is None:
+                    yield next_search
             case Prospective(starts_at=starts_at, deadline=deadline, asked=asked):
                 yield deadline if asked else starts_at
             case Candidate(deadline=deadline):
@@ -299,23 +433,39 @@ class QuorumCore:
                 yield deadline
                 yield from unacknowledged.values()
             case Follower() as follower:
-                if replica.is_voter:
-                    yield follower.fetch_deadline
-                waiting = replica.outstanding_until(follower.leader_id, FetchResponse)
-                yield follower.next_fetch if waiting is None else waiting
+                if replica.installing is None:
+                    yield from self._follower_deadlines(follower)
             case Leader() as leader:
                 yield from self._leader_deadlines(leader)
             case _:
                 assert_never(replica.role)
 
+    def _follower_deadlines(self, follower: Follower) -> Iterator[int]:
+        replica = self._replica
+        yield follower.fetch_deadline
+        waiting = [
+            until
+            for kind in (FetchResponse, FetchSnapshotResponse)
+            if (until := replica.outstanding_until(follower.leader_id, kind)) is not None
+            and until > replica.now
+        ]
+        yield max(waiting, default=follower.next_fetch)
+        if self._following.must_update(follower):
+            yield follower.next_update
+
     def _leader_deadlines(self, leader: Leader) -> Iterator[int]:
         quorum_deadline = self._leading.quorum_deadline(leader)
         if quorum_deadline is not None:
             yield quorum_deadline
-        for voter in self._replica.config.voters.others(self._replica.local.node_id):
+        for voter in self._replica.others:
             yield self._leading.next_heartbeat(leader, leader.progress[voter.key])
         for parked in leader.parked.values():
             yield parked.answer_by
+        if leader.transfer is not None:
+            yield leader.transfer.deadline
+        change = leader.voter_change
+        if change is not None and (due := self._membership.round_deadline(change)) is not None:
+            yield due
 
 
 def _is_valid_vote(request: VoteRequest) -> bool:

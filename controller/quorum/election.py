@@ -7,7 +7,7 @@ could win before it opens a new epoch, so one that was cut off can't depose a wo
 from __future__ import annotations
 
 from controller.ids import NodeId
-from controller.quorum.control import encode_leader_change
+from controller.quorum.control import encode_leader_change, encode_voters
 from controller.quorum.majority import majority
 from controller.quorum.messages import Batch, BatchKind, QuorumError, VoteRequest, VoteResponse
 from controller.quorum.replica import Replica
@@ -35,7 +35,7 @@ class Election:
         replica = self._replica
         match replica.role:
             case Unattached(election_deadline=deadline):
-                if replica.is_voter and replica.now >= deadline:
+                if replica.may_campaign and replica.now >= deadline:
                     self.campaign()
             case Resigned(election_deadline=deadline):
                 if replica.now >= deadline:
@@ -78,7 +78,7 @@ class Election:
     def _ask(self, role: Prospective | Candidate) -> None:
         if isinstance(role, Prospective):
             role.asked = True
-        for voter in self._replica.config.voters.others(self._replica.local.node_id):
+        for voter in self._replica.others:
             self._request_vote(voter, pre_vote=isinstance(role, Prospective))
 
     def _request_vote(self, voter: Voter, *, pre_vote: bool) -> None:
@@ -97,7 +97,7 @@ class Election:
         role = self._replica.role
         if not isinstance(role, Prospective | Candidate):
             return
-        voters = len(self._replica.config.voters)
+        voters = len(self._replica.voters)
         needed = majority(voters)
         if len(role.granted) >= needed:
             self._win(role)
@@ -111,17 +111,28 @@ class Election:
         replica = self._replica
         if isinstance(role, Candidate):
             replica.become_leader()
-            payload = encode_leader_change(
-                replica.local.node_id, replica.config.voters, role.granted
+            batch = Batch(
+                replica.log.end_offset,
+                replica.epoch,
+                BatchKind.CONTROL,
+                self._first_payloads(role),
             )
-            replica.append(
-                (Batch(replica.log.end_offset, replica.epoch, BatchKind.CONTROL, (payload,)),)
-            )
+            replica.append((batch,))
             return
         replica.become_candidate()
         self._advance()
         if isinstance(replica.role, Candidate):
             self._ask(replica.role)
+
+    def _first_payloads(self, role: Candidate) -> tuple[bytes, ...]:
+        """Return what a leader's epoch begins with; the first one also records who votes."""
+        replica = self._replica
+        local = replica.local
+        change = encode_leader_change(local.node_id, replica.voters, role.granted)
+        if replica.voters_named_at > 0:
+            return (change,)
+        voters = replica.voters.updated(Voter(local, replica.config.endpoint))
+        return change, encode_voters(voters)
 
     def _lose_pre_vote(self) -> None:
         replica = self._replica
@@ -155,8 +166,11 @@ class Election:
 
     def _judge(self, request: VoteRequest) -> tuple[QuorumError, bool]:
         replica = self._replica
-        if not replica.local.matches(request.header.receiver):
+        if not replica.is_meant(request.header.receiver):
             return QuorumError.INVALID_VOTER_KEY, False
+        if replica.lost is not None:
+            # Its log may lack what it had acknowledged, and would let too short a log win.
+            return QuorumError.NONE, False
         is_up_to_date = (request.last_epoch, request.end_offset) >= (
             replica.log.last_epoch,
             replica.log.end_offset,

@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from controller.ids import EndOffset, Epoch, NodeId
 from controller.quorum.config import QuorumState
-from controller.quorum.messages import Batch, Message
+from controller.quorum.messages import Batch, Message, QuorumError, SnapshotId
+from controller.quorum.voters import ReplicaKey, Voter, VoterSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,13 @@ class WriteDone:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskFull:
+    """Writes wait for room on the disk, or no longer do; all that wait are in the log already."""
+
+    is_full: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LogReadDone:
     """The batches that `ReadLog` asked for; empty if they are gone."""
 
@@ -76,6 +84,57 @@ class Resign:
     """Give up leadership, if held, and say so to the voters."""
 
 
+@dataclass(frozen=True, slots=True)
+class TransferRequested:
+    """Hand leadership to this voter, or with None to the one with the longest log."""
+
+    to: NodeId | None
+
+
+@dataclass(frozen=True, slots=True)
+class VoterChangeRequested:
+    """Add a voter (a `Voter`) or remove one (a `ReplicaKey`); only one change runs at a time."""
+
+    change_id: int
+    change: Voter | ReplicaKey
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """The state machine has written a snapshot of its own, durably, at a committed batch's end."""
+
+    snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotChunk:
+    """Bytes of a snapshot file of `total_bytes` whose SHA-256 is `digest`."""
+
+    total_bytes: int
+    data: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReadDone:
+    """The bytes that `ReadSnapshot` asked for; None if there is no such snapshot."""
+
+    read_id: int
+    chunk: SnapshotChunk | None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInstalled:
+    """`InstallSnapshot` is done: the log begins and ends at the snapshot's end.
+
+    `voters` are those the snapshot names; None if the file was refused and removed, which leaves
+    the log as it was.
+    """
+
+    snapshot_id: SnapshotId
+    voters: VoterSet | None
+
+
 Event: TypeAlias = (
     Tick
     | Received
@@ -83,9 +142,15 @@ Event: TypeAlias = (
     | PeerConnectionLost
     | Append
     | WriteDone
+    | DiskFull
     | LogReadDone
     | ReadIndexRequested
     | Resign
+    | TransferRequested
+    | VoterChangeRequested
+    | SnapshotTaken
+    | SnapshotReadDone
+    | SnapshotInstalled
 )
 
 
@@ -118,6 +183,56 @@ class TruncateLog:
 
     token: int
     end_offset: EndOffset
+
+
+@dataclass(frozen=True, slots=True)
+class TrimLog:
+    """Forget batches below `start_offset`, a snapshot's end, and the snapshots that end below it.
+
+    Nothing waits for it: what a crash leaves is removed by the next one.
+    """
+
+    token: int
+    start_offset: EndOffset
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSnapshotChunk:
+    """Write bytes of a snapshot that is being downloaded; `position` 0 begins it anew."""
+
+    snapshot_id: SnapshotId
+    position: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class InstallSnapshot:
+    """Check the downloaded file, make it durable, and begin the log at its end.
+
+    Answered by `SnapshotInstalled`. The order matters: the snapshot is durable before the log goes.
+    """
+
+    token: int
+    snapshot_id: SnapshotId
+    total_bytes: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClearDamage:
+    """What damage had cut from this log is back; forget, durably, that there was any."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSnapshot:
+    """Read at most `max_bytes` of a snapshot from `position`; answered by `SnapshotReadDone`."""
+
+    read_id: int
+    snapshot_id: SnapshotId
+    position: int
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +283,51 @@ class ReadIndexRefused:
     read_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class VotersChanged:
+    """These voters are in force from now on, committed or not."""
+
+    voters: VoterSet
+
+
+@dataclass(frozen=True, slots=True)
+class VoterChangeDone:
+    """A requested change is committed below `end_offset`."""
+
+    change_id: int
+    end_offset: EndOffset
+
+
+@dataclass(frozen=True, slots=True)
+class VoterChangeRefused:
+    """A requested change did not happen, or with NOT_LEADER may or may not have."""
+
+    change_id: int
+    error: QuorumError
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRefused:
+    """Leadership stays here; `LeadershipEnded` tells of success."""
+
+    reason: str
+
+
 Effect: TypeAlias = (
     LeadershipEnded
     | PersistQuorumState
     | AppendLog
     | TruncateLog
+    | TrimLog
+    | WriteSnapshotChunk
+    | InstallSnapshot
+    | ClearDamage
+    | ReadSnapshot
+    | VotersChanged
+    | VoterChangeDone
+    | VoterChangeRefused
+    | TransferRefused
     | ReadLog
     | Send
     | CommitAdvanced

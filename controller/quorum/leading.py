@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from controller.errors import InvariantError
 from controller.ids import EndOffset, NodeId
-from controller.quorum.events import ReadIndexReady, ReadIndexRefused, ReadLog
+from controller.quorum.events import (
+    ReadIndexReady,
+    ReadIndexRefused,
+    ReadLog,
+    ReadSnapshot,
+    SnapshotChunk,
+)
 from controller.quorum.majority import committed_end, majority
+from controller.quorum.membership import Membership
 from controller.quorum.messages import (
     Batch,
     BatchKind,
@@ -18,18 +25,24 @@ from controller.quorum.messages import (
     EndQuorumEpochRequest,
     EndQuorumEpochResponse,
     FetchRequest,
+    FetchSnapshotRequest,
     QuorumError,
+    UpdateVoterRequest,
 )
 from controller.quorum.replica import Replica
 from controller.quorum.roles import Leader, ParkedFetch, PendingRead, ReplicaProgress, Resigned
 from controller.quorum.voters import ReplicaKey, Voter
 
+_OBSERVER_SESSION_MS = 300_000
+"""An observer that has not fetched for this long is forgotten, as in KRaft."""
+
 
 class Leading:
     """Leads on behalf of a replica, and says so when it stops."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, membership: Membership) -> None:
         self._replica = replica
+        self._membership = membership
         self._next_read_id = 0
 
     def is_established(self) -> bool:
@@ -56,17 +69,29 @@ class Leading:
         role = replica.role
         if not isinstance(role, Leader):
             return
-        ends = [self._flushed_end(role, voter) for voter in replica.config.voters]
+        ends = [self._flushed_end(role, voter) for voter in replica.voters]
         end = committed_end(ends, role.epoch_start)
         if end is None or not replica.raise_high_watermark(end):
             return
         while role.uncommitted and role.uncommitted[0][0] <= end:
             role.uncommitted_bytes -= role.uncommitted.popleft()[1]
+        if self._membership.on_committed(role, end):
+            self.resign()  # this replica was removed, and its successors know
 
     def _flushed_end(self, role: Leader, voter: Voter) -> EndOffset:
-        if voter.key.matches(self._replica.local):
+        if self._replica.is_meant(voter.key):
             return self._replica.log.flushed_end
         return role.progress[voter.key].end_offset
+
+    def voter_ahead_of_disk(self) -> NodeId | None:
+        """Return the voter that has flushed most, if that is more than this leader itself has."""
+        role = self._replica.role
+        if not isinstance(role, Leader) or not self._replica.others:
+            return None
+        ends = [role.progress[voter.key] for voter in self._replica.others]
+        best = max(ends, key=lambda progress: progress.end_offset)
+        is_ahead = best.end_offset > self._replica.log.flushed_end
+        return best.key.node_id if is_ahead else None
 
     # -- serving Fetches
 
@@ -75,10 +100,12 @@ class Leading:
         replica = self._replica
         role = replica.role
         assert isinstance(role, Leader)
-        progress = self._progress_of(role, request.header.sender)
-        progress.previous_fetch = progress.last_fetch if progress.has_fetched else None
-        progress.last_fetch = replica.now
-        progress.has_fetched = True
+        progress = self._heard_from(role, request.header.sender)
+        if self._needs_snapshot(request):
+            replica.answer_fetch(
+                request, read_round=role.read_round, snapshot_id=replica.snapshots[-1]
+            )
+            return
         agreed = replica.log.end_of_epoch(request.last_epoch)
         is_start = request.fetch_offset == replica.log.start_offset == 0
         if not is_start and (
@@ -87,22 +114,90 @@ class Leading:
             replica.answer_fetch(request, read_round=role.read_round, diverging=agreed)
             return
         self._credit(role, progress, request)
-        earlier = role.parked.pop(progress.key, None)
+        self._park(role, progress.key, request)
+        self._membership.on_fetched(role, progress)
+        self.update_high_watermark()
+        if replica.role is role:  # a leader that was removed has just resigned
+            self._confirm_reads(role)
+
+    def _heard_from(self, role: Leader, sender: ReplicaKey) -> ReplicaProgress:
+        progress = self._progress_of(role, sender)
+        progress.previous_fetch = progress.last_fetch if progress.has_fetched else None
+        progress.last_fetch = self._replica.now
+        progress.has_fetched = True
+        return progress
+
+    def _needs_snapshot(self, request: FetchRequest) -> bool:
+        """Whether the log does not reach back to where the sender's ends."""
+        log = self._replica.log
+        if not self._replica.snapshots:
+            return False
+        if request.fetch_offset == 0:
+            return True  # cheaper than the whole log (KAFKA-15078)
+        if request.fetch_offset <= log.start_offset:
+            return request.fetch_offset < log.start_offset or request.last_epoch != log.start_epoch
+        return request.last_epoch < log.start_epoch
+
+    def _park(self, role: Leader, key: ReplicaKey, request: FetchRequest) -> None:
+        replica = self._replica
+        earlier = role.parked.pop(key, None)
         if earlier is not None:
             replica.answer_fetch(earlier.request, read_round=role.read_round)
         wait = min(request.max_wait_ms, replica.config.timings.fetch_max_wait_ms)
         if len(role.parked) >= replica.config.limits.max_parked_fetches:
             wait = 0
-        role.parked[progress.key] = ParkedFetch(request, replica.now + wait)
-        self.update_high_watermark()
-        self._confirm_reads(role)
+        role.parked[key] = ParkedFetch(request, replica.now + wait)
+
+    # -- serving snapshots
+
+    def on_fetch_snapshot(self, request: FetchSnapshotRequest) -> None:
+        """Have bytes of a snapshot read; asking for them shows that the sender is alive."""
+        replica = self._replica
+        role = replica.role
+        assert isinstance(role, Leader)
+        self._heard_from(role, request.header.sender)
+        if request.position < 0 or request.max_bytes < 1:
+            replica.answer_fetch_snapshot(request, error=QuorumError.POSITION_OUT_OF_RANGE)
+            return
+        if len(role.snapshot_reads) >= replica.config.limits.max_parked_fetches:
+            replica.answer_fetch_snapshot(request, error=QuorumError.REQUEST_TIMED_OUT)
+            return
+        self._next_read_id += 1
+        role.snapshot_reads[self._next_read_id] = request
+        size = min(request.max_bytes, replica.config.limits.snapshot_chunk_bytes)
+        replica.emit(ReadSnapshot(self._next_read_id, request.snapshot_id, request.position, size))
+
+    def on_snapshot_read(self, read_id: int, chunk: SnapshotChunk | None) -> None:
+        """Send what was read, if this is still the leader that asked for it."""
+        role = self._replica.role
+        if not isinstance(role, Leader) or read_id not in role.snapshot_reads:
+            return
+        request = role.snapshot_reads.pop(read_id)
+        error = QuorumError.NONE
+        if chunk is None:
+            error = QuorumError.SNAPSHOT_NOT_FOUND
+        elif request.position >= chunk.total_bytes:
+            error = QuorumError.POSITION_OUT_OF_RANGE
+        self._replica.answer_fetch_snapshot(request, error=error, chunk=chunk)
 
     def _progress_of(self, role: Leader, sender: ReplicaKey) -> ReplicaProgress:
-        voter = self._replica.config.voters.find(sender.node_id)
+        voter = self._replica.voters.find(sender.node_id)
         key = voter.key if voter is not None and voter.key.matches(sender) else sender
         if key not in role.progress:
+            self._forget_idle_observers(role)
             role.progress[key] = ReplicaProgress(key, last_fetch=self._replica.now)
         return role.progress[key]
+
+    def _forget_idle_observers(self, role: Leader) -> None:
+        replica = self._replica
+        oldest = replica.now - _OBSERVER_SESSION_MS
+        idle = [
+            key
+            for key, progress in role.progress.items()
+            if progress.last_fetch < oldest and not replica.voters.contains(key)
+        ]
+        for key in idle:
+            del role.progress[key]
 
     def _credit(self, role: Leader, progress: ReplicaProgress, request: FetchRequest) -> None:
         now, leader_end = self._replica.now, self._replica.log.end_offset
@@ -168,11 +263,11 @@ class Leading:
     def _confirm_reads(self, role: Leader) -> None:
         if not role.pending_reads:
             return
-        voters = self._replica.config.voters
+        voters = self._replica.voters
         rounds = sorted(
             (
                 role.read_round
-                if voter.key.matches(self._replica.local)
+                if self._replica.is_meant(voter.key)
                 else role.progress[voter.key].read_round
                 for voter in voters
             ),
@@ -186,11 +281,13 @@ class Leading:
     # -- keeping and losing leadership
 
     def on_time(self) -> None:
-        """Announce the epoch, resign without a majority, repeat the end of an epoch."""
+        """Announce the epoch, resign when that is due, repeat the end of an epoch."""
         role = self._replica.role
         if isinstance(role, Leader):
             if self._has_lost_majority(role):
                 self.resign()
+            elif self._membership.on_time(role):
+                self.resign(role.transfer.to if role.transfer else None)
             else:
                 self._announce(role)
         if isinstance(self._replica.role, Resigned):
@@ -198,8 +295,8 @@ class Leading:
 
     def quorum_deadline(self, role: Leader) -> int | None:
         """When the leader must resign unless more voters fetch; None for the only voter."""
-        others = self._replica.config.voters.others(self._replica.local.node_id)
-        needed = majority(len(self._replica.config.voters)) - self._replica.is_voter
+        others = self._replica.others
+        needed = majority(len(self._replica.voters)) - self._replica.is_voter
         if needed == 0:
             return None
         fetches = sorted((role.progress[voter.key].last_fetch for voter in others), reverse=True)
@@ -216,21 +313,19 @@ class Leading:
         deadline = self.quorum_deadline(role)
         return deadline is not None and self._replica.now >= deadline
 
-    def resign(self) -> None:
-        """Stop leading; the voter with the longest log should follow."""
+    def resign(self, successor: ReplicaKey | None = None) -> None:
+        """Stop leading; `successor`, or the voter with the longest log, should follow."""
         role = self._replica.role
         if not isinstance(role, Leader):
             return
-        voters = [
-            role.progress[v.key] for v in self._replica.config.voters if v.key in role.progress
-        ]
-        voters.sort(key=lambda item: (-item.end_offset, item.key.node_id))
+        voters = [role.progress[voter.key] for voter in self._replica.others]
+        voters.sort(key=lambda item: (item.key != successor, -item.end_offset, item.key.node_id))
         self._replica.become_resigned(tuple(item.key for item in voters))
 
     def _announce(self, role: Leader) -> None:
         replica = self._replica
         timings = replica.config.timings
-        for voter in replica.config.voters.others(replica.local.node_id):
+        for voter in replica.others:
             progress = role.progress[voter.key]
             if replica.now < self.next_heartbeat(role, progress):
                 continue
@@ -243,7 +338,7 @@ class Leading:
     def on_announcement_failed(self, peer: NodeId) -> None:
         """Try a voter that could not be reached again, sooner than the next heartbeat."""
         role = self._replica.role
-        voter = self._replica.config.voters.find(peer)
+        voter = self._replica.voters.find(peer)
         if isinstance(role, Leader) and voter is not None and voter.key in role.progress:
             retry = self._replica.now + self._replica.config.timings.heartbeat_ms // 4 + 1
             role.progress[voter.key].next_heartbeat = retry
@@ -268,15 +363,21 @@ class Leading:
         if isinstance(self._replica.role, Resigned):
             self._replica.role.unacknowledged.pop(sender, None)
 
-    def check_fetch(self, request: FetchRequest) -> QuorumError:
-        """Return why a Fetch can't be served here, or NONE."""
+    def check(
+        self, request: FetchRequest | FetchSnapshotRequest | UpdateVoterRequest
+    ) -> QuorumError:
+        """Return why what only the leader answers can't be answered here, or NONE."""
         replica = self._replica
-        if min(request.fetch_offset, request.last_epoch, request.max_wait_ms) < 0:
-            return QuorumError.INVALID_REQUEST
-        if request.last_epoch > request.header.epoch:
+        if isinstance(request, FetchRequest) and not _is_valid_fetch(request):
             return QuorumError.INVALID_REQUEST
         if request.header.epoch < replica.epoch:
             return QuorumError.FENCED_LEADER_EPOCH
         if request.header.epoch > replica.epoch:
             return QuorumError.UNKNOWN_LEADER_EPOCH
         return QuorumError.NONE if isinstance(replica.role, Leader) else QuorumError.NOT_LEADER
+
+
+def _is_valid_fetch(request: FetchRequest) -> bool:
+    if min(request.fetch_offset, request.last_epoch, request.max_wait_ms) < 0:
+        return False
+    return request.last_epoch <= request.header.epoch

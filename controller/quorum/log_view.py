@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 from controller.errors import InvariantError
 from controller.ids import EndOffset, Epoch
-from controller.quorum.messages import Batch, EpochEnd
+from controller.quorum.messages import Batch, EpochEnd, SnapshotId
+from controller.quorum.voters import VoterSet
 
 EMPTY_LOG_END = EndOffset(0)
+_NO_EPOCH = Epoch(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,31 @@ class EpochStart:
 
 
 @dataclass(frozen=True, slots=True)
+class LostPromise:
+    """Damage has cut away what this replica had acknowledged, up to here, until this epoch."""
+
+    end_offset: EndOffset
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class LogStart:
-    """What recovery found on disk, all of it durable. `tail` ends at `end_offset`."""
+    """What recovery found on disk, all of it durable. `tail` ends at `end_offset`.
+
+    A log that does not begin at 0 begins at or below the end of a snapshot, with `start_epoch` the
+    epoch of the last batch before it. `control` are all control batches of the log, `snapshots`
+    ascend, and `snapshot_voters` are those that the newest of them names.
+    """
 
     start_offset: EndOffset = EMPTY_LOG_END
     end_offset: EndOffset = EMPTY_LOG_END
     epoch_starts: tuple[EpochStart, ...] = ()
     tail: tuple[Batch, ...] = ()
+    start_epoch: Epoch = _NO_EPOCH
+    control: tuple[Batch, ...] = ()
+    snapshots: tuple[SnapshotId, ...] = ()
+    snapshot_voters: VoterSet | None = None
+    lost: LostPromise | None = None
 
 
 class LogView:
@@ -41,19 +61,33 @@ class LogView:
 
     def __init__(self, recovered: LogStart, tail_bytes: int) -> None:
         self.start_offset = recovered.start_offset
+        self.start_epoch = recovered.start_epoch
         self.end_offset = recovered.end_offset
         self.flushed_end = recovered.end_offset
         self._epochs = [item.epoch for item in recovered.epoch_starts]
         self._starts = [item.start_offset for item in recovered.epoch_starts]
+        self._enter_epoch_at_start()
         self._tail: list[Batch] = list(recovered.tail)
         self._tail_size = sum(batch.size for batch in self._tail)
         self._tail_limit = tail_bytes
         self._unflushed: deque[tuple[int, EndOffset]] = deque()
 
+    def _enter_epoch_at_start(self) -> None:
+        """Have an entry for the epoch the log begins in, which may have begun before it."""
+        begins_within = not self._starts or self._starts[0] > self.start_offset
+        if begins_within and self.end_offset > self.start_offset:
+            self._epochs.insert(0, self.start_epoch)
+            self._starts.insert(0, self.start_offset)
+
     @property
     def last_epoch(self) -> Epoch:
-        """Epoch of the last batch, 0 for an empty log."""
-        return self._epochs[-1] if self._epochs else Epoch(0)
+        """Epoch of the last batch, of the one before the start for an empty log."""
+        return self._epochs[-1] if self._epochs else self.start_epoch
+
+    @property
+    def last_epoch_start(self) -> EndOffset:
+        """Where the last epoch begins, as far as the log reaches back."""
+        return self._starts[-1] if self._starts else self.start_offset
 
     @property
     def tail_start(self) -> EndOffset:
@@ -68,7 +102,7 @@ class LogView:
                     f"batch at {batch.base_offset} of epoch {batch.epoch} does not continue a log "
                     f"that ends at {self.end_offset} in epoch {self.last_epoch}"
                 )
-            if batch.epoch > self.last_epoch:
+            if not self._epochs or batch.epoch > self.last_epoch:
                 self._epochs.append(batch.epoch)
                 self._starts.append(batch.base_offset)
             self._tail.append(batch)
@@ -96,11 +130,36 @@ class LogView:
         while self._unflushed and self._unflushed[0][0] <= token:
             self.flushed_end = max(self.flushed_end, self._unflushed.popleft()[1])
 
+    def trim(self, start_offset: EndOffset) -> None:
+        """Forget everything below `start_offset`, a committed batch's end."""
+        self.start_epoch = self.epoch_before(start_offset)
+        self.start_offset = start_offset
+        drop = max(0, bisect_right(self._starts, start_offset) - 1)
+        del self._epochs[:drop], self._starts[:drop]
+
+    def begin_anew(self, snapshot_id: SnapshotId) -> None:
+        """Forget everything: the log begins and ends at the end of a durable snapshot."""
+        self.start_offset = self.end_offset = self.flushed_end = snapshot_id.end_offset
+        self.start_epoch = snapshot_id.epoch
+        self._epochs, self._starts = [], []
+        self._tail, self._tail_size = [], 0
+        self._unflushed.clear()
+
+    def epoch_before(self, end_offset: EndOffset) -> Epoch:
+        """Return the epoch of the batch that holds the last offset below `end_offset`."""
+        index = bisect_left(self._starts, end_offset) - 1
+        return self._epochs[index] if index >= 0 else self.start_epoch
+
     def end_of_epoch(self, epoch: Epoch) -> EpochEnd:
-        """Return the largest epoch here that is <= `epoch`, and where it ends."""
+        """Return the largest epoch here that is <= `epoch`, and where it ends.
+
+        What lies before the start is known by its last epoch only; an older one is answered with
+        epoch 0.
+        """
         index = bisect_right(self._epochs, epoch) - 1
         if index < 0:
-            return EpochEnd(Epoch(0), self.start_offset)
+            known = self.start_epoch if epoch >= self.start_epoch else _NO_EPOCH
+            return EpochEnd(known, self.start_offset)
         is_last = index + 1 == len(self._starts)
         return EpochEnd(
             self._epochs[index], self.end_offset if is_last else self._starts[index + 1]

@@ -53,11 +53,16 @@ class QuorumError(IntEnum):
 
     NONE = 0
     NOT_LEADER = 6
+    REQUEST_TIMED_OUT = 7
     INVALID_REQUEST = 42
     FENCED_LEADER_EPOCH = 74
     UNKNOWN_LEADER_EPOCH = 75
+    SNAPSHOT_NOT_FOUND = 98
+    POSITION_OUT_OF_RANGE = 99
     INCONSISTENT_CLUSTER_ID = 104
     INVALID_VOTER_KEY = 125
+    DUPLICATE_VOTER = 126
+    VOTER_NOT_FOUND = 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,20 +170,88 @@ class EpochEnd:
     end_offset: EndOffset
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class SnapshotId:
+    """A snapshot holds everything below `end_offset`, where a batch ends; its last is of `epoch`.
+
+    The end is exclusive, as all ends are (KAFKA-14618 was a mix-up of the two).
+    """
+
+    end_offset: EndOffset
+    epoch: Epoch
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchResponse:
-    """Batches from the fetch offset on, or the point up to which the logs may agree."""
+    """Batches from the fetch offset on, or what to do instead.
+
+    With `diverging` the logs part at or below that point; with `snapshot_id` the leader's log no
+    longer reaches back to the fetch offset, and the snapshot has what is missing.
+    """
 
     header: ResponseHeader
     high_watermark: EndOffset
     log_start_offset: EndOffset
     read_round: int
     diverging: EpochEnd | None = None
+    snapshot_id: SnapshotId | None = None
     batches: tuple[Batch, ...] = ()
 
 
-Request: TypeAlias = VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | FetchRequest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSnapshotRequest:
+    """Send bytes of a snapshot, from `position` on, at most `max_bytes`."""
+
+    header: RequestHeader
+    snapshot_id: SnapshotId
+    position: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSnapshotResponse:
+    """Bytes of a snapshot file of `total_bytes`, whose SHA-256 is `digest`.
+
+    Files of two replicas for the same id need not be equal byte by byte, hence the digest.
+    """
+
+    header: ResponseHeader
+    snapshot_id: SnapshotId
+    total_bytes: int = 0
+    position: int = 0
+    data: bytes = b""
+    digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateVoterRequest:
+    """The sender votes, and this is where it listens and which disk it has (KIP-853)."""
+
+    header: RequestHeader
+    voter: Voter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateVoterResponse:
+    """The answer to an `UpdateVoterRequest`; the change may not be committed yet."""
+
+    header: ResponseHeader
+
+
+Request: TypeAlias = (
+    VoteRequest
+    | BeginQuorumEpochRequest
+    | EndQuorumEpochRequest
+    | FetchRequest
+    | FetchSnapshotRequest
+    | UpdateVoterRequest
+)
 Response: TypeAlias = (
-    VoteResponse | BeginQuorumEpochResponse | EndQuorumEpochResponse | FetchResponse
+    VoteResponse
+    | BeginQuorumEpochResponse
+    | EndQuorumEpochResponse
+    | FetchResponse
+    | FetchSnapshotResponse
+    | UpdateVoterResponse
 )
 Message: TypeAlias = Request | Response

@@ -12,15 +12,19 @@ from typing import TypeAlias
 
 from controller.ids import EndOffset, NodeId
 from controller.quorum.log_view import EMPTY_LOG_END
-from controller.quorum.messages import FetchRequest
-from controller.quorum.voters import ReplicaKey
+from controller.quorum.messages import FetchRequest, FetchSnapshotRequest, SnapshotId
+from controller.quorum.voters import ReplicaKey, Voter
 
 
 @dataclass(slots=True)
 class Unattached:
-    """Knows an epoch and follows nobody; it may have voted."""
+    """Knows an epoch and follows nobody; it may have voted.
+
+    Who may not campaign looks for the leader by asking others in turn, next at `next_search`.
+    """
 
     election_deadline: int
+    next_search: int = 0
 
 
 @dataclass(slots=True)
@@ -44,6 +48,16 @@ class Candidate:
 
 
 @dataclass(slots=True)
+class Download:
+    """A snapshot of which everything below `position` was fetched from the present leader."""
+
+    snapshot_id: SnapshotId
+    position: int = 0
+    total_bytes: int = 0
+    digest: bytes = b""
+
+
+@dataclass(slots=True)
 class Follower:
     """Fetches from the leader of its epoch."""
 
@@ -54,6 +68,9 @@ class Follower:
     leader_gone: bool = False
     """The leader resigned or its process ended; pre-votes may be granted against it."""
     read_round: int = 0
+    download: Download | None = None
+    next_update: int = 0
+    """When the leader may be told again where this voter listens."""
 
 
 @dataclass(slots=True)
@@ -90,6 +107,31 @@ class PendingRead:
 
 
 @dataclass(slots=True)
+class VoterChange:
+    """A change of the voters that somebody waits for.
+
+    A replica to be added catches up in rounds: each ends when it has what the leader had when the
+    round began. `end_offset` is that of the record, once it is appended.
+    """
+
+    change_id: int
+    adding: Voter | None = None
+    removing: ReplicaKey | None = None
+    round_end: EndOffset = EMPTY_LOG_END
+    round_started_at: int = 0
+    rounds: int = 0
+    end_offset: EndOffset | None = None
+
+
+@dataclass(slots=True)
+class Transfer:
+    """Leadership is promised to a voter, which must have caught up by the deadline."""
+
+    to: ReplicaKey
+    deadline: int
+
+
+@dataclass(slots=True)
 class Leader:
     """Appends, serves Fetches, decides what is committed."""
 
@@ -100,6 +142,9 @@ class Leader:
     read_round: int = 0
     pending_reads: deque[PendingRead] = field(default_factory=deque)
     log_reads: dict[int, FetchRequest] = field(default_factory=dict)
+    snapshot_reads: dict[int, FetchSnapshotRequest] = field(default_factory=dict)
+    voter_change: VoterChange | None = None
+    transfer: Transfer | None = None
     uncommitted: deque[tuple[EndOffset, int]] = field(default_factory=deque)
     uncommitted_bytes: int = 0
 

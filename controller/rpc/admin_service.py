@@ -1,18 +1,27 @@
-"""AdminService: what one controller knows of the cluster, and its map's hash."""
+"""AdminService: what one controller knows of the cluster, and what operators ask it to do."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from controller.config import ControllerConfig
+from controller.config import ConfigError, ControllerConfig, check_controller_id
+from controller.errors import InvalidRequestError
+from controller.ids import NONE_ID, NodeId
 from controller.loop.controller import MetadataController
+from controller.loop.quorum_describe import QuorumDescription
 from controller.loop.quorum_driver import QuorumDriver
 from controller.rpc.door import UnaryHandler, guarded
 from controller.rpc.status import Context
 from proto import admin_pb2 as pb
 
+OBSERVER_PRESENT_MS = 10_000
+"""An observer that has not fetched for so long is stopped, lost or another by now."""
+
+TRANSFER_TIMEOUT_MS = 30_000
+"""How long a transfer may take; the driver gives up long before if the successor is slow."""
+
 
 class AdminHandlers:
-    """Answers from this controller's own state, whether it leads or not."""
+    """Answers from this controller's own state, whether it leads or not, but for transfers."""
 
     def __init__(
         self, config: ControllerConfig, driver: QuorumDriver, controller: MetadataController
@@ -26,10 +35,13 @@ class AdminHandlers:
         return {
             "DescribeCluster": guarded(self._describe_cluster),
             "StateHash": guarded(self._state_hash),
+            "TakeSnapshot": guarded(self._take_snapshot),
+            "TransferLeadership": guarded(self._transfer_leadership),
         }
 
     async def _describe_cluster(self, _: Any, __: Context) -> pb.DescribeClusterResponse:
         leader = self._driver.leader
+        seen = self._driver.describe()
         size = self._controller.cluster_map.size()
         return pb.DescribeClusterResponse(
             cluster_id=self._config.cluster_id,
@@ -38,10 +50,7 @@ class AdminHandlers:
             epoch=self._driver.epoch,
             high_watermark=self._driver.high_watermark,
             answered_by=self._config.node_id,
-            controllers=[
-                pb.Controller(node_id=node_id, endpoint=endpoint, voter=True)
-                for node_id, endpoint in sorted(self._config.voters.items())
-            ],
+            controllers=_controllers(seen),
             size=pb.MapSize(
                 streams=size.streams,
                 objects=size.objects,
@@ -59,3 +68,43 @@ class AdminHandlers:
     async def _state_hash(self, request: pb.StateHashRequest, _: Context) -> pb.StateHashResponse:
         offset, digest = await self._controller.state_hash(request.at_offset)
         return pb.StateHashResponse(offset=offset, hash=digest, answered_by=self._config.node_id)
+
+    async def _take_snapshot(
+        self, _: pb.TakeSnapshotRequest, __: Context
+    ) -> pb.TakeSnapshotResponse:
+        taken = await self._driver.take_snapshot()
+        return pb.TakeSnapshotResponse(
+            end_offset=taken.end_offset, epoch=taken.epoch, answered_by=self._config.node_id
+        )
+
+    async def _transfer_leadership(
+        self, request: pb.TransferLeadershipRequest, context: Context
+    ) -> pb.TransferLeadershipResponse:
+        successor = None
+        if request.to_node_id != NONE_ID:
+            successor = _controller_id("to_node_id", request.to_node_id)
+        await self._driver.transfer_leadership(successor, TRANSFER_TIMEOUT_MS)
+        return pb.TransferLeadershipResponse()
+
+
+def _controllers(seen: QuorumDescription) -> list[pb.Controller]:
+    """Voters, and observers that fetch; a leader remembers those that are gone for a while."""
+    present = [(voter, True) for voter in seen.voters]
+    present += [
+        (observer, False)
+        for observer in seen.observers
+        if observer.last_fetch_age_ms is not None
+        and observer.last_fetch_age_ms < OBSERVER_PRESENT_MS
+    ]
+    return [
+        pb.Controller(node_id=replica.key.node_id, endpoint=replica.endpoint, voter=is_voter)
+        for replica, is_voter in sorted(present, key=lambda item: item[0].key.node_id)
+    ]
+
+
+def _controller_id(field: str, node_id: int) -> NodeId:
+    try:
+        check_controller_id(field, node_id)
+    except ConfigError as error:
+        raise InvalidRequestError(field, str(error).removeprefix(f"{field}: ")) from None
+    return NodeId(node_id)

@@ -7,11 +7,8 @@ from typing import BinaryIO
 
 from controller.errors import InvalidRequestError
 from controller.loop.controller import MetadataController
-from controller.metadata.frozen import FrozenMap
 from controller.rpc.routes import StreamHandler
 from controller.rpc.status import Context, abort
-from controller.snapshot.format import CheckpointId
-from controller.snapshot.writer import write_checkpoint
 from proto import metadata_pb2 as pb
 
 CHUNK_BYTES_MAX = 1 << 20
@@ -20,8 +17,7 @@ CHUNK_BYTES_MAX = 1 << 20
 class MetadataHandlers:
     """Writes a frozen map to a temporary file in a thread and sends it from there."""
 
-    def __init__(self, cluster_id: str, controller: MetadataController) -> None:
-        self._cluster_id = cluster_id
+    def __init__(self, controller: MetadataController) -> None:
         self._controller = controller
 
     def streams(self) -> Mapping[str, StreamHandler]:
@@ -32,24 +28,20 @@ class MetadataHandlers:
         self, request: pb.GetSnapshotRequest, context: Context
     ) -> AsyncIterator[pb.SnapshotChunk]:
         try:
-            frozen, epoch = await self._controller.frozen()
-            _require_offset(request.not_before_offset, frozen.end_offset)
+            frozen = await self._controller.frozen()
+            _require_offset(request.not_before_offset, frozen.id.end_offset)
         except Exception as error:  # noqa: BLE001 - every failure of a call is a status
             await abort(context, error)
-        checkpoint_id = CheckpointId(frozen.end_offset, epoch)
         with tempfile.TemporaryFile() as file:
-            total = await asyncio.to_thread(self._write, file, checkpoint_id, frozen)
+            total = await asyncio.to_thread(frozen.write, file)
             for position in range(0, total, CHUNK_BYTES_MAX):
                 yield pb.SnapshotChunk(
-                    end_offset=frozen.end_offset,
-                    epoch=epoch,
+                    end_offset=frozen.id.end_offset,
+                    epoch=frozen.id.epoch,
                     total_bytes=total,
                     position=position,
                     data=await asyncio.to_thread(_read_at, file, position),
                 )
-
-    def _write(self, file: BinaryIO, checkpoint_id: CheckpointId, frozen: FrozenMap) -> int:
-        return write_checkpoint(file, checkpoint_id, self._cluster_id, frozen.sections())
 
 
 def _read_at(file: BinaryIO, position: int) -> bytes:

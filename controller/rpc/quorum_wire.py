@@ -1,204 +1,167 @@
 """Translates the quorum's messages to protobuf and back; decides nothing.
 
-A batch carries a checksum, verified on arrival: damage between two controllers must not become
-part of a log.
+`EXCHANGES` says for every kind of request which method carries it and how it and its answer are
+translated. Translations from protobuf raise BadMessageError for what no correct peer sends.
 """
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-import google_crc32c
+from google.protobuf.message import Message
 
-from controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
 from controller.quorum.messages import (
-    Batch,
-    BatchKind,
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
     EndQuorumEpochRequest,
     EndQuorumEpochResponse,
-    EpochEnd,
     FetchRequest,
     FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
     QuorumError,
-    RequestHeader,
-    ResponseHeader,
+    Request,
+    UpdateVoterRequest,
+    UpdateVoterResponse,
     VoteRequest,
     VoteResponse,
 )
-from controller.quorum.voters import ReplicaKey
+from controller.rpc.quorum_wire_parts import (
+    BadMessageError,
+    at_least_one,
+    batch_to_pb,
+    batches_from_pb,
+    epoch_end_from_pb,
+    epoch_end_to_pb,
+    epoch_of,
+    key_from_pb,
+    key_to_pb,
+    not_negative,
+    offset_of,
+    request_header_from_pb,
+    request_header_to_pb,
+    response_header_from_pb,
+    response_header_to_pb,
+    snapshot_id_from_pb,
+    snapshot_id_to_pb,
+    voter_from_pb,
+    voter_to_pb,
+)
 from proto import quorum_pb2 as pb
 
-MAX_MESSAGE_BYTES = 64 << 20
-"""Room for a fetch of 8 MiB, or one batch that is larger, with all framing."""
-
-MESSAGE_OPTIONS = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-)
-"""gRPC options that servers and channels of the quorum need."""
-
-_NONE = -1
-_BATCH_FIELDS = struct.Struct(">QQBI")
+DIGEST_BYTES = 32
+"""Length of a SHA-256."""
 
 
-class BadMessageError(ValueError):
-    """A message that no correct peer sends; the text says what is wrong."""
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """How one kind of request and its answer travel.
+
+    `response_to_pb` takes the answer and the endpoint of the leader that its header names.
+    """
+
+    method: str
+    request_to_pb: Callable[[Any], Message]
+    request_from_pb: Callable[[Any], Any]
+    response_to_pb: Callable[[Any, str], Message]
+    response_from_pb: Callable[[Any], Any]
 
 
-def batch_checksum(batch: Batch) -> int:
-    """Return the checksum that `LogBatch` documents."""
-    count = len(batch.payloads)
-    fields = _BATCH_FIELDS.pack(batch.base_offset, batch.epoch, batch.kind, count)
-    lengths = struct.pack(f">{count}I", *map(len, batch.payloads))
-    return int(google_crc32c.value(b"".join((fields, lengths, *batch.payloads))))
+# -- Vote
 
 
-# -- parts
-
-
-def _key_to_pb(key: ReplicaKey) -> pb.ReplicaKey:
-    return pb.ReplicaKey(node_id=key.node_id, directory_id=key.directory_id or "")
-
-
-def _key_from_pb(key: pb.ReplicaKey) -> ReplicaKey:
-    directory = DirectoryId(key.directory_id) if key.directory_id else None
-    return ReplicaKey(NodeId(key.node_id), directory)
-
-
-def _request_header_to_pb(header: RequestHeader) -> pb.QuorumRequestHeader:
-    return pb.QuorumRequestHeader(
-        cluster_id=header.cluster_id,
-        sender=_key_to_pb(header.sender),
-        receiver=_key_to_pb(header.receiver),
-        epoch=header.epoch,
-        incarnation=header.incarnation,
-        request_id=header.request_id,
-    )
-
-
-def _request_header_from_pb(header: pb.QuorumRequestHeader) -> RequestHeader:
-    if header.sender.node_id < 0 or header.epoch < 0:
-        raise BadMessageError("header: node id and epoch must not be negative")
-    return RequestHeader(
-        cluster_id=ClusterId(header.cluster_id),
-        sender=_key_from_pb(header.sender),
-        receiver=_key_from_pb(header.receiver),
-        epoch=Epoch(header.epoch),
-        incarnation=header.incarnation,
-        request_id=header.request_id,
-    )
-
-
-def _response_header_to_pb(header: ResponseHeader, endpoint: str) -> pb.QuorumResponseHeader:
-    return pb.QuorumResponseHeader(
-        sender=header.sender,
-        receiver=header.receiver,
-        epoch=header.epoch,
-        leader_id=_NONE if header.leader_id is None else header.leader_id,
-        leader_endpoint=endpoint,
-        error=pb.QuorumError.ValueType(header.error),
-        incarnation=header.incarnation,
-        request_id=header.request_id,
-    )
-
-
-def _response_header_from_pb(header: pb.QuorumResponseHeader) -> ResponseHeader:
-    try:
-        error = QuorumError(header.error)
-    except ValueError:
-        raise BadMessageError(f"header: unknown error {header.error}") from None
-    return ResponseHeader(
-        sender=NodeId(header.sender),
-        receiver=NodeId(header.receiver),
-        epoch=Epoch(header.epoch),
-        leader_id=None if header.leader_id == _NONE else NodeId(header.leader_id),
-        error=error,
-        incarnation=header.incarnation,
-        request_id=header.request_id,
-    )
-
-
-def _batch_to_pb(batch: Batch) -> pb.LogBatch:
-    return pb.LogBatch(
-        base_offset=batch.base_offset,
-        epoch=batch.epoch,
-        kind=pb.BatchKind.ValueType(batch.kind),
-        payloads=batch.payloads,
-        checksum=batch_checksum(batch),
-    )
-
-
-def _batch_from_pb(message: pb.LogBatch) -> Batch:
-    try:
-        batch = Batch(
-            EndOffset(message.base_offset),
-            Epoch(message.epoch),
-            BatchKind(message.kind),
-            tuple(message.payloads),
-        )
-        checksum = batch_checksum(batch)
-    except (ValueError, struct.error) as error:
-        raise BadMessageError(f"batch at {message.base_offset}: {error}") from None
-    if checksum != message.checksum:
-        raise BadMessageError(f"batch at {message.base_offset}: its checksum does not match")
-    return batch
-
-
-# -- requests
-
-
-def vote_request_to_pb(request: VoteRequest) -> pb.VoteRequest:
-    """Translate a request."""
+def _vote_request_to_pb(request: VoteRequest) -> pb.VoteRequest:
     return pb.VoteRequest(
-        header=_request_header_to_pb(request.header),
+        header=request_header_to_pb(request.header),
         pre_vote=request.pre_vote,
         last_epoch=request.last_epoch,
         end_offset=request.end_offset,
     )
 
 
-def vote_request_from_pb(message: pb.VoteRequest) -> VoteRequest:
-    """Translate a request; raises BadMessageError, like all that follow."""
+def _vote_request_from_pb(message: pb.VoteRequest) -> VoteRequest:
     return VoteRequest(
-        header=_request_header_from_pb(message.header),
+        header=request_header_from_pb(message.header),
         pre_vote=message.pre_vote,
-        last_epoch=Epoch(message.last_epoch),
-        end_offset=EndOffset(message.end_offset),
+        last_epoch=epoch_of("last_epoch", message.last_epoch),
+        end_offset=offset_of("end_offset", message.end_offset),
     )
 
 
-def begin_request_to_pb(request: BeginQuorumEpochRequest) -> pb.BeginQuorumEpochRequest:
-    """Translate a request."""
-    return pb.BeginQuorumEpochRequest(header=_request_header_to_pb(request.header))
+def _vote_response_to_pb(response: VoteResponse, endpoint: str) -> pb.VoteResponse:
+    return pb.VoteResponse(
+        header=response_header_to_pb(response.header, endpoint),
+        pre_vote=response.pre_vote,
+        granted=response.granted,
+    )
 
 
-def begin_request_from_pb(message: pb.BeginQuorumEpochRequest) -> BeginQuorumEpochRequest:
-    """Translate a request."""
-    return BeginQuorumEpochRequest(header=_request_header_from_pb(message.header))
+def _vote_response_from_pb(message: pb.VoteResponse) -> VoteResponse:
+    return VoteResponse(
+        header=response_header_from_pb(message.header),
+        pre_vote=message.pre_vote,
+        granted=message.granted,
+    )
 
 
-def end_request_to_pb(request: EndQuorumEpochRequest) -> pb.EndQuorumEpochRequest:
-    """Translate a request."""
+# -- BeginQuorumEpoch
+
+
+def _begin_request_to_pb(request: BeginQuorumEpochRequest) -> pb.BeginQuorumEpochRequest:
+    return pb.BeginQuorumEpochRequest(header=request_header_to_pb(request.header))
+
+
+def _begin_request_from_pb(message: pb.BeginQuorumEpochRequest) -> BeginQuorumEpochRequest:
+    return BeginQuorumEpochRequest(header=request_header_from_pb(message.header))
+
+
+def _begin_response_to_pb(
+    response: BeginQuorumEpochResponse, endpoint: str
+) -> pb.BeginQuorumEpochResponse:
+    return pb.BeginQuorumEpochResponse(header=response_header_to_pb(response.header, endpoint))
+
+
+def _begin_response_from_pb(message: pb.BeginQuorumEpochResponse) -> BeginQuorumEpochResponse:
+    return BeginQuorumEpochResponse(header=response_header_from_pb(message.header))
+
+
+# -- EndQuorumEpoch
+
+
+def _end_request_to_pb(request: EndQuorumEpochRequest) -> pb.EndQuorumEpochRequest:
     return pb.EndQuorumEpochRequest(
-        header=_request_header_to_pb(request.header),
-        preferred_successors=map(_key_to_pb, request.preferred_successors),
+        header=request_header_to_pb(request.header),
+        preferred_successors=map(key_to_pb, request.preferred_successors),
     )
 
 
-def end_request_from_pb(message: pb.EndQuorumEpochRequest) -> EndQuorumEpochRequest:
-    """Translate a request."""
+def _end_request_from_pb(message: pb.EndQuorumEpochRequest) -> EndQuorumEpochRequest:
     return EndQuorumEpochRequest(
-        header=_request_header_from_pb(message.header),
-        preferred_successors=tuple(map(_key_from_pb, message.preferred_successors)),
+        header=request_header_from_pb(message.header),
+        preferred_successors=tuple(
+            key_from_pb("preferred_successors", key) for key in message.preferred_successors
+        ),
     )
 
 
-def fetch_request_to_pb(request: FetchRequest) -> pb.FetchRequest:
-    """Translate a request."""
+def _end_response_to_pb(
+    response: EndQuorumEpochResponse, endpoint: str
+) -> pb.EndQuorumEpochResponse:
+    return pb.EndQuorumEpochResponse(header=response_header_to_pb(response.header, endpoint))
+
+
+def _end_response_from_pb(message: pb.EndQuorumEpochResponse) -> EndQuorumEpochResponse:
+    return EndQuorumEpochResponse(header=response_header_from_pb(message.header))
+
+
+# -- Fetch
+
+
+def _fetch_request_to_pb(request: FetchRequest) -> pb.FetchRequest:
     return pb.FetchRequest(
-        header=_request_header_to_pb(request.header),
+        header=request_header_to_pb(request.header),
         fetch_offset=request.fetch_offset,
         last_epoch=request.last_epoch,
         high_watermark=request.high_watermark,
@@ -208,91 +171,178 @@ def fetch_request_to_pb(request: FetchRequest) -> pb.FetchRequest:
     )
 
 
-def fetch_request_from_pb(message: pb.FetchRequest) -> FetchRequest:
-    """Translate a request."""
+def _fetch_request_from_pb(message: pb.FetchRequest) -> FetchRequest:
     return FetchRequest(
-        header=_request_header_from_pb(message.header),
-        fetch_offset=EndOffset(message.fetch_offset),
-        last_epoch=Epoch(message.last_epoch),
-        high_watermark=EndOffset(message.high_watermark),
-        read_round=message.read_round,
-        max_wait_ms=message.max_wait_ms,
-        max_bytes=message.max_bytes,
+        header=request_header_from_pb(message.header),
+        fetch_offset=offset_of("fetch_offset", message.fetch_offset),
+        last_epoch=epoch_of("last_epoch", message.last_epoch),
+        high_watermark=offset_of("high_watermark", message.high_watermark),
+        read_round=not_negative("read_round", message.read_round),
+        max_wait_ms=not_negative("max_wait_ms", message.max_wait_ms),
+        max_bytes=not_negative("max_bytes", message.max_bytes),
     )
 
 
-# -- responses
-
-
-def vote_response_to_pb(response: VoteResponse, endpoint: str) -> pb.VoteResponse:
-    """Translate an answer; `endpoint` is that of the leader it names, or empty."""
-    return pb.VoteResponse(
-        header=_response_header_to_pb(response.header, endpoint),
-        pre_vote=response.pre_vote,
-        granted=response.granted,
-    )
-
-
-def vote_response_from_pb(message: pb.VoteResponse) -> VoteResponse:
-    """Translate an answer."""
-    return VoteResponse(
-        header=_response_header_from_pb(message.header),
-        pre_vote=message.pre_vote,
-        granted=message.granted,
-    )
-
-
-def begin_response_to_pb(
-    response: BeginQuorumEpochResponse, endpoint: str
-) -> pb.BeginQuorumEpochResponse:
-    """Translate an answer."""
-    return pb.BeginQuorumEpochResponse(header=_response_header_to_pb(response.header, endpoint))
-
-
-def begin_response_from_pb(message: pb.BeginQuorumEpochResponse) -> BeginQuorumEpochResponse:
-    """Translate an answer."""
-    return BeginQuorumEpochResponse(header=_response_header_from_pb(message.header))
-
-
-def end_response_to_pb(
-    response: EndQuorumEpochResponse, endpoint: str
-) -> pb.EndQuorumEpochResponse:
-    """Translate an answer."""
-    return pb.EndQuorumEpochResponse(header=_response_header_to_pb(response.header, endpoint))
-
-
-def end_response_from_pb(message: pb.EndQuorumEpochResponse) -> EndQuorumEpochResponse:
-    """Translate an answer."""
-    return EndQuorumEpochResponse(header=_response_header_from_pb(message.header))
-
-
-def fetch_response_to_pb(response: FetchResponse, endpoint: str) -> pb.FetchResponse:
-    """Translate an answer."""
-    diverging = response.diverging
+def _fetch_response_to_pb(response: FetchResponse, endpoint: str) -> pb.FetchResponse:
     return pb.FetchResponse(
-        header=_response_header_to_pb(response.header, endpoint),
+        header=response_header_to_pb(response.header, endpoint),
         high_watermark=response.high_watermark,
         log_start_offset=response.log_start_offset,
         read_round=response.read_round,
-        diverging=None
-        if diverging is None
-        else pb.EpochEnd(epoch=diverging.epoch, end_offset=diverging.end_offset),
-        batches=map(_batch_to_pb, response.batches),
+        diverging=epoch_end_to_pb(response.diverging),
+        snapshot_id=snapshot_id_to_pb(response.snapshot_id),
+        batches=map(batch_to_pb, response.batches),
     )
 
 
-def fetch_response_from_pb(message: pb.FetchResponse) -> FetchResponse:
-    """Translate an answer."""
-    diverging = None
+def _fetch_response_from_pb(message: pb.FetchResponse) -> FetchResponse:
+    diverging, snapshot_id = None, None
     if message.HasField("diverging"):
-        diverging = EpochEnd(
-            Epoch(message.diverging.epoch), EndOffset(message.diverging.end_offset)
-        )
+        diverging = epoch_end_from_pb("diverging", message.diverging)
+    if message.HasField("snapshot_id"):
+        snapshot_id = snapshot_id_from_pb(message.snapshot_id)
+    kinds = (diverging is not None) + (snapshot_id is not None) + bool(message.batches)
+    if kinds > 1:
+        raise BadMessageError("diverging, snapshot_id, batches: at most one of them may be given")
     return FetchResponse(
-        header=_response_header_from_pb(message.header),
-        high_watermark=EndOffset(message.high_watermark),
-        log_start_offset=EndOffset(message.log_start_offset),
-        read_round=message.read_round,
+        header=response_header_from_pb(message.header),
+        high_watermark=offset_of("high_watermark", message.high_watermark),
+        log_start_offset=offset_of("log_start_offset", message.log_start_offset),
+        read_round=not_negative("read_round", message.read_round),
         diverging=diverging,
-        batches=tuple(map(_batch_from_pb, message.batches)),
+        snapshot_id=snapshot_id,
+        batches=batches_from_pb(message.batches),
     )
+
+
+# -- FetchSnapshot
+
+
+def _snapshot_request_to_pb(request: FetchSnapshotRequest) -> pb.FetchSnapshotRequest:
+    return pb.FetchSnapshotRequest(
+        header=request_header_to_pb(request.header),
+        snapshot_id=snapshot_id_to_pb(request.snapshot_id),
+        position=request.position,
+        max_bytes=request.max_bytes,
+    )
+
+
+def _snapshot_request_from_pb(message: pb.FetchSnapshotRequest) -> FetchSnapshotRequest:
+    return FetchSnapshotRequest(
+        header=request_header_from_pb(message.header),
+        snapshot_id=snapshot_id_from_pb(message.snapshot_id),
+        position=not_negative("position", message.position),
+        max_bytes=at_least_one("max_bytes", message.max_bytes),
+    )
+
+
+def _snapshot_response_to_pb(
+    response: FetchSnapshotResponse, endpoint: str
+) -> pb.FetchSnapshotResponse:
+    return pb.FetchSnapshotResponse(
+        header=response_header_to_pb(response.header, endpoint),
+        snapshot_id=snapshot_id_to_pb(response.snapshot_id),
+        total_bytes=response.total_bytes,
+        position=response.position,
+        data=response.data,
+        file_digest=response.digest,
+    )
+
+
+def _snapshot_response_from_pb(message: pb.FetchSnapshotResponse) -> FetchSnapshotResponse:
+    response = FetchSnapshotResponse(
+        header=response_header_from_pb(message.header),
+        snapshot_id=snapshot_id_from_pb(message.snapshot_id),
+        total_bytes=not_negative("total_bytes", message.total_bytes),
+        position=not_negative("position", message.position),
+        data=message.data,
+        digest=message.file_digest,
+    )
+    if response.header.error is QuorumError.NONE:
+        _check_snapshot_bytes(response)
+    return response
+
+
+def _check_snapshot_bytes(response: FetchSnapshotResponse) -> None:
+    end = response.position + len(response.data)
+    if end > response.total_bytes:
+        raise BadMessageError(
+            f"data: ends at byte {end} of a snapshot of {response.total_bytes} bytes"
+        )
+    if len(response.digest) != DIGEST_BYTES:
+        raise BadMessageError(
+            f"file_digest: {len(response.digest)} bytes; a SHA-256 has {DIGEST_BYTES}"
+        )
+
+
+# -- UpdateVoter
+
+
+def _update_request_to_pb(request: UpdateVoterRequest) -> pb.UpdateVoterRequest:
+    return pb.UpdateVoterRequest(
+        header=request_header_to_pb(request.header), voter=voter_to_pb(request.voter)
+    )
+
+
+def _update_request_from_pb(message: pb.UpdateVoterRequest) -> UpdateVoterRequest:
+    request = UpdateVoterRequest(
+        header=request_header_from_pb(message.header),
+        voter=voter_from_pb("voter", message.voter),
+    )
+    if request.voter.key != request.header.sender:
+        raise BadMessageError("voter.key: not the sender's; a voter speaks for itself alone")
+    return request
+
+
+def _update_response_to_pb(response: UpdateVoterResponse, endpoint: str) -> pb.UpdateVoterResponse:
+    return pb.UpdateVoterResponse(header=response_header_to_pb(response.header, endpoint))
+
+
+def _update_response_from_pb(message: pb.UpdateVoterResponse) -> UpdateVoterResponse:
+    return UpdateVoterResponse(header=response_header_from_pb(message.header))
+
+
+EXCHANGES: Mapping[type[Request], Exchange] = {
+    VoteRequest: Exchange(
+        "Vote",
+        _vote_request_to_pb,
+        _vote_request_from_pb,
+        _vote_response_to_pb,
+        _vote_response_from_pb,
+    ),
+    BeginQuorumEpochRequest: Exchange(
+        "BeginQuorumEpoch",
+        _begin_request_to_pb,
+        _begin_request_from_pb,
+        _begin_response_to_pb,
+        _begin_response_from_pb,
+    ),
+    EndQuorumEpochRequest: Exchange(
+        "EndQuorumEpoch",
+        _end_request_to_pb,
+        _end_request_from_pb,
+        _end_response_to_pb,
+        _end_response_from_pb,
+    ),
+    FetchRequest: Exchange(
+        "Fetch",
+        _fetch_request_to_pb,
+        _fetch_request_from_pb,
+        _fetch_response_to_pb,
+        _fetch_response_from_pb,
+    ),
+    FetchSnapshotRequest: Exchange(
+        "FetchSnapshot",
+        _snapshot_request_to_pb,
+        _snapshot_request_from_pb,
+        _snapshot_response_to_pb,
+        _snapshot_response_from_pb,
+    ),
+    UpdateVoterRequest: Exchange(
+        "UpdateVoter",
+        _update_request_to_pb,
+        _update_request_from_pb,
+        _update_response_to_pb,
+        _update_response_from_pb,
+    ),
+}

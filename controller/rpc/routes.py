@@ -4,7 +4,7 @@ The table is the list of what is built: an RPC of the contract that is not in it
 handlers a service brings along, is answered UNIMPLEMENTED.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from controller.loop.controller import MetadataController
 from controller.rpc import convert_kv, convert_nodes, convert_objects, convert_streams
 from controller.rpc.door import UnaryHandler, guarded
+from controller.rpc.session import longest_wait_ms, quote_offset, read_after
 from controller.rpc.status import Context, abort_unimplemented
 
 StreamHandler = Callable[[Any, Context], Any]
@@ -71,11 +72,18 @@ def routes(cluster_id: str) -> Mapping[str, Route]:
 
 
 def routed(route: Route, controller: MetadataController) -> UnaryHandler:
-    """Return the handler that submits a route's requests to the loop."""
-    submit: Callable[[Any], Awaitable[Any]] = controller.write if route.writes else controller.read
+    """Return the handler that submits a route's requests to the loop; see `session` for reads."""
 
     async def handle(request: Message, context: Context) -> Message:
-        return route.encode(await submit(route.decode(request)))
+        decoded = route.decode(request)
+        if route.writes:
+            answered = await controller.write(decoded)
+        else:
+            answered = await controller.read(
+                decoded, at_least=read_after(context), timeout_ms=longest_wait_ms(context)
+            )
+        quote_offset(context, answered.offset)
+        return route.encode(answered.answer)
 
     return guarded(handle)
 

@@ -18,9 +18,22 @@ from controller.errors import (
     NotLeaderError,
     OutcomeUnknownError,
 )
+from controller.loop.quorum_errors import (
+    DiskFullError,
+    NotCaughtUpError,
+    SnapshotFailedError,
+    TransferRefusedError,
+    VoterChangeError,
+)
+from controller.quorum.messages import QuorumError
 
 DOMAIN = "streammeta"
 _DETAILS_TRAILER = "grpc-status-details-bin"
+_VOTER_CHANGE_CODES = {
+    QuorumError.REQUEST_TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    QuorumError.DUPLICATE_VOTER: grpc.StatusCode.ALREADY_EXISTS,
+    QuorumError.VOTER_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+}
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -56,6 +69,8 @@ async def abort_unimplemented(
 
 def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
     """Map an exception to (status code, stable reason, metadata for programs)."""
+    if (known := _classify_quorum(error)) is not None:
+        return known
     match error:
         case NotLeaderError():
             where = {
@@ -76,6 +91,26 @@ def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
             return grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE", {}
         case _:
             return grpc.StatusCode.INTERNAL, "DEFECT", {}
+
+
+def _classify_quorum(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
+    match error:
+        case DiskFullError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL", {}
+        case VoterChangeError() if error.error is QuorumError.NOT_LEADER:
+            return grpc.StatusCode.ABORTED, "OUTCOME_UNKNOWN", {}
+        case VoterChangeError():
+            code = _VOTER_CHANGE_CODES.get(error.error, grpc.StatusCode.FAILED_PRECONDITION)
+            return code, error.error.name, {}
+        case NotCaughtUpError():
+            far = {"wanted": str(error.wanted), "applied": str(error.applied)}
+            return grpc.StatusCode.UNAVAILABLE, "NOT_CAUGHT_UP", far
+        case TransferRefusedError():
+            return grpc.StatusCode.FAILED_PRECONDITION, "TRANSFER_REFUSED", {}
+        case SnapshotFailedError():
+            return grpc.StatusCode.FAILED_PRECONDITION, "SNAPSHOT_FAILED", {}
+        case _:
+            return None
 
 
 async def _abort(

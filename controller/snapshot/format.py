@@ -19,11 +19,11 @@ the end offset; the epoch is that of the last entry below it. All integers are l
 The footer is written last: a file that was cut off has none, and is refused. A section's checksum
 is checked when it is read, the digest when the whole file is verified.
 
-What a column holds is its writer's matter; columns are int64 or narrower integers, booleans, text
-or bytes.
+The section `voters`, the first, names who votes as of the end offset: node_id (int64),
+directory_id (text, empty if not known) and endpoint (text). What the columns of the others hold is
+the map's matter; columns are int64 or narrower integers, booleans, text or bytes.
 """
 
-import re
 import struct
 from dataclasses import dataclass
 
@@ -36,8 +36,6 @@ FOOTER = struct.Struct("<32sII8s")
 
 BINARY_COLUMNS = frozenset({("kvs", "value")})
 """(section, column) of bytes; an empty column can't tell, and text is the rule."""
-
-_FILE_NAME = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 
 
 class CheckpointError(Exception):
@@ -55,12 +53,6 @@ class CheckpointId:
     def file_name(self) -> str:
         """Return the file's name."""
         return f"{self.end_offset:020}-{self.epoch:010}.checkpoint"
-
-
-def parse_file_name(name: str) -> CheckpointId | None:
-    """Return what a file name says, or None if it is not a checkpoint's."""
-    match = _FILE_NAME.fullmatch(name)
-    return CheckpointId(int(match[1]), int(match[2])) if match else None
 
 
 @dataclass(frozen=True, slots=True)

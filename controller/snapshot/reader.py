@@ -92,7 +92,7 @@ class CheckpointReader:
         """Return one section as numpy arrays (numbers) and lists (text, bytes); raises likewise."""
         table = self.table(section)
         return {
-            name: values.to_numpy() if _is_fixed(values.type) else values.to_pylist()
+            name: values.to_numpy() if _is_fixed(values.type) else _as_list(values)
             for name, values in zip(table.column_names, table.columns, strict=True)
         }
 
@@ -172,6 +172,11 @@ class _Sections(Mapping[str, dict[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._reader.entries)
+
+
+def _as_list(values: "pa.ChunkedArray[Any]") -> list[Any]:
+    # A piece at a time: one call for millions of texts would hold up the other threads of Python.
+    return [value for chunk in values.chunks for value in chunk.to_pylist()]
 
 
 def _is_fixed(kind: pa.DataType) -> bool:

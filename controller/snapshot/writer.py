@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import google_crc32c
@@ -62,34 +60,6 @@ def write_checkpoint(
     return output.position + len(footer)
 
 
-def write_checkpoint_file(
-    directory: Path,
-    checkpoint_id: CheckpointId,
-    cluster_id: str,
-    sections: Mapping[str, Columns | pa.Table],
-) -> Path:
-    """Write a checkpoint into `directory` so that it is there as a whole and durably, or not.
-
-    A crash may leave a `.checkpoint.tmp` file, which is nobody's.
-
-    Raises:
-        OSError: the disk refused; what was written is removed.
-    """
-    target = directory / checkpoint_id.file_name
-    temporary = target.with_name(target.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            write_checkpoint(file, checkpoint_id, cluster_id, sections)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(target)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_directory(directory)
-    return target
-
-
 class _HashingSink:
     """Counts and hashes what passes."""
 
@@ -135,11 +105,3 @@ def _ipc_stream(table: pa.Table) -> bytes:
         writer.write_table(table, max_chunksize=BATCH_ROWS)
     body: bytes = buffer.getvalue().to_pybytes()
     return body
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -117,15 +117,23 @@ def test_health_check_is_a_valid_command_line() -> None:
 
 
 @pytest.mark.parametrize("name", CONTROLLERS)
-def test_controller_accepts_its_configuration(name: str) -> None:
+def test_controller_formats_once_and_accepts_its_configuration(name: str, tmp_path: Path) -> None:
+    """The entrypoint as it is, but for the place of the data and for ending after the check."""
     service = SERVICES[name]
-
-    result = run(
-        *(sys.executable, "-m", "controller.cli.main", *service["command"], "--check-config"),
+    shell, flags, script = service["entrypoint"]
+    settings = {
         **service["environment"],
-    )
+        "STREAMMETA_STORAGE_FORMAT_DATA_DIR": str(tmp_path / "data"),
+        "STREAMMETA_CONTROLLER_DATA_DIR": str(tmp_path / "data"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
 
-    assert result.returncode == 0, result.stderr
+    first = run(shell, flags, f"{script} --check-config", **settings)
+    identity = (tmp_path / "data" / "meta.json").read_bytes()
+    second = run(shell, flags, f"{script} --check-config", **settings)
+
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert (tmp_path / "data" / "meta.json").read_bytes() == identity
 
 
 def test_voters_are_the_controllers_of_the_file() -> None:
@@ -135,10 +143,15 @@ def test_voters_are_the_controllers_of_the_file() -> None:
 
     assert len(CONTROLLERS) == 3
     for name in CONTROLLERS:
-        settings, command = SERVICES[name]["environment"], SERVICES[name]["command"]
-        assert set(settings["STREAMMETA_CONTROLLER_VOTERS"].split(",")) == wanted
+        settings, node_id = SERVICES[name]["environment"], name.partition("-")[2]
+        assert set(settings["STREAMMETA_STORAGE_FORMAT_VOTERS"].split(",")) == wanted
+        assert settings["STREAMMETA_STORAGE_FORMAT_NODE_ID"] == node_id
+        assert settings["STREAMMETA_CONTROLLER_NODE_ID"] == node_id
+        assert f"{node_id}@{settings['STREAMMETA_CONTROLLER_ADVERTISE']}" in wanted
         assert settings["STREAMMETA_CONTROLLER_LISTEN"].endswith(f":{port[1]}")
-        assert command[command.index("--node-id") + 1] == name.partition("-")[2]
+        for option in ("CLUSTER_ID", "DATA_DIR"):
+            formatted = settings[f"STREAMMETA_STORAGE_FORMAT_{option}"]
+            assert formatted == settings[f"STREAMMETA_CONTROLLER_{option}"]
 
 
 def test_every_service_builds_a_target_or_runs_an_image_that_another_builds() -> None:

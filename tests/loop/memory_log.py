@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 from controller.errors import LimitExceededError, NotLeaderError
-from controller.ids import EndOffset, Epoch
+from controller.ids import ClusterId, EndOffset, Epoch
 from controller.loop.controller import MetadataController
-from controller.quorum.messages import Batch, BatchKind
+from controller.loop.state_machine import SnapshotPoint
+from controller.quorum.messages import Batch, BatchKind, SnapshotId
+from controller.quorum.voters import VoterSet
 
 
 class MemoryLog:
@@ -18,6 +20,7 @@ class MemoryLog:
         self.next_offset = 0
         self.committed = 0
         self.refuse_appends = False
+        self.is_disk_full = False
 
     def lead(self) -> None:
         """Begin an epoch, commit its leader-change record and claim leadership."""
@@ -54,6 +57,13 @@ class MemoryLog:
     def leader_hint(self) -> NotLeaderError:
         """Nobody else could lead."""
         return NotLeaderError()
+
+    def snapshot_point(self) -> SnapshotPoint:
+        """Where a snapshot of what the map holds now ends; each append is a batch here."""
+        end_offset = self.next_offset if self._controller.is_active else self.committed
+        return SnapshotPoint(
+            SnapshotId(EndOffset(end_offset), self.epoch), ClusterId("test"), VoterSet()
+        )
 
     def _add(self, kind: BatchKind, payloads: tuple[bytes, ...]) -> None:
         batch = Batch(EndOffset(self.next_offset), self.epoch, kind, payloads)

@@ -1,8 +1,6 @@
 """Answers leave when committed, lost leadership undoes, errors change nothing."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
@@ -13,58 +11,22 @@ from controller.errors import (
     NotLeaderError,
     OutcomeUnknownError,
 )
-from controller.loop.controller import MetadataController
+from controller.ids import EndOffset
+from controller.loop.controller import Answered, MetadataController
+from controller.loop.quorum_errors import NotCaughtUpError
 from controller.metadata.answers import CreateStreamsAnswer, DescribeStreamsAnswer
 from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.requests import (
-    CreateStreams,
-    DescribeStreams,
-    NewStream,
-    PrepareObjects,
-    RegisterNode,
+from controller.metadata.requests import DescribeStreams, PrepareObjects
+from controller.quorum.messages import SnapshotId
+from tests.loop.loop_helpers import (
+    NODE,
+    REGISTER,
+    StillClock,
+    committed,
+    create,
+    new_controller,
+    submit,
 )
-from controller.metadata.values import NodeIdentity
-from tests.loop.memory_log import MemoryLog
-
-NODE = NodeIdentity(7, 1)
-REGISTER = RegisterNode(node=NODE)
-
-
-class StillClock:
-    """Time that stands where the test puts it."""
-
-    now_ms = 1_000_000
-
-    def monotonic_ms(self) -> int:
-        return self.now_ms
-
-    def wall_ms(self) -> int:
-        return self.now_ms
-
-
-def create(request_id: str, count: int = 1) -> CreateStreams:
-    return CreateStreams(request_id=request_id, node=NODE, streams=(NewStream(),) * count)
-
-
-def new_controller() -> tuple[MetadataController, MemoryLog]:
-    controller = MetadataController(ClusterMap(), StillClock())
-    log = MemoryLog(controller)
-    controller.bind(log)
-    return controller, log
-
-
-async def submit(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Start a request and let it run until it waits."""
-    task = asyncio.create_task(work)
-    for _ in range(5):
-        await asyncio.sleep(0)
-    return task
-
-
-async def committed(log: MemoryLog, work: Coroutine[Any, Any, Any]) -> Any:
-    task = await submit(work)
-    log.commit()
-    return await task
 
 
 def test_an_answer_waits_for_its_commit() -> None:
@@ -76,7 +38,9 @@ def test_an_answer_waits_for_its_commit() -> None:
 
         log.commit()
 
-        assert (await task).error == ErrorCode.NONE
+        answered = await task
+        assert answered.answer.error == ErrorCode.NONE
+        assert answered.offset == log.committed
 
     asyncio.run(scenario())
 
@@ -98,8 +62,32 @@ def test_an_answer_that_changes_nothing_waits_for_what_it_was_decided_on() -> No
         assert (
             await first
             == await repeated
-            == CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=(0,))
+            == Answered(CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=(0,)), log.committed)
         )
+
+    asyncio.run(scenario())
+
+
+def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_committed() -> None:
+    async def scenario() -> None:
+        controller, log = new_controller()
+        log.lead()
+        await committed(log, controller.write(REGISTER))
+        await committed(log, controller.write(create("a")))
+        log.is_disk_full = True
+        waiting = [await submit(controller.write(create(name))) for name in "bc"]
+
+        read = await controller.read(DescribeStreams())
+
+        assert read.offset == log.committed
+        assert [stream.stream_id for stream in read.answer.streams] == [0]  # type: ignore[union-attr]
+        log.commit()
+        created = [(await task).answer for task in waiting]
+        assert [answer.stream_ids for answer in created] == [(1,), (2,)]
+        replica, _ = new_controller()
+        replica.on_committed(log.batches, log.committed)
+        digests = [it.cluster_map.freeze().digest() for it in (controller, replica)]
+        assert digests[0] == digests[1]
 
     asyncio.run(scenario())
 
@@ -115,7 +103,7 @@ def test_a_read_never_shows_what_is_not_committed() -> None:
 
         log.commit()
 
-        answer = await read
+        answer = (await read).answer
         assert isinstance(answer, DescribeStreamsAnswer)
         assert answer.total == 1
 
@@ -140,7 +128,7 @@ def test_lost_leadership_undoes_what_was_not_committed(truncate: bool) -> None:
             await controller.write(create("b"))
         log.lead()
         answer = await committed(log, controller.write(create("a", 3)))
-        assert answer.stream_ids == (0, 1, 2)
+        assert answer.answer.stream_ids == (0, 1, 2)
         assert controller.cluster_map.size().streams == 3
 
     asyncio.run(scenario())
@@ -194,22 +182,114 @@ def test_a_malformed_request_appends_nothing_and_leadership_stands() -> None:
     asyncio.run(scenario())
 
 
-def test_freezing_waits_for_the_tail_and_holds_new_writes_back() -> None:
+def test_freezing_waits_for_the_tail_and_holds_no_write_back() -> None:
     async def scenario() -> None:
         controller, log = new_controller()
         log.lead()
         await committed(log, controller.write(REGISTER))
         under_way = await submit(controller.write(create("a")))
         freezing = await submit(controller.frozen())
-        held_back = await submit(controller.write(create("b")))
         end_offset = log.next_offset
+        at_freezing = controller.cluster_map.state_hash()
+        later = await submit(controller.write(create("b")))
+        assert log.next_offset == end_offset + 1, "the write was appended while the freeze waits"
         assert not freezing.done()
 
         log.commit()
 
-        frozen, epoch = await freezing
-        assert (frozen.end_offset, epoch) == (end_offset, log.epoch)
+        frozen = await freezing
+        assert frozen.id == SnapshotId(EndOffset(end_offset), log.epoch)
+        assert frozen.view.digest() == at_freezing
         await under_way
-        await committed(log, asyncio.wait_for(held_back, 5))
+        await later
+
+    asyncio.run(scenario())
+
+
+def test_a_view_is_refused_when_leadership_is_lost_before_it_is_committed() -> None:
+    async def scenario() -> None:
+        controller, log = new_controller()
+        log.lead()
+        await committed(log, controller.write(REGISTER))
+        await submit(controller.write(create("a")))
+        freezing = await submit(controller.frozen())
+
+        log.lose_leadership(truncate=True)
+
+        with pytest.raises(NotLeaderError):
+            await freezing
+
+    asyncio.run(scenario())
+
+
+def test_a_session_read_waits_for_its_offset_on_any_controller() -> None:
+    async def scenario() -> None:
+        controller, log = new_controller()
+        follower = MetadataController(ClusterMap(), StillClock())
+        follower.bind(log)
+        log.lead()
+        await committed(log, controller.write(REGISTER))
+        written = await committed(log, controller.write(create("a")))
+        reading = await submit(follower.read(DescribeStreams(), at_least=written.offset))
+        assert not reading.done()
+
+        follower.on_committed(log.batches, log.committed)
+
+        answered = await reading
+        assert answered.answer.total == 1
+        assert answered.offset == written.offset
+
+    asyncio.run(scenario())
+
+
+def test_a_session_read_that_would_wait_too_long_says_how_far_this_controller_is() -> None:
+    async def scenario() -> None:
+        controller, log = new_controller()
+        log.lead()
+
+        with pytest.raises(NotCaughtUpError, match=r"below 99, .* applied 1") as caught:
+            await controller.read(DescribeStreams(), at_least=99, timeout_ms=1)
+
+        assert (caught.value.wanted, caught.value.applied) == (99, 1)
+        assert len(controller._sessions) == 0, "who has given up is forgotten"
+        with pytest.raises(InvalidRequestError, match="at_least"):
+            await controller.read(DescribeStreams(), at_least=-1)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_a_session_read_on_a_leader_never_shows_what_is_not_committed(truncate: bool) -> None:
+    async def scenario() -> None:
+        controller, log = new_controller()
+        log.lead()
+        registered = await committed(log, controller.write(REGISTER))
+        doubtful = await submit(controller.write(create("a")))
+        reading = await submit(controller.read(DescribeStreams(), at_least=registered.offset))
+        assert not reading.done()
+
+        log.lose_leadership(truncate=truncate)
+
+        answered = await reading
+        assert (answered.answer.total, answered.offset) == (0, registered.offset)
+        with pytest.raises(OutcomeUnknownError):
+            await doubtful
+
+    asyncio.run(scenario())
+
+
+def test_the_state_hash_of_a_leader_is_of_committed_state_only() -> None:
+    async def scenario() -> None:
+        controller, log = new_controller()
+        log.lead()
+        registered = await committed(log, controller.write(REGISTER))
+        before = controller.cluster_map.state_hash()
+        await submit(controller.write(create("a")))
+        hashing = await submit(controller.state_hash(0))
+        assert not hashing.done()
+
+        log.lose_leadership(truncate=True)
+
+        assert await hashing == (registered.offset, before)
 
     asyncio.run(scenario())

@@ -25,6 +25,35 @@ def test_answers_leave_when_the_high_watermark_passes_them() -> None:
     asyncio.run(scenario())
 
 
+def test_later_offsets_may_be_waited_for_first() -> None:
+    async def scenario() -> None:
+        parked = ParkedAnswers()
+        far, near = parked.park(9), parked.park(5)
+
+        parked.release(5)
+
+        assert near.done()
+        assert not far.done()
+
+    asyncio.run(scenario())
+
+
+def test_who_gives_up_is_forgotten_and_the_others_stay() -> None:
+    async def scenario() -> None:
+        parked = ParkedAnswers()
+        gone, stays, later = parked.park(7), parked.park(3), parked.park(5)
+
+        parked.forget(gone)
+        assert len(parked) == 2
+        parked.release(4)
+
+        assert stays.done()
+        assert not later.done()
+        assert not gone.done()
+
+    asyncio.run(scenario())
+
+
 def test_lost_leadership_fails_every_waiting_answer() -> None:
     async def scenario() -> None:
         parked = ParkedAnswers()

@@ -384,7 +384,7 @@ class MapMachine(RuleBasedStateMachine):
             replayed.apply(offset, decode_records(payload))
         assert replayed.state_hash() == self.map.state_hash()
         self.map.forget_undo(self.map.applied_end_offset)
-        frozen = self.map.freeze(self.map.applied_end_offset)
+        frozen = self.map.freeze()
         self.map = ClusterMap.from_sections(frozen.sections(), frozen.end_offset)
         assert self.map.state_hash() == replayed.state_hash()
         for check in (self.streams_agree, self.objects_agree, self.lookups_agree):

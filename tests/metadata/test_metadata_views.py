@@ -64,7 +64,7 @@ def _plain(sections: Any) -> dict[str, dict[str, list[Any]]]:
 
 def test_every_section_comes_back_through_a_checkpoint() -> None:
     world = _full_world()
-    frozen = world.map.freeze(world.map.applied_end_offset)
+    frozen = world.map.freeze()
     sections = _plain(frozen.sections())
     assert all(len(next(iter(columns.values()))) for columns in sections.values() if columns)
     sink = io.BytesIO()
@@ -73,12 +73,12 @@ def test_every_section_comes_back_through_a_checkpoint() -> None:
     restored = ClusterMap.from_sections(reader.sections(), reader.id.end_offset)
     assert restored.applied_end_offset == world.map.applied_end_offset
     assert restored.state_hash() == world.map.state_hash()
-    assert _plain(restored.freeze(restored.applied_end_offset).sections()) == sections
+    assert _plain(restored.freeze().sections()) == sections
 
 
 def test_a_view_does_not_see_later_writes() -> None:
     world = _full_world()
-    frozen = world.map.freeze(world.map.applied_end_offset)
+    frozen = world.map.freeze()
     before = frozen.digest()
     world.commit(5, (0, 20, 25), (1, 20, 30), node=NODE, on_conflict=OnConflict.ACCEPT_VALID)
     world.write(CreateStreams(request_id="more", node=NODE, streams=(NewStream(),) * 3_000))
@@ -89,12 +89,15 @@ def test_a_view_does_not_see_later_writes() -> None:
     assert world.map.state_hash() == before
 
 
-def test_only_committed_entries_are_frozen() -> None:
+def test_a_view_of_what_is_undone_later_stays_as_it_was() -> None:
     world = _full_world()
-    end = world.map.applied_end_offset
+    end, before = world.map.applied_end_offset, world.map.state_hash()
+    world.map.forget_undo(end)
     world.commit(5, (1, 20, 30))
-    with pytest.raises(InvariantError, match=f"of which only {end} is committed"):
-        world.map.freeze(end)
+    frozen, uncommitted = world.map.freeze(), world.map.state_hash()
+    world.map.undo_to(end)
+    assert world.map.state_hash() == before
+    assert frozen.digest() == uncommitted != before
 
 
 def test_committed_entries_are_not_undone() -> None:
@@ -139,7 +142,7 @@ def test_collecting_garbage_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -
     before = world.map.state_hash()
     query = GetObjects(queries=(ObjectQuery(1, 0, -1),))
     found, rows_before = world.map.query(query), world.map.nbytes
-    frozen = world.map.freeze(world.map.applied_end_offset)
+    frozen = world.map.freeze()
     world.map.forget_undo(world.map.applied_end_offset)
     assert world.map.nbytes <= rows_before
     assert len(world.map._objects._table) == 20

@@ -10,14 +10,11 @@ from controller.ids import ClusterId, EndOffset, Epoch, NodeId
 from controller.quorum.config import QuorumConfig, QuorumState, QuorumTimings
 from controller.quorum.core import QuorumCore
 from controller.quorum.events import (
-    AppendLog,
     Effect,
     Event,
-    PersistQuorumState,
     Received,
     Send,
     Tick,
-    TruncateLog,
     WriteDone,
 )
 from controller.quorum.log_view import EpochStart, LogStart
@@ -29,10 +26,12 @@ from controller.quorum.messages import (
     EpochEnd,
     FetchRequest,
     FetchResponse,
+    FetchSnapshotRequest,
     Message,
     QuorumError,
     RequestHeader,
     ResponseHeader,
+    SnapshotId,
     VoteRequest,
     VoteResponse,
 )
@@ -58,8 +57,13 @@ def log_of(batches: Iterable[Batch]) -> LogStart:
     return LogStart(EndOffset(0), end, tuple(starts), tail)
 
 
+def voter_set(*nodes: int) -> VoterSet:
+    """Voters as a static configuration names them: without their disks."""
+    return VoterSet(tuple(Voter(ReplicaKey(NodeId(i)), f"n{i}:1") for i in nodes))
+
+
 class Lone:
-    """Node 0 of `size` voters; the test plays the others."""
+    """Node 0 of `size` voters, unless `local` says otherwise; the test plays the others."""
 
     def __init__(
         self,
@@ -67,25 +71,36 @@ class Lone:
         state: QuorumState | None = None,
         batches: Iterable[Batch] = (),
         timings: QuorumTimings | None = None,
+        local: ReplicaKey | None = None,
+        log: LogStart | None = None,
+        seeds: Iterable[int] = (),
     ) -> None:
-        voters = VoterSet(tuple(Voter(ReplicaKey(NodeId(i)), f"n{i}:1") for i in range(size)))
+        self.local = local or ReplicaKey(ME)
         self.config = QuorumConfig(
             cluster_id=CLUSTER,
-            local=ReplicaKey(ME),
-            voters=voters,
+            local=self.local,
+            endpoint=f"n{self.local.node_id}:1",
+            bootstrap_voters=voter_set(*range(size)),
+            seeds=tuple(map(NodeId, seeds)),
             timings=timings or QuorumTimings(),
         )
         self.now = 1000
         self.core = QuorumCore(
-            self.config, state or QuorumState(), log_of(batches), random.Random(1)
+            self.config, state or QuorumState(), log or log_of(batches), random.Random(1)
         )
-        self.effects: list[Effect] = self.core.start(self.now)
+        self._last_write = 0
+        self.effects: list[Effect] = []
+        self._note(self.core.start(self.now))
 
     # -- what happens to it
 
     def step(self, event: Event) -> list[Effect]:
-        self.effects = self.core.step(self.now, event)
-        return self.effects
+        return self._note(self.core.step(self.now, event))
+
+    def _note(self, effects: list[Effect]) -> list[Effect]:
+        self.effects = effects
+        self._last_write = max([self._last_write, *(getattr(item, "token", 0) for item in effects)])
+        return effects
 
     def receive(self, message: Message) -> list[Effect]:
         return self.step(Received(message))
@@ -95,13 +110,11 @@ class Lone:
         return self.step(Tick())
 
     def flush(self) -> list[Effect]:
-        """Complete every write of the last step."""
-        tokens = [
-            effect.token
-            for effect in self.effects
-            if isinstance(effect, PersistQuorumState | AppendLog | TruncateLog)
-        ]
-        return self.step(WriteDone(max(tokens))) if tokens else self.effects
+        """Complete every write so far; earlier effects stay to be seen unless new ones follow."""
+        before = self.effects
+        if self._last_write and not self.step(WriteDone(self._last_write)):
+            self.effects = before
+        return self.effects
 
     # -- what it did
 
@@ -125,19 +138,20 @@ class Lone:
 
     # -- what the others say
 
-    def header(self, sender: int, epoch: int, request_id: int = 1) -> RequestHeader:
+    def header(self, sender: int | ReplicaKey, epoch: int, request_id: int = 1) -> RequestHeader:
+        key = sender if isinstance(sender, ReplicaKey) else ReplicaKey(NodeId(sender))
         return RequestHeader(
             cluster_id=CLUSTER,
-            sender=ReplicaKey(NodeId(sender)),
-            receiver=ReplicaKey(ME),
+            sender=key,
+            receiver=self.local,
             epoch=Epoch(epoch),
-            incarnation=sender,
+            incarnation=key.node_id,
             request_id=request_id,
         )
 
     def reply(
         self,
-        request: VoteRequest | FetchRequest,
+        request: VoteRequest | FetchRequest | FetchSnapshotRequest,
         *,
         epoch: int | None = None,
         leader: int | None = None,
@@ -145,7 +159,7 @@ class Lone:
     ) -> ResponseHeader:
         return ResponseHeader(
             sender=request.header.receiver.node_id,
-            receiver=ME,
+            receiver=self.local.node_id,
             epoch=request.header.epoch if epoch is None else Epoch(epoch),
             leader_id=None if leader is None else NodeId(leader),
             error=error,
@@ -181,7 +195,13 @@ class Lone:
         )
 
     def fetch(
-        self, sender: int, offset: int, last_epoch: int, *, hw: int = 0, read_round: int = 0
+        self,
+        sender: int | ReplicaKey,
+        offset: int,
+        last_epoch: int,
+        *,
+        hw: int = 0,
+        read_round: int = 0,
     ) -> list[Effect]:
         return self.receive(
             FetchRequest(
@@ -201,6 +221,7 @@ class Lone:
         *batches: Batch,
         hw: int = 0,
         diverging: EpochEnd | None = None,
+        snapshot_id: SnapshotId | None = None,
         leader: int | None = None,
     ) -> list[Effect]:
         """Answer its Fetch."""
@@ -212,6 +233,7 @@ class Lone:
                 log_start_offset=EndOffset(0),
                 read_round=0,
                 diverging=diverging,
+                snapshot_id=snapshot_id,
                 batches=batches,
             )
         )

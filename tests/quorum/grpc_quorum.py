@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import random
+import shutil
 import socket
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import grpc
 
-from controller.ids import ClusterId, NodeId
+from controller.ids import ClusterId, DirectoryId, NodeId
+from controller.journal.directory import format_directory
+from controller.journal.errors import BadSnapshotError
 from controller.journal.journal import Journal
+from controller.loop.checkpoint_schedule import CheckpointLimits
 from controller.loop.clock import SystemClock
 from controller.loop.quorum_driver import QuorumDriver
+from controller.loop.state_machine import SnapshotPoint
 from controller.quorum.config import QuorumConfig, QuorumTimings
-from controller.quorum.messages import Batch, BatchKind
+from controller.quorum.messages import Batch, BatchKind, SnapshotId
 from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from controller.rpc.grpc_options import SERVER_OPTIONS
+from controller.rpc.peer_addresses import PeerAddresses
 from controller.rpc.quorum_peers import GrpcPeerTransport
 from controller.rpc.quorum_service import QuorumServicer
-from controller.rpc.quorum_wire import MESSAGE_OPTIONS
+from controller.snapshot.writer import Sink
 from proto import quorum_pb2_grpc
 
 CLUSTER = ClusterId("test")
@@ -35,11 +47,18 @@ FAST = QuorumTimings(
 
 @dataclass
 class Recorder:
-    """A state machine that remembers what it was told."""
+    """A state machine that remembers what it was told; its snapshots are JSON.
+
+    It learns of payloads when they are committed, also those of a leader, whose snapshots may end
+    beyond that: they are written once it has caught up.
+    """
 
     committed: list[bytes] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    """Of each payload committed."""
     high_watermark: int = 0
     calls: list[str] = field(default_factory=list)
+    loaded: list[SnapshotId] = field(default_factory=list)
 
     def on_committed(self, batches: Sequence[Batch], high_watermark: int) -> None:
         for batch in batches:
@@ -47,6 +66,7 @@ class Recorder:
             self.high_watermark = batch.end_offset
             if batch.kind is BatchKind.DATA:
                 self.committed.extend(batch.payloads)
+                self.offsets.extend(range(batch.base_offset, batch.end_offset))
         assert self.high_watermark == high_watermark
 
     def on_leadership_claimed(self, epoch: int) -> None:
@@ -54,6 +74,60 @@ class Recorder:
 
     def on_leadership_lost(self) -> None:
         self.calls.append("lost")
+
+    def freeze(self, point: SnapshotPoint) -> Callable[[Sink], object]:
+        def write(sink: Sink) -> None:
+            end = point.snapshot_id.end_offset
+            deadline = time.monotonic() + 10
+            while self.high_watermark < end and time.monotonic() < deadline:
+                time.sleep(0.001)
+                sink.write(b"")  # raises once nobody wants the snapshot any more
+            count = bisect_left(self.offsets, end)
+            content = {
+                "id": [end, point.snapshot_id.epoch],
+                "voters": [
+                    [voter.key.node_id, voter.key.directory_id, voter.endpoint]
+                    for voter in point.voters
+                ],
+                "committed": [payload.decode("latin-1") for payload in self.committed[:count]],
+            }
+            body = json.dumps(content).encode()
+            sink.write(hashlib.sha256(body).digest() + body)
+
+        return write
+
+    def load(self, file: BinaryIO, snapshot_id: SnapshotId) -> Callable[[], None]:
+        content = read_snapshot(snapshot_id, file)
+
+        def replace() -> None:
+            self.committed = [text.encode("latin-1") for text in content["committed"]]
+            self.offsets = [0] * len(self.committed)
+            self.high_watermark = snapshot_id.end_offset
+            self.loaded.append(snapshot_id)
+
+        return replace
+
+
+def read_snapshot(snapshot_id: SnapshotId, file: BinaryIO) -> Any:
+    """Return the content of a snapshot that `Recorder` wrote; raises BadSnapshotError."""
+    file.seek(0)
+    digest, body = file.read(32), file.read()
+    if hashlib.sha256(body).digest() != digest:
+        raise BadSnapshotError("its digest does not match")
+    content = json.loads(body)
+    if content["id"] != [snapshot_id.end_offset, snapshot_id.epoch]:
+        raise BadSnapshotError(f"it is {content['id']}")
+    return content
+
+
+def snapshot_voters(snapshot_id: SnapshotId, file: BinaryIO) -> VoterSet:
+    """The journal's check of a snapshot: whole, and these voters."""
+    return VoterSet(
+        tuple(
+            Voter(ReplicaKey(NodeId(node_id), DirectoryId(disk) if disk else None), endpoint)
+            for node_id, disk, endpoint in read_snapshot(snapshot_id, file)["voters"]
+        )
+    )
 
 
 @dataclass
@@ -68,17 +142,26 @@ class Node:
 
 
 class GrpcQuorum:
-    """Starts, kills and restarts replicas; ports are chosen once."""
+    """Starts, kills and restarts replicas; ports are chosen once.
 
-    def __init__(self, root: Path, size: int, timings: QuorumTimings = FAST) -> None:
+    Nodes below `size` are the voters that directories are formatted with, `spare` more may join.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        size: int,
+        timings: QuorumTimings = FAST,
+        spare: int = 0,
+        checkpoints: CheckpointLimits | None = None,
+    ) -> None:
         self._root = root
         self._timings = timings
-        self._sockets = [_reserve_port() for _ in range(size)]
+        self._checkpoints = checkpoints
+        self._sockets = [_reserve_port() for _ in range(size + spare)]
+        self.endpoints = [f"127.0.0.1:{reserved.getsockname()[1]}" for reserved in self._sockets]
         self.voters = VoterSet(
-            tuple(
-                Voter(ReplicaKey(NodeId(index)), f"127.0.0.1:{reserved.getsockname()[1]}")
-                for index, reserved in enumerate(self._sockets)
-            )
+            tuple(Voter(ReplicaKey(NodeId(index)), self.endpoints[index]) for index in range(size))
         )
         self.nodes: dict[int, Node] = {}
 
@@ -86,21 +169,41 @@ class GrpcQuorum:
         for voter in self.voters:
             await self.start(voter.key.node_id)
 
-    async def start(self, node_id: int, **overrides: object) -> Node:
+    def directory(self, node_id: int) -> Path:
+        return self._root / f"node{node_id}"
+
+    def wipe(self, node_id: int) -> None:
+        """Lose the disk of a replica that does not run; it starts again as one that joins."""
+        shutil.rmtree(self.directory(node_id))
+        self._format(node_id, VoterSet())
+
+    async def start(self, node_id: int, **overrides: Any) -> Node:
+        if not self.directory(node_id).exists():
+            is_voter = self.voters.find(NodeId(node_id)) is not None
+            self._format(node_id, self.voters if is_voter else VoterSet())
         journal = Journal.open(
-            self._root / f"node{node_id}",
+            self.directory(node_id),
             cluster_id=CLUSTER,
             node_id=NodeId(node_id),
-            format_if_empty=True,
+            read_snapshot_voters=snapshot_voters,
         )
+        seeds = {
+            NodeId(index): endpoint
+            for index, endpoint in enumerate(self.endpoints)
+            if index != node_id
+        }
         config = QuorumConfig(
             cluster_id=CLUSTER,
             local=ReplicaKey(NodeId(node_id), journal.identity.directory_id),
-            voters=self.voters,
+            endpoint=self.endpoints[node_id],
+            bootstrap_voters=journal.identity.bootstrap_voters,
+            seeds=tuple(seeds),
             timings=self._timings,
-            **overrides,  # type: ignore[arg-type]
+            **overrides,
         )
-        machine, transport = Recorder(), GrpcPeerTransport(config)
+        addresses = PeerAddresses(NodeId(node_id), config.endpoint, seeds, {})
+        machine = Recorder()
+        transport = GrpcPeerTransport(addresses, self._timings.request_timeout_ms)
         driver = QuorumDriver(
             config=config,
             journal=journal,
@@ -108,16 +211,25 @@ class GrpcQuorum:
             state_machine=machine,
             clock=SystemClock(),
             rng=random.Random(node_id),
+            checkpoints=self._checkpoints,
         )
-        server = grpc.aio.server(options=MESSAGE_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         quorum_pb2_grpc.add_QuorumServiceServicer_to_server(QuorumServicer(driver, CLUSTER), server)
         self._sockets[node_id].close()
-        assert server.add_insecure_port(self.voters.voters[node_id].endpoint)
+        assert server.add_insecure_port(self.endpoints[node_id])
         await server.start()
         await driver.start()
         node = Node(journal, driver, machine, transport, server)
         self.nodes[node_id] = node
         return node
+
+    def _format(self, node_id: int, voters: VoterSet) -> None:
+        format_directory(
+            self.directory(node_id),
+            cluster_id=CLUSTER,
+            node_id=NodeId(node_id),
+            bootstrap_voters=voters,
+        )
 
     async def kill(self, node_id: int) -> None:
         """Stop a replica without a word to the others."""
@@ -146,6 +258,19 @@ class GrpcQuorum:
 
         await eventually(lambda: bool(claimed()), timeout_s, "a leader")
         return claimed()[0]
+
+    async def settled_leader(self) -> int:
+        """Wait for a leader that knows every voter's disk, and has nothing left to commit."""
+        leader = await self.leader()
+
+        def is_settled() -> bool:
+            seen = self.nodes[leader].driver.describe()
+            return seen.high_watermark == seen.end_offset and all(
+                voter.key.directory_id is not None for voter in seen.voters
+            )
+
+        await eventually(is_settled, 10, "the voters have told which disks they have")
+        return leader
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float, what: str) -> None:

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from controller.errors import NotLeaderError
-from controller.loop.quorum_driver import RecordTooLargeError, UncommittedLogFullError
-from controller.quorum.config import QuorumLimits
+from controller.loop.quorum_errors import RecordTooLargeError, UncommittedLogFullError
+from controller.quorum.config import QuorumLimits, QuorumTimings
 from proto import quorum_pb2, quorum_pb2_grpc
 from tests.quorum.grpc_quorum import GrpcQuorum, eventually
 
@@ -109,7 +109,7 @@ def test_refused_appends_change_nothing(tmp_path: Path) -> None:
         limits = QuorumLimits(max_batch_bytes=1000, max_uncommitted_bytes=1500)
         await quorum.start(0, limits=limits)
         await quorum.start(1, limits=limits)
-        leader = await quorum.leader()
+        leader = await quorum.settled_leader()
         driver = quorum.nodes[leader].driver
         before = driver.next_offset
         with pytest.raises(RecordTooLargeError, match="1000"):
@@ -131,7 +131,7 @@ def test_many_appends_of_one_turn_become_one_batch(tmp_path: Path) -> None:
     async def scenario() -> None:
         quorum = GrpcQuorum(tmp_path, 3)
         await quorum.start_all()
-        leader = await quorum.leader()
+        leader = await quorum.settled_leader()
         node = quorum.nodes[leader]
         start = node.driver.next_offset
         for index in range(100):
@@ -148,16 +148,15 @@ def test_describe_quorum_tells_each_voters_progress(tmp_path: Path) -> None:
     async def scenario() -> None:
         quorum = GrpcQuorum(tmp_path, 3)
         await quorum.start_all()
-        leader = await quorum.leader()
+        leader = await quorum.settled_leader()
         end = await append_and_wait(quorum, leader, [b"a"])
         async with grpc.aio.insecure_channel(quorum.voters.voters[leader].endpoint) as channel:
             stub = quorum_pb2_grpc.QuorumServiceStub(channel)
             seen = await stub.DescribeQuorum(quorum_pb2.DescribeQuorumRequest())
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.AddVoter(quorum_pb2.AddVoterRequest())
         assert (seen.role, seen.leader_id, seen.end_offset) == ("leader", leader, end)
         assert sorted(voter.end_offset for voter in seen.voters)[1:] == [end, end]
-        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert (seen.log_start_offset, seen.HasField("snapshot_id")) == (0, False)
+        assert (seen.repairing, seen.disk_full, list(seen.observers)) == (False, False, [])
         await quorum.stop_all()
 
     run(scenario)
@@ -167,15 +166,15 @@ def test_the_largest_batch_reaches_every_follower(tmp_path: Path) -> None:
     """Larger than gRPC's default limit of 4 MiB a message."""
 
     async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 3)
+        quorum = GrpcQuorum(tmp_path, 3, QuorumTimings())
         await quorum.start_all()
         leader = await quorum.leader()
         payload = b"x" * ((8 << 20) - 100)
         end = await append_and_wait(quorum, leader, [payload])
         for node in quorum.nodes.values():
             await eventually(
-                lambda node=node: node.machine.high_watermark == end,  # type: ignore[misc]
-                10,
+                lambda node=node: node.machine.high_watermark >= end,  # type: ignore[misc]
+                20,
                 "every replica has the batch",
             )
             assert node.machine.committed == [payload]

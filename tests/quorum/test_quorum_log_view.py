@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from controller.errors import InvariantError
 from controller.ids import EndOffset, Epoch
 from controller.quorum.log_view import LogStart, LogView
 from controller.quorum.majority import committed_end, majority, majority_end
-from controller.quorum.messages import Batch
+from controller.quorum.messages import Batch, SnapshotId
 from tests.quorum.core_harness import batch, log_of
 
 
@@ -94,3 +96,46 @@ def test_any_two_majorities_overlap() -> None:
     for voters in range(1, 10):
         assert 2 * majority(voters) > voters
         assert 2 * (majority(voters) - 1) <= voters
+
+
+def cut_by_trim(log: list[Batch], start: int) -> LogView:
+    view = LogView(log_of(log), 1 << 20)
+    view.trim(EndOffset(start))
+    return view
+
+
+def cut_by_snapshot(log: list[Batch], start: int) -> LogView:
+    view = LogView(LogStart(), 1 << 20)
+    view.begin_anew(SnapshotId(EndOffset(start), log[start - 1].epoch if start else Epoch(0)))
+    view.append(log[start:], token=1)
+    return view
+
+
+def cut_and_recovered(log: list[Batch], start: int) -> LogView:
+    whole = log_of(log)
+    kept = LogStart(
+        EndOffset(start),
+        whole.end_offset,
+        tuple(item for item in whole.epoch_starts if item.start_offset >= start),
+        tuple(log[start:]),
+        start_epoch=log[start - 1].epoch if start else Epoch(0),
+    )
+    return LogView(kept, 1 << 20)
+
+
+@pytest.mark.parametrize("cut", [cut_by_trim, cut_by_snapshot, cut_and_recovered])
+@given(st.lists(st.integers(1, 6), max_size=12), st.data())
+def test_a_log_without_its_beginning_answers_like_the_whole_one(
+    cut: Callable[[list[Batch], int], LogView], epochs: list[int], data: st.DataObject
+) -> None:
+    log = make_log(epochs)
+    start = data.draw(st.integers(0, len(log)))
+    end = data.draw(st.integers(start, len(log)))
+    view, whole = cut(log, start), LogView(log_of(log), 1 << 20)
+    view.truncate(EndOffset(end))
+    whole.truncate(EndOffset(end))
+    assert view.last_epoch == whole.last_epoch
+    for offset in range(start, end + 1):
+        assert view.epoch_before(EndOffset(offset)) == whole.epoch_before(EndOffset(offset))
+    for epoch in range(view.start_epoch, 8):
+        assert view.end_of_epoch(Epoch(epoch)) == whole.end_of_epoch(Epoch(epoch))

@@ -7,6 +7,7 @@ import pytest
 from controller.errors import InvariantError
 from controller.ids import EndOffset, Epoch, NodeId
 from controller.quorum.config import QuorumState
+from controller.quorum.control import voters_named_by
 from controller.quorum.events import (
     Append,
     AppendLog,
@@ -30,11 +31,11 @@ from tests.quorum.core_harness import Lone, batch
 
 
 def established(size: int = 3) -> Lone:
-    """A leader whose leader-change batch is committed."""
+    """A leader whose first batch, of a leader change and the voters, is committed below 2."""
     node = Lone(size=size)
     node.become_leader()
     for other in range(1, size // 2 + 1):
-        node.fetch(other, 1, 1)
+        node.fetch(other, 2, 1)
     assert node.core.is_established
     node.pass_time(10)  # the Fetches that acknowledged it are answered
     return node
@@ -45,6 +46,7 @@ def test_an_epoch_begins_with_a_control_batch() -> None:
     node.become_leader()
     (appended,) = node.core.log.read(EndOffset(1), max_bytes=1000) or ()
     assert (appended.kind, appended.epoch, appended.base_offset) == (BatchKind.CONTROL, 2, 1)
+    assert voters_named_by(appended) == node.config.bootstrap_voters
 
 
 def test_batches_of_earlier_epochs_commit_only_with_one_of_the_leaders_own() -> None:
@@ -55,30 +57,30 @@ def test_batches_of_earlier_epochs_commit_only_with_one_of_the_leaders_own() -> 
         for sender in (1, 2):
             node.fetch(sender, offset, last_epoch)
             assert node.core.high_watermark == 0
-    node.fetch(1, 3, 2)
-    assert node.core.high_watermark == 3
+    node.fetch(1, 4, 2)
+    assert node.core.high_watermark == 4
 
 
 def test_the_leader_counts_itself_only_up_to_what_it_flushed() -> None:
     node = established()
     node.step(Append((b"a", b"b")))
     (append,) = node.effects_of(AppendLog)
-    node.fetch(1, 3, 1)
-    assert node.core.high_watermark == 1
+    node.fetch(1, 4, 1)
+    assert node.core.high_watermark == 2
     node.step(WriteDone(append.token))
-    assert node.core.high_watermark == 3
-    assert node.effects_of(CommitAdvanced) == [CommitAdvanced(EndOffset(3))]
+    assert node.core.high_watermark == 4
+    assert node.effects_of(CommitAdvanced) == [CommitAdvanced(EndOffset(4))]
 
 
 def test_a_single_voter_commits_after_its_flush() -> None:
     node = Lone(size=1)
     assert node.core.high_watermark == 0
     node.flush()
-    assert node.core.high_watermark == 1
-    node.step(Append((b"a",)))
-    assert node.core.high_watermark == 1
-    node.flush()
     assert node.core.high_watermark == 2
+    node.step(Append((b"a",)))
+    assert node.core.high_watermark == 2
+    node.flush()
+    assert node.core.high_watermark == 3
 
 
 @pytest.mark.parametrize(
@@ -104,13 +106,13 @@ def test_a_fetch_is_credited_only_where_the_logs_agree(
     response = node.only(FetchResponse)
     assert response.diverging == diverging
     assert bool(response.batches) is (diverging is None)
-    described = node.core.role.progress[node.config.voters.voters[1].key]  # type: ignore[union-attr]
+    described = node.core.role.progress[node.core.voters.voters[1].key]  # type: ignore[union-attr]
     assert described.end_offset == (offset if diverging is None else 0)
 
 
 def test_a_parked_fetch_is_answered_by_an_append_before_the_flush() -> None:
     node = established()
-    node.fetch(1, 1, 1, hw=1)
+    node.fetch(1, 2, 1, hw=2)
     assert not node.sent(FetchResponse)
     node.step(Append((b"a",)))
     assert node.only(FetchResponse).batches[0].payloads == (b"a",)
@@ -118,19 +120,19 @@ def test_a_parked_fetch_is_answered_by_an_append_before_the_flush() -> None:
 
 def test_a_parked_fetch_is_answered_at_its_time_and_for_a_new_high_watermark() -> None:
     node = established()
-    node.fetch(1, 1, 1, hw=1)
+    node.fetch(1, 2, 1, hw=2)
     node.pass_time(499)
     assert not node.sent(FetchResponse)
     node.pass_time(1)
     assert node.only(FetchResponse).batches == ()
-    node.fetch(2, 1, 1, hw=0)
+    node.fetch(2, 2, 1, hw=0)
     node.pass_time(5)
-    assert node.only(FetchResponse).high_watermark == 1
+    assert node.only(FetchResponse).high_watermark == 2
 
 
 def test_parked_fetches_are_refused_when_leadership_ends() -> None:
     node = established()
-    node.fetch(1, 1, 1, hw=1)
+    node.fetch(1, 2, 1, hw=2)
     node.step(Resign())
     assert node.only(FetchResponse).header.error is QuorumError.NOT_LEADER
 
@@ -235,14 +237,14 @@ def test_the_high_watermark_never_falls_nor_passes_the_log() -> None:
 def test_a_read_waits_for_a_round_that_began_after_it() -> None:
     """A Fetch that was under way when the read arrived proves nothing."""
     node = established()
-    node.fetch(1, 1, 1, hw=1)
+    node.fetch(1, 2, 1, hw=2)
     node.step(ReadIndexRequested(7))
     assert not node.effects_of(ReadIndexReady)
     round_sent = node.only(FetchResponse).read_round
-    node.fetch(2, 1, 1, hw=1, read_round=round_sent - 1)
+    node.fetch(2, 2, 1, hw=2, read_round=round_sent - 1)
     assert not node.effects_of(ReadIndexReady)
-    node.fetch(1, 1, 1, hw=1, read_round=round_sent)
-    assert node.effects_of(ReadIndexReady) == [ReadIndexReady(7, EndOffset(1))]
+    node.fetch(1, 2, 1, hw=2, read_round=round_sent)
+    assert node.effects_of(ReadIndexReady) == [ReadIndexReady(7, EndOffset(2))]
 
 
 def test_a_read_is_refused_before_the_leader_has_committed_in_its_epoch() -> None:
@@ -261,11 +263,11 @@ def test_waiting_reads_are_refused_when_leadership_ends() -> None:
 
 def test_fetching_followers_need_no_heartbeat() -> None:
     node = established()
-    node.fetch(1, 1, 1, hw=1)
-    node.fetch(2, 1, 1, hw=1)
+    node.fetch(1, 2, 1, hw=2)
+    node.fetch(2, 2, 1, hw=2)
     for _ in range(3):
         node.pass_time(400)
-        node.fetch(1, 1, 1, hw=1)
-        node.fetch(2, 1, 1, hw=1)
-    assert node.core.role.progress[node.config.voters.voters[1].key].has_fetched  # type: ignore[union-attr]
+        node.fetch(1, 2, 1, hw=2)
+        node.fetch(2, 2, 1, hw=2)
+    assert node.core.role.progress[node.core.voters.voters[1].key].has_fetched  # type: ignore[union-attr]
     assert node.core.leader_id == NodeId(0)

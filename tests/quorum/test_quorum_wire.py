@@ -1,8 +1,13 @@
-"""Messages survive the wire unchanged; damaged batches do not pass for whole ones."""
+"""Messages survive the wire unchanged; what no correct peer sends is refused, whatever it is."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+from google.protobuf.message import DecodeError, Message
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
 from controller.quorum.messages import (
@@ -15,14 +20,22 @@ from controller.quorum.messages import (
     EpochEnd,
     FetchRequest,
     FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
     QuorumError,
+    Request,
     RequestHeader,
+    Response,
     ResponseHeader,
+    SnapshotId,
+    UpdateVoterRequest,
+    UpdateVoterResponse,
     VoteRequest,
     VoteResponse,
 )
-from controller.quorum.voters import ReplicaKey
-from controller.rpc import quorum_wire as wire
+from controller.quorum.voters import ReplicaKey, Voter
+from controller.rpc.quorum_wire import EXCHANGES
+from controller.rpc.quorum_wire_parts import BadMessageError, batch_to_pb
 from proto import quorum_pb2 as pb
 
 ASK = RequestHeader(
@@ -42,17 +55,27 @@ ANSWER = ResponseHeader(
     incarnation=3,
     request_id=9,
 )
+GOOD = dataclasses.replace(ANSWER, error=QuorumError.NONE, leader_id=NodeId(2))
 BATCH = Batch(EndOffset(7), Epoch(5), BatchKind.DATA, (b"a", b"", b"bc"))
+NEXT = Batch(EndOffset(10), Epoch(6), BatchKind.CONTROL, (b"{}",))
+SNAPSHOT = SnapshotId(EndOffset(70), Epoch(4))
+FETCHED = FetchResponse(
+    header=GOOD, high_watermark=EndOffset(6), log_start_offset=EndOffset(2), read_round=3
+)
+CHUNK = FetchSnapshotResponse(
+    header=GOOD,
+    snapshot_id=SNAPSHOT,
+    total_bytes=10,
+    position=4,
+    data=b"\x00\xff",
+    digest=bytes(range(32)),
+)
 
-
-def test_requests_are_unchanged() -> None:
-    vote = VoteRequest(header=ASK, pre_vote=True, last_epoch=Epoch(4), end_offset=EndOffset(7))
-    assert wire.vote_request_from_pb(wire.vote_request_to_pb(vote)) == vote
-    begin = BeginQuorumEpochRequest(header=ASK)
-    assert wire.begin_request_from_pb(wire.begin_request_to_pb(begin)) == begin
-    end = EndQuorumEpochRequest(header=ASK, preferred_successors=(ASK.sender, ASK.receiver))
-    assert wire.end_request_from_pb(wire.end_request_to_pb(end)) == end
-    fetch = FetchRequest(
+REQUESTS: list[Request] = [
+    VoteRequest(header=ASK, pre_vote=True, last_epoch=Epoch(4), end_offset=EndOffset(7)),
+    BeginQuorumEpochRequest(header=ASK),
+    EndQuorumEpochRequest(header=ASK, preferred_successors=(ASK.sender, ASK.receiver)),
+    FetchRequest(
         header=ASK,
         fetch_offset=EndOffset(7),
         last_epoch=Epoch(4),
@@ -60,30 +83,80 @@ def test_requests_are_unchanged() -> None:
         read_round=3,
         max_wait_ms=500,
         max_bytes=8,
-    )
-    assert wire.fetch_request_from_pb(wire.fetch_request_to_pb(fetch)) == fetch
+    ),
+    FetchSnapshotRequest(header=ASK, snapshot_id=SNAPSHOT, position=0, max_bytes=1 << 20),
+    UpdateVoterRequest(header=ASK, voter=Voter(ASK.sender, "[::1]:9091")),
+]
+RESPONSES: list[Response] = [
+    VoteResponse(header=ANSWER, pre_vote=False, granted=True),
+    BeginQuorumEpochResponse(header=GOOD),
+    EndQuorumEpochResponse(header=ANSWER),
+    FETCHED,
+    dataclasses.replace(FETCHED, diverging=EpochEnd(Epoch(0), EndOffset(0))),
+    dataclasses.replace(FETCHED, snapshot_id=SNAPSHOT),
+    dataclasses.replace(FETCHED, batches=(BATCH, NEXT)),
+    CHUNK,
+    FetchSnapshotResponse(
+        header=dataclasses.replace(GOOD, error=QuorumError.SNAPSHOT_NOT_FOUND),
+        snapshot_id=SNAPSHOT,
+    ),
+    UpdateVoterResponse(header=GOOD),
+]
+_ANSWERED_BY = {
+    VoteResponse: VoteRequest,
+    BeginQuorumEpochResponse: BeginQuorumEpochRequest,
+    EndQuorumEpochResponse: EndQuorumEpochRequest,
+    FetchResponse: FetchRequest,
+    FetchSnapshotResponse: FetchSnapshotRequest,
+    UpdateVoterResponse: UpdateVoterRequest,
+}
 
 
-def test_answers_are_unchanged() -> None:
-    vote = VoteResponse(header=ANSWER, pre_vote=False, granted=True)
-    assert wire.vote_response_from_pb(wire.vote_response_to_pb(vote, "h:1")) == vote
-    begin = BeginQuorumEpochResponse(header=ANSWER)
-    assert wire.begin_response_from_pb(wire.begin_response_to_pb(begin, "")) == begin
-    end = EndQuorumEpochResponse(header=ANSWER)
-    assert wire.end_response_from_pb(wire.end_response_to_pb(end, "")) == end
+def encoded(message: Request | Response) -> Message:
+    if isinstance(message, Request):
+        return EXCHANGES[type(message)].request_to_pb(message)
+    return EXCHANGES[_ANSWERED_BY[type(message)]].response_to_pb(message, "h:1")
 
 
-@pytest.mark.parametrize("diverging", [None, EpochEnd(Epoch(0), EndOffset(0))])
-def test_fetched_batches_are_unchanged(diverging: EpochEnd | None) -> None:
-    fetched = FetchResponse(
-        header=ANSWER,
-        high_watermark=EndOffset(6),
-        log_start_offset=EndOffset(0),
-        read_round=3,
-        diverging=diverging,
-        batches=(BATCH,),
-    )
-    assert wire.fetch_response_from_pb(wire.fetch_response_to_pb(fetched, "h:1")) == fetched
+def decoded(message: Request | Response, wire: Message) -> Request | Response:
+    """Read `wire` as a message of the same kind as `message`."""
+    result: Request | Response
+    if isinstance(message, Request):
+        result = EXCHANGES[type(message)].request_from_pb(wire)
+    else:
+        result = EXCHANGES[_ANSWERED_BY[type(message)]].response_from_pb(wire)
+    return result
+
+
+ALL = [*REQUESTS, *RESPONSES]
+
+
+def test_every_kind_of_message_is_tried() -> None:
+    assert {type(message) for message in REQUESTS} == set(EXCHANGES)
+    assert {_ANSWERED_BY[type(message)] for message in RESPONSES} == set(EXCHANGES)
+
+
+@pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
+def test_a_message_is_unchanged_by_the_wire(message: Request | Response) -> None:
+    wire = encoded(message)
+    assert decoded(message, type(wire).FromString(wire.SerializeToString())) == message
+
+
+@pytest.mark.parametrize("error", QuorumError)
+def test_the_contract_names_every_error(error: QuorumError) -> None:
+    assert pb.QuorumError.Name(pb.QuorumError.ValueType(error)) == f"QUORUM_ERROR_{error.name}"
+
+
+def test_the_leaders_endpoint_goes_with_its_id_alone() -> None:
+    named = encoded(VoteResponse(header=GOOD, pre_vote=False, granted=False))
+    unnamed = encoded(VoteResponse(header=ANSWER, pre_vote=False, granted=False))
+    assert isinstance(named, pb.VoteResponse)
+    assert isinstance(unnamed, pb.VoteResponse)
+    assert (named.header.leader_id, named.header.leader_endpoint) == (2, "h:1")
+    assert (unnamed.header.leader_id, unnamed.header.leader_endpoint) == (-1, "")
+
+
+# -- what no correct peer sends
 
 
 @pytest.mark.parametrize(
@@ -92,23 +165,178 @@ def test_fetched_batches_are_unchanged(diverging: EpochEnd | None) -> None:
 def test_a_damaged_batch_is_refused(field: str, value: int) -> None:
     message = _message_with(BATCH)
     setattr(message.batches[0], field, value)
-    with pytest.raises(wire.BadMessageError, match="batch at"):
-        wire.fetch_response_from_pb(message)
+    with pytest.raises(BadMessageError, match="batch at"):
+        decoded(FETCHED, message)
 
 
 def test_payloads_are_covered_with_their_lengths() -> None:
     message = _message_with(BATCH)
     message.batches[0].payloads[:] = [b"a", b"b", b"c"]
-    with pytest.raises(wire.BadMessageError, match="checksum"):
-        wire.fetch_response_from_pb(message)
+    with pytest.raises(BadMessageError, match="checksum"):
+        decoded(FETCHED, message)
 
 
-def _message_with(batch: Batch) -> pb.FetchResponse:
-    fetched = FetchResponse(
-        header=ANSWER,
-        high_watermark=EndOffset(0),
-        log_start_offset=EndOffset(0),
-        read_round=0,
-        batches=(batch,),
-    )
-    return wire.fetch_response_to_pb(fetched, "")
+@pytest.mark.parametrize(
+    "second",
+    [
+        dataclasses.replace(NEXT, base_offset=EndOffset(11)),
+        dataclasses.replace(NEXT, base_offset=EndOffset(9)),
+        dataclasses.replace(NEXT, epoch=Epoch(4)),
+    ],
+)
+def test_batches_that_do_not_continue_each_other_are_refused(second: Batch) -> None:
+    with pytest.raises(BadMessageError, match="does not continue"):
+        decoded(FETCHED, _message_with(BATCH, second))
+
+
+def test_an_empty_batch_is_refused() -> None:
+    empty = Batch(EndOffset(7), Epoch(5), BatchKind.DATA, ())
+    with pytest.raises(BadMessageError, match="empty"):
+        decoded(FETCHED, _message_with(empty))
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "value"),
+    [
+        (message, field, value)
+        for message, field, value in [
+            (REQUESTS[0], "end_offset", -1),
+            (REQUESTS[0], "last_epoch", -1),
+            (REQUESTS[0], "header.epoch", -1),
+            (REQUESTS[0], "header.sender.node_id", -1),
+            (REQUESTS[0], "header.sender.directory_id", "d" * 65),
+            (REQUESTS[3], "fetch_offset", -1),
+            (REQUESTS[3], "high_watermark", -1),
+            (REQUESTS[3], "max_bytes", -1),
+            (REQUESTS[3], "max_wait_ms", -1),
+            (REQUESTS[4], "position", -1),
+            (REQUESTS[4], "max_bytes", 0),
+            (REQUESTS[4], "snapshot_id.end_offset", -1),
+            (REQUESTS[5], "voter.endpoint", "nowhere"),
+            (REQUESTS[5], "voter.endpoint", "0.0.0.0:9090"),
+            (REQUESTS[5], "voter.key.node_id", 1),
+            (RESPONSES[0], "header.error", 9999),
+            (RESPONSES[0], "header.leader_id", -2),
+            (RESPONSES[0], "header.epoch", -1),
+            (FETCHED, "high_watermark", -1),
+            (FETCHED, "log_start_offset", -1),
+            (CHUNK, "total_bytes", 5),
+            (CHUNK, "position", -1),
+            (CHUNK, "file_digest", b"short"),
+        ]
+    ],
+)
+def test_a_field_out_of_its_range_is_refused_by_name(
+    message: Request | Response, field: str, value: object
+) -> None:
+    wire = encoded(message)
+    *path, name = field.split(".")
+    part = wire
+    for step in path:
+        part = getattr(part, step)
+    setattr(part, name, value)
+
+    # The data's end is what total_bytes contradicts, and the key what its node id is part of.
+    named = {"total_bytes": "data", "voter.key.node_id": "voter.key"}.get(field, field)
+    with pytest.raises(BadMessageError, match=rf"^{named}: "):
+        decoded(message, wire)
+
+
+def test_an_answer_says_one_thing_at_a_time() -> None:
+    both = dataclasses.replace(FETCHED, snapshot_id=SNAPSHOT, batches=(BATCH,))
+    with pytest.raises(BadMessageError, match="at most one"):
+        decoded(both, encoded(both))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    message=st.sampled_from(ALL),
+    changes=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=8),
+)
+@example(message=FETCHED, changes=[(0, 0)])
+def test_bytes_changed_on_the_way_are_a_message_or_refused(
+    message: Request | Response, changes: list[tuple[int, int]]
+) -> None:
+    """Whatever arrives, the translation ends in a value or in BadMessageError, never otherwise."""
+    wire = bytearray(encoded(message).SerializeToString())
+    for position, value in changes:
+        if wire:
+            wire[position % len(wire)] = value
+    _read_or_refuse(message, bytes(wire))
+
+
+@settings(max_examples=60, deadline=None)
+@given(message=st.sampled_from(ALL), wire=st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_refused(message: Request | Response, wire: bytes) -> None:
+    _read_or_refuse(message, wire)
+
+
+_NUMBERS = st.one_of(
+    st.integers(-(1 << 63), (1 << 63) - 1), st.sampled_from([-1, 0, 1, (1 << 63) - 1])
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    batches=st.lists(
+        st.builds(
+            pb.LogBatch,
+            base_offset=_NUMBERS,
+            epoch=_NUMBERS,
+            payloads=st.lists(st.binary(max_size=8), max_size=3),
+            checksum=st.integers(0, (1 << 32) - 1),
+        ),
+        max_size=3,
+    ),
+    end=st.builds(pb.EpochEnd, epoch=_NUMBERS, end_offset=_NUMBERS),
+    snapshot_id=st.builds(pb.SnapshotId, epoch=_NUMBERS, end_offset=_NUMBERS),
+    high_watermark=_NUMBERS,
+)
+def test_any_fetch_answer_is_refused_or_sound(
+    batches: list[pb.LogBatch],
+    end: pb.EpochEnd,
+    snapshot_id: pb.SnapshotId,
+    high_watermark: int,
+) -> None:
+    for part in (
+        pb.FetchResponse(batches=batches),
+        pb.FetchResponse(diverging=end),
+        pb.FetchResponse(snapshot_id=snapshot_id),
+    ):
+        part.high_watermark = high_watermark
+        _read_or_refuse(FETCHED, part.SerializeToString())
+
+
+def _read_or_refuse(message: Request | Response, wire: bytes) -> None:
+    try:
+        parsed = type(encoded(message)).FromString(wire)
+    except DecodeError:
+        return  # gRPC refuses it before it reaches this code
+    try:
+        value = decoded(message, parsed)
+    except BadMessageError:
+        return
+    assert type(value) is type(message)
+    assert _numbers_are_sound(value)
+
+
+def _numbers_are_sound(value: Request | Response) -> bool:
+    """No offset, epoch or size of an accepted message is negative."""
+    ignored = {"incarnation", "request_id"}
+
+    def walk(part: object, name: str = "") -> bool:
+        if dataclasses.is_dataclass(part):
+            fields = dataclasses.fields(part)
+            return all(walk(getattr(part, field.name), field.name) for field in fields)
+        if isinstance(part, tuple):
+            return all(walk(each, name) for each in part)
+        return not isinstance(part, int) or name in ignored or part >= 0
+
+    return walk(value)
+
+
+def _message_with(*batches: Batch) -> pb.FetchResponse:
+    message = encoded(FETCHED)
+    assert isinstance(message, pb.FetchResponse)
+    message.batches.extend(map(batch_to_pb, batches))
+    return message

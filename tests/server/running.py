@@ -2,11 +2,14 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from controller.cli.client import ControllerClient
 from controller.cli.local_cluster import Child, LocalCluster, free_ports, start_child
+from controller.ids import ClusterId, NodeId
+from controller.journal.directory import format_directory
+from controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from proto import admin_pb2, admin_pb2_grpc
 
 FAST = (
@@ -16,11 +19,13 @@ FAST = (
 
 
 @contextlib.contextmanager
-def running_cluster(root: Path, count: int = 3) -> Iterator[LocalCluster]:
+def running_cluster(
+    root: Path, count: int = 3, options: Sequence[str] = FAST
+) -> Iterator[LocalCluster]:
     """Start `count` controllers over `root`/bucket; stop those that still run at the end."""
     bucket = root / "bucket"
     bucket.mkdir(exist_ok=True)
-    cluster = LocalCluster(root, "test", f"file://{bucket}", free_ports(count), FAST)
+    cluster = LocalCluster(root, "test", f"file://{bucket}", free_ports(count), options)
     try:
         cluster.start_all()
         yield cluster
@@ -49,13 +54,22 @@ def controller_command(root: Path, **options: str) -> list[str]:
         "node-id": "1",
         "cluster-id": "test",
         "listen": f"127.0.0.1:{port}",
-        "voters": f"1@127.0.0.1:{port}",
         "data-dir": str(root / "data"),
         "store": f"file://{bucket}",
         **{name.replace("_", "-"): value for name, value in options.items()},
     }
     words = [word for name, value in settings.items() for word in (f"--{name}", value)]
     return ["-m", "controller.cli.main", "controller", *words]
+
+
+def format_data(root: Path, endpoint: str = "127.0.0.1:1") -> None:
+    """Make `root`/data ready for node 1 of cluster "test", the only voter."""
+    format_directory(
+        root / "data",
+        cluster_id=ClusterId("test"),
+        node_id=NodeId(1),
+        bootstrap_voters=VoterSet((Voter(ReplicaKey(NodeId(1)), endpoint),)),
+    )
 
 
 def start_python(

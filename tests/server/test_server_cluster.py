@@ -147,14 +147,18 @@ def test_a_follower_names_the_leader(cluster: LocalCluster) -> None:
 
 
 def test_health_tells_the_leader_from_the_others(cluster: LocalCluster) -> None:
-    leader = leader_of(cluster)
-    for node_id, endpoint in enumerate(cluster.endpoints, start=1):
-        with grpc.insecure_channel(endpoint) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            request = health_pb2.HealthCheckRequest(service="leader")
-            leads = stub.Check(request, timeout=5).status == health_pb2.HealthCheckResponse.SERVING
+    def claims() -> list[int]:
+        return [node_id for node_id in cluster.node_ids if claims_to_lead(cluster, node_id)]
 
-        assert leads == (node_id == leader)
+    # Leadership may move meanwhile, so the two are compared until they agree.
+    wait_until(lambda: claims() == [describe(cluster).leader_id], "the leader alone says so")
+
+
+def claims_to_lead(cluster: LocalCluster, node_id: int) -> bool:
+    with grpc.insecure_channel(cluster.endpoints[node_id - 1]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = stub.Check(health_pb2.HealthCheckRequest(service="leader"), timeout=5)
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def test_an_rpc_that_is_not_built_says_so(cluster: LocalCluster) -> None:

@@ -1,18 +1,19 @@
 """A controller's settings are refused with the name of the option and what would be right."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
-from controller.config import ConfigError, ControllerConfig, parse_voters
+from controller.config import ConfigError, ControllerConfig, parse_peers
 from controller.ids import ClusterId, NodeId
 
 GOOD = ControllerConfig(
     node_id=NodeId(1),
     cluster_id=ClusterId("demo"),
     listen="127.0.0.1:9091",
-    voters={NodeId(1): "127.0.0.1:9091"},
+    advertise="127.0.0.1:9091",
     data_dir=Path("data"),
     store_uri="file:///tmp/bucket",
     namespace="_streammeta_demo",
@@ -25,7 +26,12 @@ GOOD = ControllerConfig(
         ({"cluster_id": "a/b"}, "cluster-id: 'a/b'"),
         ({"cluster_id": ""}, "cluster-id"),
         ({"node_id": 1000}, "node-id: 1000"),
-        ({"node_id": 2}, "voters: no entry for this node-id 2 among 1"),
+        ({"advertise": "h"}, "advertise: 'h'"),
+        ({"advertise": "0.0.0.0:9091"}, "advertise: '0.0.0.0:9091' is no address that others"),
+        ({"advertise": "[::]:9091"}, "is no address that others can connect to"),
+        ({"advertise": "h:0"}, "is no address that others can connect to"),
+        ({"snapshot_log_bytes": 0}, "snapshot-log-bytes: 0"),
+        ({"snapshot_interval_ms": -1}, "snapshot-interval-ms: -1"),
         ({"listen": "localhost"}, "listen: 'localhost'"),
         ({"listen": "h:70000"}, "listen"),
         ({"election_timeout_ms": 0}, "election-timeout-ms: 0"),
@@ -33,15 +39,18 @@ GOOD = ControllerConfig(
     ],
 )
 def test_a_bad_setting_is_named(change: dict[str, object], names: str) -> None:
-    with pytest.raises(ConfigError, match=names.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=re.escape(names)):
         dataclasses.replace(GOOD, **change)  # type: ignore[arg-type]
 
 
-def test_voters_parse() -> None:
-    assert parse_voters("1@a:1, 2@[::1]:2") == {1: "a:1", 2: "[::1]:2"}
+def test_peers_parse() -> None:
+    assert parse_peers("seeds", "1@a:1, 2@[::1]:2") == {1: "a:1", 2: "[::1]:2"}
+    assert parse_peers("seeds", "") == {}
 
 
-@pytest.mark.parametrize("text", ["", "1", "x@a:1", "1@a", "1@a:1,1@b:2", "1@a:b"])
-def test_malformed_voters_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^voters: "):
-        parse_voters(text)
+@pytest.mark.parametrize(
+    "text", ["1", "x@a:1", "1@a", "1@a:1,1@b:2", "1@a:b", "1000@a:1", "1@0.0.0.0:1", "1@a:0"]
+)
+def test_malformed_peers_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^seeds: "):
+        parse_peers("seeds", text)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from controller.cli.local_cluster import ChildFailedError
-from tests.server.running import controller_command, start_python
+from tests.server.running import controller_command, format_data, start_python
 from tests.storage.s3_servers import running_ministack
 
 pytestmark = pytest.mark.process
@@ -25,19 +25,21 @@ def refusal(root: Path, **options: str) -> str:
 
 
 def serve_once(root: Path, **options: str) -> None:
-    """Start a controller, wait until it serves, stop it in good order."""
+    """Start a controller on a new directory, wait until it serves, stop it in good order."""
+    format_data(root)
     child = start_python("served", controller_command(root, **options), root)
     child.wait_ready()
     assert child.stop() == 0
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:
+    format_data(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         where = f"127.0.0.1:{taken.getsockname()[1]}"
 
-        said = refusal(tmp_path, listen=where, voters=f"1@{where}")
+        said = refusal(tmp_path, listen=where)
 
     assert where in said
     assert "choose another with --listen" in said
@@ -47,7 +49,7 @@ def test_a_data_directory_of_another_node(tmp_path: Path) -> None:
     serve_once(tmp_path)
     before = {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
 
-    said = refusal(tmp_path, node_id="2", voters="2@127.0.0.1:1")
+    said = refusal(tmp_path, node_id="2")
 
     assert str(tmp_path / "data") in said
     assert "node" in said
@@ -62,6 +64,20 @@ def test_a_data_directory_of_another_cluster(tmp_path: Path) -> None:
 
     assert "other" in said
     assert "test" in said
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_directory_that_is_not_formatted(tmp_path: Path, is_there: bool) -> None:
+    data = tmp_path / "data"
+    if is_there:
+        data.mkdir()
+
+    said = refusal(tmp_path)
+
+    assert str(data) in said
+    assert "streammeta storage format" in said
+    assert "Traceback" not in said
+    assert not any(data.iterdir()) if is_there else not data.exists()
 
 
 def test_a_directory_with_files_that_are_not_ours(tmp_path: Path) -> None:
@@ -135,7 +151,10 @@ def test_wrong_credentials(tmp_path: Path, forbidding_s3: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "names"),
     [
-        ("voters", "1@nowhere", "voters"),
+        ("seeds", "1@nowhere", "seeds"),
+        ("peer_override", "1@nowhere", "peer-override"),
+        ("advertise", "0.0.0.0:9090", "advertise"),
+        ("listen", "0.0.0.0:9090", "advertise"),
         ("cluster_id", "a/b", "cluster-id"),
         ("store", "ftp://x", "ftp"),
     ],

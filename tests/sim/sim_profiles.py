@@ -6,52 +6,136 @@ import random
 from dataclasses import dataclass, replace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Profile:
-    """Rates are probabilities for each message, or events in each simulated second."""
+    """Shares are of messages or calls; other rates are events in each simulated second."""
 
-    duration_ms: int = 3000
+    duration_ms: int = 1500
+    # network
     drop: float = 0.02
+    lose_answer: float = 0.02
     duplicate: float = 0.02
     delay: float = 0.03
     """Share of messages that take up to `long_delay_ms`."""
     long_delay_ms: int = 400
     latency_ms: int = 4
-    disk_ms: int = 6
-    slow_disk: float = 0.02
-    crashes: float = 0.7
-    leader_crashes: float = 0.4
     partitions: float = 0.7
     one_way_cuts: float = 0.4
-    replays: float = 2.0
+    slow_links: float = 0.2
+    replays: float = 3.0
+    false_alarms: float = 0.5
+    """Connections reported lost that were not."""
+    # processes and time
+    crashes: float = 0.8
+    leader_crashes: float = 0.5
+    pauses: float = 0.3
+    drift: int = 30
+    """Clocks show up to this much more or less in a thousand milliseconds."""
     resignations: float = 0.1
-    pauses: float = 0.2
-    appends: float = 40.0
-    reads: float = 15.0
+    # disks
+    disk_ms: int = 6
+    slow_disk: float = 0.02
+    """Share of disk operations that take up to 300 ms."""
+    sync_errors: float = 0.1
+    full_disks: float = 0.15
+    rot: float = 0.2
+    wipes: float = 0.12
+    bad_starts: float = 0.1
+    """Share of starts that are cut short at one of their first disk calls."""
+    # membership
+    voter_changes: float = 0.8
+    transfers: float = 0.3
+    spare_nodes: int = 2
+    """Nodes at most that begin as observers."""
+    moves: float = 0.1
+    """Share of starts at another address than before."""
+    # load
+    clients: int = 3
+    think_ms: int = 25
+    probes: float = 20.0
+    """Moments at which whoever leads may be asked for a read."""
+    offsets_between_snapshots: int = 12
+    """0 for no snapshots."""
+    # the end
+    core_first: float = 0.3
+    """Share of runs that first heal a core of the quorum only, with all else broken for good."""
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether any message can be harmed."""
+        return bool(self.drop or self.lose_answer or self.duplicate or self.delay)
 
 
 CALM = Profile(
     drop=0,
+    lose_answer=0,
     duplicate=0,
     delay=0,
-    slow_disk=0,
-    crashes=0,
-    leader_crashes=0,
     partitions=0,
     one_way_cuts=0,
+    slow_links=0,
     replays=0,
-    resignations=0,
+    false_alarms=0,
+    crashes=0,
+    leader_crashes=0,
     pauses=0,
+    drift=0,
+    resignations=0,
+    slow_disk=0,
+    sync_errors=0,
+    full_disks=0,
+    rot=0,
+    wipes=0,
+    bad_starts=0,
+    voter_changes=0,
+    transfers=0,
+    spare_nodes=0,
+    moves=0,
+    probes=0,
+    core_first=0,
 )
 MIXED = Profile()
-CRASHY = replace(MIXED, crashes=2.5, leader_crashes=1.5, partitions=0.2, one_way_cuts=0.1)
-SPLIT = replace(MIXED, crashes=0.1, leader_crashes=0.1, partitions=2.0, one_way_cuts=1.0)
+_QUIET_DISKS = replace(MIXED, sync_errors=0, full_disks=0, rot=0, wipes=0)
+_STEADY = replace(_QUIET_DISKS, voter_changes=0, transfers=0, spare_nodes=0, moves=0)
+CRASHY = replace(
+    _QUIET_DISKS,
+    crashes=3.0,
+    leader_crashes=2.0,
+    partitions=0.2,
+    one_way_cuts=0.1,
+    sync_errors=0.5,
+    bad_starts=0.3,
+)
+SPLIT = replace(_STEADY, crashes=0.1, leader_crashes=0.1, partitions=2.5, one_way_cuts=1.5)
 NOISY = replace(
-    MIXED, drop=0.12, duplicate=0.15, delay=0.15, long_delay_ms=900, replays=12.0, pauses=0.6
+    _STEADY,
+    drop=0.12,
+    lose_answer=0.12,
+    duplicate=0.15,
+    delay=0.15,
+    long_delay_ms=900,
+    replays=15.0,
+    pauses=0.6,
+    false_alarms=3.0,
 )
 RESTLESS = replace(
     MIXED, crashes=0.8, leader_crashes=3.5, partitions=1.5, resignations=1.0, latency_ms=12
 )
+ROTTEN = replace(MIXED, rot=2.5, wipes=0.6, crashes=1.5, offsets_between_snapshots=8)
+FULL = replace(MIXED, full_disks=1.5, crashes=1.0, rot=0, offsets_between_snapshots=8)
+RECONFIG = replace(
+    MIXED, voter_changes=6.0, transfers=1.5, spare_nodes=4, leader_crashes=1.0, core_first=0.6
+)
+SNAPSHOTS = replace(
+    _STEADY,
+    spare_nodes=2,
+    crashes=1.5,
+    slow_links=1.5,
+    partitions=1.2,
+    offsets_between_snapshots=3,
+    core_first=0.5,
+)
+LIVENESS = replace(MIXED, core_first=1.0, duration_ms=800, partitions=1.5, one_way_cuts=1.0)
 
 PROFILES = {
     "calm": CALM,
@@ -60,16 +144,57 @@ PROFILES = {
     "split": SPLIT,
     "noisy": NOISY,
     "restless": RESTLESS,
+    "rotten": ROTTEN,
+    "full": FULL,
+    "reconfig": RECONFIG,
+    "snapshots": SNAPSHOTS,
+    "liveness": LIVENESS,
 }
 """By name; `swarm`, not listed, picks one by the seed and switches kinds of fault off at random."""
+
+_SWITCHES = (
+    "drop",
+    "lose_answer",
+    "duplicate",
+    "delay",
+    "partitions",
+    "one_way_cuts",
+    "slow_links",
+    "replays",
+    "false_alarms",
+    "crashes",
+    "leader_crashes",
+    "pauses",
+    "drift",
+    "resignations",
+    "slow_disk",
+    "sync_errors",
+    "full_disks",
+    "rot",
+    "wipes",
+    "bad_starts",
+    "moves",
+    "voter_changes",
+    "transfers",
+)
 
 
 def profile_for(name: str, rng: random.Random) -> Profile:
     """Return the named profile, or for "swarm" one drawn with `rng`."""
     if name != "swarm":
         return PROFILES[name]
-    profile = rng.choice([MIXED, CRASHY, SPLIT, NOISY, RESTLESS])
-    for kind in ("drop", "duplicate", "delay", "crashes", "partitions", "one_way_cuts", "replays"):
-        if rng.random() < 0.2:
-            profile = replace(profile, **{kind: 0.0})  # type: ignore[arg-type]
-    return profile
+    profile = PROFILES[rng.choice([known for known in PROFILES if known != "calm"])]
+    changes: dict[str, float | int] = {}
+    for kind in _SWITCHES:
+        drawn = rng.random()
+        if drawn < 0.25:
+            changes[kind] = 0
+        elif drawn < 0.4:
+            rate = getattr(profile, kind)
+            changes[kind] = rate * 2 if isinstance(rate, int) else min(rate * 3, 0.3 + rate)
+    changes["offsets_between_snapshots"] = rng.choice([0, 3, 8, 12, 30])
+    changes["think_ms"] = rng.choice([8, 20, 40])
+    changes["disk_ms"] = rng.choice([3, 6, 20])
+    changes["clients"] = rng.choice([2, 3, 5])
+    changes["latency_ms"] = rng.choice([2, 4, 12])
+    return replace(profile, **changes)  # type: ignore[arg-type]

@@ -1,400 +1,345 @@
 """A whole quorum in one thread, one event at a time, replayed exactly by its seed.
 
-Owns virtual time, the network and the faults. The nodes are real cores with real journals. After
-the storm everything is healed, and the quorum must make progress within a bound.
+Puts together nodes, network, clients, operator and weather, and carries one run through: a storm,
+then perhaps a time in which only a core of the quorum is well, then calm, in which everyone must
+catch up and everything acknowledged must be there.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from controller.errors import InvariantError
 from controller.ids import NodeId
-from controller.journal.errors import JournalError
-from controller.quorum.config import QuorumConfig, QuorumLimits, QuorumTimings
-from controller.quorum.events import (
-    Append,
-    PeerConnectionLost,
-    ReadIndexRequested,
-    Received,
-    RequestFailed,
-    Resign,
-    Tick,
-)
+from controller.journal.errors import DiskFullError, JournalDamagedError
+from controller.quorum.config import QuorumLimits, QuorumTimings
+from controller.quorum.events import PeerConnectionLost, Received, RequestFailed
 from controller.quorum.messages import Message, RequestHeader
 from controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from tests.sim.sim_disk import PowerFailure
-from tests.sim.sim_ghost import Ghost, Violation, check
-from tests.sim.sim_node import CLUSTER, SimNode
+from tests.linearizability.history import Recorder
+from tests.sim.sim_check import violated
+from tests.sim.sim_clients import Client
+from tests.sim.sim_disk import StoppedError
+from tests.sim.sim_ghost import Ghost
+from tests.sim.sim_network import Network, ends
+from tests.sim.sim_node import SimNode
+from tests.sim.sim_operator import Operator
 from tests.sim.sim_profiles import Profile, profile_for
+from tests.sim.sim_service import Outcome, Refused
+from tests.sim.sim_store import Request
+from tests.sim.sim_time import Timeline
+from tests.sim.sim_trace import Trace
+from tests.sim.sim_weather import Weather
 
-TIMINGS = QuorumTimings(
-    election_timeout_ms=120,
-    fetch_timeout_ms=300,
-    fetch_max_wait_ms=60,
-    request_timeout_ms=200,
-    retry_backoff_ms=15,
-    failover_stagger_ms=15,
-)
-PROGRESS_WITHIN_MS = 15_000
-_REPLAY_MEMORY = 300
-_TRACE_EVENTS = 50
+POOL_MAX = 7
+"""Nodes at most."""
+_RESTART_DELAYS = (1, 20, 100, 400, 900)
 
 
-@dataclass(frozen=True)
-class Failure:
-    """What went wrong in one run, with enough to look into it."""
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Random numbers, apart by concern, so that one more of one kind changes no other."""
 
-    seed: int
-    profile: str
-    invariant: str
-    trace: tuple[str, ...]
+    time: random.Random
+    network: random.Random
+    disk: random.Random
+    faults: random.Random
+    clients: random.Random
+    nodes: random.Random
 
-    def __str__(self) -> str:
-        lines = "\n".join(self.trace)
-        return f"seed {self.seed} profile {self.profile}: {self.invariant}\n{lines}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of one run."""
-
-    seed: int
-    events: int
-    counts: Counter[str]
-    failure: Failure | None
+    @classmethod
+    def of(cls, seed: int, profile: str) -> Streams:
+        return cls(*(random.Random(f"{seed}/{profile}/{name}") for name in cls.__slots__))
 
 
 class World:
     """Nodes, network, time and faults of one run."""
 
     def __init__(
-        self, seed: int, profile_name: str = "swarm", node_class: type[SimNode] = SimNode
+        self,
+        seed: int,
+        profile_name: str = "swarm",
+        node_class: type[SimNode] = SimNode,
+        *,
+        trace: Trace | None = None,
     ) -> None:
-        self.rng = random.Random(f"{seed}/{profile_name}")
-        self.profile: Profile = profile_for(profile_name, self.rng)
-        self.now = 0
+        shape = random.Random(f"{seed}/{profile_name}")
+        self.rngs = Streams.of(seed, profile_name)
+        self.profile: Profile = profile_for(profile_name, shape)
+        self.timeline = Timeline()
         self.counts: Counter[str] = Counter()
-        self.trace: deque[str] = deque(maxlen=_TRACE_EVENTS)
-        self._queue: list[tuple[int, int, Callable[[], None]]] = []
-        self._sequence = 0
-        self._cuts: set[tuple[int, int]] = set()
-        self._sent: deque[Message] = deque(maxlen=_REPLAY_MEMORY)
-        self._ticks: dict[int, int] = {}
-        self._next_payload = 0
-        self._next_read = 0
-        self._is_stormy = True
-        size = self.rng.choice([1, 2, 3, 3, 3, 3, 4, 5, 5])
-        self.ghost = Ghost(size)
-        self.nodes = self._make_nodes(size, node_class)
-
-    def _make_nodes(self, size: int, node_class: type[SimNode]) -> list[SimNode]:
-        voters = VoterSet(tuple(Voter(ReplicaKey(NodeId(i)), f"node{i}:1") for i in range(size)))
-        limits = QuorumLimits(
-            max_fetch_bytes=self.rng.choice([100, 8 << 20]),
-            tail_bytes=self.rng.choice([60, 32 << 20]),
+        self.trace = trace
+        self.tracing = trace is not None
+        self.recorder = Recorder()
+        self.clients_may_go_on = True
+        self._next_number = 0
+        self.timings = _some_timings(shape)
+        self.limits = _some_limits(shape)
+        self.segment_bytes = shape.choice([300, 700, 2000])
+        self.snapshot_padding = shape.choice([60, 60, 2000])
+        voters = shape.choice([1, 2, 3, 3, 3, 3, 4, 5, 5])
+        pool = min(POOL_MAX, voters + shape.randint(0, self.profile.spare_nodes))
+        bootstrap = VoterSet(
+            tuple(Voter(ReplicaKey(NodeId(node)), f"node{node}:1") for node in range(voters))
         )
-        return [
-            node_class(
-                self,
-                index,
-                QuorumConfig(
-                    cluster_id=CLUSTER,
-                    local=ReplicaKey(NodeId(index)),
-                    voters=voters,
-                    timings=TIMINGS,
-                    limits=limits,
-                ),
-            )
-            for index in range(size)
+        self.seeds = tuple(NodeId(node) for node in range(pool))
+        self.network = Network(
+            self.timeline, self.rngs.network, self.profile, self.counts, self._arrive, self._lost
+        )
+        self.ghost = Ghost(bootstrap)
+        self.operator = Operator(self)
+        self.nodes = [
+            node_class(self, node, bootstrap if node < voters else VoterSet())
+            for node in range(pool)
         ]
+        self.weather = Weather(self)
+        self.counts["clocks that drift"] += sum(node.clock.rate != 1000 for node in self.nodes)
+        self.clients = [Client(self, number) for number in range(self.profile.clients)]
 
-    # -- time
+    def next_number(self) -> int:
+        """A number never given before, for values and objects."""
+        self._next_number += 1
+        return self._next_number
 
-    def later(self, delay: int, action: Callable[[], None]) -> None:
-        """Run `action` after `delay` virtual milliseconds."""
-        self._sequence += 1
-        heapq.heappush(self._queue, (self.now + delay, self._sequence, action))
+    def count(self, kind: str) -> None:
+        """Count something that happened."""
+        self.counts[kind] += 1
+
+    def note(self, text: str) -> None:
+        """Add a line to the trace; only while tracing."""
+        assert self.trace is not None
+        self.trace.add(f"{self.timeline.now:6d} {text}")
+
+    def disk_delay(self) -> int:
+        """Draw how long a disk operation takes."""
+        rng = self.rngs.disk
+        if self.profile.slow_disk and rng.random() < self.profile.slow_disk:
+            return rng.randrange(300)
+        return 1 + int(rng.random() * self.profile.disk_ms)
+
+    # -- doing things to nodes
 
     def later_for(self, node: SimNode, delay: int, action: Callable[[], None]) -> None:
         """Run `action` unless the node has crashed by then; a paused node does it later."""
-        life = node.life
+        life, timeline = node.life, self.timeline
 
         def guarded() -> None:
             if node.core is None or node.life != life:
                 return
-            if self.now < node.paused_until:
-                self.later(node.paused_until - self.now, guarded)
-                return
-            try:
-                action()
-            except PowerFailure:
-                self.note(f"power of node {node.node_id} failed in a disk operation")
-                self.counts["crashes inside a write"] += 1
-                self.crash(node)
+            if timeline.now < node.paused_until:
+                node.asleep.append(guarded)
+            else:
+                self.act(node, action)
 
-        self.later(delay, guarded)
+        timeline.later(delay, guarded)
 
-    def schedule_tick(self, node: SimNode) -> None:
-        """Wake the node at its next deadline."""
-        assert node.core is not None
-        deadline = node.core.next_deadline()
-        if deadline is None:
-            return
-        due = max(self.now, deadline - node.clock_offset)
-        known = self._ticks.get(node.node_id)
-        if known is not None and self.now < known <= due:
-            return  # wakes early and looks again
-        self._ticks[node.node_id] = due
+    def act(self, node: SimNode, action: Callable[[], None]) -> None:
+        """Run `action`; an error of the disk ends the process, as it does in production."""
+        try:
+            action()
+        except StoppedError:
+            self.counts["stops inside a disk call or between effects"] += 1
+            self.crash(node, power=node.disk.loses_power)
+        except DiskFullError as error:
+            violated("a full disk ends no process", f"{node.key}: {error!r}")
+        except JournalDamagedError as error:
+            if not node.disk.is_rotten():
+                violated("no false alarm", f"{node.key}: {error}")
+            self.counts["damage found while running"] += 1
+            self.crash(node, power=False)
+        except OSError:
+            self.counts["sync errors"] += 1
+            self.crash(node, power=self.rngs.faults.random() < 0.3)
 
-        def tick() -> None:
-            if self._ticks.get(node.node_id) == due:
-                del self._ticks[node.node_id]
-            node.step(Tick())
+    def pause(self, node: SimNode, for_ms: int) -> None:
+        """Stop a process for a while, or for good: what comes meanwhile waits."""
+        node.paused_until = self.timeline.now + for_ms
+        self.timeline.later(for_ms, lambda: self.wake(node))
 
-        self.later_for(node, due - self.now, tick)
+    def wake(self, node: SimNode) -> None:
+        """Let a process go on whose pause is over."""
+        if self.timeline.now >= node.paused_until:
+            asleep, node.asleep = node.asleep, []
+            for action in asleep:
+                self.timeline.later(0, action)
 
-    def note(self, text: str) -> None:
-        """Add a line to the trace that a failure prints."""
-        self.trace.append(f"{self.now:6d} {text}")
+    def on_bad_snapshot(self, node: SimNode, error: Exception) -> None:
+        """A snapshot of this node's own can't be loaded."""
+        if not node.disk.is_rotten():
+            violated("a snapshot can be loaded", f"{node.key}: {error}")
+        self.counts["damage found while running"] += 1
+        self.crash(node, power=False)
 
-    def disk_delay(self) -> int:
-        """Draw how long a disk operation takes."""
-        if self._is_stormy and self.rng.random() < self.profile.slow_disk:
-            return self.rng.randrange(300)
-        return 1 + self.rng.randrange(self.profile.disk_ms)
-
-    # -- network
-
-    def transmit(self, message: Message) -> None:
-        """Lose, double, delay or deliver a message."""
-        rng, profile = self.rng, self.profile
-        self._sent.append(message)
-        copies = 1
-        if self._is_stormy:
-            if rng.random() < profile.drop:
-                self.counts["messages dropped"] += 1
-                return
-            if rng.random() < profile.duplicate:
-                self.counts["messages doubled"] += 1
-                copies = 2
-        for _ in range(copies):
-            delay = 1 + rng.randrange(profile.latency_ms)
-            if self._is_stormy and rng.random() < profile.delay:
-                self.counts["messages delayed"] += 1
-                delay = rng.randrange(profile.long_delay_ms)
-            self.later(delay, lambda: self._arrive(message))
-
-    def _arrive(self, message: Message) -> None:
-        header = message.header
-        if isinstance(header, RequestHeader):
-            source, target = header.sender.node_id, header.receiver.node_id
-        else:
-            source, target = header.sender, header.receiver
-        if (source, target) in self._cuts:
-            return
-        node = self.nodes[target]
-        if node.core is None:
-            if isinstance(header, RequestHeader):
-                self._refuse(header)
-            return
-        self.note(f"{source}->{target} {_brief(message)}")
-        self._deliver(node, message)
-
-    def _deliver(self, node: SimNode, message: Message) -> None:
-        if self.now < node.paused_until:
-            self.later_for(node, node.paused_until - self.now, lambda: node.step(Received(message)))
-        else:
-            node.step(Received(message))
-
-    def _refuse(self, header: RequestHeader) -> None:
-        """A request to a dead process: its sender usually hears of it."""
-        sender, peer = self.nodes[header.sender.node_id], header.receiver.node_id
-        if sender.core is None or self.rng.random() < 0.2:
-            return
-        self.later_for(sender, 1, lambda: sender.step(RequestFailed(peer, header.request_id)))
-        self.later_for(sender, 1, lambda: sender.step(PeerConnectionLost(peer)))
-
-    # -- faults
-
-    def crash(self, node: SimNode) -> None:
+    def crash(self, node: SimNode, *, power: bool) -> None:
         """Stop a node, tell its peers' transports, and start it again later."""
         if node.core is None:
             return
-        self.counts["crashes"] += 1
-        self.note(f"node {node.node_id} crashed")
-        node.crash()
-        self._ticks.pop(node.node_id, None)
+        self.counts["power failures" if power else "processes killed"] += 1
+        if self.tracing:
+            self.note(f"node {node.node_id} stops, power={power}")
+        node.crash(power=power)
+        rng = self.rngs.faults
         for other in self.nodes:
-            if other.core is not None and self.rng.random() < 0.7:
-                peer = NodeId(node.node_id)
-                self.later_for(other, 1, lambda o=other, p=peer: o.step(PeerConnectionLost(p)))  # type: ignore[misc]
-        delay = self.rng.choice([1, 20, 100, 400, 900])
-        self.later(delay, lambda: self._restart(node))
+            if other.core is not None and rng.random() < 0.7:
+                self._feed_later(other, PeerConnectionLost(NodeId(node.node_id)))
+        self.timeline.later(rng.choice(_RESTART_DELAYS), lambda: self.restart(node))
 
-    def _restart(self, node: SimNode) -> None:
+    def _feed_later(self, node: SimNode, event: PeerConnectionLost | RequestFailed) -> None:
+        self.later_for(node, 1, lambda: node.step(event))
+
+    def restart(self, node: SimNode) -> None:
+        """Start a node that is down, unless it is to stay so."""
+        if node.core is not None or node.is_off_for_good:
+            return
+        self._spoil_start(node)
+        if self.tracing:
+            self.note(f"node {node.node_id} starts at {node.endpoint}")
+        try:
+            node.start()
+        except StoppedError:
+            self._failed_to_start(node, "starts cut short", power=node.disk.loses_power)
+        except DiskFullError:
+            self._failed_to_start(node, "starts refused by a full disk", power=False)
+        except JournalDamagedError as error:
+            if not node.disk.is_rotten():
+                violated("no false alarm", f"{node.key}: {error}")
+            self._failed_to_start(node, "starts refused by damage, disk replaced", power=False)
+            node.renew(VoterSet())
+        except OSError:
+            self._failed_to_start(node, "starts failed by a sync error", power=True)
+
+    def _spoil_start(self, node: SimNode) -> None:
+        """Let a node come back at another address, or not quite."""
+        rng, profile = self.rngs.faults, self.profile
+        if profile.moves and rng.random() < profile.moves:
+            self.count("nodes that moved")
+            node.endpoint = f"node{node.node_id}:{self.next_number()}"
+        if profile.bad_starts and rng.random() < profile.bad_starts:
+            self.count("stops ordered at a start")
+            node.disk.crash_after = 1 + rng.randrange(8)
+            node.disk.loses_power = rng.random() < 0.5
+
+    def _failed_to_start(self, node: SimNode, kind: str, *, power: bool) -> None:
+        self.counts[kind] += 1
+        node.crash(power=power)
+        self.timeline.later(self.rngs.faults.choice(_RESTART_DELAYS), lambda: self.restart(node))
+
+    # -- who is well
+
+    def is_healthy(self, voter: Voter) -> bool:
+        """Whether a voter's disk is there and undamaged."""
+        replica = self.ghost.replica_of(voter)
+        return (
+            replica is not None
+            and replica.key == self.nodes[voter.key.node_id].key
+            and not replica.is_rotten
+            and replica.lost is None
+        )
+
+    def has_healthy_majority(self, voters: VoterSet, without: int | None = None) -> bool:
+        """Whether a majority is well, not counting the node `without`."""
+        well = sum(voter.key.node_id != without and self.is_healthy(voter) for voter in voters)
+        return 2 * well > len(voters)
+
+    def possible_voters(self) -> list[VoterSet]:
+        """Voter sets that may be in force now or after any truncation."""
+        known = [self.ghost.replicas[node.key].log.voters for node in self.nodes]
+        return [self.ghost.ledger.voters, *(voters for voters in known if len(voters))]
+
+    def may_be_harmed(self, node: SimNode) -> bool:
+        """Whether the others remain a majority if this node's disk is lost."""
+        return node.core is not None and all(
+            self.has_healthy_majority(voters, node.node_id) for voters in self.possible_voters()
+        )
+
+    # -- network
+
+    def _arrive(self, message: Message) -> None:
+        node = self.nodes[ends(message)[1]]
         if node.core is None:
-            self.note(f"node {node.node_id} starts")
-            try:
-                node.start()
-            except PowerFailure:
-                self.crash(node)
-
-    def _crash_some(self) -> None:
-        node = self.rng.choice(self.nodes)
-        if self.rng.random() < 0.5:
-            node.disk.crash_after = 1 + self.rng.randrange(12)
+            self._refuse(message)
+            return
+        if self.timeline.now < node.paused_until:
+            self.later_for(node, 0, lambda: node.step(Received(message)))
         else:
-            self.crash(node)
+            self.act(node, lambda: node.step(Received(message)))
 
-    def _crash_leader(self) -> None:
-        leaders = [node for node in self.nodes if node.core and node.core.leader_id == node.node_id]
-        if leaders:
-            self.counts["leader crashes"] += 1
-            self.crash(self.rng.choice(leaders))
+    def _refuse(self, message: Message) -> None:
+        """A request to a dead process: its sender usually hears of it."""
+        header = message.header
+        if not isinstance(header, RequestHeader):
+            return
+        sender, peer = self.nodes[header.sender.node_id], header.receiver.node_id
+        if sender.core is not None and self.rngs.network.random() < 0.8:
+            self._feed_later(sender, RequestFailed(peer, header.request_id))
+            self._feed_later(sender, PeerConnectionLost(peer))
 
-    def _partition(self) -> None:
-        self.counts["partitions"] += 1
-        side = {node.node_id for node in self.nodes if self.rng.random() < 0.5}
-        cuts = {
-            (a, b)
-            for a in range(len(self.nodes))
-            for b in range(len(self.nodes))
-            if (a in side) != (b in side)
-        }
-        self._cut(cuts)
-
-    def _cut_one_way(self) -> None:
-        self.counts["one-way cuts"] += 1
-        self._cut({(self.rng.randrange(len(self.nodes)), self.rng.randrange(len(self.nodes)))})
-
-    def _cut(self, cuts: set[tuple[int, int]]) -> None:
-        self.note(f"cut {sorted(cuts)}")
-        self._cuts |= cuts
-        self.later(50 + self.rng.randrange(1000), lambda: self._cuts.difference_update(cuts))
-
-    def _replay(self) -> None:
-        if self._sent:
-            self.counts["messages replayed late"] += 1
-            self._arrive(self.rng.choice(self._sent))
-
-    def _resign(self) -> None:
-        self.counts["resignations"] += 1
-        self.rng.choice(self.nodes).step(Resign())
-
-    def _pause(self) -> None:
-        self.counts["pauses"] += 1
-        self.rng.choice(self.nodes).paused_until = self.now + self.rng.randrange(800)
+    def _lost(self, message: Message) -> None:
+        """The asker's transport gives a request up."""
+        header = message.header
+        if isinstance(header, RequestHeader):
+            asker, peer = header.sender.node_id, header.receiver.node_id
+        else:
+            asker, peer = header.receiver, header.sender
+        if self.nodes[asker].core is not None:
+            self._feed_later(self.nodes[asker], RequestFailed(peer, header.request_id))
 
     # -- clients
 
-    def _append(self) -> None:
-        for node in self.nodes:
-            if node.is_leader and self.now >= node.paused_until:
-                payloads = []
-                for _ in range(self.rng.choice([1, 1, 2, 4])):
-                    self._next_payload += 1
-                    payloads.append(b"%d." % self._next_payload)
-                node.step(Append(tuple(payloads)))
-                self.counts["appends"] += 1
+    def call(
+        self,
+        target: int,
+        key: str,
+        request: Request,
+        at_least: int | None,
+        on_outcome: Callable[[Outcome], None],
+    ) -> None:
+        """Ask a node on a client's behalf; the request or the answer may get lost."""
+        rng, profile, timeline = self.rngs.clients, self.profile, self.timeline
+        if rng.random() < profile.drop:
+            return
+        node = self.nodes[target]
+        latency = 1 + int(rng.random() * profile.latency_ms)
 
-    def _read(self) -> None:
-        for node in self.nodes:
-            if node.core is not None and self.now >= node.paused_until:
-                self._next_read += 1
-                node.reads[self._next_read] = self.ghost.ledger_end
-                node.step(ReadIndexRequested(self._next_read))
+        def reply(outcome: Outcome) -> None:
+            if rng.random() >= profile.lose_answer:
+                back = 1 + int(rng.random() * profile.latency_ms)
+                timeline.later(back, lambda: on_outcome(outcome))
 
-    # -- the run
-
-    def _repeat(self, rate: float, action: Callable[[], None]) -> None:
-        """Do `action` about `rate` times a second while the storm lasts."""
-        if rate <= 0:
+        if node.core is None:
+            timeline.later(latency, lambda: on_outcome(Refused(None)))
             return
 
-        def again() -> None:
-            if self._is_stormy:
-                action()
-                self._repeat(rate, action)
+        def ask() -> None:
+            if at_least is not None:
+                node.service.read_after(key, request, at_least, reply)
+            elif type(request).__name__ in ("Get", "ReadEnd", "ReadObjects"):
+                node.service.read(key, request, reply)
+            else:
+                node.service.write(key, request, reply)
 
-        self.later(1 + int(self.rng.expovariate(rate) * 1000), again)
-
-    def run(self) -> int:
-        """Run storm and calm; return the number of events. Raises what went wrong."""
-        profile = self.profile
-        for node in self.nodes:
-            node.start()
-        for rate, action in (
-            (profile.crashes, self._crash_some),
-            (profile.leader_crashes, self._crash_leader),
-            (profile.partitions, self._partition),
-            (profile.one_way_cuts, self._cut_one_way),
-            (profile.replays, self._replay),
-            (profile.resignations, self._resign),
-            (profile.pauses, self._pause),
-            (profile.appends, self._append),
-            (profile.reads, self._read),
-        ):
-            self._repeat(rate, action)
-        events = self._run_until(lambda: self.now >= profile.duration_ms, 10 * profile.duration_ms)
-        self._calm_down()
-        goal = self.ghost.ledger_end
-        self._append_in_calm()
-        events += self._run_until(lambda: self._has_progressed(goal), PROGRESS_WITHIN_MS)
-        for node in self.nodes:
-            self.ghost.on_delivered(node.node_id, node.applied)
-        return events
-
-    def _calm_down(self) -> None:
-        self.note("the storm is over")
-        self._is_stormy = False
-        self._cuts.clear()
-        for node in self.nodes:
-            node.disk.crash_after = None
-            node.paused_until = 0
-            self._restart(node)
-
-    def _append_in_calm(self) -> None:
-        self._append()
-        self.later(100, self._append_in_calm)
-
-    def _has_progressed(self, goal: int) -> bool:
-        return self.ghost.ledger_end > goal and all(
-            node.applied and node.applied[-1].end_offset > goal for node in self.nodes
-        )
-
-    def _run_until(self, done: Callable[[], bool], limit_ms: int) -> int:
-        events = 0
-        deadline = self.now + limit_ms
-        while not done():
-            check(self._queue, "liveness", "nothing is left to happen")
-            due, _, action = heapq.heappop(self._queue)
-            self.now = due
-            check(due <= deadline, "liveness", f"no progress within {limit_ms} ms of calm")
-            action()
-            events += 1
-            check(events < 400_000, "no busy loop", "400000 events")
-        return events
+        self.later_for(node, latency, ask)
 
 
-def _brief(message: Message) -> str:
-    fields = [f"epoch={message.header.epoch}"]
-    names = ("pre_vote", "granted", "fetch_offset", "last_epoch", "end_offset", "diverging")
-    fields += [f"{name}={getattr(message, name)}" for name in names if hasattr(message, name)]
-    return f"{type(message).__name__} {' '.join(fields)}"
+def _some_timings(rng: random.Random) -> QuorumTimings:
+    election = rng.choice([80, 120, 200])
+    return QuorumTimings(
+        election_timeout_ms=election,
+        fetch_timeout_ms=election * 5 // 2,
+        fetch_max_wait_ms=election // 2,
+        request_timeout_ms=election * 2,
+        retry_backoff_ms=max(5, election // 8),
+        failover_stagger_ms=max(5, election // 8),
+        catch_up_rounds=rng.choice([2, 5, 10]),
+    )
 
 
-def simulate(seed: int, profile: str = "swarm", node_class: type[SimNode] = SimNode) -> Outcome:
-    """Run one seed to its end or to the first violation."""
-    world = World(seed, profile, node_class)
-    events, failure = 0, None
-    try:
-        events = world.run()
-    except (Violation, InvariantError, JournalError, AssertionError) as error:
-        text = f"{type(error).__name__}: {error}"
-        failure = Failure(seed, profile, text, tuple(world.trace))
-    return Outcome(seed, events, world.counts, failure)
+def _some_limits(rng: random.Random) -> QuorumLimits:
+    return QuorumLimits(
+        max_fetch_bytes=rng.choice([60, 300, 8 << 20]),
+        tail_bytes=rng.choice([60, 400, 32 << 20]),
+        snapshot_chunk_bytes=rng.choice([64, 200, 1 << 20]),
+        snapshots_kept=rng.choice([1, 2, 3]),
+    )

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from controller.snapshot.format import CheckpointError, CheckpointId, parse_file_name
+from controller.snapshot.format import CheckpointError, CheckpointId
 from controller.snapshot.reader import CheckpointReader
-from controller.snapshot.writer import write_checkpoint, write_checkpoint_file
+from controller.snapshot.writer import BATCH_ROWS, write_checkpoint
 
 ID = CheckpointId(end_offset=1234, epoch=5)
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -54,6 +54,22 @@ def test_an_empty_column_keeps_its_type() -> None:
     assert (schema.field("key").type, schema.field("value").type) == (pa.string(), pa.binary())
 
 
+def test_a_file_is_read_from_its_path_and_named_in_errors(tmp_path: Path) -> None:
+    path = tmp_path / ID.file_name
+    assert path.name == "00000000000000001234-0000000005.checkpoint"
+    path.write_bytes(_written())
+    with CheckpointReader.open(path) as reader:
+        assert reader.id == ID
+    path.write_bytes(_written()[:-1])
+    with pytest.raises(CheckpointError, match=path.name):
+        CheckpointReader.open(path)
+
+
+def test_text_longer_than_a_record_batch_comes_back_whole() -> None:
+    sections = {"kvs": {"key": [f"k{i}" for i in range(BATCH_ROWS + 5)]}}
+    assert CheckpointReader(io.BytesIO(_written(sections))).columns("kvs") == sections["kvs"]
+
+
 def test_equal_sections_make_equal_bytes() -> None:
     assert _written() == _written()
 
@@ -89,30 +105,3 @@ def test_an_unknown_section_is_refused_with_the_known_ones() -> None:
     reader = CheckpointReader(io.BytesIO(_written()))
     with pytest.raises(CheckpointError, match="streams, kvs, nodes, empty"):
         reader.table("objects")
-
-
-def test_a_file_appears_whole_under_its_name(tmp_path: Path) -> None:
-    path = write_checkpoint_file(tmp_path, ID, "cluster", SECTIONS)
-    assert [item.name for item in tmp_path.iterdir()] == [path.name]
-    assert path.name == "00000000000000001234-0000000005.checkpoint"
-    assert parse_file_name(path.name) == ID
-    with CheckpointReader.open(path) as reader:
-        reader.verify()
-
-
-class _BrokenSections(dict[str, Any]):
-    def __getitem__(self, name: str) -> Any:
-        raise OSError("the disk is full")
-
-
-def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="disk is full"):
-        write_checkpoint_file(tmp_path, ID, "cluster", _BrokenSections(streams={}))
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "name", ["1-2.checkpoint", "00000000000000001234-0000000005.checkpoint.tmp", "notes.txt"]
-)
-def test_other_files_are_no_checkpoints(name: str) -> None:
-    assert parse_file_name(name) is None

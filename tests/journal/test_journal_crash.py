@@ -1,0 +1,338 @@
+"""A crash at any call of any change leaves the old state or the new; nothing flushed is lost.
+
+Each change is stopped at every call it makes to the disk, before the call and after it, and for
+each of those at everything that may be left of what was not synced. The recovery that follows is
+stopped at every call as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from controller.ids import EndOffset, Epoch, NodeId
+from controller.journal.directory import format_directory
+from controller.journal.errors import DirectoryNotFormattedError
+from controller.journal.journal import Journal
+from controller.quorum.config import QuorumState
+from controller.quorum.log_view import LostPromise
+from controller.quorum.voters import ReplicaKey
+from tests.journal.crash_disk import CrashDisk, Left, PowerFailure
+from tests.journal.journal_tools import (
+    CLUSTER,
+    NODE,
+    STATE,
+    VOTERS,
+    Held,
+    batch,
+    download,
+    held_by,
+    make,
+    open_journal,
+    snapshot_bytes,
+    snapshot_id,
+    take_snapshot,
+)
+
+DIRECTORY = Path("/node")
+SEGMENT_BYTES = 200
+BATCHES = [
+    batch(0, 1, b"leads", control=True),
+    batch(1, 1, b"x" * 90, b"y" * 40),
+    batch(3, 2, b"z" * 150),
+    batch(4, 2, b"four"),
+    batch(5, 3, b"v" * 160),
+    batch(6, 3, b"six", control=True),
+]
+NEW_STATE = QuorumState(Epoch(10), ReplicaKey(NodeId(3)))
+
+Change = Callable[[Journal], None]
+
+
+def written_disk() -> CrashDisk:
+    """Return a disk with a flushed log of several segments and two snapshots."""
+    disk = CrashDisk()
+    make(DIRECTORY, disk)
+    journal = reopen(disk)
+    for item in BATCHES:
+        journal.append([item])
+        journal.sync()
+    take_snapshot(journal, snapshot_id(3, 1))
+    take_snapshot(journal, snapshot_id(5, 2))
+    journal.close()
+    return disk.copy()
+
+
+def reopen(disk: CrashDisk) -> Journal:
+    return open_journal(DIRECTORY, SEGMENT_BYTES, disk)
+
+
+def recover(disk: CrashDisk) -> None:
+    reopen(disk)
+
+
+def held_on(disk: CrashDisk) -> Held:
+    """Recover a copy of a disk and return what it holds; recovering it again changes nothing."""
+    first = disk.copy()
+    held = held_by(reopen(first))
+    again = first.after_crash(Left.NOTHING)
+    assert held_by(reopen(again)) == held, "a crash after recovery undoes it"
+    return held
+
+
+def crashed(disk: CrashDisk, act: Callable[[CrashDisk], None]) -> Iterator[tuple[str, CrashDisk]]:
+    """Yield every disk that a crash during `act` can leave, with where it crashed."""
+    call = 0
+    while True:
+        call += 1
+        has_crashed = False
+        for comes_first in (True, False):
+            victim = disk.copy()
+            victim.crash_at, victim.crash_comes_first = call, comes_first
+            try:
+                act(victim)
+            except PowerFailure:
+                has_crashed = True
+            for left in Left:
+                when = "before" if comes_first else "after"
+                yield f"{when} call {call}, {left.name} left", victim.after_crash(left)
+        if not has_crashed:
+            return
+
+
+def append_two(journal: Journal) -> None:
+    journal.append([batch(7, 3, b"seven"), batch(8, 4, b"eight" * 40)])
+    journal.sync()
+    journal.append([batch(9, 4, b"nine")])
+    journal.sync()
+
+
+def install_ahead(journal: Journal) -> None:
+    install_new(journal, 100, 4)
+
+
+def install_over_a_diverging_log(journal: Journal) -> None:
+    install_new(journal, 6, 4)
+
+
+def install_new(journal: Journal, end_offset: int, epoch: int) -> None:
+    which = snapshot_id(end_offset, epoch)
+    data = snapshot_bytes(which)
+    download(journal, which, data)
+    assert journal.install_snapshot(which, len(data), hashlib.sha256(data).digest()) == VOTERS
+
+
+CHANGES: dict[str, Change] = {
+    "truncate within a segment": lambda journal: journal.truncate(EndOffset(6)),
+    "truncate several segments": lambda journal: journal.truncate(EndOffset(3)),
+    "truncate to a segment's start": lambda journal: journal.truncate(EndOffset(5)),
+    "trim": lambda journal: journal.trim(EndOffset(5)),
+    "write a snapshot": lambda journal: take_snapshot(journal, snapshot_id(7, 3)),
+    "install ahead of the log": install_ahead,
+    "install over a diverging log": install_over_a_diverging_log,
+    "quorum-state": lambda journal: journal.write_quorum_state(NEW_STATE),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_crash_leaves_the_old_state_or_the_new(name: str) -> None:
+    change = CHANGES[name]
+    disk = written_disk()
+    before = held_on(disk)
+
+    def act(victim: CrashDisk) -> None:
+        crash_at, victim.crash_at = victim.crash_at, None
+        journal = reopen(victim)
+        victim.calls, victim.crash_at = 0, crash_at
+        change(journal)
+
+    changed = disk.copy()
+    act(changed)
+    after = held_on(changed.after_crash(Left.NOTHING))
+    assert after != before
+    seen = set()
+    for where, left in crashed(disk, act):
+        held = held_on(left)
+        # A trim goes step by step: each step is a log that begins later, or a snapshot less.
+        held = as_one_of(before, after, held) if name == "trim" else held
+        assert held in (before, after), f"{name}, {where}"
+        seen.add(held == after)
+    assert seen == {True, False}
+    assert held_on(changed.after_crash(Left.NOTHING)) == after, "done means durable"
+
+
+def as_one_of(before: Held, after: Held, held: Held) -> Held:
+    """Return `after` for a trim that was carried out in part, and is sound."""
+    kept = tuple(item for item in before.batches if item.base_offset >= held.start_offset)
+    is_sound = (
+        before.start_offset <= held.start_offset <= after.start_offset
+        and held.batches == kept
+        and set(after.snapshots) <= set(held.snapshots) <= set(before.snapshots)
+    )
+    same = replace(
+        held,
+        start_offset=after.start_offset,
+        batches=after.batches,
+        snapshots=after.snapshots,
+    )
+    return same if is_sound and held != before else held
+
+
+def test_a_crash_while_appending_loses_nothing_that_was_flushed() -> None:
+    disk = written_disk()
+    before = held_on(disk).batches
+    # The second begins a segment: both segments are flushed together.
+    more = (batch(7, 3, b"seven" * 40), batch(8, 4, b"eight"), batch(9, 4, b"nine"))
+    flushed = 0
+
+    def act(victim: CrashDisk) -> None:
+        nonlocal flushed
+        crash_at, victim.crash_at = victim.crash_at, None
+        journal = reopen(victim)
+        victim.calls, victim.crash_at = 0, crash_at
+        flushed = 0
+        journal.append(more[:2])
+        journal.sync()
+        flushed = 2
+        journal.append(more[2:])
+        journal.sync()
+        flushed = 3
+
+    for where, left in crashed(disk, act):
+        held = held_on(left)
+        added = held.batches[len(before) :]
+        assert held.batches == before + more[: len(added)], where
+        assert len(added) >= flushed, f"{where}: {flushed} flushed"
+        assert held.lost is None, where
+
+
+def test_what_a_killed_process_left_is_durable_before_it_counts() -> None:
+    """A process is killed at any call; the next one acknowledges more; then the power fails.
+
+    The next process sees files and names that never reached the disk. What it builds on them must
+    outlive them.
+    """
+    disk = written_disk()
+
+    def first_life(victim: CrashDisk) -> None:
+        crash_at, victim.crash_at = victim.crash_at, None
+        journal = reopen(victim)
+        victim.calls, victim.crash_at = 0, crash_at
+        append_two(journal)
+        journal.truncate(EndOffset(7))
+        take_snapshot(journal, snapshot_id(7, 3))
+        journal.write_quorum_state(QuorumState(Epoch(10)))
+        install_new(journal, 20, 5)
+
+    call = 0
+    has_crashed = True
+    while has_crashed:
+        call += 1
+        victim = disk.copy()
+        victim.crash_at, has_crashed = call, False
+        try:
+            first_life(victim)
+        except PowerFailure:
+            has_crashed = True
+        second = victim.after_kill()
+        journal = reopen(second)
+        held = held_by(journal)
+        more = batch(held.end_offset, 9, b"acknowledged")
+        journal.append([more])
+        journal.sync()
+        for left in Left:
+            found = held_on(second.after_crash(left))
+            expected = replace(held, batches=(*held.batches, more), end_offset=held.end_offset + 1)
+            assert found == expected, f"killed after call {call}, {left.name} left"
+
+
+def test_a_crash_in_recovery_is_recovered_from() -> None:
+    """After an install stopped anywhere, recovery itself is stopped anywhere."""
+    disk = written_disk()
+    before = held_on(disk)
+
+    def act(victim: CrashDisk) -> None:
+        crash_at, victim.crash_at = victim.crash_at, None
+        journal = reopen(victim)
+        victim.calls, victim.crash_at = 0, crash_at
+        install_over_a_diverging_log(journal)
+
+    tried = set()
+    for where, left in crashed(disk, act):
+        contents = frozenset(left.contents().items())
+        if contents in tried:
+            continue
+        tried.add(contents)
+        expected = held_on(left)
+        assert expected == before or expected.snapshots == (snapshot_id(6, 4),)
+        for then, left_again in crashed(left, recover):
+            assert held_on(left_again) == expected, f"{where}, then {then}"
+
+
+def test_a_crash_while_damage_is_put_aside_forgets_nothing() -> None:
+    """The promise is durable before the first damaged byte is moved."""
+    disk = written_disk()
+    damaged = sorted(path for path in disk.contents() if path.suffix == ".log")[2]
+    contents = disk.contents()
+    data = bytearray(contents[damaged])
+    data[-1] ^= 1
+    contents[damaged] = bytes(data)
+    disk = CrashDisk.holding(contents)
+    whole = held_on(written_disk())
+    expected = held_on(disk)
+    assert expected.lost == LostPromise(EndOffset(7), STATE.epoch)
+    assert expected.batches == whole.batches[: len(expected.batches)]
+    assert expected.end_offset >= 5
+    for where, left in crashed(disk, recover):
+        held = held_on(left)
+        assert held == expected, where
+        kept = [data for path, data in left.copy().contents().items() if b"SMS2" in data]
+        assert kept, where
+
+
+def test_a_crash_while_damage_is_cleared_forgets_it_or_not() -> None:
+    disk = written_disk()
+    contents = disk.contents()
+    del contents[max(path for path in contents if path.suffix == ".log")]
+    disk = CrashDisk.holding(contents)
+    damaged = held_on(disk)
+    assert damaged.lost is not None
+    outcomes = set()
+
+    def act(victim: CrashDisk) -> None:
+        crash_at, victim.crash_at = victim.crash_at, None
+        journal = reopen(victim)
+        victim.calls, victim.crash_at = 0, crash_at
+        journal.clear_damage()
+
+    for where, left in crashed(disk, act):
+        held = held_on(left)
+        assert replace(held, lost=damaged.lost) == damaged, where
+        outcomes.add(held.lost)
+    assert outcomes == {None, damaged.lost}
+
+
+def test_a_crash_while_formatting_leaves_a_directory_to_format_or_a_formatted_one() -> None:
+    def act(victim: CrashDisk) -> None:
+        format_directory(
+            DIRECTORY, cluster_id=CLUSTER, node_id=NODE, bootstrap_voters=VOTERS, files=victim
+        )
+
+    outcomes = set()
+    for where, left in crashed(CrashDisk(), act):
+        found = left.copy()
+        try:
+            journal = reopen(found)
+        except DirectoryNotFormattedError:
+            outcomes.add("not formatted")
+            act(found)
+            journal = reopen(found)
+        else:
+            outcomes.add("formatted")
+        assert journal.identity.bootstrap_voters == VOTERS, where
+        assert held_by(journal).end_offset == 0, where
+    assert outcomes == {"formatted", "not formatted"}

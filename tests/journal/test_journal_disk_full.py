@@ -1,0 +1,309 @@
+"""Without room nothing is half done: the same call succeeds when there is room again.
+
+The disk is full after every number of bytes, then it heals, or the process restarts first.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.ids import EndOffset, Epoch, NodeId
+from controller.journal.directory import format_directory
+from controller.journal.errors import DirectoryNotFormattedError, DiskFullError
+from controller.journal.files import PosixFile
+from controller.journal.journal import Journal
+from controller.quorum.config import QuorumState
+from controller.quorum.voters import ReplicaKey
+from tests.journal.crash_disk import CrashDisk, Left
+from tests.journal.journal_tools import (
+    CLUSTER,
+    NODE,
+    Held,
+    batch,
+    download,
+    held_by,
+    make,
+    open_journal,
+    read_all,
+    snapshot_bytes,
+    snapshot_id,
+    take_snapshot,
+)
+
+DIRECTORY = Path("/node")
+SEGMENT_BYTES = 150
+BATCHES = [batch(0, 1, b"one" * 9), batch(1, 1, b"two" * 30), batch(2, 2, b"x" * 60)]
+MORE = [batch(3, 2, b"more"), batch(4, 2, b"y" * 120), batch(5, 3, b"z" * 30)]
+AHEAD = snapshot_id(100, 5)
+AHEAD_DATA = snapshot_bytes(AHEAD)
+
+
+def reopen(disk: CrashDisk) -> Journal:
+    return open_journal(DIRECTORY, SEGMENT_BYTES, disk)
+
+
+@pytest.fixture
+def disk() -> CrashDisk:
+    disk = CrashDisk()
+    make(DIRECTORY, disk)
+    journal = reopen(disk)
+    journal.append(BATCHES)
+    journal.sync()
+    take_snapshot(journal, snapshot_id(1, 1))
+    journal.close()
+    return disk.copy()
+
+
+def append_more(journal: Journal) -> None:
+    journal.append([item for item in MORE if item.base_offset >= journal.end_offset])
+    journal.sync()
+
+
+def take_one(journal: Journal) -> None:
+    writer = journal.begin_snapshot(snapshot_id(2, 1))
+    try:
+        writer.write(snapshot_bytes(writer.snapshot_id))
+    except DiskFullError:
+        writer.abandon()
+        raise
+    writer.seal()
+    while not journal.finish_snapshot(writer):
+        pass
+
+
+def download_ahead(journal: Journal) -> None:
+    for position in range(0, len(AHEAD_DATA), 20):
+        journal.write_snapshot_chunk(AHEAD, position, AHEAD_DATA[position : position + 20])
+
+
+def install_ahead(journal: Journal) -> None:
+    digest = hashlib.sha256(AHEAD_DATA).digest()
+    journal.install_snapshot(AHEAD, len(AHEAD_DATA), digest)
+
+
+def nothing(_journal: Journal) -> None:
+    pass
+
+
+Action = Callable[[Journal], None]
+CALLS: dict[str, tuple[Action, Action]] = {
+    "append": (nothing, append_more),
+    "quorum-state": (
+        nothing,
+        lambda journal: journal.write_quorum_state(
+            QuorumState(Epoch(10), ReplicaKey(NodeId(2)), NodeId(1))
+        ),
+    ),
+    "truncate": (nothing, lambda journal: journal.truncate(EndOffset(1))),
+    "download": (nothing, download_ahead),
+    "install": (lambda journal: download(journal, AHEAD, AHEAD_DATA), install_ahead),
+}
+
+
+def held_after_power_failure(disk: CrashDisk, left: Left) -> Held:
+    return held_by(reopen(disk.after_crash(left)))
+
+
+def full_at_every_byte(
+    disk: CrashDisk, prepare: Action, act: Action
+) -> Iterator[tuple[int, CrashDisk, Journal]]:
+    """Yield the disk and journal after `act` met a full disk, for every number of free bytes."""
+    for space in range(2000):
+        victim = disk.copy()
+        journal = reopen(victim)
+        prepare(journal)
+        victim.space, victim.charges_overwriting = space, True
+        try:
+            act(journal)
+        except DiskFullError:
+            yield space, victim, journal
+        else:
+            return
+    raise AssertionError("never enough room")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_found_no_room_can_be_repeated(disk: CrashDisk, name: str) -> None:
+    prepare, act = CALLS[name]
+    roomy = disk.copy()
+    journal = reopen(roomy)
+    before = held_by(journal)
+    prepare(journal)
+    act(journal)
+    journal.close()
+    after = held_by(reopen(roomy.copy()))
+    tried = 0
+    for space, victim, journal in full_at_every_byte(disk, prepare, act):
+        tried += 1
+        for left in Left:
+            held = held_after_power_failure(victim, left)
+            assert is_between(held, before, after), f"{space} bytes free, {left.name} left"
+        victim.space = None
+        act(journal)
+        assert read_all(journal) == list(after.batches), f"{space} bytes free"
+        journal.close()
+        assert held_by(reopen(victim.copy())) == after, f"{space} bytes free"
+    assert tried > 0
+
+
+def is_between(held: Held, before: Held, after: Held) -> bool:
+    """Whether this is the old state, the new one, or the old with some of the new batches."""
+    grown = after.batches[: len(held.batches)] == held.batches and len(held.batches) >= len(
+        before.batches
+    )
+    return held in (before, after) or (grown and held.state == before.state and not held.lost)
+
+
+def test_a_snapshot_that_finds_no_room_leaves_none_taken(disk: CrashDisk) -> None:
+    """A half-written snapshot must not be what keeps the disk full."""
+    for space, victim, journal in full_at_every_byte(disk, nothing, take_one):
+        if space == victim_size():
+            continue  # only the name found no room; the file is complete and is finished later
+        assert victim.space is not None
+        assert [path.name for path in victim.contents() if path.name.endswith(".tmp")] == []
+        assert len(journal.snapshots) == 1
+        victim.space = None
+        take_one(journal)
+        assert list(journal.snapshots) == [snapshot_id(1, 1), snapshot_id(2, 1)]
+
+
+def victim_size() -> int:
+    return len(snapshot_bytes(snapshot_id(2, 1))) + 1
+
+
+def test_a_repeated_rename_publishes_the_snapshot(disk: CrashDisk) -> None:
+    journal = reopen(disk)
+    writer = journal.begin_snapshot(snapshot_id(2, 1))
+    writer.write(snapshot_bytes(writer.snapshot_id))
+    writer.seal()
+    disk.space = 0
+    with pytest.raises(DiskFullError):
+        journal.finish_snapshot(writer)
+    assert len(journal.snapshots) == 1
+    disk.space = 1
+    assert journal.finish_snapshot(writer)
+    assert list(journal.snapshots) == [snapshot_id(1, 1), snapshot_id(2, 1)]
+
+
+def test_without_room_for_the_mark_the_log_is_as_durable_as_before(disk: CrashDisk) -> None:
+    """The mark may stay behind, as after a power failure; appending goes on."""
+    journal = reopen(disk)
+    disk.charges_overwriting = True
+    for item in MORE:
+        journal.append([item])
+        disk.space = 5  # tears the slot that is written
+        journal.sync()
+        disk.space = None
+    held = held_after_power_failure(disk, Left.ALL)
+    assert list(held.batches) == BATCHES + MORE
+    assert held.lost is None
+
+
+def test_a_half_written_batch_takes_no_room(disk: CrashDisk) -> None:
+    journal = reopen(disk)
+    before = disk.contents()
+    disk.space = 60
+    with pytest.raises(DiskFullError):
+        journal.append([batch(3, 2, bytes(500))])
+    assert disk.contents() == before
+    assert disk.space == 60
+
+
+def test_damage_that_finds_no_room_to_be_kept_is_found_again(disk: CrashDisk) -> None:
+    contents = disk.contents()
+    path = max(path for path in contents if path.suffix == ".log")
+    contents[path] = contents[path][:-1] + b"!"
+    expected = held_by(reopen(CrashDisk.holding(contents)))
+    assert expected.lost is not None
+    tried = 0
+    for space in range(2000):
+        victim = CrashDisk.holding(contents)
+        victim.space = space
+        try:
+            reopen(victim)
+        except DiskFullError:
+            tried += 1
+            assert held_by(reopen(victim.copy())) == expected, f"{space} bytes free"
+        else:
+            break
+    assert tried > 0
+
+
+def test_a_node_starts_on_a_full_disk(disk: CrashDisk) -> None:
+    before = held_by(reopen(disk))
+    disk.locked, disk.space, disk.charges_overwriting = False, 0, True
+    assert held_by(reopen(disk)) == before
+
+
+def test_a_format_that_found_no_room_can_be_repeated() -> None:
+    def act(disk: CrashDisk) -> None:
+        format_directory(DIRECTORY, cluster_id=CLUSTER, node_id=NODE, files=disk)
+
+    tried = 0
+    for space in range(0, 9000, 7):
+        disk = CrashDisk(space=space)
+        try:
+            act(disk)
+        except DiskFullError:
+            tried += 1
+            with pytest.raises(DirectoryNotFormattedError):
+                reopen(disk)
+            disk.space = None
+            act(disk)
+        else:
+            break
+        assert held_by(reopen(disk)).end_offset == 0, f"{space} bytes free"
+    assert tried > 0
+
+
+@pytest.fixture
+def small_files() -> Iterator[int]:
+    """Let no file of this process grow beyond a size; the kernel refuses then (EFBIG)."""
+    limit = 9000
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_the_kernel_says_when_there_is_no_room(tmp_path: Path, small_files: int) -> None:
+    make(tmp_path)
+    journal = open_journal(tmp_path)
+    with pytest.raises(DiskFullError) as full:
+        journal.append([batch(end, 1, bytes(700)) for end in range(100)])
+    assert full.value.errno == errno.EFBIG
+    end = journal.end_offset
+    assert 0 < end < 100
+    journal.append([batch(end, 1, b"a small one still fits")])
+    journal.close()
+    journal = open_journal(tmp_path)
+    assert journal.end_offset == end + 1
+    journal.close()
+    (segment,) = tmp_path.glob("*.log")
+    assert segment.stat().st_size <= small_files
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+def test_only_want_of_room_is_want_of_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    file = PosixFile(tmp_path / "file", create=True)
+
+    def fail(*_: object) -> int:
+        raise OSError(number, "as ordered")
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(OSError, match="as ordered") as failed:
+        file.write(0, b"data")
+    assert isinstance(failed.value, DiskFullError) == (number != errno.EIO)
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(OSError, match="as ordered") as failed:
+        file.sync()
+    assert not isinstance(failed.value, DiskFullError), "a failed flush is never tried again"

@@ -1,0 +1,135 @@
+"""The bytes in a data directory are those that docs/format.md promises, of every release."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import google_crc32c
+
+from tests.journal.crash_disk import CrashDisk
+from tests.journal.journal_tools import (
+    CLUSTER,
+    VOTERS,
+    batch,
+    make,
+    open_journal,
+    read_all,
+    snapshot_bytes,
+    snapshot_id,
+    take_snapshot,
+)
+
+DIRECTORY = Path("/node")
+
+
+def crc(data: bytes) -> int:
+    return int(google_crc32c.value(data))
+
+
+def written() -> CrashDisk:
+    disk = CrashDisk()
+    make(DIRECTORY, disk)
+    journal = open_journal(DIRECTORY, 1, disk)
+    journal.append([batch(0, 3, b"ab", b"", b"cde", control=True)])
+    journal.append([batch(3, 7, b"f")])
+    journal.sync()
+    take_snapshot(journal, snapshot_id(3, 3))
+    journal.close()
+    return disk
+
+
+def sealed(disk: CrashDisk, name: str) -> dict[str, object]:
+    data = disk.contents()[DIRECTORY / name]
+    assert data.endswith(b"}\n")
+    fields = json.loads(data)
+    checksum = fields.pop("checksum")
+    assert checksum == crc(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+    return dict(fields)
+
+
+def test_the_names_are_the_documented_ones() -> None:
+    assert sorted(path.name for path in written().contents()) == [
+        "00000000000000000000.log",
+        "00000000000000000003-0000000003.checkpoint",
+        "00000000000000000003.log",
+        "flushed-mark",
+        "meta.json",
+        "quorum-state",
+    ]
+
+
+def test_small_files() -> None:
+    disk = written()
+    meta = sealed(disk, "meta.json")
+    assert len(bytes.fromhex(str(meta.pop("log_id")))) == 16
+    assert meta.pop("directory_id") == "d"
+    (voter,) = VOTERS
+    assert meta == {
+        "version": 2,
+        "cluster_id": CLUSTER,
+        "node_id": 1,
+        "bootstrap_voters": [
+            {"node_id": 1, "directory_id": "d", "endpoint": voter.endpoint},
+        ],
+    }
+    assert sealed(disk, "quorum-state") == {
+        "version": 1,
+        "epoch": 9,
+        "leader_id": 3,
+        "voted_id": 2,
+        "voted_directory_id": "",
+    }
+
+
+def test_segments_as_written_by_hand() -> None:
+    """Bytes made from the document alone are what the journal wrote."""
+    disk = written()
+    log_id = bytes.fromhex(str(sealed(disk, "meta.json")["log_id"]))
+
+    def segment(base: int, previous_epoch: int, *batches: bytes) -> bytes:
+        fields = struct.pack(">4s16sQQ", b"SMS2", log_id, base, previous_epoch)
+        return fields + struct.pack(">I", crc(fields)) + b"".join(batches)
+
+    def one_batch(
+        base: int, epoch: int, flushed: int, kind: int, payloads: tuple[bytes, ...]
+    ) -> bytes:
+        body = b"".join(struct.pack(">I", len(p)) for p in payloads) + b"".join(payloads)
+        counts = (crc(body), len(body), base, epoch, flushed, kind, len(payloads))
+        fields = struct.pack(">IIQQQBI", *counts)
+        return b"SMB1" + struct.pack(">I", crc(log_id + fields)) + fields + body
+
+    contents = disk.contents()
+    first = segment(0, 0, one_batch(0, 3, 0, 2, (b"ab", b"", b"cde")))
+    second = segment(3, 3, one_batch(3, 7, 3, 1, (b"f",)))
+    assert contents[DIRECTORY / "00000000000000000000.log"] == first
+    assert contents[DIRECTORY / "00000000000000000003.log"] == second
+
+
+def test_the_mark_as_written_by_hand() -> None:
+    """A mark made from the document alone counts; the slot with the higher sequence wins."""
+    disk = written()
+    log_id = bytes.fromhex(str(sealed(disk, "meta.json")["log_id"]))
+
+    def slot(sequence: int, end_offset: int, cutting: int) -> bytes:
+        body = struct.pack(">QQB", sequence, end_offset, cutting)
+        return struct.pack(">I", crc(log_id + body)) + body
+
+    for slots, expected_end in (
+        ((slot(90, 4, 0), slot(91, 3, 1)), 3),  # a cut at 3 was begun: it is finished
+        ((slot(92, 4, 0), slot(91, 3, 1)), 4),
+        ((slot(92, 4, 0), b"torn"), 4),
+    ):
+        contents = disk.contents()
+        contents[DIRECTORY / "flushed-mark"] = slots[0].ljust(4096, b"\0") + slots[1]
+        journal = open_journal(DIRECTORY, 1, CrashDisk.holding(contents))
+        assert (journal.end_offset, journal.log_start.lost) == (expected_end, None)
+
+
+def test_a_snapshot_is_named_by_its_exclusive_end_and_epoch() -> None:
+    disk = written()
+    data = disk.contents()[DIRECTORY / "00000000000000000003-0000000003.checkpoint"]
+    assert data == snapshot_bytes(snapshot_id(3, 3))
+    journal = open_journal(DIRECTORY, 1, disk.copy())
+    assert [b.end_offset for b in read_all(journal)] == [3, 4]

@@ -1,0 +1,285 @@
+"""A snapshot counts once it is complete, intact and durable, and stays readable to its readers."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from controller.ids import EndOffset
+from controller.journal.errors import JournalDamagedError
+from controller.journal.journal import Journal
+from controller.quorum.messages import SnapshotId
+from controller.quorum.voters import VoterSet
+from tests.journal.crash_disk import CrashDisk
+from tests.journal.journal_tools import (
+    CLUSTER,
+    NODE,
+    VOTERS,
+    batch,
+    check_snapshot,
+    download,
+    held_by,
+    install,
+    make,
+    open_journal,
+    read_all,
+    snapshot_bytes,
+    snapshot_id,
+    take_snapshot,
+)
+
+DIRECTORY = Path("/node")
+BATCHES = [
+    batch(0, 1, b"one", b"two"),
+    batch(2, 1, b"three"),
+    batch(3, 2, b"four", b"five", b"six"),
+    batch(6, 4, b"seven"),
+]
+
+
+@pytest.fixture
+def disk() -> CrashDisk:
+    disk = CrashDisk()
+    make(DIRECTORY, disk)
+    journal = reopen(disk)
+    journal.append(BATCHES)
+    journal.close()
+    return disk
+
+
+def reopen(disk: CrashDisk) -> Journal:
+    disk.locked = False
+    return open_journal(DIRECTORY, 1, disk)
+
+
+def names(disk: CrashDisk, ending: str) -> list[str]:
+    return [name for name in disk.names(DIRECTORY) if name.endswith(ending)]
+
+
+def test_a_snapshot_ends_only_where_a_batch_ends_and_with_its_epoch(disk: CrashDisk) -> None:
+    """C1, C2: the end is exclusive, at a batch's end, with the epoch of the batch before it."""
+    ends = {0: 0} | {b.end_offset: b.epoch for b in BATCHES}
+    for end_offset in range(9):
+        for epoch in range(6):
+            journal = reopen(disk.copy())
+            writer = journal.begin_snapshot(snapshot_id(end_offset, epoch))
+            writer.write(snapshot_bytes(writer.snapshot_id))
+            writer.seal()
+            if ends.get(end_offset) == epoch:
+                assert journal.finish_snapshot(writer)
+                assert journal.snapshots == (writer.snapshot_id,)
+            else:
+                with pytest.raises(ValueError, match="no snapshot may end there"):
+                    journal.finish_snapshot(writer)
+                assert journal.snapshots == ()
+
+
+def test_a_log_can_begin_at_every_snapshot(disk: CrashDisk) -> None:
+    """C13: at the log's start only the snapshot's own epoch continues; recovery agrees."""
+    for item in BATCHES:
+        trimmed = disk.copy()
+        journal = reopen(trimmed)
+        which = SnapshotId(item.end_offset, item.epoch)
+        take_snapshot(journal, which)
+        journal.trim(item.end_offset)
+        journal.close()
+        journal = reopen(trimmed)
+        start = journal.log_start
+        rest = [b for b in BATCHES if b.base_offset >= start.start_offset]
+        assert read_all(journal) == rest
+        assert start.snapshots == (which,)
+        if start.start_offset == item.end_offset:
+            assert start.start_epoch == item.epoch
+        journal.close()
+
+
+def test_an_unfinished_snapshot_does_not_count_and_is_removed_at_start(disk: CrashDisk) -> None:
+    journal = reopen(disk)
+    writer = journal.begin_snapshot(snapshot_id(3, 1))
+    writer.write(snapshot_bytes(writer.snapshot_id))
+    writer.seal()
+    download(journal, snapshot_id(50, 4), b"the first half")
+    assert journal.snapshots == ()
+    assert len(names(disk, ".tmp")) == len(names(disk, ".part")) == 1
+    journal = reopen(disk)
+    assert journal.snapshots == ()
+    assert names(disk, ".tmp") == names(disk, ".part") == []
+
+
+def test_an_abandoned_snapshot_leaves_nothing(disk: CrashDisk) -> None:
+    journal = reopen(disk)
+    before = disk.contents()
+    writer = journal.begin_snapshot(snapshot_id(3, 1))
+    writer.write(b"some")
+    writer.abandon()
+    assert disk.contents() == before
+
+
+def test_a_snapshot_that_the_log_has_moved_past_is_dropped(disk: CrashDisk) -> None:
+    journal = reopen(disk)
+    writer = journal.begin_snapshot(snapshot_id(3, 1))
+    writer.write(snapshot_bytes(writer.snapshot_id))
+    writer.seal()
+    ahead = snapshot_id(100, 5)
+    assert install(journal, ahead, snapshot_bytes(ahead)) == VOTERS
+    assert not journal.finish_snapshot(writer)
+    assert journal.snapshots == (ahead,)
+    assert names(disk, ".tmp") == []
+
+
+def test_an_installed_snapshot_begins_the_log_anew(disk: CrashDisk) -> None:
+    journal = reopen(disk)
+    take_snapshot(journal, snapshot_id(3, 1))
+    ahead = snapshot_id(100, 5)
+    assert install(journal, ahead, snapshot_bytes(ahead)) == VOTERS
+    more = [batch(100, 5, b"goes on")]
+    with pytest.raises(ValueError, match="does not continue"):
+        journal.append([batch(100, 4, b"of an epoch before the snapshot's")])
+    journal.append(more)
+    journal.close()
+    journal = reopen(disk)
+    held = held_by(journal)
+    assert (held.start_offset, held.end_offset, held.snapshots) == (100, 101, (ahead,))
+    assert held.lost is None
+    assert read_all(journal) == more
+    assert journal.log_start.start_epoch == 5
+
+
+def test_only_what_was_announced_is_installed(disk: CrashDisk) -> None:
+    """C6: cut at each byte, a bit flipped in each byte, or another digest: refused, log kept."""
+    which = snapshot_id(100, 5)
+    good = snapshot_bytes(which)
+    journal = reopen(disk)
+    before = disk.contents()
+    digest = hashlib.sha256(good).digest()
+    bad_files = [good[:size] for size in range(1, len(good))]
+    bad_files += [good[:i] + bytes([good[i] ^ 1]) + good[i + 1 :] for i in range(len(good))]
+    for bad in bad_files:
+        download(journal, which, bad)
+        assert journal.install_snapshot(which, len(good), digest) is None
+        # What the sender itself holds may be bad: then its digest says nothing.
+        assert install(journal, which, bad) is None
+    download(journal, which, good)
+    assert journal.install_snapshot(which, len(good), hashlib.sha256(b"").digest()) is None
+    other = snapshot_id(101, 5)
+    assert install(journal, which, snapshot_bytes(other)) is None
+    assert journal.install_snapshot(which, len(good), digest) is None, "nothing was downloaded"
+    assert disk.contents() == before
+    assert journal.snapshots == ()
+    assert install(journal, which, good) == VOTERS
+
+
+def test_chunks_of_two_files_are_never_mixed(disk: CrashDisk) -> None:
+    """C7: another leader's file for the same id begins anew; a gap is refused."""
+    which, other = snapshot_id(100, 5), snapshot_id(200, 5)
+    first, second = snapshot_bytes(which, b"a" * 50), snapshot_bytes(which, b"b" * 50)
+    journal = reopen(disk)
+    download(journal, which, first[:40])
+    with pytest.raises(ValueError, match="the download is at"):
+        journal.write_snapshot_chunk(which, 41, b"x")
+    with pytest.raises(ValueError, match="the download is at"):
+        journal.write_snapshot_chunk(other, 40, b"x")
+    journal.write_snapshot_chunk(which, 40, second[40:])
+    total, digest = len(second), hashlib.sha256(second).digest()
+    assert journal.install_snapshot(which, total, digest) is None
+    download(journal, other, b"something else")
+    assert install(journal, which, second) == VOTERS
+    with journal.open_snapshot(which) as file:
+        assert file.read() == second
+    assert names(disk, ".part") == []
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_removed_snapshot_stays_readable_until_nobody_reads_it(disk: CrashDisk) -> None:
+    """C8: a slow reader finishes the file it began, whatever is trimmed meanwhile."""
+    clock = Clock()
+    disk.locked = False
+    journal = Journal.open(
+        DIRECTORY,
+        cluster_id=CLUSTER,
+        node_id=NODE,
+        read_snapshot_voters=check_snapshot,
+        segment_bytes=1,
+        files=disk,
+        monotonic=clock,
+    )
+    old, new = snapshot_id(3, 1), snapshot_id(6, 2)
+    data = snapshot_bytes(old, bytes(500))
+    take_snapshot(journal, old, bytes(500))
+    received = b""
+    while len(received) < len(data):
+        chunk = journal.read_snapshot(old, len(received), 100)
+        assert chunk is not None
+        assert (chunk.total_bytes, chunk.digest) == (len(data), hashlib.sha256(data).digest())
+        received += chunk.data
+        if old in journal.snapshots and len(received) > 200:
+            take_snapshot(journal, new)
+            journal.trim(EndOffset(6))
+        clock.now += 59
+        journal.release_idle_snapshots()
+    assert received == data
+    assert journal.snapshots == (new,)
+    clock.now += 60
+    journal.release_idle_snapshots()
+    assert journal.read_snapshot(old, 0, 100) is None
+
+
+def test_reading_a_snapshot_at_and_beyond_its_end(disk: CrashDisk) -> None:
+    journal = reopen(disk)
+    which = snapshot_id(3, 1)
+    take_snapshot(journal, which)
+    data = snapshot_bytes(which)
+    for position in (0, 1, len(data) - 1, len(data), len(data) + 9):
+        chunk = journal.read_snapshot(which, position, 1 << 20)
+        assert chunk is not None
+        assert chunk.data == data[position:]
+    assert journal.read_snapshot(snapshot_id(3, 2), 0, 10) is None
+    journal = reopen(disk)
+    chunk = journal.read_snapshot(which, 0, 10)
+    assert chunk is not None
+    assert chunk.digest == hashlib.sha256(data).digest(), "also of a file found at start"
+
+
+def test_a_snapshot_gone_bad_is_never_handed_on(disk: CrashDisk) -> None:
+    journal = reopen(disk)
+    take_snapshot(journal, snapshot_id(3, 1))
+    journal.close()
+    journal = reopen(disk)
+    (name,) = names(disk, ".checkpoint")
+    inode = disk.names_now[DIRECTORY / name]
+    inode.content = inode.content[:-1] + b"!"
+    with pytest.raises(JournalDamagedError, match=name):
+        journal.read_snapshot(snapshot_id(3, 1), 0, 10)
+
+
+def test_the_check_sees_a_file_as_programs_do(tmp_path: Path) -> None:
+    """Readers seek from both ends and read pieces, on a real disk."""
+    make(tmp_path)
+    journal = open_journal(tmp_path)
+    journal.append(BATCHES)
+    journal.sync()
+    take_snapshot(journal, snapshot_id(3, 1))
+    journal.close()
+    data = snapshot_bytes(snapshot_id(3, 1))
+
+    def check(which: SnapshotId, file: BinaryIO) -> VoterSet:
+        assert file.seek(0, 2) == len(data)
+        assert file.seek(-5, 1) == len(data) - 5
+        assert file.read() == data[-5:]
+        assert file.seek(2) == 2
+        assert file.read(3) == data[2:5]
+        file.seek(0)
+        return check_snapshot(which, file)
+
+    journal = Journal.open(tmp_path, cluster_id=CLUSTER, node_id=NODE, read_snapshot_voters=check)
+    assert journal.snapshots == (snapshot_id(3, 1),)
+    journal.close()

@@ -1,0 +1,49 @@
+"""A record is at the offset it was promised, whatever the quorum writes into the log by itself."""
+
+import asyncio
+from pathlib import Path
+
+from controller.metadata.requests import GetKVs, KVKey, KVToPut, PutKVs
+from controller.quorum.messages import RequestHeader, UpdateVoterRequest
+from controller.quorum.voters import Voter
+from tests.loop.memory_cluster import CLUSTER, MemoryCluster, Node, eventually, run
+
+
+def update_of(follower: Node, leader: Node) -> UpdateVoterRequest:
+    """What makes the leader write a record of its own: a voter that has moved."""
+    header = RequestHeader(
+        cluster_id=CLUSTER,
+        sender=follower.key,
+        receiver=leader.key,
+        epoch=leader.driver.epoch,
+        incarnation=99,
+        request_id=99,
+    )
+    return UpdateVoterRequest(header=header, voter=Voter(follower.key, "moved:1"))
+
+
+def knows_all_disks(node: Node) -> bool:
+    return all(voter.key.directory_id for voter in node.driver.describe().voters)
+
+
+def test_a_voter_record_between_an_append_and_its_flush_shifts_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with MemoryCluster(tmp_path) as cluster:
+            await cluster.fill("a", 2)
+            leader = cluster.nodes[await cluster.leader()]
+            await eventually(lambda: knows_all_disks(leader), "every voter's disk is recorded")
+            follower = next(node for node in cluster.nodes.values() if node is not leader)
+            put = PutKVs(items=(KVToPut(key="k", value=b"v"),))
+            # Both run in this turn of the event loop; what was put is flushed in the next.
+            writing = asyncio.create_task(leader.controller.write(put))
+            updating = asyncio.create_task(leader.driver.handle(update_of(follower, leader)))
+            await updating
+            endpoints = {voter.endpoint for voter in leader.driver.describe().voters}
+            assert "moved:1" in endpoints, "no record was written in between"
+            written = await writing
+            get = GetKVs(keys=(KVKey(key="k"),))
+            for node in cluster.nodes.values():
+                read = await node.controller.read(get, at_least=written.offset)
+                assert read.answer == written.answer
+
+    run(scenario())

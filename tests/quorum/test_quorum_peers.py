@@ -1,0 +1,458 @@
+"""The transport: what it tells of broken, refused and silent peers, and where it looks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from controller.cli.local_cluster import Child, free_ports, start_child
+from controller.ids import ClusterId, EndOffset, Epoch, NodeId
+from controller.quorum.messages import (
+    FetchRequest,
+    FetchSnapshotRequest,
+    QuorumError,
+    RequestHeader,
+    Response,
+    SnapshotId,
+    VoteRequest,
+)
+from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from controller.rpc.peer_addresses import PeerAddresses
+from controller.rpc.quorum_peers import IN_FLIGHT_PER_PEER_MAX, GrpcPeerTransport
+from controller.rpc.routes import service_handler
+from proto import quorum_pb2 as pb
+from tests.quorum.stubborn_peer import answer_header
+
+PEER = NodeId(1)
+TIMEOUT_MS = 1000
+NEVER_MS = 100_000
+"""Where silence alone must not be what ends a request."""
+
+
+class Listener:
+    """Remembers what the transport tells."""
+
+    def __init__(self) -> None:
+        self.responses: list[Response] = []
+        self.failed: list[int] = []
+        self.lost: list[NodeId] = []
+        self._told = asyncio.Event()
+
+    def on_response(self, response: Response) -> None:
+        self.responses.append(response)
+        self._told.set()
+
+    def on_request_failed(self, peer: NodeId, request_id: int) -> None:
+        self.failed.append(request_id)
+        self._told.set()
+
+    def on_connection_lost(self, peer: NodeId) -> None:
+        self.lost.append(peer)
+        self._told.set()
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                self._told.clear()
+                await self._told.wait()
+
+    async def ended(self, request_id: int, timeout_s: float = 10) -> bool:
+        """Wait until the request has ended; return whether it was answered."""
+
+        def answered() -> bool:
+            return any(each.header.request_id == request_id for each in self.responses)
+
+        await self.until(lambda: answered() or request_id in self.failed, timeout_s)
+        return answered()
+
+
+def header(request_id: int) -> RequestHeader:
+    return RequestHeader(
+        cluster_id=ClusterId("c"),
+        sender=ReplicaKey(NodeId(0)),
+        receiver=ReplicaKey(PEER),
+        epoch=Epoch(1),
+        incarnation=1,
+        request_id=request_id,
+    )
+
+
+def vote(request_id: int) -> VoteRequest:
+    return VoteRequest(
+        header=header(request_id), pre_vote=True, last_epoch=Epoch(0), end_offset=EndOffset(0)
+    )
+
+
+def fetch(request_id: int) -> FetchRequest:
+    return FetchRequest(
+        header=header(request_id),
+        fetch_offset=EndOffset(0),
+        last_epoch=Epoch(0),
+        high_watermark=EndOffset(0),
+        read_round=0,
+        max_wait_ms=100,
+        max_bytes=1,
+    )
+
+
+def fetch_snapshot(request_id: int) -> FetchSnapshotRequest:
+    return FetchSnapshotRequest(
+        header=header(request_id),
+        snapshot_id=SnapshotId(EndOffset(1), Epoch(1)),
+        position=0,
+        max_bytes=1,
+    )
+
+
+def voters_at(endpoint: str) -> VoterSet:
+    return VoterSet((Voter(ReplicaKey(PEER), endpoint),))
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+@asynccontextmanager
+async def transport_with(
+    *,
+    seed: str = "",
+    override: str = "",
+    voters: VoterSet | None = None,
+    timeout_ms: int = TIMEOUT_MS,
+) -> AsyncIterator[tuple[GrpcPeerTransport, Listener]]:
+    seeds = {PEER: seed} if seed else {}
+    overrides = {PEER: override} if override else {}
+    addresses = PeerAddresses(NodeId(0), "127.0.0.1:1", seeds, overrides)
+    transport, listener = GrpcPeerTransport(addresses, timeout_ms), Listener()
+    transport.bind(listener)
+    transport.set_voters(voters or VoterSet())
+    try:
+        yield transport, listener
+    finally:
+        await transport.close()
+
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+
+
+@asynccontextmanager
+async def peer_here(handlers: Mapping[str, Handler]) -> AsyncIterator[str]:
+    """A peer in this process; its endpoint."""
+    server = grpc.aio.server()
+    service = pb.DESCRIPTOR.services_by_name["QuorumService"]
+    server.add_generic_rpc_handlers((service_handler(service, handlers, {}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+def voting_as(node_id: int, **fields: Any) -> dict[str, Handler]:
+    async def answer(request: pb.VoteRequest, _: Any) -> pb.VoteResponse:
+        return pb.VoteResponse(header=answer_header(node_id, request.header, **fields))
+
+    return {"Vote": answer}
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[tuple[Child, str]]:
+    """A peer in a process of its own."""
+    command = [sys.executable, "-m", "tests.quorum.stubborn_peer", str(PEER)]
+    child = start_child("peer", command, tmp_path / "peer.log")
+    yield child, child.wait_ready()
+    child.kill()
+
+
+# -- broken, refused, silent
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("is_polling", [True, False], ids=["long poll", "nothing under way"])
+def test_a_killed_peer_is_noticed_at_once(peer: tuple[Child, str], is_polling: bool) -> None:
+    child, endpoint = peer
+
+    async def scenario() -> None:
+        async with transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener):
+            transport.send(vote(1))
+            assert await listener.ended(1)
+            if is_polling:
+                transport.send(fetch(2))
+                transport.send(vote(3))  # leaves after the Fetch, so that is under way
+                assert await listener.ended(3)
+            child.kill()
+            await listener.until(lambda: PEER in listener.lost)
+            assert not is_polling or not await listener.ended(2)
+
+    run(scenario)
+
+
+@pytest.mark.process
+def test_a_stopped_peer_is_silent_not_lost(peer: tuple[Child, str]) -> None:
+    child, endpoint = peer
+
+    async def scenario() -> None:
+        async with transport_with(seed=endpoint) as (transport, listener):
+            transport.send(vote(1))
+            assert await listener.ended(1)
+            child.process.send_signal(signal.SIGSTOP)
+            for request_id in (2, 3):  # the second meets a connection that nobody accepts
+                transport.send(vote(request_id))
+                assert not await listener.ended(request_id)
+            assert listener.lost == []
+            child.process.send_signal(signal.SIGCONT)
+            for request_id in range(4, 20):
+                transport.send(vote(request_id))
+                if await listener.ended(request_id):
+                    return
+            raise AssertionError("the peer was not found again")
+
+    run(scenario)
+
+
+def test_a_refused_connection_is_noticed_at_once() -> None:
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+
+    async def scenario() -> None:
+        async with transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener):
+            transport.send(vote(1))
+            assert not await listener.ended(1)
+            await listener.until(lambda: listener.lost == [PEER])
+
+    run(scenario)
+
+
+def test_a_peer_nobody_has_told_of_is_not_waited_for() -> None:
+    async def scenario() -> None:
+        async with transport_with(timeout_ms=NEVER_MS) as (transport, listener):
+            transport.send(vote(1))
+            assert not await listener.ended(1)
+            assert listener.lost == []
+
+    run(scenario)
+
+
+def test_a_malformed_answer_fails_the_request() -> None:
+    async def scenario() -> None:
+        async with (
+            peer_here(voting_as(PEER, epoch=-1)) as endpoint,
+            transport_with(seed=endpoint) as (transport, listener),
+        ):
+            transport.send(vote(1))
+            assert not await listener.ended(1)
+            assert listener.lost == []
+
+    run(scenario)
+
+
+class SwallowingProxy:
+    """Forwards connections; those that were there when `swallow` was called carry nothing more."""
+
+    def __init__(self, target: str) -> None:
+        self._host, _, self._port = target.partition(":")
+        self._generation = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def swallow(self) -> None:
+        self._generation += 1
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection(self._host, int(self._port))
+        for source, sink in ((reader, there[1]), (there[0], writer)):
+            task = asyncio.create_task(self._forward(source, sink, self._generation))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _forward(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, generation: int
+    ) -> None:
+        while data := await source.read(1 << 16):
+            if generation == self._generation:
+                sink.write(data)
+        sink.close()
+
+
+def test_a_connection_that_carries_nothing_is_not_waited_for() -> None:
+    """TCP itself would try an old connection for minutes after a cut has healed."""
+
+    async def scenario() -> None:
+        async with peer_here(voting_as(PEER)) as target:
+            proxy = SwallowingProxy(target)
+            server = await asyncio.start_server(proxy.connected, "127.0.0.1", 0)
+            endpoint = "{}:{}".format(*server.sockets[0].getsockname())
+            async with transport_with(seed=endpoint) as (transport, listener):
+                transport.send(vote(1))
+                assert await listener.ended(1)
+                proxy.swallow()
+                transport.send(vote(2))
+                assert not await listener.ended(2)
+                transport.send(vote(3))
+                assert await listener.ended(3)
+                assert listener.lost == []
+            server.close()
+
+    run(scenario)
+
+
+# -- where peers are
+
+
+@pytest.mark.parametrize("is_right", ["voters", "seed"])
+def test_of_two_addresses_the_one_that_works_is_found(is_right: str) -> None:
+    """Neither a stale voter record nor a stale configuration keeps nodes apart."""
+    (port,) = free_ports(1)
+    gone = f"127.0.0.1:{port}"
+
+    async def scenario() -> None:
+        async with peer_here(voting_as(PEER)) as there:
+            voter, seed = (there, gone) if is_right == "voters" else (gone, there)
+            async with transport_with(seed=seed, voters=voters_at(voter)) as (transport, listener):
+                transport.send(vote(1))
+                if not await listener.ended(1):
+                    assert listener.lost == [], "another address was not tried yet"
+                    transport.send(vote(2))
+                    assert await listener.ended(2)
+                assert transport.endpoint(PEER) == there
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "impostor",
+    [
+        voting_as(2),
+        voting_as(PEER, error=int(QuorumError.INVALID_VOTER_KEY)),
+        voting_as(PEER, error=int(QuorumError.INCONSISTENT_CLUSTER_ID)),
+    ],
+    ids=["another node", "another disk", "another cluster"],
+)
+def test_an_address_taken_over_by_another_node_is_left(impostor: dict[str, Handler]) -> None:
+    async def scenario() -> None:
+        async with (
+            peer_here(impostor) as taken,
+            peer_here(voting_as(PEER)) as there,
+            transport_with(seed=there, voters=voters_at(taken)) as (transport, listener),
+        ):
+            transport.send(vote(1))
+            await listener.ended(1)
+            assert not any(each.header.sender != PEER for each in listener.responses)
+            transport.send(vote(2))
+            assert await listener.ended(2)
+            assert listener.responses[-1].header.error is QuorumError.NONE
+            assert listener.lost == []
+
+    run(scenario)
+
+
+def test_the_leaders_address_is_learnt_from_answers() -> None:
+    """A node that joins knows its seeds alone; they say where the leader is."""
+
+    async def scenario() -> None:
+        told = voting_as(PEER, leader_id=7, leader_endpoint="10.0.0.7:9090")
+        odd = voting_as(PEER, leader_id=7, leader_endpoint="no address")
+        for handlers, known in ((told, "10.0.0.7:9090"), (odd, None)):
+            async with (
+                peer_here(handlers) as endpoint,
+                transport_with(seed=endpoint) as (transport, listener),
+            ):
+                transport.send(vote(1))
+                assert await listener.ended(1)
+                assert transport.endpoint(NodeId(7)) == known
+
+    run(scenario)
+
+
+def test_an_override_wins_and_is_told_to_nobody() -> None:
+    async def scenario() -> None:
+        async with (
+            peer_here(voting_as(PEER)) as proxy,
+            transport_with(override=proxy, seed="10.0.0.1:1", voters=voters_at("10.0.0.2:1")) as (
+                transport,
+                listener,
+            ),
+        ):
+            transport.send(vote(1))
+            assert await listener.ended(1)
+            assert transport.endpoint(PEER) == "10.0.0.2:1"
+            assert transport.endpoint(NodeId(0)) == "127.0.0.1:1"
+
+    run(scenario)
+
+
+# -- limits and separate connections
+
+
+def test_snapshots_travel_on_a_connection_of_their_own() -> None:
+    callers: dict[str, str] = {}
+
+    async def scenario() -> None:
+        async def answer(request: Any, context: Any) -> Any:
+            is_vote = isinstance(request, pb.VoteRequest)
+            callers["vote" if is_vote else "snapshot"] = context.peer()
+            kind = pb.VoteResponse if is_vote else pb.FetchSnapshotResponse
+            number = int(QuorumError.NONE if is_vote else QuorumError.SNAPSHOT_NOT_FOUND)
+            return kind(header=answer_header(PEER, request.header, error=number))
+
+        async with (
+            peer_here({"Vote": answer, "FetchSnapshot": answer}) as endpoint,
+            transport_with(seed=endpoint) as (transport, listener),
+        ):
+            transport.send(vote(1))
+            transport.send(fetch_snapshot(2))
+            assert await listener.ended(1)
+            assert await listener.ended(2)
+
+    run(scenario)
+    assert callers["vote"] != callers["snapshot"]
+
+
+def test_a_peer_that_answers_nothing_holds_a_bounded_number_of_requests() -> None:
+    arrived: set[int] = set()
+
+    async def scenario() -> None:
+        async def never(request: pb.FetchRequest, _: Any) -> pb.FetchResponse:
+            arrived.add(request.header.request_id)
+            await asyncio.Event().wait()
+            return pb.FetchResponse()
+
+        async with (
+            peer_here({"Fetch": never, **voting_as(PEER)}) as endpoint,
+            transport_with(seed=endpoint) as (transport, listener),
+        ):
+            for request_id in range(IN_FLIGHT_PER_PEER_MAX + 3):
+                transport.send(fetch(request_id))
+            await listener.until(lambda: len(listener.failed) >= 3)
+            assert sorted(listener.failed) == [IN_FLIGHT_PER_PEER_MAX + extra for extra in range(3)]
+            for request_id in range(IN_FLIGHT_PER_PEER_MAX):
+                assert not await listener.ended(request_id)
+            transport.send(vote(1000))
+            assert await listener.ended(1000), "there is room again"
+            assert max(arrived) < IN_FLIGHT_PER_PEER_MAX
+
+    run(scenario)
+
+
+def test_connections_to_nodes_that_are_none_of_ours_any_more_are_closed() -> None:
+    async def scenario() -> None:
+        async with (
+            peer_here(voting_as(PEER)) as endpoint,
+            transport_with(voters=voters_at(endpoint)) as (transport, listener),
+        ):
+            transport.send(vote(1))
+            assert await listener.ended(1)
+            assert transport.connected_to == {(PEER, endpoint)}
+            transport.set_voters(VoterSet())
+            assert transport.connected_to == set()
+            transport.send(vote(2))
+            assert not await listener.ended(2)
+
+    run(scenario)

@@ -1,0 +1,130 @@
+"""The gRPC face of a replica: what is under way is bounded, a bad request gets no further."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from controller.cli.client import RpcFailure, read_failure
+from controller.errors import NotLeaderError
+from controller.ids import ClusterId, Epoch, NodeId
+from controller.quorum.messages import (
+    FetchRequest,
+    QuorumError,
+    Request,
+    ResponseHeader,
+    VoteRequest,
+    VoteResponse,
+)
+from controller.rpc.grpc_options import REQUEST_BYTES_MAX, SERVER_OPTIONS
+from controller.rpc.quorum_service import QuorumServicer
+from proto import quorum_pb2 as pb
+from proto.quorum_pb2_grpc import QuorumServiceStub, add_QuorumServiceServicer_to_server
+
+FETCHES_MAX = 256
+
+
+class Driver:
+    """Answers votes and lets every Fetch wait, until `release` is set."""
+
+    def __init__(self) -> None:
+        self.leader = (NodeId(3), "10.0.0.3:1")
+        self.waiting = 0
+        self.changed = asyncio.Event()
+        self.release = asyncio.Event()
+
+    async def handle(self, request: Request) -> VoteResponse:
+        if isinstance(request, FetchRequest):
+            self.waiting += 1
+            self.changed.set()
+            await self.release.wait()
+            raise NotLeaderError
+        assert isinstance(request, VoteRequest)
+        header = ResponseHeader(
+            sender=NodeId(0),
+            receiver=request.header.sender.node_id,
+            epoch=Epoch(1),
+            leader_id=NodeId(2) if request.pre_vote else NodeId(3),
+            error=QuorumError.NONE,
+            incarnation=request.header.incarnation,
+            request_id=request.header.request_id,
+        )
+        return VoteResponse(header=header, pre_vote=request.pre_vote, granted=True)
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[Driver, Any]]:
+    driver: Any = Driver()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    add_QuorumServiceServicer_to_server(QuorumServicer(driver, ClusterId("c")), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield driver, QuorumServiceStub(channel)
+    await server.stop(None)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+async def failure_of(call: Awaitable[object]) -> RpcFailure:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return read_failure(caught.value)
+
+
+def test_a_flood_of_fetches_leaves_room_for_votes() -> None:
+    async def scenario() -> None:
+        async with served() as (driver, stub):
+            fetches = [
+                asyncio.ensure_future(stub.Fetch(pb.FetchRequest())) for _ in range(FETCHES_MAX)
+            ]
+            while driver.waiting < FETCHES_MAX:
+                driver.changed.clear()
+                await driver.changed.wait()
+
+            failure = await failure_of(stub.Fetch(pb.FetchRequest()))
+            assert (failure.status, failure.reason) == ("RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED")
+            assert (await stub.Vote(pb.VoteRequest())).granted
+
+            driver.release.set()
+            for fetch in fetches:
+                assert (await failure_of(fetch)).reason == "NOT_LEADER"
+            assert (await failure_of(stub.Fetch(pb.FetchRequest()))).reason == "NOT_LEADER"
+
+    run(scenario)
+
+
+def test_the_leader_is_named_with_its_own_address_or_none() -> None:
+    """Who leads may change between the answer and its sending."""
+
+    async def scenario() -> None:
+        async with served() as (_, stub):
+            same = (await stub.Vote(pb.VoteRequest(pre_vote=False))).header
+            changed = (await stub.Vote(pb.VoteRequest(pre_vote=True))).header
+            assert (same.leader_id, same.leader_endpoint) == (3, "10.0.0.3:1")
+            assert (changed.leader_id, changed.leader_endpoint) == (2, "")
+
+    run(scenario)
+
+
+def test_a_bad_request_does_not_reach_the_replica() -> None:
+    async def scenario() -> None:
+        async with served() as (driver, stub):
+            failure = await failure_of(stub.Fetch(pb.FetchRequest(fetch_offset=-1)))
+            assert (failure.status, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+            assert "fetch_offset: -1" in failure.message
+            huge = pb.EndQuorumEpochRequest(
+                header=pb.QuorumRequestHeader(cluster_id="x" * REQUEST_BYTES_MAX)
+            )
+            failure = await failure_of(stub.EndQuorumEpoch(huge))
+            assert failure.status == "RESOURCE_EXHAUSTED"
+            assert driver.waiting == 0
+
+    run(scenario)

@@ -1,0 +1,281 @@
+"""Real controllers: voters come and go, leadership moves, disks are lost, and nothing else is."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from controller.cli.client import ControllerClient, read_failure
+from controller.cli.local_cluster import LocalCluster, free_ports
+from controller.rpc.session import OFFSET_KEY, READ_AFTER_KEY
+from proto import kv_pb2
+from proto.kv_pb2_grpc import KVServiceStub
+from tests.server.quorum_tools import (
+    put,
+    quorum,
+    replica,
+    streammeta,
+    wait_until,
+    writes_going_on,
+)
+from tests.server.running import controller_command, describe, running_cluster, start_python
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three controllers, for tests that leave them as they were but for who leads."""
+    with running_cluster(tmp_path_factory.mktemp("quorum")) as running:
+        yield running
+
+
+def test_describe_tells_who_leads_and_how_far_everybody_is(cluster: LocalCluster) -> None:
+    with ControllerClient(cluster.endpoints, timeout_s=30) as client:
+        put(client, "described", "yes")
+
+    def everybody_has_told() -> bool:
+        rows = quorum(cluster, "describe")["replicas"]
+        return all(row["lag"] == 0 and row["directory_id"] for row in rows)
+
+    wait_until(everybody_has_told, "all voters have everything")
+    for connect in cluster.endpoints:
+        seen = quorum(cluster, "describe", connect=connect)
+
+        assert (seen["cluster_id"], seen["voter_ids"]) == ("test", [1, 2, 3])
+        roles = {row["node_id"]: row["role"] for row in seen["replicas"]}
+        assert sorted(roles.values()) == ["follower", "follower", "leader"]
+        assert roles[seen["leader_id"]] == "leader"
+        assert [row["endpoint"] for row in seen["replicas"]] == cluster.endpoints
+        assert all(row["end_offset"] >= seen["high_watermark"] > 0 for row in seen["replicas"])
+        assert [row["node_id"] for row in seen["controllers"]] == [1, 2, 3]
+        assert not any(row["repairing"] or row["disk_full"] for row in seen["controllers"])
+        assert "silent" not in seen
+
+
+def test_leadership_goes_where_it_is_sent(cluster: LocalCluster) -> None:
+    with writes_going_on(cluster) as writes:
+        for _ in range(2):
+            writes.expect_progress()
+            leader = quorum(cluster, "describe")["leader_id"]
+            to = leader % 3 + 1
+
+            said = quorum(cluster, "transfer", "--to", str(to))
+
+            assert (said["leader_before"], said["leader_id"]) == (leader, to)
+        assert quorum(cluster, "transfer")["leader_id"] != to
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("add-voter", "--node-id", "9", "--endpoint", "h:1"), "OBSERVER_NOT_FOUND", "--seeds"),
+        (("add-voter", "--node-id", "9", "--endpoint", "h"), "CONFIG", "HOST:PORT"),
+        (("remove-voter", "--node-id", "9"), "VOTER_NOT_FOUND", "node 1"),
+        (("remove-voter", "--node-id", "1", "--directory-id", "x"), "VOTER_NOT_FOUND", "describe"),
+        (("transfer", "--to", "9"), "TRANSFER_REFUSED", "9"),
+        (("transfer", "--to", "1000"), "USAGE", "0<=x<=999"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_and_changes_nothing(
+    cluster: LocalCluster, words: tuple[str, ...], code: str, says: str
+) -> None:
+    before = quorum(cluster, "describe")
+
+    name, *more = words
+    said = streammeta("quorum", name, "--connect", cluster.connect, *more)
+
+    assert (said["ok"], said["error"]["code"]) == (False, code), said
+    assert said["exit_code"] == (2 if code == "USAGE" else 1)
+    assert says in said["error"]["message"] + said["error"]["hint"]
+    after = quorum(cluster, "describe")
+    for unchanged in ("voter_ids", "leader_id", "epoch"):
+        assert before[unchanged] == after[unchanged]
+
+
+def test_a_voter_that_votes_already_is_not_added(cluster: LocalCluster) -> None:
+    voter = next(row for row in quorum(cluster, "describe")["replicas"] if row["node_id"] == 2)
+
+    said = streammeta(
+        *("quorum", "add-voter", "--connect", cluster.connect, "--node-id", "2"),
+        *("--endpoint", voter["endpoint"], "--directory-id", voter["directory_id"]),
+    )
+
+    assert said["error"]["code"] == "DUPLICATE_VOTER"
+
+
+def test_each_controller_that_is_named_writes_a_snapshot(cluster: LocalCluster) -> None:
+    taken = quorum(cluster, "snapshot")["snapshots"]
+
+    assert [row["node_id"] for row in taken] == [1, 2, 3]
+    seen = {row["node_id"]: row for row in quorum(cluster, "describe")["controllers"]}
+    for row in taken:
+        assert seen[row["node_id"]]["snapshot_end"] >= row["end_offset"] > 0
+
+
+# -- session reads
+
+
+class Session:
+    """Reads and writes one key at chosen controllers, with the metadata of session reads."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._channels = {
+            node_id: grpc.insecure_channel(endpoint)
+            for node_id, endpoint in zip(cluster.node_ids, cluster.endpoints, strict=True)
+        }
+
+    def write(self, node_id: int, value: str) -> int:
+        """Put the key; return the offset that the answer quotes."""
+        item = kv_pb2.KVToPut(key="session", value=value.encode(), overwrite=True)
+        _, call = KVServiceStub(self._channels[node_id]).PutKVs.with_call(
+            kv_pb2.PutKVsRequest(items=[item]), timeout=10
+        )
+        return _quoted_offset(call)
+
+    def read(self, node_id: int, after: object, timeout_s: float = 10) -> tuple[str, int]:
+        """Get the key; return its value and the offset that the answer quotes."""
+        answer, call = KVServiceStub(self._channels[node_id]).GetKVs.with_call(
+            kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(key="session")]),
+            timeout=timeout_s,
+            metadata=((READ_AFTER_KEY, str(after)),),
+        )
+        return answer.results[0].value.decode(), _quoted_offset(call)
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+
+def _quoted_offset(call: Any) -> int:
+    return int(dict(call.trailing_metadata())[OFFSET_KEY])
+
+
+@pytest.fixture
+def session(cluster: LocalCluster) -> Iterator[Session]:
+    opened = Session(cluster)
+    yield opened
+    opened.close()
+
+
+def test_a_session_reads_its_own_writes_at_any_controller(
+    cluster: LocalCluster, session: Session
+) -> None:
+    leader = quorum(cluster, "describe")["leader_id"]
+    for number in range(30):
+        offset = session.write(leader, str(number))
+        for node_id in cluster.node_ids:
+            value, holds_at = session.read(node_id, offset)
+            assert (value, holds_at >= offset) == (str(number), True)
+
+
+def test_a_session_read_waits_no_longer_than_its_caller(
+    cluster: LocalCluster, session: Session
+) -> None:
+    leader = quorum(cluster, "describe")["leader_id"]
+    offset = session.write(leader, "x")
+    for node_id in cluster.node_ids:
+        with pytest.raises(grpc.RpcError) as refused:
+            session.read(node_id, offset + 1_000_000, timeout_s=1)
+
+        failure = read_failure(refused.value)
+        assert failure.status in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+        if failure.reason:
+            assert failure.reason == "NOT_CAUGHT_UP"
+            assert failure.metadata["wanted"] == str(offset + 1_000_000)
+
+
+@pytest.mark.parametrize("after", ["-1", "x", "", "1.5", str(1 << 63)])
+def test_a_malformed_offset_is_refused_by_name(session: Session, after: str) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        session.read(1, after)
+
+    failure = read_failure(refused.value)
+    assert (failure.status, failure.metadata["field"]) == ("INVALID_ARGUMENT", READ_AFTER_KEY)
+
+
+# -- voters come and go
+
+
+def leader_id(cluster: LocalCluster) -> int:
+    return int(quorum(cluster, "describe")["leader_id"])
+
+
+def test_voters_are_added_and_removed_while_writes_go_on(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster, writes_going_on(cluster) as writes:
+        for _ in range(2):
+            joined = cluster.join()
+            wait_until(lambda n=joined: replica(cluster, n) != {}, "it fetches as an observer")  # type: ignore[misc]
+            assert replica(cluster, joined)["role"] == "observer"
+            shown = describe(cluster, leader_id(cluster)).controllers
+            assert [controller.voter for controller in shown] == [True] * (joined - 1) + [False]
+            endpoint = cluster.endpoints[joined - 1]
+
+            said = quorum(cluster, "add-voter", "--node-id", str(joined), "--endpoint", endpoint)
+
+            assert said["added"] == joined
+            writes.expect_progress()
+        assert quorum(cluster, "describe")["voter_ids"] == [1, 2, 3, 4, 5]
+
+        leader = leader_id(cluster)
+        for node_id in (leader, leader % 5 + 1):  # the leader itself, then another
+            assert quorum(cluster, "remove-voter", "--node-id", str(node_id))["removed"] == node_id
+            writes.expect_progress()
+            assert cluster.children[node_id].stop() == 0
+        left = quorum(cluster, "describe")
+        assert len(left["voter_ids"]) == 3
+        assert not {leader, leader % 5 + 1} & set(left["voter_ids"])
+
+        cluster.children[left["leader_id"]].kill()
+        writes.expect_progress()
+
+
+def test_a_node_of_another_cluster_is_not_let_in(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, 1) as cluster:
+        data = str(tmp_path / "stray")
+        identity = ("--node-id", "2", "--cluster-id", "other", "--data-dir", data)
+        assert streammeta("storage", "format", "--join", *identity)["ok"]
+        seeds = f"1@{cluster.endpoints[0]}"
+        options = {"node_id": "2", "cluster_id": "other", "data_dir": data, "seeds": seeds}
+        stray = start_python("stray", controller_command(tmp_path, **options), tmp_path)
+        try:
+            stray.wait_ready()
+            wait_until(lambda: "another_cluster" in stray.log_tail(), "it says what is wrong")
+            wait_until(lambda: quorum(cluster, "describe")["leader_id"] == 1, "a leader")
+            assert [row["node_id"] for row in quorum(cluster, "describe")["replicas"]] == [1]
+        finally:
+            stray.kill()
+
+
+def test_all_addresses_may_change_at_once(tmp_path: Path) -> None:
+    """Nodes that find each other through --seeds tell the leader where they listen now."""
+    with running_cluster(tmp_path) as cluster:
+        with writes_going_on(cluster) as writes:
+            writes.expect_progress()
+        cluster.stop_all()
+        cluster.ports[:] = free_ports(3)
+        cluster.start_all()
+        with writes_going_on(cluster):
+            pass
+
+        def endpoints() -> list[str]:
+            return [row["endpoint"] for row in quorum(cluster, "describe")["replicas"]]
+
+        wait_until(lambda: endpoints() == cluster.endpoints, "the voters' new addresses are known")
+
+
+def test_a_stopped_controller_does_not_hide_the_others(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        wait_until(lambda: quorum(cluster, "describe")["leader_id"] is not None, "a leader")
+        leader = quorum(cluster, "describe")["leader_id"]
+        stopped = cluster.children[leader % 3 + 1]
+        stopped.process.send_signal(signal.SIGSTOP)
+
+        seen = quorum(cluster, "describe", connect=cluster.endpoints[leader - 1])
+
+        assert seen["leader_id"] == leader
+        assert [row["endpoint"] for row in seen["silent"]] == [cluster.endpoints[leader % 3]]
+        assert len(seen["controllers"]) == 2

@@ -1,0 +1,240 @@
+"""Virtual clients: they write, read, retry, give up, and record what they were told.
+
+Each does one operation at a time. Answers get lost, so outcomes may stay unknown; what they record
+is checked for linearizability at the end. Session reads, at any node, are compared with the ledger
+as soon as they are answered.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.linearizability.history import Handle
+from tests.linearizability.models import (
+    CommitRange,
+    Delete,
+    End,
+    Get,
+    KVAnswer,
+    NotAtEnd,
+    Objects,
+    Put,
+    ReadEnd,
+    ReadObjects,
+)
+from tests.sim.sim_check import check
+from tests.sim.sim_service import Answered, Outcome, Refused
+from tests.sim.sim_store import Answer, Request, Store
+
+if TYPE_CHECKING:
+    from tests.sim.sim_world import World
+
+VALUE_KEYS = ("k0", "k1", "k2")
+LIST_KEYS = ("s0", "s1")
+_TIMEOUT_MS = 250
+_ATTEMPTS = 6
+
+
+class Client:
+    """One session."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self._world = world
+        self._number = number
+        self._rng = world.rngs.clients
+        self._target = self._rng.randrange(len(world.nodes))
+        self._versions: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+        self._seen_offset = 0
+        self._call = 0
+        """Answers to earlier calls are ignored."""
+
+    # -- what to do
+
+    def think(self) -> None:
+        """Wait a little, then do something."""
+        if self._world.clients_may_go_on:
+            pause = 1 + self._rng.randrange(2 * self._world.profile.think_ms)
+            self._world.timeline.later(pause, self._act)
+
+    def _act(self) -> None:
+        rng = self._rng
+        drawn = rng.random()
+        if drawn < 0.15:
+            self._read_in_session()
+        elif drawn < 0.35:
+            self._begin(*self._some_read())
+        elif drawn < 0.6:
+            self._begin(*self._some_commit())
+        else:
+            self._begin(*self._some_write())
+
+    def _some_read(self) -> tuple[str, Request]:
+        rng = self._rng
+        if rng.random() < 0.6:
+            return rng.choice(VALUE_KEYS), Get()
+        return rng.choice(LIST_KEYS), ReadEnd() if rng.random() < 0.5 else ReadObjects()
+
+    def _some_commit(self) -> tuple[str, Request]:
+        key = self._rng.choice(LIST_KEYS)
+        start = self._ends.get(key)
+        if start is None:
+            return key, ReadEnd()
+        return key, CommitRange(self._world.next_number(), start, start + 1)
+
+    def _some_write(self) -> tuple[str, Request]:
+        rng = self._rng
+        key = rng.choice(VALUE_KEYS)
+        version = self._versions.get(key) if rng.random() < 0.4 else None
+        if rng.random() < 0.2:
+            return key, Delete(version)
+        return key, Put(f"v{self._world.next_number()}", version)
+
+    # -- operations
+
+    def _begin(self, key: str, request: Request) -> None:
+        handle = self._world.recorder.invoke(f"client {self._number}", key, request)
+        self._try(handle, key, request, _ATTEMPTS)
+
+    def _try(self, handle: Handle, key: str, request: Request, attempts: int) -> None:
+        """Ask the node that is thought to lead, and wait for its answer or the time-out."""
+        self._call += 1
+        call = self._call
+
+        def on_outcome(outcome: Outcome) -> None:
+            if call == self._call:
+                self._call += 1
+                self._on_outcome(handle, key, request, attempts, outcome)
+
+        def on_timeout() -> None:
+            if call == self._call:
+                self._call += 1
+                self._on_unknown(handle, key, request, attempts)
+
+        self._world.call(self._target, key, request, None, on_outcome)
+        self._world.timeline.later(_TIMEOUT_MS, on_timeout)
+
+    def _on_outcome(
+        self, handle: Handle, key: str, request: Request, attempts: int, outcome: Outcome
+    ) -> None:
+        if isinstance(outcome, Answered):
+            self._world.counts["operations answered"] += 1
+            self._world.recorder.complete(handle, outcome.answer)
+            self._learn(key, request, outcome)
+            self.think()
+        elif not isinstance(outcome, Refused):
+            self._on_unknown(handle, key, request, attempts)
+        elif attempts and self._world.clients_may_go_on:
+            self._target = self._other_target(outcome.leader)
+            self._world.timeline.later(
+                5 + self._rng.randrange(20),
+                lambda: self._try(handle, key, request, attempts - 1),
+            )
+        else:
+            self._world.recorder.fail(handle)
+            self.think()
+
+    def _on_unknown(self, handle: Handle, key: str, request: Request, attempts: int) -> None:
+        """Commits may be repeated, for they name their object; other writes are left unknown."""
+        self._world.counts["outcomes unknown"] += 1
+        self._target = self._other_target(None)
+        if isinstance(request, CommitRange) and attempts and self._world.clients_may_go_on:
+            self._try_after_unknown(handle, key, request, attempts - 1)
+            return
+        self._world.recorder.ambiguous(handle)
+        self._ends.pop(key, None)
+        self.think()
+
+    def _try_after_unknown(
+        self, handle: Handle, key: str, request: CommitRange, attempts: int
+    ) -> None:
+        """Repeat until answered: from now on a refusal does not mean that nothing happened."""
+        self._call += 1
+        call = self._call
+
+        def go_on(outcome: Outcome | None) -> None:
+            if call != self._call:
+                return
+            self._call += 1
+            if isinstance(outcome, Answered) and not isinstance(outcome.answer, NotAtEnd):
+                self._on_outcome(handle, key, request, 0, outcome)
+            elif attempts and self._world.clients_may_go_on:
+                leader = outcome.leader if isinstance(outcome, Refused) else None
+                self._target = self._other_target(leader)
+                self._world.timeline.later(
+                    10, lambda: self._try_after_unknown(handle, key, request, attempts - 1)
+                )
+            else:
+                self._world.recorder.ambiguous(handle)
+                self._ends.pop(key, None)
+                self.think()
+
+        self._world.call(self._target, key, request, None, go_on)
+        self._world.timeline.later(_TIMEOUT_MS, lambda: go_on(None))
+
+    def _other_target(self, hint: int | None) -> int:
+        if hint is not None and self._rng.random() < 0.9:
+            return hint
+        return self._rng.randrange(len(self._world.nodes))
+
+    def _learn(self, key: str, request: Request, outcome: Answered) -> None:
+        self._seen_offset = max(self._seen_offset, outcome.offset)
+        match outcome.answer:
+            case KVAnswer(version=version, applied=applied):
+                self._versions[key] = version
+                if applied and isinstance(request, Delete):
+                    self._versions[key] = 0
+            case End(offset=offset):
+                self._ends[key] = offset
+            case Objects(object_ids=object_ids):
+                self._ends[key] = len(object_ids)
+            case NotAtEnd():
+                self._ends.pop(key, None)
+            case _:
+                assert isinstance(request, CommitRange)
+                self._ends[key] = request.end
+
+    # -- session reads
+
+    def _read_in_session(self) -> None:
+        key, request = self._some_read()
+        node = self._rng.randrange(len(self._world.nodes))
+        at_least = self._seen_offset
+        self._call += 1
+        call = self._call
+
+        def on_outcome(outcome: Outcome | None) -> None:
+            if call != self._call:
+                return
+            self._call += 1
+            if isinstance(outcome, Answered):
+                self._world.counts["session reads answered"] += 1
+                self._check_session_read(key, request, at_least, outcome)
+            self.think()
+
+        self._world.call(node, key, request, at_least, on_outcome)
+        self._world.timeline.later(_TIMEOUT_MS, lambda: on_outcome(None))
+
+    def _check_session_read(
+        self, key: str, request: Request, at_least: int, outcome: Answered
+    ) -> None:
+        check(
+            outcome.offset >= at_least,
+            "sessions read their writes",
+            f"client {self._number} has seen {at_least}, was answered as of {outcome.offset}",
+        )
+        self._seen_offset = max(self._seen_offset, outcome.offset)
+        expected = self._as_of(key, request, outcome.offset)
+        check(
+            outcome.answer == expected,
+            "session reads show the committed past",
+            f"client {self._number} read {key} as of {outcome.offset}: {outcome.answer}, "
+            f"committed was {expected}",
+        )
+
+    def _as_of(self, key: str, request: Request, offset: int) -> Answer:
+        past = Store()
+        held = self._world.ghost.ledger.held_at(key, offset)
+        if held is not None:
+            past.hold(key, held)
+        return past.query(key, request)

@@ -1,0 +1,241 @@
+"""A simulated node's disk work: the real worker on the real journal, at simulated moments.
+
+Stands for the driver's disk thread, and tells the ghost what is durable when the worker says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from controller.ids import EndOffset
+from controller.journal.journal import Journal
+from controller.loop.quorum_disk import (
+    RETRY_FULL_S,
+    DiskReadDone,
+    DiskWorker,
+    Progress,
+    Report,
+    SnapshotDropped,
+    Work,
+    Write,
+)
+from controller.quorum.config import QuorumState
+from controller.quorum.events import (
+    AppendLog,
+    ClearDamage,
+    DiskFull,
+    PersistQuorumState,
+    ReadLog,
+    ReadSnapshot,
+    Send,
+    SnapshotInstalled,
+    SnapshotTaken,
+    TransferRequested,
+    TrimLog,
+    TruncateLog,
+    WriteDone,
+    WriteSnapshotChunk,
+)
+from tests.sim.sim_check import violated
+from tests.sim.sim_store import decode_image
+
+if TYPE_CHECKING:
+    from tests.sim.sim_node import SimNode
+
+RETRY_FULL_MS = int(RETRY_FULL_S * 1000)
+_LATE_REPORTS = 0.2
+"""Share of reports that reach the event loop a little after the work was done."""
+
+
+class SimStorage:
+    """The disk side of one life of a node."""
+
+    def __init__(self, node: SimNode, journal: Journal) -> None:
+        self._node = node
+        self._world = node.world
+        self._worker = DiskWorker(journal)
+        self._queue: list[Work] = []
+        self._left: tuple[Work, ...] = ()
+        """What waits for room on the disk."""
+        self._is_working = False
+        self.is_full = False
+        self._full_until = 0
+        self._times_full = 0
+        self._writes: deque[Write] = deque()
+        """What is not durable yet."""
+        self._durable_token = 0
+        self._held: list[Send] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything ever submitted is durable."""
+        return not (self._writes or self._queue or self._left or self._is_working)
+
+    # -- what the node asks
+
+    def write(self, work: Write) -> None:
+        """Queue a write; messages that depend on it wait."""
+        self._writes.append(work)
+        self.submit(work)
+
+    def submit(self, work: Work) -> None:
+        """Queue work behind everything queued before."""
+        if isinstance(work, ReadLog | WriteSnapshotChunk):
+            self._world.count(_COUNTED[type(work)])
+        self._queue.append(work)
+        self._begin()
+
+    def read_snapshot(self, work: ReadSnapshot) -> None:
+        """Read a chunk, as a thread of its own does."""
+        self._world.count("snapshot chunks read")
+
+        def read() -> None:
+            for report in self._worker.run((work,)).reports:
+                self._hand_on(report)
+
+        self._node.later(self._world.disk_delay(), read)
+
+    def hold(self, effect: Send) -> bool:
+        """Keep a message whose write is not durable yet; False if it may leave."""
+        if effect.after <= self._durable_token:
+            return False
+        self._held.append(effect)
+        return True
+
+    # -- working
+
+    def _begin(self) -> None:
+        if not self._is_working and self._queue:
+            self._is_working = True
+            self._node.later(self._world.disk_delay(), self._work)
+
+    def _retry(self) -> None:
+        self._full_until = 0
+        if not self._is_working:
+            self._is_working = True
+            self._work()
+
+    def _work(self) -> None:
+        """Carry out all that is queued and flush once, as the driver's disk thread does."""
+        work = (*self._left, *map(self._node.prepare, self._queue))
+        self._queue.clear()
+        if self._world.timeline.now < self._full_until:
+            self._take(self._worker.serve(work), is_full=True)
+            return
+        progress = self._worker.run(work)
+        is_full = progress.full is not None
+        if self._world.rngs.disk.random() < _LATE_REPORTS:
+            self._node.later(1, lambda: self._take(progress, is_full=is_full))
+        else:
+            self._take(progress, is_full=is_full)
+
+    def _take(self, progress: Progress, *, is_full: bool) -> None:
+        if is_full != self.is_full:
+            self.is_full = is_full
+            self._times_full += is_full
+            if is_full:
+                self._hand_over_later()
+            self._node.step(DiskFull(is_full))
+        self._left = progress.left
+        if progress.full is not None:
+            self._world.count("writes refused by a full disk")
+            self._full_until = self._world.timeline.now + RETRY_FULL_MS
+            self._node.later(RETRY_FULL_MS, self._retry)
+        for report in progress.reports:
+            self._hand_on(report)
+        self._is_working = False
+        self._begin()
+
+    def _hand_over_later(self) -> None:
+        times = self._times_full
+
+        def hand_over() -> None:
+            core = self._node.core
+            if self.is_full and self._times_full == times and core is not None:
+                if (voter := core.voter_ahead_of_disk) is not None:
+                    self._world.count("leaders without room that hand over")
+                    self._node.step(TransferRequested(voter))
+                self._hand_over_later()
+
+        self._node.later(self._world.timings.fetch_timeout_ms, hand_over)
+
+    def _hand_on(self, report: Report) -> None:
+        """Tell the node's core, in the order of the reports."""
+        node = self._node
+        match report:
+            case DiskReadDone(batches=batches):
+                node.service.on_read_for_delivery(batches)
+                return
+            case SnapshotDropped():
+                node.service.on_snapshot_ended()
+                return
+            case WriteDone(token=token):
+                self._on_durable(token)
+            case SnapshotInstalled():
+                self._on_installed(report)
+            case SnapshotTaken():
+                self._world.count("snapshots taken")
+                node.service.on_snapshot_ended()
+        node.step(report)
+
+    # -- what became durable
+
+    def _on_durable(self, token: int) -> None:
+        ghost, key = self._world.ghost, self._node.key
+        end: int = ghost.replicas[key].log.durable_end
+        while self._writes and self._writes[0].token <= token:
+            match self._writes.popleft():
+                case AppendLog(batches=batches):
+                    end = batches[-1].end_offset
+                case TruncateLog(end_offset=cut):
+                    end = min(end, cut)
+                case PersistQuorumState(state=state):
+                    self._on_durable_state(state)
+                case TrimLog(start_offset=start_offset):
+                    self._check_trimmed(start_offset)
+                case ClearDamage():
+                    ghost.on_damage_cleared(key)
+        # Writes queued since may have cut the log below `end`; on_truncate took that back.
+        cuts = [write.end_offset for write in self._writes if isinstance(write, TruncateLog)]
+        ghost.on_durable(key, min([end, *cuts]))
+        self._durable_token = token
+        held, self._held = self._held, []
+        for effect in held:
+            self._node.send(effect)
+
+    def _on_durable_state(self, state: QuorumState) -> None:
+        node, ghost = self._node, self._world.ghost
+        ghost.on_state(node.key, state)
+        if state.leader_id == node.node_id:
+            ghost.on_leader(node.key, node.life, state.epoch)
+
+    def _check_trimmed(self, start_offset: EndOffset) -> None:
+        """What the log no longer has must be in a snapshot that is durable and right."""
+        key, disk, ghost = self._node.key, self._node.disk, self._world.ghost
+        if disk.is_rotten():
+            return
+        for path in disk.durable_names():
+            end, _, suffix = path.name.partition("-")
+            if suffix.endswith(".checkpoint") and int(end) >= start_offset:
+                data = disk.durable(path)
+                assert data is not None
+                image = decode_image(data)
+                ghost.check_snapshot(key, image.snapshot_id, image.voters)
+                ghost.ledger.check_state(key, image.snapshot_id.end_offset, image.hash)
+                return
+        violated("the log reaches back to a snapshot", f"{key} trims to {start_offset}")
+
+    def _on_installed(self, report: SnapshotInstalled) -> None:
+        if report.voters is None:
+            self._world.count("downloaded snapshots refused")
+            return
+        self._world.count("snapshots installed")
+        self._world.ghost.on_installed(self._node.key, report.snapshot_id, report.voters)
+        self._node.service.delivery.installed(report.snapshot_id)
+
+
+_COUNTED: dict[type, str] = {
+    ReadLog: "log reads for followers",
+    WriteSnapshotChunk: "snapshot chunks written",
+}

@@ -1,0 +1,211 @@
+"""What goes wrong during the storm, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from controller.ids import NodeId
+from controller.quorum.events import PeerConnectionLost, Resign
+from controller.quorum.roles import Leader
+from controller.quorum.voters import VoterSet
+from tests.sim.sim_network import ONE_WAY_SHAPES, SHAPES
+from tests.sim.sim_node import SimNode
+
+if TYPE_CHECKING:
+    from tests.sim.sim_world import World
+
+
+class Weather:
+    """Orders faults at random, until the storm is over."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.rngs.faults
+        self._is_stormy = True
+
+    def begin(self) -> None:
+        """Let every kind of fault happen at its rate."""
+        profile, world = self._world.profile, self._world
+        for rate, action in (
+            (profile.crashes, self._crash_some),
+            (profile.leader_crashes, self._crash_leader),
+            (profile.partitions, self._partition),
+            (profile.one_way_cuts, self._cut_one_way),
+            (profile.slow_links, self._slow_links),
+            (profile.replays, world.network.replay),
+            (profile.false_alarms, self._false_alarm),
+            (profile.pauses, self._pause),
+            (profile.resignations, self._resign),
+            (profile.sync_errors, self._fail_sync),
+            (profile.full_disks, self._fill_disk),
+            (profile.rot, self._rot),
+            (profile.wipes, self._wipe),
+            (profile.voter_changes, world.operator.change_voters),
+            (profile.transfers, world.operator.transfer),
+            (profile.probes, self._probe_leaders),
+        ):
+            self._repeat(rate, action)
+
+    def end(self) -> None:
+        """Order nothing more."""
+        self._is_stormy = False
+
+    def _repeat(self, rate: float, action: Callable[[], None]) -> None:
+        if rate <= 0:
+            return
+
+        def again() -> None:
+            if self._is_stormy:
+                action()
+                self._repeat(rate, action)
+
+        self._world.timeline.later(1 + int(self._rng.expovariate(rate) * 1000), again)
+
+    def _some_node(self) -> SimNode:
+        return self._rng.choice(self._world.nodes)
+
+    def _count(self, kind: str) -> None:
+        self._world.counts[kind] += 1
+        if self._world.tracing:
+            self._world.note(f"fault: {kind}")
+
+    # -- processes
+
+    def _crash_some(self) -> None:
+        node, drawn = self._some_node(), self._rng.random()
+        if node.core is None:
+            return
+        if drawn < 0.4:
+            self._count("stops ordered inside a disk call")
+            node.disk.crash_after = 1 + self._rng.randrange(12)
+            node.disk.loses_power = self._rng.random() < 0.6
+        elif drawn < 0.6:
+            self._count("stops ordered between two effects")
+            node.effects_left = self._rng.randrange(6)
+        else:
+            self._world.crash(node, power=drawn < 0.85)
+
+    def _crash_leader(self) -> None:
+        leaders = [
+            node
+            for node in self._world.nodes
+            if node.core is not None and node.core.leader_id == node.node_id
+        ]
+        if leaders:
+            self._count("leader crashes")
+            self._world.crash(self._rng.choice(leaders), power=self._rng.random() < 0.7)
+
+    def _pause(self) -> None:
+        self._count("pauses")
+        longest = self._world.timings.check_quorum_ms * 3
+        self._world.pause(self._some_node(), self._rng.randrange(longest))
+
+    def _resign(self) -> None:
+        self._count("resignations")
+        node = self._some_node()
+        if self._world.timeline.now >= node.paused_until:
+            self._world.act(node, lambda: node.step(Resign()))
+
+    def _probe_leaders(self) -> None:
+        """Ask whoever leads for a read, above all when there are two of them."""
+        now = self._world.timeline.now
+        leaders = [
+            node
+            for node in self._world.nodes
+            if node.core is not None
+            and isinstance(node.core.role, Leader)
+            and now >= node.paused_until
+        ]
+        if len(leaders) > 1:
+            self._count("moments with two leaders probed")
+        elif self._rng.random() < 0.7:
+            return
+        for node in leaders:
+            self._world.act(node, node.service.probe)
+
+    # -- network
+
+    def _partition(self) -> None:
+        kind = self._rng.choice(list(SHAPES))
+        self._count(f"partitions: {kind}")
+        self._cut(SHAPES[kind](self._node_ids(), self._rng))
+
+    def _cut_one_way(self) -> None:
+        kind = self._rng.choice(list(ONE_WAY_SHAPES))
+        self._count(f"one-way cuts: {kind}")
+        self._cut(ONE_WAY_SHAPES[kind](self._node_ids(), self._rng))
+
+    def _node_ids(self) -> list[int]:
+        return [node.node_id for node in self._world.nodes]
+
+    def _cut(self, links: set[tuple[int, int]]) -> None:
+        if self._world.tracing:
+            self._world.note(f"cut {sorted(links)}")
+        self._world.network.cut(links, 50 + self._rng.randrange(1000))
+
+    def _slow_links(self) -> None:
+        self._count("slow links")
+        node = self._some_node().node_id
+        links = [(other, node) for other in self._node_ids()]
+        self._world.network.slow_down(links, 100 + self._rng.randrange(1000))
+
+    def _false_alarm(self) -> None:
+        node, peer = self._some_node(), self._some_node()
+        if node is not peer and self._world.timeline.now >= node.paused_until:
+            self._count("connections reset without cause")
+            event = PeerConnectionLost(NodeId(peer.node_id))
+            self._world.act(node, lambda: node.step(event))
+
+    # -- disks
+
+    def _fail_sync(self) -> None:
+        node = self._some_node()
+        if node.core is not None:
+            self._count("sync errors ordered")
+            node.disk.fail_sync_after = 1 + self._rng.randrange(4)
+
+    def _fill_disk(self) -> None:
+        node = self._some_node()
+        if node.disk.space is None:
+            self._count("disks filled")
+            node.disk.space = self._rng.randrange(300)
+            disk = node.disk
+
+            def heal() -> None:
+                if self._is_stormy:
+                    disk.space = None
+
+            self._world.timeline.later(100 + self._rng.randrange(700), heal)
+
+    def _rot(self) -> None:
+        """Turn over a bit of what is durable and acknowledged, on a minority of voters at most."""
+        node = self._some_node()
+        if not self._world.may_be_harmed(node) or not node.is_settled:
+            return
+        kind = self._rng.choice([".log", ".log", ".log", ".checkpoint", ".checkpoint", ""])
+        if not kind and self._rng.random() < 0.8:
+            return  # a quorum-state can't be repaired: the replica is lost
+        node.disk.write_back()
+        paths = [
+            path
+            for path in node.disk.durable_names()
+            if path.suffix == kind and (kind or path.name == "quorum-state")
+        ]
+        path = self._rng.choice(paths) if paths else None
+        data = None if path is None else node.disk.durable(path)
+        if path is None or not data:
+            return
+        self._count(f"bits turned over: {path.suffix or path.name}")
+        node.disk.flip(path, self._rng.randrange(len(data)), self._rng.randrange(8))
+        self._world.ghost.replicas[node.key].is_rotten = True
+        if self._rng.random() < 0.6:
+            self._world.crash(node, power=self._rng.random() < 0.5)
+
+    def _wipe(self) -> None:
+        """Give a node an empty disk: it comes back as another replica."""
+        node = self._some_node()
+        if self._world.may_be_harmed(node):
+            self._count("disks wiped")
+            self._world.crash(node, power=True)
+            node.renew(VoterSet())

@@ -1,0 +1,217 @@
+"""Clocks, the store and the ghost: what the simulator goes by must be right itself."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from controller.ids import EndOffset, Epoch, NodeId
+from controller.journal.errors import BadSnapshotError
+from controller.quorum.control import encode_voters
+from controller.quorum.messages import Batch, BatchKind, SnapshotId
+from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from tests.linearizability.models import CommitRange, Committed, Get, KVAnswer, NotAtEnd, Put
+from tests.sim.sim_check import Violation
+from tests.sim.sim_ghost import Ghost
+from tests.sim.sim_store import Store, decode_image, encode_image
+from tests.sim.sim_time import NodeClock, Timeline
+
+NO_VOTERS = VoterSet()
+
+
+@pytest.mark.parametrize("rate", [970, 1000, 1030])
+def test_a_clock_shows_a_time_from_the_moment_it_says(rate: int) -> None:
+    clock = NodeClock(offset=4711, rate=rate)
+    for shown in range(5000, 5200):
+        when = clock.when(shown)
+        assert clock.show(when) >= shown > clock.show(when - 1)
+
+
+def test_a_timeline_keeps_the_order_of_what_is_due_at_once() -> None:
+    timeline = Timeline()
+    happened: list[int] = []
+    for number, delay in enumerate([5, 3, 5, 3]):
+        timeline.later(delay, lambda number=number: happened.append(number))  # type: ignore[misc]
+    assert timeline.run_until(lambda: len(happened) == 4, 10)
+    assert happened == [1, 3, 0, 2]
+    assert not timeline.run_until(lambda: False, 10)
+
+
+# -- the store
+
+
+def decided(store: Store, key: str, request: object, offset: int) -> object:
+    answer, record = store.decide(key, request, offset)  # type: ignore[arg-type]
+    if record is not None:
+        store.apply(offset, record, undoable=True)
+    return answer
+
+
+def test_a_store_decides_as_the_models_of_its_clients_expect() -> None:
+    store = Store()
+    assert decided(store, "k", Put("a"), 4) == KVAnswer(True, "a", 5)
+    assert decided(store, "k", Put("b", expected_version=4), 5) == KVAnswer(False, "a", 5)
+    assert decided(store, "k", Put("b", expected_version=5), 5) == KVAnswer(True, "b", 6)
+    assert decided(store, "s", CommitRange(7, 0, 1), 6) == Committed()
+    assert decided(store, "s", CommitRange(7, 0, 1), 7) == Committed()
+    assert decided(store, "s", CommitRange(8, 0, 1), 7) == NotAtEnd()
+
+
+def test_undoing_restores_state_and_hash() -> None:
+    store = Store()
+    decided(store, "k", Put("a"), 0)
+    before = store.image(SnapshotId(EndOffset(1), Epoch(1)), NO_VOTERS)
+    decided(store, "k", Put("b"), 1)
+    decided(store, "s", CommitRange(1, 0, 1), 2)
+    # An image of the committed state is the same, whatever was applied beyond it.
+    assert store.image(before.snapshot_id, NO_VOTERS) == before
+    store.undo_to(1)
+    assert store.image(before.snapshot_id, NO_VOTERS) == before
+    assert store.end_offset == 1
+
+
+def test_a_loaded_snapshot_replaces_everything() -> None:
+    source, target = Store(), Store()
+    decided(source, "k", Put("a"), 0)
+    decided(target, "stale", Put("b"), 0)
+    image = source.image(SnapshotId(EndOffset(1), Epoch(1)), NO_VOTERS)
+    target.load(decode_image(encode_image(image, random.Random(0))))
+    assert target.hash == source.hash
+    assert target.query("stale", Get()) == KVAnswer(True, None, 0)
+
+
+def test_snapshots_of_one_state_differ_byte_by_byte_and_not_in_what_they_say() -> None:
+    store = Store()
+    for offset in range(6):
+        decided(store, f"k{offset}", Put("a"), offset)
+    voters = VoterSet((Voter(ReplicaKey(NodeId(1)), "node1:1"),))
+    image = store.image(SnapshotId(EndOffset(6), Epoch(1)), voters)
+    files = {encode_image(image, random.Random(seed)) for seed in range(5)}
+    assert len(files) == 5
+    assert all(decode_image(data) == image for data in files)
+
+
+def test_every_flipped_bit_and_every_cut_of_a_snapshot_is_noticed() -> None:
+    store = Store()
+    decided(store, "k", Put("a"), 0)
+    data = encode_image(
+        store.image(SnapshotId(EndOffset(1), Epoch(1)), NO_VOTERS), random.Random(0)
+    )
+    for position in range(len(data)):
+        flipped = bytearray(data)
+        flipped[position] ^= 1
+        with pytest.raises(BadSnapshotError):
+            decode_image(bytes(flipped))
+        with pytest.raises(BadSnapshotError):
+            decode_image(data[:position])
+
+
+# -- the ghost
+
+
+class Pair:
+    """A ghost of two voters, with logs to put batches into."""
+
+    def __init__(self) -> None:
+        self.keys = [ReplicaKey(NodeId(node)) for node in range(3)]
+        voters = VoterSet(tuple(Voter(key, f"node{key.node_id}:1") for key in self.keys[:2]))
+        self.voters = voters
+        self.ghost = Ghost(voters)
+        for key in self.keys:
+            self.ghost.on_new_replica(key, voters)
+
+    def append(self, node: int, batch: Batch, *, durable: bool = True) -> None:
+        self.ghost.on_append(self.keys[node], (batch,), 0, None)
+        if durable:
+            self.ghost.on_durable(self.keys[node], batch.end_offset)
+
+    def commit(self, node: int, end: int, epoch: int = 1) -> None:
+        self.ghost.on_commit(self.keys[node], end, epoch, is_leader=True)
+
+
+def data(base: int, epoch: int = 1, payload: bytes = b"put k v") -> Batch:
+    return Batch(EndOffset(base), Epoch(epoch), BatchKind.DATA, (payload,))
+
+
+def test_a_commit_needs_a_flushed_majority() -> None:
+    pair = Pair()
+    pair.append(0, data(0))
+    pair.append(1, data(0), durable=False)
+    pair.append(2, data(0))  # no voter
+    with pytest.raises(Violation, match="flushed on a majority"):
+        pair.commit(0, 1)
+    pair = Pair()
+    pair.append(0, data(0))
+    pair.append(1, data(0))
+    pair.commit(0, 1)
+
+
+def test_what_is_committed_stays() -> None:
+    pair = Pair()
+    for node in (0, 1):
+        pair.append(node, data(0))
+    pair.commit(0, 1)
+    with pytest.raises(Violation, match="never truncated"):
+        pair.ghost.on_truncate(pair.keys[1], 0)
+    pair.append(2, data(0, 2))
+    with pytest.raises(Violation, match="state machine safety"):
+        pair.ghost.on_commit(pair.keys[2], 1, 2, is_leader=False)
+
+
+def test_a_batch_of_an_offset_and_epoch_is_always_the_same() -> None:
+    pair = Pair()
+    pair.append(0, data(0))
+    with pytest.raises(Violation, match="log matching"):
+        pair.append(1, data(0, payload=b"put k other"))
+
+
+def test_an_epoch_has_one_leader_who_has_what_earlier_ones_committed() -> None:
+    pair = Pair()
+    pair.ghost.on_leader(pair.keys[0], 1, 1)
+    with pytest.raises(Violation, match="election safety"):
+        pair.ghost.on_leader(pair.keys[1], 1, 1)
+    for node in (0, 1):
+        pair.append(node, data(0))
+    pair.commit(0, 1)
+    pair.ghost.on_elected(pair.keys[1], 2)
+    pair.ghost.on_elected(pair.keys[2], 1)  # late, but it owes nothing to its own epoch
+    with pytest.raises(Violation, match="leader completeness"):
+        pair.ghost.on_elected(pair.keys[2], 2)
+
+
+def test_voter_sets_change_one_by_one_and_only_when_the_last_is_committed() -> None:
+    pair = Pair()
+
+    def change(base: int, voters: VoterSet, committed: int, leads_from: int) -> None:
+        payload = encode_voters(voters)
+        batch = Batch(EndOffset(base), Epoch(1), BatchKind.CONTROL, (payload,))
+        pair.ghost.on_append(pair.keys[0], (batch,), committed, leads_from)
+
+    three = pair.voters.added(Voter(pair.keys[2], "node2:1"))
+    change(0, pair.voters, 0, 0)
+    with pytest.raises(Violation, match="no change before an own batch"):
+        change(1, three, 1, 1)
+    pair = Pair()
+    change(0, pair.voters, 0, 0)
+    with pytest.raises(Violation, match="one uncommitted voter set"):
+        change(1, three, 0, 0)
+    pair = Pair()
+    change(0, pair.voters, 0, 0)
+    with pytest.raises(Violation, match="differ by one"):
+        change(1, three.removed(NodeId(0)), 1, 0)
+    pair = Pair()
+    change(0, pair.voters, 0, 0)
+    change(1, three, 1, 0)
+
+
+def test_what_a_ledger_holds_tells_its_past() -> None:
+    ledger = Pair().ghost.ledger
+    ledger.at(0, data(0, payload=b"put k a"), 1)
+    ledger.at(1, data(1, payload=b"put k b"), 1)
+    assert [ledger.held_at("k", end) for end in range(3)] == [None, ("a", 1), ("b", 2)]
+    copy = Store()
+    copy.apply(0, b"put k a")
+    ledger.check_state("a replica", 1, copy.hash)
+    with pytest.raises(Violation, match="equal states"):
+        ledger.check_state("a replica", 2, copy.hash)

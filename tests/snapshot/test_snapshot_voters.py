@@ -1,0 +1,81 @@
+"""A checkpoint names the voters as of its end, and a file may be relied on whole or not at all."""
+
+import io
+
+import pytest
+
+from controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
+from controller.journal.errors import BadSnapshotError
+from controller.loop.map_snapshots import FrozenCheckpoint, read_map
+from controller.loop.snapshot_check import snapshot_check
+from controller.loop.state_machine import SnapshotPoint
+from controller.metadata.cluster_map import ClusterMap
+from controller.quorum.messages import SnapshotId
+from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from controller.snapshot.format import CheckpointError, CheckpointId
+from controller.snapshot.reader import CheckpointReader
+from controller.snapshot.voters import section_voters, voters_section
+from controller.snapshot.writer import write_checkpoint
+
+VOTERS = VoterSet(
+    (
+        Voter(ReplicaKey(NodeId(1), DirectoryId("d-1")), "host-1:9100"),
+        Voter(ReplicaKey(NodeId(2)), "[::1]:9100"),
+    )
+)
+ID = SnapshotId(EndOffset(7), Epoch(3))
+CHECK = snapshot_check(ClusterId("c"))
+
+
+def written(voters: VoterSet) -> bytes:
+    sink = io.BytesIO()
+    point = SnapshotPoint(ID, ClusterId("c"), voters)
+    assert FrozenCheckpoint(point, ClusterMap().freeze()).write(sink) == len(sink.getvalue())
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("voters", [VOTERS, VoterSet()])
+def test_the_voters_come_back(voters: VoterSet) -> None:
+    whole = written(voters)
+    assert CHECK(ID, io.BytesIO(whole)) == voters
+    assert next(iter(CheckpointReader(io.BytesIO(whole)).entries)) == "voters"
+    assert read_map(io.BytesIO(whole), ID).state_hash() == ClusterMap().state_hash()
+
+
+def test_a_file_without_the_section_names_nobody() -> None:
+    sink = io.BytesIO()
+    write_checkpoint(sink, CheckpointId(7, 3), "c", ClusterMap().freeze().sections())
+    assert CHECK(ID, sink) == VoterSet()
+
+
+@pytest.mark.parametrize("name", ["end_offset", "epoch", "cluster"])
+def test_another_checkpoint_is_refused(name: str) -> None:
+    check = snapshot_check(ClusterId("other" if name == "cluster" else "c"))
+    wanted = {
+        "end_offset": SnapshotId(EndOffset(8), Epoch(3)),
+        "epoch": SnapshotId(EndOffset(7), Epoch(2)),
+        "cluster": ID,
+    }[name]
+    with pytest.raises(BadSnapshotError, match="wanted is"):
+        check(wanted, io.BytesIO(written(VOTERS)))
+
+
+def test_every_flipped_or_missing_byte_is_refused() -> None:
+    whole = written(VOTERS)
+    for place in range(0, len(whole), 37):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        with pytest.raises(BadSnapshotError):
+            CHECK(ID, io.BytesIO(bytes(damaged)))
+        with pytest.raises(BadSnapshotError):
+            CHECK(ID, io.BytesIO(whole[:place]))
+
+
+def test_a_node_named_twice_is_refused() -> None:
+    section = voters_section(VOTERS)
+    twice = {name: [values[0], values[0]] for name, values in section.items()}
+    twice["node_id"] = section["node_id"][[0, 0]]
+    sink = io.BytesIO()
+    write_checkpoint(sink, CheckpointId(7, 3), "c", {"voters": twice})
+    with pytest.raises(CheckpointError, match="repeat"):
+        section_voters(CheckpointReader(sink))
