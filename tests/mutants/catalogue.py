@@ -1,0 +1,17 @@
+"""All mutants, by name."""
+
+from __future__ import annotations
+
+from tests.mutants.disk import DISK
+from tests.mutants.elections import ELECTIONS
+from tests.mutants.membership import MEMBERSHIP
+from tests.mutants.reads import READS
+from tests.mutants.replication import REPLICATION
+from tests.mutants.snapshots import SNAPSHOTS
+
+_ALL = (*ELECTIONS, *REPLICATION, *SNAPSHOTS, *MEMBERSHIP, *READS, *DISK)
+
+MUTANTS = {mutant.name: mutant for mutant in _ALL}
+"""The mutants in the order of their subjects."""
+
+assert len(MUTANTS) == len(_ALL), "two mutants have one name"

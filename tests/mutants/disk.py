@@ -1,0 +1,326 @@
+"""Mutants of the disk: flushes, torn tails, damage, full disks, and what a start trusts."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
+
+_BATCH_CODEC = "controller.journal.batch_codec"
+_CORE = "controller.quorum.core"
+_ELECTION = "controller.quorum.election"
+_FILES = "controller.journal.files"
+_FOLLOWING = "controller.quorum.following"
+_JOURNAL = "controller.journal.journal"
+_LOG_SCAN = "controller.journal.log_scan"
+_RECOVERY = "controller.journal.recovery"
+_REPLICA = "controller.quorum.replica"
+_SEALED_JSON = "controller.journal.sealed_json"
+_SEGMENT = "controller.journal.segment"
+_STATE_FILE = "controller.journal.state_file"
+
+DISK = (
+    Mutant(
+        "flush-left-out",
+        "What is acknowledged was written, not flushed.",
+        "NATS flushes every two minutes by default (Jepsen, NATS 2.12.1)",
+        (
+            Edit(
+                _JOURNAL,
+                """
+                self._has_failed = True  # unless what follows returns
+                self._segments[-1].sync()
+                """,
+                """
+                self._has_failed = True  # unless what follows returns
+                """,
+            ),
+        ),
+        Simulated("crashy"),
+    ),
+    Mutant(
+        "failed-flush-tried-again",
+        "A flush that failed is tried again, and the second success is believed.",
+        "fsyncgate, PostgreSQL 2018",
+        (
+            Edit(
+                _JOURNAL,
+                """
+                self._has_failed = True  # unless what follows returns
+                self._segments[-1].sync()
+                """,
+                """
+                try:
+                    self._segments[-1].sync()
+                except OSError:
+                    self._segments[-1].sync()
+                """,
+            ),
+        ),
+        Simulated("full", is_rare=True),
+    ),
+    Mutant(
+        "mark-ahead-of-flush",
+        "The note of how far the log was flushed is written before the flush.",
+        "an order that only a crash between the two shows",
+        (
+            Edit(
+                _JOURNAL,
+                """
+                self._has_failed = True  # unless what follows returns
+                self._segments[-1].sync()
+                """,
+                """
+                self._has_failed = True  # unless what follows returns
+                self._mark.advance(self.end_offset)
+                self._segments[-1].sync()
+                """,
+            ),
+        ),
+        Simulated("crashy"),
+    ),
+    Mutant(
+        "names-of-a-dead-process-trusted",
+        "A start counts on files whose names the process before it had not made durable.",
+        "found here by the simulator",
+        (
+            Edit(
+                _JOURNAL,
+                """
+                files.sync_directory(directory)
+                snapshots = SnapshotStore(directory, files, read_snapshot_voters, monotonic)
+                """,
+                """
+                snapshots = SnapshotStore(directory, files, read_snapshot_voters, monotonic)
+                """,
+            ),
+        ),
+        Tested(
+            "tests/journal/test_journal_crash.py"
+            "::test_what_a_killed_process_left_is_durable_before_it_counts"
+        ),
+    ),
+    Mutant(
+        "renamed-before-flush",
+        "A file gets its name before its bytes are flushed, so a crash leaves it empty.",
+        "KAFKA-15312",
+        (
+            Edit(
+                _SEALED_JSON,
+                """
+                file.sync()
+                files.rename(temporary, path)
+                """,
+                """
+                files.rename(temporary, path)
+                """,
+            ),
+        ),
+        Simulated("crashy"),
+    ),
+    Mutant(
+        "name-not-flushed",
+        "The directory is not flushed after a rename, so a crash brings the old vote back.",
+        "ALICE (Pillai et al., OSDI 2014) found it in many stores",
+        (
+            Edit(
+                _SEALED_JSON,
+                """
+                replace_file(files, path, json.dumps(sealed, sort_keys=True).encode() + b"\\n")
+                files.sync_directory(path.parent)
+                """,
+                """
+                replace_file(files, path, json.dumps(sealed, sort_keys=True).encode() + b"\\n")
+                """,
+            ),
+        ),
+        Simulated("crashy"),
+    ),
+    Mutant(
+        "damage-taken-for-torn-tail",
+        "A bad batch below what was flushed is cut away as if it had never been acknowledged.",
+        "NATS cut such files short and lost data (Jepsen, NATS 2.12.1)",
+        (
+            Edit(
+                _LOG_SCAN,
+                "return max(self._flushed_end, segment.later_flushed_end()) > end_offset",
+                "return False",
+            ),
+        ),
+        Tested(
+            "tests/journal/test_journal_damage.py"
+            "::test_a_flipped_bit_below_the_mark_is_told_and_what_is_before_it_stays"
+        ),
+    ),
+    Mutant(
+        "torn-tail-kept",
+        "What a crash left of a half-written batch stays behind the log's end.",
+        "a classic of recovery by scanning",
+        (
+            Edit(
+                _LOG_SCAN,
+                "if segment.file_size > good_size:",
+                "if False:",
+            ),
+        ),
+        Tested("tests/journal/test_journal_damage.py::test_a_tail_torn_at_any_byte_is_cut"),
+    ),
+    Mutant(
+        "checksum-not-compared",
+        "A batch is read without a look at its checksum.",
+        "KAFKA-14104",
+        (
+            Edit(
+                _BATCH_CODEC,
+                "if google_crc32c.value(body) != header.body_checksum:",
+                "if False:",
+            ),
+        ),
+        Simulated("rotten"),
+    ),
+    Mutant(
+        "checksum-without-place",
+        "The checksum does not cover which log and offset a batch is of.",
+        "misdirected writes (Bairavasundaram et al., FAST 2008)",
+        (
+            Edit(
+                _BATCH_CODEC,
+                "    checksum = google_crc32c.value(log_id + fields)",
+                "    checksum = google_crc32c.value(fields)",
+            ),
+            Edit(
+                _BATCH_CODEC,
+                "if checksum != google_crc32c.value(log_id + fields):",
+                "if checksum != google_crc32c.value(fields):",
+            ),
+        ),
+        Tested(
+            "tests/journal/test_journal_damage.py"
+            "::test_a_batch_at_another_place_or_of_another_log_is_damage"
+        ),
+    ),
+    Mutant(
+        "half-batch-stays-when-full",
+        "What fitted of a batch on a full disk is not taken back.",
+        "half-written batches after ENOSPC",
+        (
+            Edit(
+                _SEGMENT,
+                """
+                if self._file.size() > self.size:
+                    self._file.truncate(self.size)
+                raise
+                """,
+                """
+                self.size = self._file.size()
+                raise
+                """,
+            ),
+        ),
+        Simulated("full", is_rare=True),
+    ),
+    Mutant(
+        "cut-not-announced",
+        "A log is cut without lowering first what counts as flushed.",
+        "a crash in the middle of a truncation then looks like damage",
+        (Edit(_JOURNAL, "        self._mark.begin_cut(end_offset)\n", ""),),
+        Tested("tests/journal/test_journal_crash.py::test_a_crash_leaves_the_old_state_or_the_new"),
+    ),
+    Mutant(
+        "missing-vote-file-made-anew",
+        "A missing quorum-state counts as one that has never voted.",
+        "early KRaft cleared the file when it could not be read",
+        (
+            Edit(
+                _STATE_FILE,
+                'raise JournalDamagedError(path, 0, "the file is missing, and with it the vote") '
+                "from None",
+                "return QuorumState(Epoch(0), None, None)",
+            ),
+            Edit(_RECOVERY, "if last_epoch > self._state.epoch:", "if False:"),
+        ),
+        Tested(
+            "tests/journal/test_journal_recovery.py::test_a_missing_quorum_state_is_never_made_anew"
+        ),
+    ),
+    Mutant(
+        "old-vote-file-accepted",
+        "A quorum-state older than the log is taken for what it is not.",
+        "restored files and cloned disks; votes are forgotten",
+        (Edit(_CORE, "if last_epoch > state.epoch:", "if False:"),),
+        Tested(
+            "tests/quorum/test_quorum_election.py"
+            "::test_a_log_newer_than_the_quorum_state_stops_the_process"
+        ),
+    ),
+    Mutant(
+        "lock-not-taken",
+        "Two processes may write to one data directory.",
+        "why Kafka and etcd lock theirs",
+        (
+            Edit(
+                _FILES,
+                "fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+                "pass",
+            ),
+        ),
+        Tested("tests/journal/test_journal_directory.py::test_one_process_at_a_time"),
+    ),
+    Mutant(
+        "damaged-voter-votes",
+        "A voter that lost acknowledged batches to damage votes before they are back.",
+        "NATS elected a damaged node and lost data (Jepsen, NATS 2.12.1)",
+        (
+            Edit(_ELECTION, "if replica.lost is not None:", "if False:"),
+            Edit(
+                _REPLICA,
+                "if self.lost is not None or self.installing is not None:",
+                "if self.installing is not None:",
+            ),
+        ),
+        Simulated("rotten"),
+    ),
+    Mutant(
+        "repaired-too-early",
+        "A damaged voter votes again after its first Fetch.",
+        "protocol-aware recovery (Alagappan et al., FAST 2018)",
+        (
+            Edit(
+                _FOLLOWING,
+                "if has_committed and (replica.epoch > lost.epoch or log.flushed_end >= "
+                "lost.end_offset):",
+                "if has_committed or lost is not None:",
+            ),
+        ),
+        Simulated("rotten", is_rare=True),
+    ),
+    Mutant(
+        "promise-by-mark-alone",
+        "What damage cost is judged by the notes of flushes, which may be older than the last one.",
+        "found here by the simulator",
+        (
+            Edit(
+                _RECOVERY,
+                "ends = [header.end_offset for _, header in segment.later_headers()]",
+                "ends = [header.flushed_end for _, header in segment.later_headers()]",
+            ),
+        ),
+        Tested(
+            "tests/journal/test_journal_damage.py"
+            "::test_damage_is_told_with_an_outdated_mark_if_a_later_batch_vouches"
+        ),
+    ),
+    Mutant(
+        "promise-behind-bad-header-forgotten",
+        "A segment whose header is damaged is not searched for what it had promised.",
+        "found here by the simulator",
+        (
+            Edit(
+                _RECOVERY,
+                """
+                segment.rewind(position)
+                ends =""",
+                "",
+            ),
+        ),
+        Simulated("liveness", is_rare=True),
+    ),
+)

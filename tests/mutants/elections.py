@@ -1,0 +1,315 @@
+"""Mutants of elections: votes, epochs, campaigns, and leaders that do not let go."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
+
+_CORE = "controller.quorum.core"
+_ELECTION = "controller.quorum.election"
+_LEADING = "controller.quorum.leading"
+_MAJORITY = "controller.quorum.majority"
+_REPLICA = "controller.quorum.replica"
+
+ELECTIONS = (
+    Mutant(
+        "vote-kept-in-memory",
+        "The vote is not written down, so a replica that restarts votes twice in an epoch.",
+        "the reason for persistent votes in Raft (thesis, section 3.8)",
+        (
+            Edit(
+                _REPLICA,
+                """
+                effects.append(PersistQuorumState(self._token, state))
+                """,
+                """
+                written = QuorumState(state.epoch, None, state.leader_id)
+                effects.append(PersistQuorumState(self._token, written))
+                """,
+            ),
+        ),
+        Simulated("crashy"),
+    ),
+    Mutant(
+        "vote-sent-before-flush",
+        "Messages leave before the epoch and the vote they promise are on disk.",
+        "Raft thesis, section 3.8; etcd documents the order for users of its library",
+        (
+            Edit(
+                _REPLICA,
+                "        return self._state_token\n",
+                "        return 0\n",
+            ),
+        ),
+        Simulated("crashy"),
+    ),
+    Mutant(
+        "epoch-learned-not-written",
+        "An epoch learned from a message is written down only along with a vote.",
+        "a variant of the lost vote; KIP-595 persists every change of epoch",
+        (
+            Edit(
+                _REPLICA,
+                "if state != self._persisted:",
+                "if state.vote is not None and state != self._persisted:",
+            ),
+        ),
+        Simulated("crashy"),
+    ),
+    Mutant(
+        "restarted-leader-leads-on",
+        "A leader that restarts goes on leading its epoch and uses lost offsets again.",
+        "prevented in KRaft by the Resigned state (KIP-595)",
+        (
+            Edit(
+                _CORE,
+                "replica.become_resigned(tuple(voter.key for voter in replica.others))",
+                "replica.become_leader()",
+            ),
+        ),
+        Simulated("crashy"),
+    ),
+    Mutant(
+        "vote-dropped-on-fallback",
+        "A candidate that falls back to asking for pre-votes forgets its vote in that epoch.",
+        "a hazard of the states that KIP-996 added",
+        (
+            Edit(
+                _ELECTION,
+                """
+                self._replica.lost_elections += 1
+                self._replica.become_prospective(self._replica.draw_backoff())
+                """,
+                """
+                self._replica.lost_elections += 1
+                self._replica.vote = None
+                self._replica.become_prospective(self._replica.draw_backoff())
+                """,
+            ),
+        ),
+        Simulated("restless"),
+    ),
+    Mutant(
+        "vote-for-shorter-log",
+        "Votes are granted without comparing logs, so a leader may lack committed batches.",
+        "the election restriction of Raft (section 5.4.1)",
+        (
+            Edit(
+                _ELECTION,
+                """
+                is_up_to_date = (request.last_epoch, request.end_offset) >= (
+                    replica.log.last_epoch,
+                    replica.log.end_offset,
+                )
+                """,
+                """
+                is_up_to_date = True
+                """,
+            ),
+        ),
+        Simulated("crashy"),
+    ),
+    Mutant(
+        "longest-log-wins",
+        "Logs are compared by their length before their last epoch.",
+        "the mistake that Raft's section 5.4.1 warns of",
+        (
+            Edit(
+                _ELECTION,
+                """
+                is_up_to_date = (request.last_epoch, request.end_offset) >= (
+                    replica.log.last_epoch,
+                    replica.log.end_offset,
+                )
+                """,
+                """
+                is_up_to_date = (request.end_offset, request.last_epoch) >= (
+                    replica.log.end_offset,
+                    replica.log.last_epoch,
+                )
+                """,
+            ),
+        ),
+        Tested(
+            "tests/quorum/test_quorum_election.py::test_votes_go_to_logs_at_least_as_up_to_date"
+        ),
+    ),
+    Mutant(
+        "equal-log-loses",
+        "Only a longer log gets a vote, so equal ones can never elect a leader.",
+        "a slip that needs a liveness check to be seen",
+        (
+            Edit(
+                _ELECTION,
+                "(request.last_epoch, request.end_offset) >= (",
+                "(request.last_epoch, request.end_offset) > (",
+            ),
+        ),
+        Simulated("calm"),
+    ),
+    Mutant(
+        "late-votes-counted",
+        "Answers to requests of an earlier epoch count in the present one.",
+        "CCF tallied votes wrongly (Howard et al., Smart Casual Verification, 2025)",
+        (
+            Edit(
+                _REPLICA,
+                """
+                if waiting is None or waiting.request_id != header.request_id:
+                    return False
+                del self._outstanding[header.sender, kind]
+                """,
+                """
+                self._outstanding.pop((header.sender, kind), None)
+                """,
+            ),
+            Edit(
+                _CORE,
+                """
+                if header.epoch < replica.epoch:
+                    self._on_useless_response(response)
+                """,
+                """
+                if header.epoch < replica.epoch and not isinstance(response, VoteResponse):
+                    self._on_useless_response(response)
+                """,
+            ),
+        ),
+        Simulated("noisy"),
+    ),
+    Mutant(
+        "votes-counted-twice",
+        "A vote that arrives twice counts twice.",
+        "CCF tallied votes wrongly (Howard et al., Smart Casual Verification, 2025)",
+        (
+            Edit(
+                _REPLICA,
+                """
+                if waiting is None or waiting.request_id != header.request_id:
+                    return False
+                del self._outstanding[header.sender, kind]
+                """,
+                """
+                self._outstanding.pop((header.sender, kind), None)
+                """,
+            ),
+            Edit(
+                _ELECTION,
+                """
+                (role.granted if response.granted else role.denied).add(response.header.sender)
+                """,
+                """
+                votes = role.granted if response.granted else role.denied
+                votes.add(NodeId(response.header.sender + 1000 * len(votes)))
+                """,
+            ),
+        ),
+        Simulated("noisy"),
+    ),
+    Mutant(
+        "half-is-a-majority",
+        "Half of an even number of voters decides, so two halves can decide differently.",
+        "a classic slip with 2 and 4 voters",
+        (
+            Edit(
+                _MAJORITY,
+                "return voters // 2 + 1",
+                "return (voters + 1) // 2",
+            ),
+        ),
+        Simulated("split"),
+    ),
+    Mutant(
+        "every-pre-vote-granted",
+        "Pre-votes are granted although the leader is alive, so who was cut off deposes it.",
+        "the disruptive server of the Raft thesis (section 9.6); KIP-996",
+        (
+            Edit(
+                _ELECTION,
+                "return QuorumError.NONE, is_up_to_date and self._may_pre_vote()",
+                "return QuorumError.NONE, True",
+            ),
+        ),
+        Tested(
+            "tests/quorum/test_quorum_election.py"
+            "::test_a_follower_that_hears_its_leader_grants_no_pre_vote"
+        ),
+    ),
+    Mutant(
+        "campaign-without-pre-vote",
+        "A replica opens a new epoch at once, so one that was cut off deposes the leader.",
+        "the disruptive server of the Raft thesis (section 9.6); KIP-996",
+        (
+            Edit(
+                _ELECTION,
+                """
+                self._replica.become_prospective()
+                self._advance()
+                if isinstance(self._replica.role, Prospective):
+                """,
+                """
+                self._replica.become_candidate()
+                self._advance()
+                if isinstance(self._replica.role, Candidate):
+                """,
+            ),
+        ),
+        Tested(
+            "tests/quorum/test_quorum_election.py"
+            "::test_a_campaign_asks_for_pre_votes_before_it_opens_an_epoch"
+        ),
+    ),
+    Mutant(
+        "deposed-leader-stays",
+        "A leader that no majority fetches from never resigns; its clients wait for ever.",
+        "KAFKA-15489",
+        (
+            Edit(
+                _LEADING,
+                """
+                if needed == 0:
+                    return None
+                """,
+                """
+                if needed >= 0:
+                    return None
+                """,
+            ),
+        ),
+        Tested(
+            "tests/quorum/test_quorum_election.py"
+            "::test_a_leader_without_a_majority_resigns_after_check_quorum"
+        ),
+    ),
+    Mutant(
+        "answers-of-another-life-taken",
+        "Answers to the process before the restart are taken: request numbers begin anew.",
+        "why etcd and gRPC based peers carry a session in their messages",
+        (
+            Edit(
+                _REPLICA,
+                """
+                if header.incarnation != self._incarnation:
+                    return False
+                """,
+                "",
+            ),
+        ),
+        Tested(
+            "tests/mutants/test_mutants_scripted.py"
+            "::test_an_answer_to_the_life_before_the_restart_is_not_taken"
+        ),
+    ),
+    Mutant(
+        "another-cluster-listened-to",
+        "Messages of another cluster are taken for those of this one.",
+        "KAFKA-12440",
+        (
+            Edit(
+                _CORE,
+                "if request.header.cluster_id != self._replica.config.cluster_id:",
+                "if False:",
+            ),
+        ),
+        Tested("tests/quorum/test_quorum_election.py::test_another_cluster_is_not_listened_to"),
+    ),
+)

@@ -1,0 +1,154 @@
+"""Mutants of reads and of what clients get to see."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
+
+_CONTROLLER = "controller.loop.controller"
+_LEADING = "controller.quorum.leading"
+
+READS = (
+    Mutant(
+        "read-without-proof",
+        "A leader answers reads without asking whether it still leads.",
+        "stale reads of etcd and Consul before 2015 (Jepsen)",
+        (
+            Edit(
+                _LEADING,
+                "confirmed = rounds[majority(len(voters)) - 1]",
+                "confirmed = rounds[0]",
+            ),
+        ),
+        Simulated("split", is_rare=True),
+    ),
+    Mutant(
+        "fetch-proves-leadership",
+        "Any Fetch of the epoch proves leadership, even one sent before the read was asked for.",
+        "why a read index needs a round of its own (Raft thesis, section 6.4)",
+        (Edit(_LEADING, "        role.read_round += 1\n", ""),),
+        Tested(
+            "tests/quorum/test_quorum_replication.py"
+            "::test_a_read_waits_for_a_round_that_began_after_it"
+        ),
+    ),
+    Mutant(
+        "read-before-own-commit",
+        "A new leader reads at its old high watermark before it has committed in its epoch.",
+        "Raft thesis, section 6.4; KAFKA-15345 for a claim before catching up",
+        (
+            Edit(
+                _LEADING,
+                "if not isinstance(role, Leader) or not self.is_established():\n"
+                "            replica.emit(ReadIndexRefused(read_id))",
+                "if not isinstance(role, Leader):\n"
+                "            replica.emit(ReadIndexRefused(read_id))",
+            ),
+        ),
+        Tested(
+            "tests/quorum/test_quorum_replication.py"
+            "::test_a_read_is_refused_before_the_leader_has_committed_in_its_epoch"
+        ),
+    ),
+    Mutant(
+        "uncommitted-shown",
+        "A read is answered from the leader's map before what it shows is committed.",
+        "etcd, RethinkDB and others read uncommitted state at some time (Jepsen)",
+        (
+            Edit(
+                _CONTROLLER,
+                """
+                answer, end_offset = self._map.query(request), log.next_offset
+                await self._shown(log, end_offset)
+                """,
+                """
+                answer, end_offset = self._map.query(request), log.next_offset
+                """,
+            ),
+        ),
+        Tested("tests/loop/test_loop_controller.py::test_a_read_never_shows_what_is_not_committed"),
+    ),
+    Mutant(
+        "refusal-from-uncommitted",
+        "An answer that changes nothing does not wait for what it was decided on.",
+        "a refusal tells of state too; the same family as dirty reads",
+        (
+            Edit(
+                _CONTROLLER,
+                """
+                await self._committed(end_offset)
+                return Answered(decision.answer, end_offset)
+                """,
+                """
+                if decision.records:
+                    await self._committed(end_offset)
+                return Answered(decision.answer, end_offset)
+                """,
+            ),
+        ),
+        Tested(
+            "tests/loop/test_loop_controller.py"
+            "::test_an_answer_that_changes_nothing_waits_for_what_it_was_decided_on"
+        ),
+    ),
+    Mutant(
+        "nothing-undone-on-loss",
+        "A leader that loses leadership keeps what it had replayed and not committed.",
+        "KAFKA-13100 and KAFKA-13114",
+        (
+            Edit(
+                _CONTROLLER,
+                """
+                self._active = False
+                self._map.undo_to(self._committed_end)
+                """,
+                """
+                self._active = False
+                """,
+            ),
+        ),
+        Tested(
+            "tests/loop/test_loop_controller.py::test_lost_leadership_undoes_what_was_not_committed"
+        ),
+    ),
+    Mutant(
+        "refused-append-leaves-trace",
+        "A request whose append is refused stays in the map of the leader.",
+        "KAFKA-14996 is of the family of requests too large to append",
+        (
+            Edit(
+                _CONTROLLER,
+                """
+                except Exception:
+                    self._map.undo_to(offset)
+                    raise
+                """,
+                """
+                except Exception:
+                    raise
+                """,
+            ),
+        ),
+        Tested("tests/loop/test_loop_controller.py::test_a_refused_append_leaves_no_trace"),
+    ),
+    Mutant(
+        "session-read-behind",
+        "A read that must see an offset does not wait until that is applied.",
+        "the family of stale follower reads",
+        (
+            Edit(
+                _CONTROLLER,
+                """
+                await self._applied(at_least)
+                return await self._read_committed(request)
+                """,
+                """
+                return await self._read_committed(request)
+                """,
+            ),
+        ),
+        Tested(
+            "tests/loop/test_loop_controller.py"
+            "::test_a_session_read_waits_for_its_offset_on_any_controller"
+        ),
+    ),
+)

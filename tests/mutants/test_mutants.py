@@ -1,0 +1,68 @@
+"""Known bugs, planted one at a time, are found: the simulator is worth what it finds.
+
+Here every edit must fit the code, and the mutants that the simulator finds within few seeds are
+tried. `scripts/mutants` tries them all, and what catches them on the unchanged code too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.catalogue import MUTANTS
+from tests.mutants.mutant import Edit, Mutant, Simulated
+from tests.mutants.running import run_trial
+from tests.mutants.trial import Trial
+
+_ROOT = Path(__file__).resolve().parents[2]
+_AT_ONCE = 2
+_QUICK = [
+    mutant.name
+    for mutant in MUTANTS.values()
+    if isinstance(mutant.caught_by, Simulated) and not mutant.caught_by.is_rare
+]
+
+
+@pytest.fixture(scope="module")
+def trial_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Future[Trial]]]:
+    """Return the trial of a mutant; those of all selected tests are made at once."""
+    selected = [
+        str(item.callspec.params["name"])
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == "test_a_mutant_is_caught"
+    ]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        trials = {name: pool.submit(run_trial, name) for name in selected}
+        yield trials.__getitem__
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", _QUICK)
+def test_a_mutant_is_caught(name: str, trial_of: Callable[[str], Future[Trial]]) -> None:
+    trial = trial_of(name).result()
+    assert trial.caught, f"{name}: {MUTANTS[name].bug} Nothing found by {MUTANTS[name].caught_by}"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda mutant: mutant.name)
+def test_the_edits_fit_the_code(mutant: Mutant) -> None:
+    sources: dict[str, str] = {}
+    for edit in mutant.edits:
+        path = _ROOT / f"{edit.module.replace('.', '/')}.py"
+        source = sources.get(edit.module) or path.read_text(encoding="utf-8")
+        sources[edit.module] = edit.apply(source)
+    for module, source in sources.items():
+        compile(source, module, "exec")
+
+
+def test_an_edit_replaces_what_stands_there_once() -> None:
+    source = "def f():\n    if a:\n        b()\n        c()\n    return b()\n"
+    block = Edit("m", "\nif a:\n    b()\n", "\nb()\n")
+    assert block.apply(source) == "def f():\n    b()\n        c()\n    return b()\n"
+    assert Edit("m", "return b()", "return 1").apply(source).endswith("return 1\n")
+    for old in ("b()", "absent", "\nb()\n    c()\n", "\nif a:\nb()\n"):
+        with pytest.raises(ValueError, match="wanted once"):
+            Edit("m", old, "").apply(source)

@@ -1,0 +1,111 @@
+"""Tries one mutant in this process, which is of no use for anything else afterwards.
+
+Prints one JSON object: whether it was caught, by which seed or test, and how. `--unchanged` runs
+the same seed or test without the edits, which must then pass. Exits with 0 unless the trial itself
+could not be made.
+
+Example: python -m tests.mutants.trial vote-kept-in-memory
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.mutants import patching
+from tests.mutants.mutant import Simulated, Tested
+
+if TYPE_CHECKING:
+    from tests.mutants.mutant import Mutant
+
+
+_SLIPS = ("AttributeError", "ImportError", "IndexError", "KeyError", "NameError", "TypeError")
+"""What a careless edit leads to; it would be caught by anything, and so proves nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of one mutant."""
+
+    name: str
+    caught: bool
+    seed: int | None
+    """The seed that caught it."""
+    runs: int
+    """Seeds run, or 1 for a test."""
+    how: str
+    seconds: float
+
+
+def try_mutant(mutant: Mutant, *, unchanged: bool, seeds: range | None = None) -> Trial:
+    """Make the mutant's edits, unless `unchanged`, and run what should catch it."""
+    started = time.monotonic()
+    if not unchanged:
+        patching.install(mutant.edits)
+    match mutant.caught_by:
+        case Simulated(profile=profile, seeds=own_seeds):
+            seed, runs, how = _simulate(profile, own_seeds if seeds is None else seeds)
+            caught = seed is not None
+        case Tested(test=test):
+            seed, runs = None, 1
+            caught, how = _test(test)
+    return Trial(mutant.name, caught, seed, runs, how, time.monotonic() - started)
+
+
+def _simulate(profile: str, seeds: range) -> tuple[int | None, int, str]:
+    from tests.sim.sim_run import simulate
+
+    for runs, seed in enumerate(seeds, start=1):
+        failure = simulate(seed, profile).failure
+        if failure is not None:
+            if failure.invariant.startswith(_SLIPS):
+                raise RuntimeError(f"seed {seed} breaks the code, not a rule: {failure.invariant}")
+            return seed, runs, failure.invariant
+    return None, len(seeds), f"profile {profile}: nothing found"
+
+
+def _test(test: str) -> tuple[bool, str]:
+    import pytest
+
+    # Plugins that these tests do not need take longer to load than the tests to run.
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    options = ["-p", "pytest_timeout", "-q", "-x", "--timeout=60", "--no-header"]
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        code = pytest.main([*options, test])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"pytest ended with {code!r}:\n{output.getvalue()}")
+    if slip := re.search(r"^E +(AttributeError|ImportError|NameError).*", output.getvalue(), re.M):
+        raise RuntimeError(f"{test} breaks on the code, not on a rule: {slip[0]}")
+    return code == pytest.ExitCode.TESTS_FAILED, test
+
+
+def main() -> int:
+    """Run the command line; return the exit code."""
+    from tests.mutants.catalogue import MUTANTS
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", choices=sorted(MUTANTS), metavar="NAME", help="see catalogue.py")
+    parser.add_argument("--unchanged", action="store_true", help="without the edits")
+    parser.add_argument("--seeds", metavar="FROM:TO", help="instead of the mutant's own")
+    given = parser.parse_args()
+    os.chdir(Path(__file__).resolve().parents[2])  # tests are named from there
+    seeds = None if given.seeds is None else range(*map(int, given.seeds.split(":")))
+    trial = try_mutant(MUTANTS[given.name], unchanged=given.unchanged, seeds=seeds)
+    print(json.dumps(asdict(trial)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
