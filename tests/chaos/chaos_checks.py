@@ -1,0 +1,173 @@
+"""What must be true after a run: nothing acknowledged lost, one order explains all, maps equal.
+
+Judges histories, and asks the healed controllers. Knows no fault. A failed check is an
+`AssertionError` that says what was wanted and what was got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from proto import admin_pb2, admin_pb2_grpc
+from tests.linearizability.checker import Verdict, check
+from tests.linearizability.history import Operation, Unknown
+from tests.linearizability.models import (
+    MODELS,
+    CommitRange,
+    Committed,
+    Delete,
+    Get,
+    Objects,
+    Put,
+    ReadObjects,
+)
+
+History = Sequence[Operation[Any, Any]]
+
+_ASK_S = 2.0
+_EQUAL_S = 30.0
+_BAD_LEVELS = ('"level": "critical"', '"level": "error"', "Traceback (most recent call last)")
+
+
+def check_linearizable(name: str, history: History) -> None:
+    """Every answer is explained by one order of the operations; "unknown" is no success."""
+    report = check(history, MODELS[name])
+    if report.verdict is not Verdict.LINEARIZABLE:
+        worst = report.smallest(report.verdict)
+        told = "\n".join(str(operation) for operation in worst.operations[-60:])
+        raise AssertionError(
+            f"{name} history, key {worst.key}: {report.verdict.value} after {worst.steps} steps; "
+            f"the end of its {len(worst.operations)} operations:\n{told}"
+        )
+
+
+def check_no_write_lost(history: History) -> None:
+    """The last value read of each key was written by a write that no acknowledged one came after.
+
+    Said by the linearizable verdict too; said here without a search, so that the two check each
+    other.
+    """
+    by_key: dict[str, list[Operation[Any, Any]]] = {}
+    for operation in history:
+        by_key.setdefault(operation.key, []).append(operation)
+    for key, operations in by_key.items():
+        last = operations[-1]
+        assert isinstance(last.request, Get), f"{key}: the run ends with {last}, not with a read"
+        assert not isinstance(last.answer, Unknown), f"{key}: the last read was not answered"
+        _check_last_value(key, last.answer.value, operations[:-1])
+
+
+def _check_last_value(key: str, value: str | None, operations: History) -> None:
+    writes = [one for one in operations if isinstance(one.request, Put | Delete)]
+    if value is None:
+        sources = [one for one in writes if isinstance(one.request, Delete)]
+        begun_at_last = max((_end_of(one) for one in sources), default=0)
+    else:
+        source = next((one for one in writes if _puts(one, value)), None)
+        assert source is not None, f"{key}: it ends as {value}, which nobody wrote"
+        begun_at_last = _end_of(source)
+    for write in writes:
+        if _was_applied(write) and write.invoked > begun_at_last:
+            raise AssertionError(
+                f"{key}: it ends as {value}, an acknowledged write is lost: {write}"
+            )
+
+
+def _puts(operation: Operation[Any, Any], value: str) -> bool:
+    return isinstance(operation.request, Put) and operation.request.value == value
+
+
+def _was_applied(operation: Operation[Any, Any]) -> bool:
+    return not isinstance(operation.answer, Unknown) and operation.answer.applied
+
+
+def _end_of(operation: Operation[Any, Any]) -> float:
+    """When the operation had taken effect at the latest."""
+    return float("inf") if operation.returned is None else operation.returned
+
+
+def check_no_commit_lost(history: History) -> None:
+    """Every acknowledged commit is in its stream; one of several streams is in all or in none."""
+    ends = {
+        one.key: set(one.answer.object_ids)
+        for one in history
+        if isinstance(one.request, ReadObjects) and isinstance(one.answer, Objects)
+    }
+    streams_of: dict[int, set[str]] = {}
+    for one in history:
+        if not isinstance(one.request, CommitRange):
+            continue
+        object_id = one.request.object_id
+        if isinstance(one.answer, Committed):
+            assert object_id in ends[one.key], (
+                f"stream {one.key} lost an acknowledged commit: {one}"
+            )
+        if isinstance(one.answer, Committed | Unknown):
+            streams_of.setdefault(object_id, set()).add(one.key)
+    for object_id, streams in streams_of.items():
+        there = {stream for stream in streams if object_id in ends[stream]}
+        assert there in (set(), streams), (
+            f"object {object_id} was committed to {sorted(there)} of the streams {sorted(streams)}"
+        )
+
+
+async def check_equal_states(endpoints: Mapping[int, str]) -> None:
+    """All controllers' maps are equal at an equal offset, reached before a deadline."""
+    deadline = time.monotonic() + _EQUAL_S
+    at_offset, answers = 0, {}
+    while time.monotonic() < deadline:
+        answers = dict(
+            zip(
+                endpoints,
+                await asyncio.gather(*(_state_hash(at, at_offset) for at in endpoints.values())),
+                strict=True,
+            )
+        )
+        known = [answer for answer in answers.values() if answer is not None]
+        offsets = {answer.offset for answer in known}
+        if len(known) == len(answers) and len(offsets) == 1:
+            hashes = {node: answer.hash.hex() for node, answer in answers.items() if answer}
+            assert len(set(hashes.values())) == 1, f"maps differ at offset {offsets}: {hashes}"
+            return
+        at_offset = max(offsets, default=at_offset)
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"not within {_EQUAL_S:.0f} s at one offset: {answers}")
+
+
+async def _state_hash(endpoint: str, at_offset: int) -> admin_pb2.StateHashResponse | None:
+    """Ask one controller; None if it has not got so far, or can't say."""
+    async with grpc.aio.insecure_channel(endpoint) as channel:
+        try:
+            answer: admin_pb2.StateHashResponse = await admin_pb2_grpc.AdminServiceStub(
+                channel
+            ).StateHash(admin_pb2.StateHashRequest(at_offset=at_offset), timeout=_ASK_S)
+        except grpc.aio.AioRpcError:
+            return None
+        return answer
+
+
+def check_logs(paths: Sequence[Path], expected: Sequence[str] = ()) -> None:
+    """No process logged an error or a traceback, but for lines that hold a text of `expected`."""
+    bad = [
+        f"{path.name}: {line}"
+        for path in paths
+        for line in path.read_text(errors="replace").splitlines()
+        if any(sign in line for sign in _BAD_LEVELS) and not any(one in line for one in expected)
+    ]
+    assert not bad, "logged without reason:\n" + "\n".join(bad[:20])
+
+
+def longest_gap_s(histories: Sequence[History]) -> float:
+    """Longest time in which no operation was acknowledged, in seconds."""
+    times = sorted(
+        one.returned for history in histories for one in history if one.returned is not None
+    )
+    gaps = (later - earlier for earlier, later in itertools.pairwise(times))
+    return max(gaps, default=0) / 1e9

@@ -1,0 +1,165 @@
+"""A client that knows what became of each of its requests: done, certainly not, or nobody knows.
+
+Owns channels and the reading of statuses. Unlike the product's client it repeats a request only
+where the caller says that this is safe, because a check of what clients saw must know whether a
+request was ever carried out twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+
+from broker_client.controller_client import error_info
+from broker_client.methods import Method, RequestT, ResponseT
+
+ATTEMPT_S = 1.5
+PAUSE_S = 0.02
+_NEVER_SENT = "failed to connect to all addresses"
+_CHANNEL_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 300),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class NotDoneError(Exception):
+    """The request was certainly not carried out."""
+
+
+class OutcomeUnknownError(Exception):
+    """The request may have been carried out, or may yet be."""
+
+
+class DefectError(Exception):
+    """A controller answered with a status that no fault explains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a failed attempt means: it may have taken effect, and who leads (0: not said)."""
+
+    may_have_happened: bool
+    leader_id: int = 0
+
+
+def judge(error: grpc.aio.AioRpcError) -> Verdict:
+    """Read a failed attempt. Raises `DefectError` for what only a defect can bring about."""
+    info = error_info(error)
+    code, said = error.code(), error.details() or ""
+    match code, "" if info is None else info.reason:
+        case grpc.StatusCode.UNAVAILABLE, "NOT_LEADER" if info is not None:
+            return Verdict(False, max(0, int(info.metadata.get("leader_id", "0"))))
+        case grpc.StatusCode.UNAVAILABLE, _ if said.startswith(_NEVER_SENT):
+            return Verdict(False)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED, reason if reason:
+            return Verdict(False)
+        case (grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED, _):
+            return Verdict(True)
+        case (grpc.StatusCode.DEADLINE_EXCEEDED, _) | (grpc.StatusCode.ABORTED, "OUTCOME_UNKNOWN"):
+            return Verdict(True)
+        case grpc.StatusCode.INTERNAL | grpc.StatusCode.UNKNOWN, "":
+            return Verdict(True)  # the transport's word, not a controller's
+    raise DefectError(f"{code.name}: {said}")
+
+
+class ChaosClient:
+    """Calls controllers by id, the one believed to lead first, at times any other."""
+
+    def __init__(self, endpoints: Mapping[int, str], rng: random.Random) -> None:
+        self._channels = {
+            node_id: grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
+            for node_id, endpoint in endpoints.items()
+        }
+        self._rng = rng
+        self._leader = 0
+
+    async def close(self) -> None:
+        """Close all channels."""
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def once(
+        self, method: Method[RequestT, ResponseT], request: RequestT, within_s: float
+    ) -> ResponseT:
+        """Have `request` carried out at most once.
+
+        Raises:
+            NotDoneError: within `within_s` seconds nobody took it.
+            OutcomeUnknownError: somebody may have.
+            DefectError: see there.
+        """
+        return await self._call(method, request, within_s, may_repeat=False)
+
+    async def repeated(
+        self, method: Method[RequestT, ResponseT], request: RequestT, within_s: float
+    ) -> ResponseT:
+        """Send `request` until it is answered; for those that may be carried out twice.
+
+        Raises the same errors as `once`.
+        """
+        return await self._call(method, request, within_s, may_repeat=True)
+
+    async def attempt(
+        self,
+        node_id: int,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        timeout_s: float = ATTEMPT_S,
+    ) -> ResponseT:
+        """Ask one controller, one time. Raises `grpc.aio.AioRpcError`."""
+        send = self._channels[node_id].unary_unary(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        return await send(request, timeout=timeout_s)
+
+    async def _call(
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        within_s: float,
+        *,
+        may_repeat: bool,
+    ) -> ResponseT:
+        deadline = time.monotonic() + within_s
+        may_have_happened = False
+        node_id = self._first()
+        while True:
+            try:
+                answer = await self.attempt(node_id, method, request)
+            except grpc.aio.AioRpcError as error:
+                verdict = judge(error)
+            else:
+                self._leader = node_id
+                return answer
+            may_have_happened |= verdict.may_have_happened
+            is_over = time.monotonic() >= deadline
+            if may_have_happened and (is_over or not may_repeat):
+                self._leader = 0
+                raise OutcomeUnknownError(method.name)
+            if is_over:
+                raise NotDoneError(method.name)
+            node_id = self._next(node_id, verdict.leader_id)
+            await asyncio.sleep(PAUSE_S * self._rng.uniform(0.5, 1.5))
+
+    def _first(self) -> int:
+        """The believed leader; one time in eight anybody, who may believe to lead still."""
+        if self._leader and self._rng.random() > 1 / 8:
+            return self._leader
+        return self._rng.choice(list(self._channels))
+
+    def _next(self, failed: int, hinted: int) -> int:
+        """Whom to ask after a failure: mostly the one said to lead."""
+        if hinted in self._channels and hinted != failed and self._rng.random() < 0.7:
+            return hinted
+        return self._rng.choice([node_id for node_id in self._channels if node_id != failed])

@@ -1,0 +1,206 @@
+"""What the scenario tests share: a cluster, a client that sees all of it, and who leads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from broker_client import methods
+from proto import common_pb2, kv_pb2
+from proto import quorum_pb2 as pb
+from tests.chaos.chaos_checks import check_equal_states, check_logs
+from tests.chaos.chaos_client import ATTEMPT_S, ChaosClient
+from tests.chaos.chaos_cluster import CLUSTER_ID, ChaosCluster, run_on_loop
+from tests.chaos.chaos_watch import LeaderWatch
+from tests.chaos.fault_proxy import Behaviour, Cut, Mode
+
+SOON_S = 60.0
+"""How long a condition may take to come true."""
+
+
+@dataclass(slots=True)
+class Scene:
+    """A cluster that serves, and those who look at it."""
+
+    cluster: ChaosCluster
+    client: ChaosClient
+    watch: LeaderWatch
+
+    async def put(self, key: str, value: str) -> None:
+        """Put a value through whoever leads."""
+        answer = await self.client.repeated(methods.PUT_KVS, put_request(key, value), SOON_S)
+        assert answer.results[0].error == common_pb2.NONE
+
+    async def put_through(self, node_id: int, key: str, value: str) -> None:
+        """Put a value through one controller, which leads or is about to, and no other."""
+
+        async def is_done() -> bool:
+            try:
+                await self.client.attempt(node_id, methods.PUT_KVS, put_request(key, value))
+            except grpc.aio.AioRpcError:
+                return False
+            return True
+
+        await wait_until(is_done, f"controller {node_id} to acknowledge a write")
+
+    async def get(self, key: str) -> str:
+        """Read a value through whoever leads."""
+        answer = await self.client.repeated(methods.GET_KVS, get_request(key), SOON_S)
+        return answer.results[0].value.decode()
+
+    async def get_from(self, node_id: int, key: str, timeout_s: float = ATTEMPT_S) -> str | None:
+        """Read a value from one controller; None if it does not answer with one."""
+        try:
+            answer = await self.client.attempt(
+                node_id, methods.GET_KVS, get_request(key), timeout_s
+            )
+        except grpc.aio.AioRpcError:
+            return None
+        return answer.results[0].value.decode()
+
+    def cut_off(self, node_id: int) -> Cut:
+        """Begin to lose every byte between a controller and the others; clients still reach it."""
+        others = [node for node in self.cluster.members if node != node_id]
+        pairs = [(node_id, other) for other in others] + [(other, node_id) for other in others]
+        cut = Cut(frozenset(pairs), Behaviour(Mode.DROP))
+        self.cluster.network.cut(cut)
+        return cut
+
+    async def streammeta(self, *words: str) -> dict[str, Any]:
+        """Run a command of the product as an operator would; return the JSON it prints."""
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "controller.cli.main", *words, "--format", "json"],
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, (
+            f"streammeta {' '.join(words)}: exit code {done.returncode}: {done.stdout!r} "
+            f"{done.stderr!r}"
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    @property
+    def connect(self) -> tuple[str, str]:
+        """The option that tells commands where all controllers listen."""
+        return "--connect", ",".join(self.cluster.direct_endpoints.values())
+
+    async def quorum(self) -> pb.DescribeQuorumResponse | None:
+        """The quorum as its leader sees it; None while there is none."""
+        leader = await self.watch.ask()
+        return None if leader is None else await self.watch.describe_quorum(leader)
+
+    async def join(self, node_id: int) -> None:
+        """Have a controller with an empty disk join, as documented, and wait until it votes."""
+        formatted = await self.streammeta(
+            *("storage", "format", "--join", "--node-id", str(node_id)),
+            *("--cluster-id", CLUSTER_ID, "--data-dir", str(self.cluster.data_dir(node_id))),
+        )
+        directory_id = formatted["directory_id"]
+        await self.cluster.start_node(node_id)
+
+        async def is_observer() -> bool:
+            view = await self.quorum()
+            return view is not None and any(
+                one.key.directory_id == directory_id for one in view.observers
+            )
+
+        await wait_until(is_observer, f"controller {node_id} to fetch as an observer")
+        await self.streammeta(
+            *("quorum", "add-voter", *self.connect, "--node-id", str(node_id)),
+            *("--endpoint", self.cluster.direct_endpoints[node_id]),
+            *("--directory-id", directory_id),
+        )
+
+    async def remove(self, node_id: int) -> None:
+        """Take a voter's vote away, as documented."""
+        await self.streammeta("quorum", "remove-voter", *self.connect, "--node-id", str(node_id))
+
+    async def voters(self) -> set[int]:
+        """Who votes, by the leader's word; nobody while there is none."""
+        view = await self.quorum()
+        return set() if view is None else {one.key.node_id for one in view.voters}
+
+    async def check_healed(self, expected_in_logs: Sequence[str] = ()) -> None:
+        """All maps are equal, no process ended by itself, no log tells of a defect."""
+        running = self.cluster.running
+        endpoints = self.cluster.direct_endpoints
+        await check_equal_states({node: endpoints[node] for node in running})
+        self.cluster.note_surprises()
+        assert not self.cluster.surprises, self.cluster.surprises
+        check_logs(self.cluster.log_paths, expected_in_logs)
+
+
+def put_request(key: str, value: str) -> kv_pb2.PutKVsRequest:
+    """Put one value, whatever is there."""
+    return kv_pb2.PutKVsRequest(
+        items=[kv_pb2.KVToPut(key=key, value=value.encode(), overwrite=True)]
+    )
+
+
+def get_request(key: str) -> kv_pb2.GetKVsRequest:
+    """Get one value."""
+    return kv_pb2.GetKVsRequest(keys=[kv_pb2.KVKey(key=key)])
+
+
+async def wait_until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait for a condition for at most `SOON_S` seconds."""
+    deadline = time.monotonic() + SOON_S
+    while not await condition():
+        assert time.monotonic() < deadline, f"not within {SOON_S:.0f} s: {what}"
+        await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def _scene(
+    root: Path,
+    controllers: int,
+    first_voters: int,
+    node_options: Mapping[int, Sequence[str]],
+) -> AsyncIterator[Scene]:
+    cluster = ChaosCluster(root, controllers, first_voters, node_options=node_options)
+    watch = LeaderWatch(cluster.direct_endpoints)
+    client: ChaosClient | None = None
+    try:
+        await cluster.start()
+        client = ChaosClient(cluster.client_endpoints, random.Random(1))
+        scene = Scene(cluster, client, watch)
+        await watch.wait_for_leader(SOON_S)
+        await scene.put("key", "first")
+        yield scene
+    finally:
+        if client is not None:
+            await client.close()
+        await watch.close()
+        await cluster.close()
+
+
+def play(
+    root: Path,
+    scenario: Callable[[Scene], Awaitable[None]],
+    controllers: int = 3,
+    first_voters: int = 0,
+    node_options: Mapping[int, Sequence[str]] | None = None,
+) -> None:
+    """Start controllers, wait until "key" is "first", run the scenario, end everything.
+
+    Those beyond `first_voters` (0: none) are left to join.
+    """
+
+    async def run() -> None:
+        async with _scene(root, controllers, first_voters, node_options or {}) as scene:
+            await scenario(scene)
+
+    run_on_loop(run)

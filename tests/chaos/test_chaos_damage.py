@@ -1,0 +1,98 @@
+"""A replica whose log is damaged says where, forgets no promise, and gets back what it lost."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.chaos_scene import SOON_S, Scene, play, wait_until
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+WRITES = 60
+
+
+async def write_much(scene: Scene, rng: random.Random) -> None:
+    for number in range(WRITES):
+        await scene.put(f"key-{number}", rng.randbytes(400).hex())
+
+
+def flip_a_byte(directory: Path) -> tuple[Path, int]:
+    """Flip one bit in the middle of the log; return the file and the byte's position."""
+    path = max(directory.glob("*.log"), key=lambda log: log.stat().st_size)
+    data = bytearray(path.read_bytes())
+    position = len(data) // 2
+    data[position] ^= 0x10
+    path.write_bytes(data)
+    return path, position
+
+
+def logged(path: Path, event: str) -> list[dict[str, Any]]:
+    """Return what a controller logged under one name."""
+    lines = [line for line in path.read_text().splitlines() if line.startswith("{")]
+    return [found for line in lines if (found := json.loads(line))["event"] == event]
+
+
+async def is_repairing(scene: Scene, node_id: int) -> bool:
+    view = await scene.watch.describe_quorum(node_id)
+    return view is not None and view.repairing
+
+
+async def follows_whole(scene: Scene, node_id: int) -> bool:
+    """Whether a controller is an ordinary follower, nothing of its log missing."""
+    view = await scene.watch.describe_quorum(node_id)
+    return view is not None and view.role == "follower" and not view.repairing
+
+
+def test_a_flipped_byte_is_found_told_and_repaired_from_the_others(tmp_path: Path) -> None:
+    rng = random.Random(7)
+
+    async def scenario(scene: Scene) -> None:
+        await write_much(scene, rng)
+        leader = await scene.watch.wait_for_leader(SOON_S)
+        hurt = next(node for node in scene.cluster.members if node != leader)
+        await scene.cluster.kill(hurt)
+        path, position = flip_a_byte(scene.cluster.data_dir(hurt))
+        await scene.cluster.start_node(hurt)
+        await wait_until(lambda: follows_whole(scene, hurt), "the damaged follower to be repaired")
+
+        (told,) = logged(scene.cluster.log_path(hurt), "log_damaged")
+        assert told["file"] == str(path)
+        assert 0 < told["byte"] <= position
+        assert told["promised_end_offset"] > told["offset"] > 0
+        assert (path.parent / f"{path.name}.damaged").exists(), "the damaged file is kept"
+        assert not (path.parent / "damage.json").exists()
+        assert (await scene.voters()) == set(scene.cluster.members)
+        await scene.check_healed(expected_in_logs=["log_damaged"])
+
+    play(tmp_path, scenario)
+
+
+def test_a_damaged_replica_helps_nobody_to_lead_before_it_is_repaired(tmp_path: Path) -> None:
+    rng = random.Random(8)
+
+    async def scenario(scene: Scene) -> None:
+        await write_much(scene, rng)
+        one, other, hurt = scene.cluster.members
+        for node in scene.cluster.members:
+            await scene.cluster.kill(node)
+        flip_a_byte(scene.cluster.data_dir(hurt))
+        await scene.cluster.start_node(hurt)
+        await scene.cluster.start_node(one)
+        # With an ordinary vote of the damaged one, these two would elect a leader well within this.
+        with pytest.raises(TimeoutError):
+            await scene.watch.wait_for_leader(5.0)
+        assert await is_repairing(scene, hurt)
+
+        await scene.cluster.start_node(other)
+        await scene.watch.wait_for_leader(SOON_S)
+        await wait_until(lambda: follows_whole(scene, hurt), "the damaged follower to be repaired")
+        assert await scene.get("key") == "first"
+        await scene.check_healed(expected_in_logs=["log_damaged"])
+        # It votes again: with it and one other there is a leader.
+        await scene.cluster.kill(await scene.watch.wait_for_leader(SOON_S))
+        await scene.put("key", "second")
+
+    play(tmp_path, scenario)

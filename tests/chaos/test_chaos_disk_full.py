@@ -1,0 +1,105 @@
+"""A full disk refuses writes in plain words, loses nothing, and is forgotten when there is room.
+
+A file size limit stands for the full disk: the system call fails in the same way, with EFBIG.
+"""
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from broker_client import methods
+from broker_client.controller_client import error_info
+from tests.chaos.chaos_scene import SOON_S, Scene, play, put_request, wait_until
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+VALUE = "x" * 1000
+ROOM_BYTES = 10_000
+
+
+async def is_full(scene: Scene, node_id: int, *, wanted: bool = True) -> bool:
+    view = await scene.watch.describe_quorum(node_id)
+    return view is not None and view.disk_full == wanted
+
+
+async def leads(scene: Scene, node_id: int) -> bool:
+    return await scene.watch.ask() == node_id
+
+
+def test_a_leader_with_a_full_disk_refuses_writes_and_goes_on_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        leader = await scene.watch.wait_for_leader(SOON_S)
+        pids = {node: child.pid for node, child in scene.cluster.children.items()}
+        scene.cluster.fill_disk(leader, ROOM_BYTES)
+        acknowledged: list[str] = []
+        refusals: list[str] = []
+
+        async def is_refused_or_led_by_another() -> bool:
+            key = f"key-{len(acknowledged)}"
+            try:
+                await scene.client.attempt(leader, methods.PUT_KVS, put_request(key, VALUE))
+            except grpc.aio.AioRpcError as error:
+                info = error_info(error)
+                refusals.append("" if info is None else info.reason)
+                return refusals[-1] in ("DISK_FULL", "NOT_LEADER")
+            acknowledged.append(key)
+            return False
+
+        await wait_until(is_refused_or_led_by_another, "a full disk to be told")
+        assert len(acknowledged) >= ROOM_BYTES // len(VALUE) // 2
+        assert await is_full(scene, leader)
+        for key in acknowledged:
+            assert await scene.get(key) == VALUE
+
+        scene.cluster.free_disk(leader)
+        await wait_until(lambda: is_full(scene, leader, wanted=False), "the room to be found")
+        await scene.put("key", "second")
+        for key in acknowledged:
+            assert await scene.get(key) == VALUE
+        assert pids == {node: child.pid for node, child in scene.cluster.children.items()}
+        await scene.check_healed(expected_in_logs=["disk_full"])
+
+    play(tmp_path, scenario)
+
+
+def test_log_lines_that_find_no_room_either_do_no_harm(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        leader = await scene.watch.wait_for_leader(SOON_S)
+        pids = {node: child.pid for node, child in scene.cluster.children.items()}
+        scene.cluster.fill_every_disk(leader)
+        await scene.put("key", "second")  # the others have room for it
+        await scene.watch.wait_for_leader(SOON_S, other_than=leader)
+        await scene.put("key", "third")
+
+        scene.cluster.free_disk(leader)
+        await wait_until(lambda: is_full(scene, leader, wanted=False), "the room to be found")
+        await scene.check_healed(expected_in_logs=["disk_full"])
+        await scene.watch.transfer(await scene.watch.wait_for_leader(SOON_S), to=leader)
+        await wait_until(lambda: leads(scene, leader), "the first leader to lead again")
+        await scene.put("key", "fourth")
+        assert pids == {node: child.pid for node, child in scene.cluster.children.items()}
+        await scene.check_healed(expected_in_logs=["disk_full"])
+
+    play(tmp_path, scenario)
+
+
+def test_a_follower_with_a_full_disk_holds_up_nobody_and_catches_up(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        leader = await scene.watch.wait_for_leader(SOON_S)
+        follower = next(node for node in scene.cluster.members if node != leader)
+        pid = scene.cluster.children[follower].pid
+        scene.cluster.fill_disk(follower, ROOM_BYTES)
+        for number in range(3 * ROOM_BYTES // len(VALUE)):
+            await scene.put(f"key-{number}", VALUE)
+        await wait_until(lambda: is_full(scene, follower), "the follower's disk to be full")
+        assert await scene.watch.ask() == leader
+
+        scene.cluster.free_disk(follower)
+        await wait_until(lambda: is_full(scene, follower, wanted=False), "the room to be found")
+        assert scene.cluster.children[follower].pid == pid
+        await scene.check_healed(expected_in_logs=["disk_full"])
+
+    play(tmp_path, scenario)

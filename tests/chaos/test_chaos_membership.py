@@ -1,0 +1,91 @@
+"""Voters come and go under load, a voter's disk is lost: clients notice no more than a retry."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.chaos_checks import (
+    check_linearizable,
+    check_no_commit_lost,
+    check_no_write_lost,
+)
+from tests.chaos.chaos_scene import SOON_S, Scene, play, wait_until
+from tests.chaos.workload import Workload, WorkloadSize
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+LOAD = WorkloadSize(kv_clients=4, stream_clients=2)
+
+
+async def loaded(scene: Scene) -> Workload:
+    """Set clients to work."""
+    workload = Workload(scene.cluster.client_endpoints, seed=1, size=LOAD)
+    await workload.prepare()
+    workload.start()
+    return workload
+
+
+async def served(workload: Workload) -> None:
+    """Wait until clients have been answered a good number of times more."""
+    wanted = workload.counts["acknowledged"] + 100
+
+    async def is_served() -> bool:
+        workload.check_running()
+        return workload.counts["acknowledged"] >= wanted
+
+    await wait_until(is_served, "clients to be served")
+
+
+async def check_history(scene: Scene, workload: Workload) -> None:
+    """End the load and check all that clients saw."""
+    await workload.stop()
+    await workload.read_everything()
+    await workload.close()
+    workload.dump(scene.cluster.root)
+    check_no_write_lost(workload.kv.history())
+    check_no_commit_lost(workload.stream.history())
+    check_linearizable("kv", workload.kv.history())
+    check_linearizable("stream", workload.stream.history())
+    await scene.check_healed()
+
+
+def test_three_voters_become_five_and_three_again_under_load(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        workload = await loaded(scene)
+        for node in (4, 5):
+            await scene.join(node)
+            await served(workload)
+        assert await scene.voters() == {1, 2, 3, 4, 5}
+
+        leader = await scene.watch.wait_for_leader(SOON_S)
+        follower = next(node for node in (1, 2, 3) if node != leader)
+        for node in (follower, leader):
+            await scene.remove(node)
+            await served(workload)
+            await scene.cluster.terminate(node)
+        assert await scene.voters() == {1, 2, 3, 4, 5} - {follower, leader}
+        await served(workload)
+
+        assert workload.counts["failed"] == 0
+        await check_history(scene, workload)
+
+    play(tmp_path, scenario, controllers=5, first_voters=3)
+
+
+def test_a_voter_whose_disk_is_lost_is_replaced_under_load(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        workload = await loaded(scene)
+        leader = await scene.watch.wait_for_leader(SOON_S)
+        lost = next(node for node in scene.cluster.members if node != leader)
+        await scene.cluster.kill(lost)
+        scene.cluster.wipe(lost)
+        await served(workload)
+        await scene.remove(lost)
+        await scene.join(lost)
+        assert await scene.voters() == {1, 2, 3}
+        await served(workload)
+
+        assert workload.counts["failed"] == 0
+        await check_history(scene, workload)
+
+    play(tmp_path, scenario)

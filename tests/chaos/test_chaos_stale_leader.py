@@ -1,0 +1,104 @@
+"""A leader that was replaced unawares tells nobody anything old, and acknowledges nothing."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+
+from broker_client import methods
+from broker_client.controller_client import error_info
+from tests.chaos.chaos_scene import SOON_S, Scene, play, put_request, wait_until
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+READS = 20
+
+
+async def follows(scene: Scene, node_id: int, leader: int) -> bool:
+    """Whether a controller takes that one for the leader."""
+    answer = await scene.watch.describe(node_id)
+    return answer is not None and answer.leader_id == leader
+
+
+def test_a_stopped_leader_serves_nothing_old_when_it_goes_on(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        old = await scene.watch.wait_for_leader(SOON_S)
+        assert await scene.get_from(old, "key") == "first"
+        scene.cluster.pause(old)
+        new = await scene.watch.wait_for_leader(SOON_S, other_than=old)
+        await scene.put_through(new, "key", "second")
+        # These wait in the old leader's socket until it goes on, believing that it leads.
+        reads = [asyncio.create_task(scene.get_from(old, "key", SOON_S)) for _ in range(READS)]
+        await asyncio.sleep(0.1)  # nothing tells when they have got there; less only weakens this
+        scene.cluster.resume(old)
+
+        assert set(await asyncio.gather(*reads)) <= {None, "second"}
+        await wait_until(lambda: follows(scene, old, new), "the old leader to follow the new one")
+        await scene.check_healed()
+
+    play(tmp_path, scenario)
+
+
+def test_a_leader_cut_off_serves_nothing_old_however_long_it_believes_to_lead(
+    tmp_path: Path,
+) -> None:
+    # It would take half a minute to notice by itself that nobody fetches any more.
+    credulous = {1: ("--election-timeout-ms", "100", "--fetch-timeout-ms", "20000")}
+
+    async def scenario(scene: Scene) -> None:
+        while (leader := await scene.watch.wait_for_leader(SOON_S)) != 1:
+            await scene.watch.transfer(leader, to=1)
+        assert await scene.get_from(1, "key") == "first"
+        cut = scene.cut_off(1)
+        new = await scene.watch.wait_for_leader(SOON_S, other_than=1)
+        # Through the new one alone: a write that waits in controller 1 would hold up reads there.
+        await scene.put_through(new, "key", "second")
+        assert await follows(scene, 1, 1), "controller 1 was to believe that it leads"
+
+        reads = [asyncio.create_task(scene.get_from(1, "key")) for _ in range(READS)]
+        assert set(await asyncio.gather(*reads)) == {None}
+        with pytest.raises(grpc.aio.AioRpcError):
+            await scene.client.attempt(1, methods.PUT_KVS, put_request("key", "never"))
+
+        scene.cluster.network.heal(cut)
+        await wait_until(lambda: is_no_leader(scene, 1), "controller 1 to step down")
+        assert await scene.get("key") == "second"
+        await scene.check_healed()
+
+    play(tmp_path, scenario, node_options=credulous)
+
+
+def test_clients_of_a_leader_cut_off_are_sent_away(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        old = await scene.watch.wait_for_leader(SOON_S)
+        cut = scene.cut_off(old)
+
+        async def is_sent_away() -> bool:
+            try:
+                await scene.client.attempt(old, methods.PUT_KVS, put_request("lost", "lost"))
+            except grpc.aio.AioRpcError as error:
+                info = error_info(error)
+                return info is not None and info.reason == "NOT_LEADER"
+            raise AssertionError("a leader cut off from all others has acknowledged a write")
+
+        await wait_until(is_sent_away, "the leader cut off to step down")
+        # Before that its log, longer than the others', could still make it leader again.
+        await wait_until(lambda: elected_besides(scene, old), "the others to elect another")
+        scene.cluster.network.heal(cut)
+        assert await scene.get("key") == "first"
+        assert await scene.get("lost") == ""
+        await scene.check_healed()
+
+    play(tmp_path, scenario)
+
+
+async def elected_besides(scene: Scene, old: int) -> bool:
+    """Whether some other controller leads a later epoch."""
+    return await scene.watch.ask() not in (None, old)
+
+
+async def is_no_leader(scene: Scene, node_id: int) -> bool:
+    """Whether a controller knows that it does not lead."""
+    answer = await scene.watch.describe(node_id)
+    return answer is not None and answer.leader_id != node_id
