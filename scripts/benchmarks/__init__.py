@@ -1,0 +1,1 @@
+"""Benchmarks: real controllers on this machine, measured from outside."""

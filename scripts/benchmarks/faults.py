@@ -1,0 +1,108 @@
+"""What can befall one controller of a local cluster, and how it gets over it."""
+
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Literal, Protocol, TypeAlias, get_args
+
+from controller.cli.local_cluster import LocalCluster, free_ports
+from scripts.benchmarks.bench_cluster import in_thread, restart_changed
+from scripts.benchmarks.relays import Relays
+
+Kind: TypeAlias = Literal["crash", "pause", "partition"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class Fault(Protocol):
+    """One kind of fault."""
+
+    def strike(self, node_id: int) -> None:
+        """Let it happen, at once."""
+        ...
+
+    async def mend(self, node_id: int) -> None:
+        """Let the controller take part again."""
+        ...
+
+
+class Crash:
+    """The process is killed with `kill -9` and started again."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+
+    def strike(self, node_id: int) -> None:
+        """Kill the process."""
+        os.kill(self._cluster.children[node_id].pid, signal.SIGKILL)
+
+    async def mend(self, node_id: int) -> None:
+        """Start it again on its directory."""
+        self._cluster.children[node_id].kill()  # reaps what is dead already
+        await in_thread(self._cluster.start, node_id)
+
+
+class Pause:
+    """The process is stopped with SIGSTOP, keeping its connections, and goes on later."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+
+    def strike(self, node_id: int) -> None:
+        """Stop the process."""
+        os.kill(self._cluster.children[node_id].pid, signal.SIGSTOP)
+
+    async def mend(self, node_id: int) -> None:
+        """Let it go on."""
+        os.kill(self._cluster.children[node_id].pid, signal.SIGCONT)
+
+
+class Partition:
+    """Nothing gets to the controller or away from it; no connection is reset."""
+
+    def __init__(self, relays: Relays) -> None:
+        self._relays = relays
+
+    def strike(self, node_id: int) -> None:
+        """Cut it off."""
+        self._relays.cut(node_id)
+
+    async def mend(self, node_id: int) -> None:
+        """Join it again."""
+        del node_id
+        self._relays.heal()
+
+
+@contextlib.asynccontextmanager
+async def prepared(kind: Kind, cluster: LocalCluster) -> AsyncIterator[Fault]:
+    """Yield the fault; for a partition the cluster is restarted behind relays first."""
+    match kind:
+        case "crash":
+            yield Crash(cluster)
+        case "pause":
+            yield Pause(cluster)
+        case "partition":
+            relays = await _behind_relays(cluster)
+            try:
+                yield Partition(relays)
+            finally:
+                await relays.close()
+
+
+async def _behind_relays(cluster: LocalCluster) -> Relays:
+    """Move every controller to another port and put a relay where everybody looks for it."""
+    behind = dict(zip(cluster.children, free_ports(len(cluster.children)), strict=True))
+
+    def change(node_id: int, command: list[str]) -> list[str]:
+        place = command.index("--listen") + 1
+        return [
+            *command[:place],
+            *(f"127.0.0.1:{behind[node_id]}", "--advertise", command[place]),
+            *command[place + 1 :],
+        ]
+
+    await in_thread(restart_changed, cluster, change)
+    relays = Relays({node_id: child.pid for node_id, child in cluster.children.items()})
+    for node_id, port in zip(cluster.children, cluster.ports, strict=True):
+        await relays.start(node_id, port, behind[node_id])
+    return relays

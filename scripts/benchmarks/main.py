@@ -1,0 +1,114 @@
+"""The command line of the benchmarks: chooses, runs in a directory of its own, prints.
+
+What is measured is in the modules named after it. Nothing is left behind: controllers and clients
+are children that are stopped, and the directory is removed, however a run ends.
+"""
+
+import argparse
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from broker_client import BrokerClientError
+from controller.cli.local_cluster import ChildFailedError
+from scripts.benchmarks import (
+    baseline,
+    commit_profile,
+    commits,
+    failover,
+    faults,
+    simulator,
+)
+from scripts.benchmarks.arguments import as_words, parse
+from scripts.benchmarks.bench_cluster import UnhealthyError
+from scripts.benchmarks.commit_load import LoadError
+from scripts.benchmarks.figures import Outcome
+from scripts.benchmarks.machine import OtherWork, describe_commit, describe_machine
+from scripts.benchmarks.report import Reporter
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXPECTED_ERRORS = (
+    BrokerClientError,
+    ChildFailedError,
+    LoadError,
+    UnhealthyError,
+    failover.FailoverError,
+    simulator.SimulatorError,
+    baseline.BaselineError,
+    OSError,
+)
+ALL_HANGING_RUNS = 10
+"""`all` makes fewer runs of the faults that are found by time alone: each takes seconds."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0 done, 1 failed (130 interrupted)."""
+    arguments = parse(words)
+    # A supervisor's SIGTERM ends a run as Ctrl-C does: cleanly.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    reporter = Reporter(arguments.format)
+    place = Path(tempfile.mkdtemp(prefix="streammeta-bench-", dir=arguments.data_dir))
+    try:
+        return _run(arguments, place, reporter)
+    except KeyboardInterrupt:
+        reporter.fail("interrupted; everything is stopped")
+        return 130
+    except EXPECTED_ERRORS as error:
+        reporter.fail(str(error))
+        return 1
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _run(arguments: argparse.Namespace, place: Path, reporter: Reporter) -> int:
+    machine, others = describe_machine(place), OtherWork()
+    with reporter.running():
+        outcomes = asyncio.run(_measure(arguments, place, reporter))
+    reporter.results(machine, describe_commit(ROOT), others.cores(), outcomes)
+    return 0
+
+
+async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporter) -> list[Outcome]:
+    say = reporter.progress
+    if arguments.baseline is not None:
+        commit = baseline.unpack(ROOT, arguments.baseline, place / "baseline")
+        trees = {baseline.THIS: ROOT, commit[:12]: place / "baseline"}
+        words = as_words(arguments)
+        return [await baseline.compare(trees, words, arguments.rounds, place, say)]
+    outcomes: list[Outcome] = []
+    for kind, runs in _failovers(arguments):
+        outcomes.append(
+            await failover.measure(place / f"failover-{kind}", kind, runs, arguments.seed, say)
+        )
+    if arguments.benchmark in ("commits", "all"):
+        settings = commits.Settings(
+            work=arguments.work,
+            voters=arguments.voters,
+            in_flight=arguments.in_flight,
+            seconds=arguments.seconds,
+        )
+        outcomes.append(await commits.measure(place / "commits", settings, say))
+        if arguments.profile:
+            outcomes.append(await commit_profile.measure(place / "commits", settings, say))
+    if arguments.benchmark in ("simulator", "all"):
+        outcomes.append(await simulator.measure(place / "simulator", arguments.seeds, say))
+    return outcomes
+
+
+def _failovers(arguments: argparse.Namespace) -> list[tuple[faults.Kind, int]]:
+    match arguments.benchmark:
+        case "failover":
+            return [(arguments.kind, arguments.runs)]
+        case "all":
+            hanging = min(arguments.runs, ALL_HANGING_RUNS)
+            return [("crash", arguments.runs), ("pause", hanging), ("partition", hanging)]
+        case _:
+            return []
+
+
+if __name__ == "__main__":
+    sys.exit(main())

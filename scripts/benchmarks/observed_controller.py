@@ -1,0 +1,112 @@
+"""Runs a controller as `streammeta controller` does, and counts its flushes as they happen.
+
+    python -m scripts.benchmarks.observed_controller COUNTERS PROFILE|- controller --node-id ...
+
+COUNTERS is a file that `Counters` reads while the controller runs. With PROFILE, a path, the event
+loop's thread is profiled by the CPU time it uses, from here to the end, and the result is left
+there for `pstats`.
+"""
+
+import cProfile
+import mmap
+import os
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import controller.server  # noqa: F401 (brings everything along before the profile begins)
+from controller.cli.main import main as streammeta
+from controller.journal.journal import Journal
+from controller.quorum.messages import Batch
+
+_LAYOUT = struct.Struct("<4q")
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a controller's journal did since the process began."""
+
+    flushes: int = 0
+    flush_ns: int = 0
+    batches: int = 0
+    payloads: int = 0
+    """Appended to the log: one for each request that changed something."""
+
+    def __sub__(self, earlier: Self) -> "Counters":
+        """Return what was counted since `earlier`."""
+        return Counters(
+            self.flushes - earlier.flushes,
+            self.flush_ns - earlier.flush_ns,
+            self.batches - earlier.batches,
+            self.payloads - earlier.payloads,
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the counters of a running controller."""
+        return cls(*_LAYOUT.unpack(path.read_bytes()))
+
+
+class _Counting:
+    """Stands before `os.fdatasync` and `Journal.append`, which the journal's thread alone calls."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(_LAYOUT.size))
+        with path.open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), _LAYOUT.size)
+        self._flushes = self._flush_ns = self._batches = self._payloads = 0
+        self._fdatasync = os.fdatasync
+        self._append = Journal.append
+
+    def install(self) -> None:
+        """Count from now on."""
+        counting = self
+
+        def append(journal: Journal, batches: Sequence[Batch]) -> None:
+            counting._append(journal, batches)
+            counting._batches += len(batches)
+            counting._payloads += sum(len(batch.payloads) for batch in batches)
+
+        os.fdatasync = self._timed_fdatasync
+        Journal.append = append  # type: ignore[assignment, method-assign]
+
+    def _timed_fdatasync(self, fd: Any) -> None:
+        began = time.perf_counter_ns()
+        self._fdatasync(fd)
+        self._flush_ns += time.perf_counter_ns() - began
+        self._flushes += 1
+        _LAYOUT.pack_into(
+            self._shared, 0, self._flushes, self._flush_ns, self._batches, self._payloads
+        )
+
+
+def main() -> int:
+    """Run the controller named on the command line; return its exit code."""
+    _, counters, profile_path, *arguments = sys.argv
+    _Counting(Path(counters)).install()
+    sys.argv = ["streammeta", *arguments]
+    if profile_path == "-":
+        return _run()
+    profile = cProfile.Profile(time.thread_time)
+    profile.enable()
+    try:
+        return _run()
+    finally:
+        profile.disable()
+        profile.dump_stats(profile_path)
+
+
+def _run() -> int:
+    try:
+        streammeta()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
