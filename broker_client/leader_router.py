@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-_ROUNDS_WITHOUT_HANGING = 4
+_ROUNDS_WITHOUT_HANGING = 8
 """With the waits between rounds enough for the others to elect a leader."""
 
 

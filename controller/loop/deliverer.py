@@ -1,7 +1,8 @@
 """Carries out what delivery asks for: hands batches on, reads old ones, loads snapshots.
 
 A snapshot is read in a thread while heartbeats, votes and Fetches go on; only the exchange of the
-finished state happens on the event loop.
+finished state happens on the event loop. Batches are handed on piece by piece with a turn of the
+loop for everything else in between: a replica that replays a long log still votes in time.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Deliverer:
         self._state_machine = state_machine
         self._delivery = Delivery(journal.snapshots[-1] if journal.snapshots else None)
         self._is_installing = False
+        self._goes_on = False
         self._loading: asyncio.Task[None] | None = None
 
     @property
@@ -92,17 +94,28 @@ class Deliverer:
         return self._delivery.is_caught_up(self._core.high_watermark)
 
     def run(self) -> None:
-        """Deliver what can be delivered now, and begin what takes longer."""
+        """Deliver a piece of what can be delivered now, and begin what takes longer."""
         if self._is_installing and self._delivery.is_loading:
             return  # what is to be loaded may be gone already; a newer one is coming
-        while step := self._delivery.next(self._core.log, self._core.high_watermark):
-            match step:
-                case HandOn():
-                    self._hand_on(step)
-                case ReadForDelivery(start_offset=start_offset):
-                    self._disk.submit(DiskRead(start_offset, DELIVERY_BYTES, self._on_read))
-                case LoadSnapshot(snapshot_id=snapshot_id):
-                    self._begin_loading(snapshot_id)
+        match self._delivery.next(self._core.log, self._core.high_watermark):
+            case HandOn() as step:
+                self._hand_on(step)
+                self._go_on_soon()
+            case ReadForDelivery(start_offset=start_offset):
+                self._disk.submit(DiskRead(start_offset, DELIVERY_BYTES, self._on_read))
+            case LoadSnapshot(snapshot_id=snapshot_id):
+                self._begin_loading(snapshot_id)
+            case None:
+                pass
+
+    def _go_on_soon(self) -> None:
+        if not self._goes_on and not self.is_caught_up():
+            self._goes_on = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self._host.enter(self.run)
 
     def install_begins(self) -> None:
         """The log on disk is about to be replaced by a snapshot from the leader."""
@@ -126,9 +139,11 @@ class Deliverer:
     def _on_read(self, batches: tuple[Batch, ...]) -> None:
         def work() -> None:
             step = self._delivery.was_read(batches, self._core.high_watermark)
-            if step is not None:
+            if step is None:
+                self.run()
+            else:
                 self._hand_on(step)
-            self.run()
+                self._go_on_soon()
 
         self._host.enter(work)
 

@@ -15,8 +15,8 @@ from controller.ids import EndOffset, Epoch
 from controller.quorum.log_view import LogView
 from controller.quorum.messages import Batch, SnapshotId
 
-DELIVERY_BYTES = 4 << 20
-"""About as much is read and handed on at once."""
+DELIVERY_BYTES = 128 << 10
+"""About as much is read and handed on at once: little enough for votes to wait for it."""
 
 
 @dataclass(frozen=True, slots=True)

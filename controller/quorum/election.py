@@ -183,9 +183,13 @@ class Election:
         match self._replica.role:
             case Leader():
                 return False
-            case Follower(has_fetched=has_fetched, leader_gone=leader_gone):
+            case Follower() as follower:
                 # Until its first Fetch a follower can't tell that its leader lives (KAFKA-17641).
-                return leader_gone or not has_fetched
+                # Others lose patience a little earlier than this one, by design; refusing them
+                # then would cost them a whole timeout while the leader is gone.
+                patience = self._replica.config.timings.fetch_timeout_ms // 10
+                has_lost_patience = self._replica.now >= follower.fetch_deadline - patience
+                return follower.leader_gone or not follower.has_fetched or has_lost_patience
             case _:
                 return True
 

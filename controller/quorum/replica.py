@@ -167,11 +167,13 @@ class Replica:
         """Whether it was a voter before a change that is not known to be committed.
 
         It may be the only one that has the change, and then nobody else can be elected; as the
-        leader it does not count itself (Ongaro, section 4.2.2).
+        leader it does not count itself (Ongaro, section 4.2.2). The set before the last one is
+        committed, for changes are made one at a time.
         """
         if self.voters_named_at <= self.high_watermark:
             return False
-        named = self.voters_at(self.high_watermark).find(self.local.node_id)
+        before = self.voters_at(EndOffset(self.voters_named_at - 1))
+        named = before.find(self.local.node_id)
         return named is not None and self.is_meant(named.key)
 
     def is_meant(self, key: ReplicaKey) -> bool:

@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 import google_crc32c
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from controller.snapshot.format import (
@@ -92,7 +94,7 @@ class CheckpointReader:
         """Return one section as numpy arrays (numbers) and lists (text, bytes); raises likewise."""
         table = self.table(section)
         return {
-            name: values.to_numpy() if _is_fixed(values.type) else _as_list(values)
+            name: _to_numpy(values) if _is_fixed(values.type) else _as_list(values)
             for name, values in zip(table.column_names, table.columns, strict=True)
         }
 
@@ -181,3 +183,21 @@ def _as_list(values: "pa.ChunkedArray[Any]") -> list[Any]:
 
 def _is_fixed(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
+
+def _to_numpy(values: "pa.ChunkedArray[Any]") -> npt.NDArray[Any]:
+    """Do what Arrow's `to_numpy` does, which imports pandas for more than a second of one core."""
+    dtype = np.dtype(str(values.type))
+    chunks = [_chunk_to_numpy(chunk, dtype) for chunk in values.chunks]
+    return np.concatenate(chunks) if chunks else np.empty(0, dtype)
+
+
+def _chunk_to_numpy(chunk: "pa.Array[Any]", dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    data = chunk.buffers()[1]
+    if data is None:
+        return np.empty(0, dtype)
+    end = chunk.offset + len(chunk)
+    if dtype == np.bool_:
+        bits = np.frombuffer(memoryview(data), np.uint8)
+        return np.unpackbits(bits, count=end, bitorder="little")[chunk.offset :].astype(np.bool_)
+    return np.frombuffer(memoryview(data), dtype, count=end)[chunk.offset :]

@@ -90,12 +90,38 @@ def _as_table(section: str, columns: Columns | pa.Table) -> pa.Table:
     return pa.table({name: _as_array(section, name, values) for name, values in columns.items()})
 
 
-def _as_array(section: str, name: str, values: npt.NDArray[Any] | Sequence[Any]) -> "pa.Array[Any]":
+# Arrow's own conversions import pandas if it is installed, for more than a second of one core; a
+# controller can't stand still for that long.
+
+
+def _as_array(section: str, name: str, values: npt.NDArray[Any] | Sequence[Any]) -> Any:
     if isinstance(values, np.ndarray):
-        kind = pa.from_numpy_dtype(values.dtype)
-    else:
-        kind = pa.binary() if (section, name) in BINARY_COLUMNS else pa.string()
-    array: pa.Array[Any] = pa.array(values, type=kind)
+        return _fixed_array(values)
+    is_binary = (section, name) in BINARY_COLUMNS
+    kind = pa.binary() if is_binary else pa.string()
+    chunks = [
+        _variable_array(kind, values[start : start + BATCH_ROWS])
+        for start in range(0, len(values), BATCH_ROWS)
+    ]
+    return pa.chunked_array(chunks, type=kind)
+
+
+def _fixed_array(values: npt.NDArray[Any]) -> "pa.Array[Any]":
+    kind = pa.from_numpy_dtype(values.dtype)
+    is_boolean = values.dtype == np.bool_
+    data = np.packbits(values, bitorder="little") if is_boolean else values
+    array: pa.Array[Any] = pa.Array.from_buffers(
+        kind, len(values), [None, pa.py_buffer(data.tobytes())]
+    )
+    return array
+
+
+def _variable_array(kind: pa.DataType, values: Sequence[str | bytes]) -> "pa.Array[Any]":
+    encoded = [value.encode() if isinstance(value, str) else value for value in values]
+    ends = np.zeros(len(encoded) + 1, dtype=np.int32)
+    np.cumsum([len(value) for value in encoded], out=ends[1:])
+    buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(encoded))]
+    array: pa.Array[Any] = pa.Array.from_buffers(kind, len(encoded), buffers)
     return array
 
 

@@ -22,8 +22,11 @@ def update_of(follower: Node, leader: Node) -> UpdateVoterRequest:
     return UpdateVoterRequest(header=header, voter=Voter(follower.key, "moved:1"))
 
 
-def knows_all_disks(node: Node) -> bool:
-    return all(voter.key.directory_id for voter in node.driver.describe().voters)
+def is_settled(node: Node) -> bool:
+    """Whether every voter's disk is recorded, and committed: no other record is on its way."""
+    voters = node.driver.describe().voters
+    core = node.driver._core
+    return all(v.key.directory_id for v in voters) and core.high_watermark == core.log.end_offset
 
 
 def test_a_voter_record_between_an_append_and_its_flush_shifts_nothing(tmp_path: Path) -> None:
@@ -31,7 +34,7 @@ def test_a_voter_record_between_an_append_and_its_flush_shifts_nothing(tmp_path:
         async with MemoryCluster(tmp_path) as cluster:
             await cluster.fill("a", 2)
             leader = cluster.nodes[await cluster.leader()]
-            await eventually(lambda: knows_all_disks(leader), "every voter's disk is recorded")
+            await eventually(lambda: is_settled(leader), "every voter's disk is recorded")
             follower = next(node for node in cluster.nodes.values() if node is not leader)
             put = PutKVs(items=(KVToPut(key="k", value=b"v"),))
             # Both run in this turn of the event loop; what was put is flushed in the next.

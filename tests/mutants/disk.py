@@ -55,7 +55,7 @@ DISK = (
                 """,
             ),
         ),
-        Simulated("full", is_rare=True),
+        Simulated("full", range(1000), is_rare=True),
     ),
     Mutant(
         "mark-ahead-of-flush",
@@ -215,7 +215,7 @@ DISK = (
                 """,
             ),
         ),
-        Simulated("full", is_rare=True),
+        Simulated("full", range(1000), is_rare=True),
     ),
     Mutant(
         "cut-not-announced",
@@ -290,7 +290,7 @@ DISK = (
                 "if has_committed or lost is not None:",
             ),
         ),
-        Simulated("rotten", is_rare=True),
+        Simulated("rotten", range(1000), is_rare=True),
     ),
     Mutant(
         "promise-by-mark-alone",
@@ -316,11 +316,17 @@ DISK = (
             Edit(
                 _RECOVERY,
                 """
-                segment.rewind(position)
-                ends =""",
-                "",
+                promised_end = max(promised_end, self._last_end_in(file, position))
+                """,
+                """
+                if file.segment is not None:
+                    promised_end = max(promised_end, self._last_end_in(file, position))
+                """,
             ),
         ),
-        Simulated("liveness", is_rare=True),
+        Tested(
+            "tests/journal/test_journal_damage.py"
+            "::test_batches_that_can_not_be_used_are_promises_all_the_same"
+        ),
     ),
 )

@@ -19,7 +19,7 @@ READS = (
                 "confirmed = rounds[0]",
             ),
         ),
-        Simulated("split", is_rare=True),
+        Simulated("split", range(1000), is_rare=True),
     ),
     Mutant(
         "fetch-proves-leadership",

@@ -243,7 +243,7 @@ REPLICATION = (
                 "",
             ),
         ),
-        Simulated("restless", is_rare=True),
+        Simulated("restless", range(1000), is_rare=True),
     ),
     Mutant(
         "cut-without-own-epochs",

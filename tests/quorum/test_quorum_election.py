@@ -93,6 +93,19 @@ def test_a_campaign_asks_for_pre_votes_before_it_opens_an_epoch() -> None:
     assert all(send.after == written.token for send in node.effects_of(Send))
 
 
+def test_a_follower_about_to_give_up_its_leader_grants_pre_votes_to_who_already_has() -> None:
+    """Followers lose patience one after the other; the first must not wait for a timeout."""
+    node = Lone()
+    node.begin(1, 4)
+    node.feed(node.only(FetchRequest))
+    node.flush()
+    node.pass_time(1500)
+    assert not node.ask_vote(2, 4, 4, 9, pre_vote=True)
+    node.pass_time(400)
+    assert node.ask_vote(2, 4, 4, 9, pre_vote=True)
+    assert node.role == "Follower"
+
+
 def test_a_follower_that_hears_its_leader_grants_no_pre_vote() -> None:
     node = Lone()
     node.begin(1, 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from controller.ids import DirectoryId, EndOffset, Epoch, NodeId
@@ -212,6 +214,23 @@ def test_who_alone_knows_of_its_removal_can_still_be_elected_but_not_by_its_own_
     assert node.core.high_watermark == 2
     node.fetch(1, 4, node.core.epoch)
     assert (node.role, node.core.high_watermark) == ("Resigned", 4)
+
+
+def test_it_can_be_elected_even_if_it_joined_later_and_has_just_restarted() -> None:
+    """It knows nothing as committed then, and no voters but those of its log."""
+    leader = established()
+    leader.fetch(NEW.key, 2, 1, hw=2)
+    add(leader)
+    leader.flush()
+    for other in (1, 2):
+        leader.fetch(other, 3, 1)
+    leader.step(VoterChangeRequested(2, NEW.key))
+    batches = leader.core.log.read(EndOffset(0), max_bytes=9999) or ()
+    log = replace(log_of(batches), control=batches)
+    restarted = Lone(size=0, local=NEW.key, log=log, state=QuorumState(Epoch(1)))
+    assert not restarted.core.is_voter
+    restarted.pass_time(3000)
+    assert restarted.sent(VoteRequest)
 
 
 def test_a_change_whose_leader_is_deposed_is_reported_as_unknown() -> None:

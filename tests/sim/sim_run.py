@@ -28,7 +28,7 @@ _WITHIN_ELECTIONS = 80
 """Election timeouts within which a quorum that is well must make progress."""
 _FOR_GOOD = 1 << 40
 _BRIDGE = "cut off from some"
-_WATCHED_LONGER = 0.25
+_WATCHED_LONGER = 0.5
 """Share of the cores whose leader is watched for a while."""
 
 
@@ -108,7 +108,7 @@ class Run:
 
     def _await_stability(self) -> None:
         """Whoever is broken deposes nobody who is well, once the first stir is over."""
-        world, patience = self.world, 8 * self.world.timings.fetch_timeout_ms
+        world, patience = self.world, 5 * self.world.timings.fetch_timeout_ms
         world.timeline.run_until(lambda: False, patience)
         before = world.counts["elections won"]
         world.timeline.run_until(lambda: False, patience)

@@ -130,7 +130,7 @@ class Watch:
         if now - self._voted_at > 2 * limit:
             violated(
                 "who was removed does not lead on",
-                f"{self._node.key} leads epoch {core.epoch} since it was removed at {self._voted_at}",
+                f"{self._node.key} leads epoch {core.epoch} at {now}, voted until {self._voted_at}",
             )
         if now - oldest_needed > limit:
             violated(

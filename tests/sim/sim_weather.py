@@ -119,7 +119,7 @@ class Weather:
         ]
         if len(leaders) > 1:
             self._count("moments with two leaders probed")
-        elif self._rng.random() < 0.7:
+        elif self._rng.random() < 0.9:
             return
         for node in leaders:
             self._world.act(node, node.service.probe)

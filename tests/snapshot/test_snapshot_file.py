@@ -1,6 +1,8 @@
 """A checkpoint comes back as it was written, and a damaged one is refused."""
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +107,24 @@ def test_an_unknown_section_is_refused_with_the_known_ones() -> None:
     reader = CheckpointReader(io.BytesIO(_written()))
     with pytest.raises(CheckpointError, match="streams, kvs, nodes, empty"):
         reader.table("objects")
+
+
+def test_writing_and_reading_leave_pandas_alone(tmp_path: Path) -> None:
+    """Importing it stops a controller for more than a second; Arrow does so unless kept from it."""
+    program = """
+import io, sys
+import numpy as np
+from controller.snapshot.format import CheckpointId
+from controller.snapshot.reader import CheckpointReader
+from controller.snapshot.writer import write_checkpoint
+file = io.BytesIO()
+columns = {"a": np.arange(3), "b": np.array([True, False, True]), "c": ["x", "", "zürich"]}
+write_checkpoint(file, CheckpointId(1, 1), "c", {"s": columns, "kvs": {"value": [b"1", b""]}})
+read = CheckpointReader(file)
+assert read.columns("s")["c"] == ["x", "", "zürich"], read.columns("s")
+assert read.columns("s")["b"].tolist() == [True, False, True]
+assert read.columns("kvs")["value"] == [b"1", b""]
+sys.exit("pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    assert done.returncode == 0
