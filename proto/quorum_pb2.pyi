@@ -416,6 +416,8 @@ class FetchRequest(_message.Message):
     READ_ROUND_FIELD_NUMBER: _builtins.int
     MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
+    ANSWERED_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    IS_DISK_FULL_FIELD_NUMBER: _builtins.int
     fetch_offset: _builtins.int
     """end of the sender's log; everything below it is flushed there"""
     last_epoch: _builtins.int
@@ -428,6 +430,10 @@ class FetchRequest(_message.Message):
     """the answer may be held back so long, milliseconds"""
     max_bytes: _builtins.int
     """of batches; at least one whole batch is sent even if larger"""
+    answered_request_id: _builtins.int
+    """newest request of this incarnation that this leader answered"""
+    is_disk_full: _builtins.bool
+    """the sender can write nothing now"""
     @_builtins.property
     def header(self) -> Global___QuorumRequestHeader:
         """who asks whom, in which epoch"""
@@ -442,10 +448,12 @@ class FetchRequest(_message.Message):
         read_round: _builtins.int = ...,
         max_wait_ms: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
+        answered_request_id: _builtins.int = ...,
+        is_disk_full: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch_offset", b"fetch_offset", "header", b"header", "high_watermark", b"high_watermark", "last_epoch", b"last_epoch", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "read_round", b"read_round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_request_id", b"answered_request_id", "fetch_offset", b"fetch_offset", "header", b"header", "high_watermark", b"high_watermark", "is_disk_full", b"is_disk_full", "last_epoch", b"last_epoch", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "read_round", b"read_round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -616,10 +624,13 @@ class FetchSnapshotRequest(_message.Message):
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
+    ANSWERED_REQUEST_ID_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """byte of the file to begin with"""
     max_bytes: _builtins.int
     """of data; fewer may be sent, none only at the end of the file"""
+    answered_request_id: _builtins.int
+    """as in a FetchRequest"""
     @_builtins.property
     def header(self) -> Global___QuorumRequestHeader:
         """who asks whom, in which epoch"""
@@ -635,10 +646,11 @@ class FetchSnapshotRequest(_message.Message):
         snapshot_id: Global___SnapshotId | None = ...,
         position: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
+        answered_request_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "max_bytes", b"max_bytes", "position", b"position", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_request_id", b"answered_request_id", "header", b"header", "max_bytes", b"max_bytes", "position", b"position", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

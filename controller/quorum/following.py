@@ -20,6 +20,7 @@ from controller.quorum.messages import (
     FetchSnapshotRequest,
     FetchSnapshotResponse,
     QuorumError,
+    ResponseHeader,
     SnapshotId,
     UpdateVoterRequest,
     UpdateVoterResponse,
@@ -78,6 +79,7 @@ class Following:
 
     def _fetch_from(self, node_id: NodeId, read_round: int, max_wait_ms: int) -> None:
         replica = self._replica
+        role = replica.role
         log = replica.log
         timings = replica.config.timings
         fetch_offset = log.flushed_end if replica.is_disk_full else log.end_offset
@@ -89,6 +91,8 @@ class Following:
             read_round=read_round,
             max_wait_ms=max_wait_ms,
             max_bytes=replica.config.limits.max_fetch_bytes,
+            answered_request_id=role.answered_request_id if isinstance(role, Follower) else 0,
+            is_disk_full=replica.is_disk_full,
         )
         replica.send(node_id, request)
 
@@ -100,6 +104,7 @@ class Following:
             snapshot_id=download.snapshot_id,
             position=download.position,
             max_bytes=replica.config.limits.snapshot_chunk_bytes,
+            answered_request_id=role.answered_request_id,
         )
         replica.send(role.leader_id, request)
 
@@ -160,10 +165,11 @@ class Following:
             replica.raise_high_watermark(EndOffset(end))
             self._look_whether_repaired(response.high_watermark)
         role.read_round = max(role.read_round, response.read_round)
-        self._heard_from_leader(role)
+        self._heard_from_leader(role, response.header)
 
-    def _heard_from_leader(self, role: Follower) -> None:
+    def _heard_from_leader(self, role: Follower, header: ResponseHeader) -> None:
         replica = self._replica
+        role.answered_request_id = header.request_id
         role.has_fetched = True
         role.leader_gone = False
         role.fetch_deadline = replica.next_fetch_deadline(role.leader_id)
@@ -220,7 +226,7 @@ class Following:
         replica.write_chunk(chunk)
         download.position += len(response.data)
         download.total_bytes, download.digest = response.total_bytes, response.digest
-        self._heard_from_leader(role)
+        self._heard_from_leader(role, response.header)
         if download.position == download.total_bytes:
             role.download = None
             replica.install(download.snapshot_id, download.total_bytes, download.digest)

@@ -100,7 +100,8 @@ class Leading:
         replica = self._replica
         role = replica.role
         assert isinstance(role, Leader)
-        progress = self._heard_from(role, request.header.sender)
+        progress = self._heard_from(role, request)
+        progress.is_disk_full = request.is_disk_full
         if self._needs_snapshot(request):
             replica.answer_fetch(
                 request, read_round=role.read_round, snapshot_id=replica.snapshots[-1]
@@ -120,8 +121,15 @@ class Leading:
         if replica.role is role:  # a leader that was removed has just resigned
             self._confirm_reads(role)
 
-    def _heard_from(self, role: Leader, sender: ReplicaKey) -> ReplicaProgress:
-        progress = self._progress_of(role, sender)
+    def _heard_from(
+        self, role: Leader, request: FetchRequest | FetchSnapshotRequest
+    ) -> ReplicaProgress:
+        progress = self._progress_of(role, request.header.sender)
+        answered = (request.header.incarnation, request.answered_request_id)
+        is_same_life = answered[0] == progress.last_answered[0]
+        if request.answered_request_id and (not is_same_life or answered > progress.last_answered):
+            progress.last_answered = answered
+            progress.heard_us_at = self._replica.now
         progress.previous_fetch = progress.last_fetch if progress.has_fetched else None
         progress.last_fetch = self._replica.now
         progress.has_fetched = True
@@ -155,7 +163,7 @@ class Leading:
         replica = self._replica
         role = replica.role
         assert isinstance(role, Leader)
-        self._heard_from(role, request.header.sender)
+        self._heard_from(role, request)
         if request.position < 0 or request.max_bytes < 1:
             replica.answer_fetch_snapshot(request, error=QuorumError.POSITION_OUT_OF_RANGE)
             return
@@ -185,7 +193,8 @@ class Leading:
         key = voter.key if voter is not None and voter.key.matches(sender) else sender
         if key not in role.progress:
             self._forget_idle_observers(role)
-            role.progress[key] = ReplicaProgress(key, last_fetch=self._replica.now)
+            now = self._replica.now
+            role.progress[key] = ReplicaProgress(key, last_fetch=now, heard_us_at=now)
         return role.progress[key]
 
     def _forget_idle_observers(self, role: Leader) -> None:
@@ -294,13 +303,27 @@ class Leading:
             self._tell_end(self._replica.role)
 
     def quorum_deadline(self, role: Leader) -> int | None:
-        """When the leader must resign unless more voters fetch; None for the only voter."""
-        others = self._replica.others
-        needed = majority(len(self._replica.voters)) - self._replica.is_voter
-        if needed == 0:
+        """When the leader must resign unless more voters hear it; None for the only voter.
+
+        Voters whose disks are full keep a leader in office for the sake of its reads, unless those
+        with room, silent ones included, are a majority that another leader could commit with.
+        """
+        replica = self._replica
+        others = [role.progress[voter.key] for voter in replica.others]
+        writable = [progress for progress in others if not progress.is_disk_full]
+        deadlines = [self._unheard_at(others, counts_itself=replica.is_voter)]
+        if len(writable) < len(others) or replica.is_disk_full:
+            counts_itself = replica.is_voter and not replica.is_disk_full
+            deadlines.append(self._unheard_at(writable, counts_itself=counts_itself))
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def _unheard_at(self, others: list[ReplicaProgress], *, counts_itself: bool) -> int | None:
+        """When a majority made of these will not have heard this leader for too long."""
+        needed = majority(len(self._replica.voters)) - counts_itself
+        if not 0 < needed <= len(others):
             return None
-        fetches = sorted((role.progress[voter.key].last_fetch for voter in others), reverse=True)
-        return fetches[needed - 1] + self._replica.config.timings.check_quorum_ms
+        heard = sorted((progress.heard_us_at for progress in others), reverse=True)
+        return heard[needed - 1] + self._replica.config.timings.check_quorum_ms
 
     def next_heartbeat(self, role: Leader, progress: ReplicaProgress) -> int:
         """When this voter must be told of the epoch; a voter that fetches knows it."""

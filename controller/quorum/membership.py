@@ -148,7 +148,10 @@ class Membership:
             known = next((key for key in role.progress if key.matches(voter.key)), None)
             if known is None:
                 role.progress[voter.key] = ReplicaProgress(
-                    voter.key, last_fetch=replica.now, next_heartbeat=replica.now
+                    voter.key,
+                    last_fetch=replica.now,
+                    heard_us_at=replica.now,
+                    next_heartbeat=replica.now,
                 )
                 continue
             progress = role.progress.pop(known)

@@ -150,7 +150,9 @@ class FetchRequest:
     """Everything below `fetch_offset` is flushed here; send what follows.
 
     `high_watermark` (KIP-1166) and `read_round` are the highest the sender has seen, the latter in
-    this epoch only. The answer may be held back for `max_wait_ms`.
+    this epoch only. The answer may be held back for `max_wait_ms`. `answered_request_id` is the
+    sender's newest request that this leader has answered in this epoch, 0 before any: who can be
+    heard and hears nothing must not keep its leader in office.
     """
 
     header: RequestHeader
@@ -160,6 +162,9 @@ class FetchRequest:
     read_round: int
     max_wait_ms: int
     max_bytes: int
+    answered_request_id: int = 0
+    is_disk_full: bool = False
+    """The sender can write nothing now, whatever it is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +205,16 @@ class FetchResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSnapshotRequest:
-    """Send bytes of a snapshot, from `position` on, at most `max_bytes`."""
+    """Send bytes of a snapshot, from `position` on, at most `max_bytes`.
+
+    `answered_request_id` is as in a `FetchRequest`.
+    """
 
     header: RequestHeader
     snapshot_id: SnapshotId
     position: int
     max_bytes: int
+    answered_request_id: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

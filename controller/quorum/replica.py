@@ -268,7 +268,9 @@ class Replica:
         self.leader_id = self.local.node_id
         self.lost_elections = 0
         progress = {
-            voter.key: ReplicaProgress(voter.key, last_fetch=self.now, next_heartbeat=self.now)
+            voter.key: ReplicaProgress(
+                voter.key, last_fetch=self.now, heard_us_at=self.now, next_heartbeat=self.now
+            )
             for voter in self.others
         }
         start = self.log.end_offset

@@ -68,6 +68,8 @@ class Follower:
     leader_gone: bool = False
     """The leader resigned or its process ended; pre-votes may be granted against it."""
     read_round: int = 0
+    answered_request_id: int = 0
+    """The newest request that this leader has answered."""
     download: Download | None = None
     next_update: int = 0
     """When the leader may be told again where this voter listens."""
@@ -80,6 +82,11 @@ class ReplicaProgress:
     key: ReplicaKey
     last_fetch: int
     """Arrival of its last valid Fetch; the start of the epoch before the first."""
+    heard_us_at: int
+    """Arrival of its last Fetch that told of a new answer of ours; before, as above."""
+    last_answered: tuple[int, int] = (0, 0)
+    """Its incarnation, and the newest request that it has had an answer to."""
+    is_disk_full: bool = False
     has_fetched: bool = False
     end_offset: EndOffset = EMPTY_LOG_END
     read_round: int = 0

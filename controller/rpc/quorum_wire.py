@@ -168,6 +168,8 @@ def _fetch_request_to_pb(request: FetchRequest) -> pb.FetchRequest:
         read_round=request.read_round,
         max_wait_ms=request.max_wait_ms,
         max_bytes=request.max_bytes,
+        answered_request_id=request.answered_request_id,
+        is_disk_full=request.is_disk_full,
     )
 
 
@@ -180,6 +182,8 @@ def _fetch_request_from_pb(message: pb.FetchRequest) -> FetchRequest:
         read_round=not_negative("read_round", message.read_round),
         max_wait_ms=not_negative("max_wait_ms", message.max_wait_ms),
         max_bytes=not_negative("max_bytes", message.max_bytes),
+        answered_request_id=not_negative("answered_request_id", message.answered_request_id),
+        is_disk_full=message.is_disk_full,
     )
 
 
@@ -224,6 +228,7 @@ def _snapshot_request_to_pb(request: FetchSnapshotRequest) -> pb.FetchSnapshotRe
         snapshot_id=snapshot_id_to_pb(request.snapshot_id),
         position=request.position,
         max_bytes=request.max_bytes,
+        answered_request_id=request.answered_request_id,
     )
 
 
@@ -233,6 +238,7 @@ def _snapshot_request_from_pb(message: pb.FetchSnapshotRequest) -> FetchSnapshot
         snapshot_id=snapshot_id_from_pb(message.snapshot_id),
         position=not_negative("position", message.position),
         max_bytes=at_least_one("max_bytes", message.max_bytes),
+        answered_request_id=not_negative("answered_request_id", message.answered_request_id),
     )
 
 

@@ -86,7 +86,7 @@ ELECTIONS = (
                 """,
             ),
         ),
-        Simulated("restless"),
+        Simulated("restless", range(1000), is_rare=True),
     ),
     Mutant(
         "vote-for-shorter-log",

@@ -89,6 +89,7 @@ class Lone:
             self.config, state or QuorumState(), log or log_of(batches), random.Random(1)
         )
         self._last_write = 0
+        self._answered = 0
         self.effects: list[Effect] = []
         self._note(self.core.start(self.now))
 
@@ -202,6 +203,8 @@ class Lone:
         *,
         hw: int = 0,
         read_round: int = 0,
+        hears: bool = True,
+        is_disk_full: bool = False,
     ) -> list[Effect]:
         return self.receive(
             FetchRequest(
@@ -212,8 +215,15 @@ class Lone:
                 read_round=read_round,
                 max_wait_ms=500,
                 max_bytes=1 << 20,
+                answered_request_id=self._next_answered() if hears else 0,
+                is_disk_full=is_disk_full,
             )
         )
+
+    def _next_answered(self) -> int:
+        """A request of the sender's that has been answered since its last Fetch."""
+        self._answered += 1
+        return self._answered
 
     def feed(
         self,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from controller.errors import InvariantError
 from controller.ids import EndOffset, Epoch, NodeId
 from controller.quorum.config import QuorumState
 from controller.quorum.events import (
+    DiskFull,
     LeadershipEnded,
     PeerConnectionLost,
     PersistQuorumState,
@@ -178,6 +181,39 @@ def test_a_leader_without_a_majority_resigns_after_check_quorum() -> None:
     node.pass_time(200)
     assert node.role == "Resigned"
     assert isinstance(node.effects[0], LeadershipEnded)
+
+
+def still_leads_after(node: Lone, milliseconds: int, fetch: Callable[[], object]) -> bool:
+    """Whether it does when `fetch` happens every half second."""
+    for _ in range(milliseconds // 500):
+        node.pass_time(500)
+        if node.role != "Leader":
+            return False
+        fetch()
+    return True
+
+
+def test_a_voter_that_hears_nothing_does_not_keep_its_leader_in_office() -> None:
+    """Its Fetches arrive, but nothing could be committed with it."""
+    node = Lone()
+    node.become_leader()
+    node.fetch(1, 2, 1)
+    assert not still_leads_after(node, 6000, lambda: node.fetch(1, 2, 1, hears=False))
+
+
+def test_voters_with_full_disks_keep_a_leader_for_its_reads() -> None:
+    node = Lone()
+    node.become_leader()
+    node.fetch(1, 2, 1)
+    node.step(DiskFull(is_full=True))
+    assert still_leads_after(node, 6000, lambda: node.fetch(1, 2, 1, is_disk_full=True)) is True
+
+
+def test_but_not_when_a_majority_with_room_may_be_out_of_its_reach() -> None:
+    node = Lone()
+    node.become_leader()
+    node.fetch(1, 2, 1)
+    assert not still_leads_after(node, 6000, lambda: node.fetch(1, 2, 1, is_disk_full=True))
 
 
 def test_a_resigning_leader_names_the_longest_log_first() -> None:

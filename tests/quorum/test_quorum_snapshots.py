@@ -139,10 +139,14 @@ def test_a_fetch_that_gets_a_snapshot_acknowledges_nothing_but_life() -> None:
     node.step(Append((b"x",)))
     node.flush()
     assert node.core.high_watermark == before
-    for _ in range(10):
+    for position in range(10):
         node.pass_time(500)
         request = FetchSnapshotRequest(
-            header=node.header(1, 1), snapshot_id=snapshot(6, 1), position=0, max_bytes=10
+            header=node.header(1, 1),
+            snapshot_id=snapshot(6, 1),
+            position=position,
+            max_bytes=10,
+            answered_request_id=1000 + position,
         )
         node.receive(request)
     assert node.role == "Leader"

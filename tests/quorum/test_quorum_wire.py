@@ -83,8 +83,12 @@ REQUESTS: list[Request] = [
         read_round=3,
         max_wait_ms=500,
         max_bytes=8,
+        answered_request_id=5,
+        is_disk_full=True,
     ),
-    FetchSnapshotRequest(header=ASK, snapshot_id=SNAPSHOT, position=0, max_bytes=1 << 20),
+    FetchSnapshotRequest(
+        header=ASK, snapshot_id=SNAPSHOT, position=0, max_bytes=1 << 20, answered_request_id=6
+    ),
     UpdateVoterRequest(header=ASK, voter=Voter(ASK.sender, "[::1]:9091")),
 ]
 RESPONSES: list[Response] = [
