@@ -137,7 +137,12 @@ class MetadataController:
         log = self._leading_log()
         self._require_room(self._parked)
         decision = self._map.decide(request, self._clock.wall_ms(), log.next_offset)
-        end_offset = self._replicate(log, decision.records) if decision.records else log.next_offset
+        if decision.records:
+            end_offset = self._replicate(log, decision.records)
+        else:
+            # Nothing will be committed to prove it, so: this was the leader when it decided.
+            end_offset = log.next_offset
+            await log.read_barrier()
         await self._committed(end_offset)
         return Answered(decision.answer, end_offset)
 

@@ -29,6 +29,9 @@ from controller.quorum.replica import Replica
 from controller.quorum.roles import Download, Follower, Leader, Unattached
 from controller.quorum.voters import ReplicaKey, Voter
 
+_SMALLEST_CHUNK_BYTES = 64
+"""Over a link that takes a whole request timeout for so little, nothing can be done."""
+
 
 class Following:
     """Follows a leader, or looks for one, on behalf of a replica."""
@@ -99,11 +102,14 @@ class Following:
     def _fetch_snapshot(self, role: Follower, download: Download) -> None:
         replica = self._replica
         timeout = replica.config.timings.request_timeout_ms
+        if replica.is_chunk_awaited:  # the last one did not come in time
+            replica.chunk_bytes = max(replica.chunk_bytes // 2, _SMALLEST_CHUNK_BYTES)
+        replica.is_chunk_awaited = True
         request = FetchSnapshotRequest(
             header=replica.request_header(role.leader_id, FetchSnapshotResponse, timeout),
             snapshot_id=download.snapshot_id,
             position=download.position,
-            max_bytes=replica.config.limits.snapshot_chunk_bytes,
+            max_bytes=replica.chunk_bytes,
             answered_request_id=role.answered_request_id,
         )
         replica.send(role.leader_id, request)
@@ -151,11 +157,12 @@ class Following:
             if response.header.error is QuorumError.NOT_LEADER:
                 self.on_leader_gone(role.leader_id)
             return
-        if response.snapshot_id is not None:
-            self._begin_download(role, response.snapshot_id)
-        elif replica.is_disk_full and response.diverging is None:
+        if replica.is_disk_full and response.diverging is None:
+            # Whatever was sent can't be written; it will be asked for again.
             end = min(response.high_watermark, replica.log.flushed_end)
             replica.raise_high_watermark(EndOffset(end))
+        elif response.snapshot_id is not None:
+            self._begin_download(role, response.snapshot_id)
         elif response.diverging is not None:
             replica.truncate(self._truncation_point(response.diverging))
         else:
@@ -215,6 +222,7 @@ class Following:
         role = replica.role
         if not isinstance(role, Follower) or response.header.sender != role.leader_id:
             return
+        replica.is_chunk_awaited = False
         download = role.download
         if download is None or response.snapshot_id != download.snapshot_id:
             return
@@ -229,6 +237,7 @@ class Following:
         self._heard_from_leader(role, response.header)
         if download.position == download.total_bytes:
             role.download = None
+            replica.chunk_bytes = replica.config.limits.snapshot_chunk_bytes
             replica.install(download.snapshot_id, download.total_bytes, download.digest)
 
     def on_snapshot_installed(self, event: SnapshotInstalled) -> None:

@@ -88,6 +88,9 @@ class Replica:
         self.lost = recovered.lost
         self.installing: SnapshotId | None = None
         self.is_disk_full = False
+        self.chunk_bytes = config.limits.snapshot_chunk_bytes
+        """Bytes of a snapshot to ask for at once: fewer over a link that is too slow for more."""
+        self.is_chunk_awaited = False
         self.epoch = state.epoch
         self.vote = state.vote
         self.leader_id = state.leader_id

@@ -21,6 +21,7 @@ class MemoryLog:
         self.committed = 0
         self.refuse_appends = False
         self.is_disk_full = False
+        self.is_deposed = False
 
     def lead(self) -> None:
         """Begin an epoch, commit its leader-change record and claim leadership."""
@@ -51,7 +52,9 @@ class MemoryLog:
         self._controller.on_committed(fresh, self.committed)
 
     async def read_barrier(self) -> int:
-        """Leadership is never in doubt here."""
+        """Prove leadership, unless the test has deposed this leader behind its back."""
+        if self.is_deposed:
+            raise self.leader_hint()
         return self.committed
 
     def leader_hint(self) -> NotLeaderError:

@@ -68,6 +68,21 @@ def test_an_answer_that_changes_nothing_waits_for_what_it_was_decided_on() -> No
     asyncio.run(scenario())
 
 
+def test_an_answer_that_changes_nothing_is_given_by_the_leader_alone() -> None:
+    """A leader that was deposed and does not know refuses by a state that is no longer the last."""
+
+    async def scenario() -> None:
+        controller, log = new_controller()
+        log.lead()
+        await committed(log, controller.write(REGISTER))
+        await committed(log, controller.write(create("a")))
+        log.is_deposed = True
+        with pytest.raises(NotLeaderError):
+            await controller.write(create("a"))
+
+    asyncio.run(scenario())
+
+
 def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_committed() -> None:
     async def scenario() -> None:
         controller, log = new_controller()

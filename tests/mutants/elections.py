@@ -265,14 +265,8 @@ ELECTIONS = (
         (
             Edit(
                 _LEADING,
-                """
-                if needed == 0:
-                    return None
-                """,
-                """
-                if needed >= 0:
-                    return None
-                """,
+                "(deadline for deadline in deadlines if deadline is not None)",
+                "()",
             ),
         ),
         Tested(

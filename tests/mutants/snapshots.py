@@ -85,7 +85,7 @@ SNAPSHOTS = (
                 _FOLLOWING,
                 """
                 download.total_bytes, download.digest = response.total_bytes, response.digest
-                self._heard_from_leader(role)
+                self._heard_from_leader(role, response.header)
                 """,
                 """
                 download.total_bytes, download.digest = response.total_bytes, response.digest
@@ -106,7 +106,7 @@ SNAPSHOTS = (
             Edit(
                 _LEADING,
                 """
-                self._heard_from(role, request.header.sender)
+                self._heard_from(role, request)
                 if request.position < 0 or request.max_bytes < 1:
                 """,
                 """

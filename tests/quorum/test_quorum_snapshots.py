@@ -13,6 +13,7 @@ from controller.quorum.events import (
     Append,
     ClearDamage,
     CommitAdvanced,
+    DiskFull,
     InstallSnapshot,
     ReadSnapshot,
     SnapshotChunk,
@@ -272,6 +273,19 @@ def test_a_chunk_of_another_file_begins_everything_anew(
     assert node.only(FetchRequest).fetch_offset == 2
 
 
+def test_a_chunk_that_does_not_come_in_time_is_asked_for_in_smaller_pieces() -> None:
+    node, request = begun()
+    asked = [request.max_bytes]
+    for _ in range(3):
+        node.begin(1, node.core.epoch + 1)  # another epoch begins before the chunk is here
+        node.feed(node.only(FetchRequest), snapshot_id=snapshot(6, 3))
+        asked.append(node.only(FetchSnapshotRequest).max_bytes)
+    whole = node.config.limits.snapshot_chunk_bytes
+    assert asked == [whole, whole // 2, whole // 4, whole // 8]
+    chunk_for(node, node.only(FetchSnapshotRequest), b"0123")
+    assert node.only(FetchSnapshotRequest).max_bytes == whole // 8
+
+
 def test_another_leaders_file_is_never_continued() -> None:
     node, request = begun()
     chunk_for(node, request, b"01234")
@@ -312,6 +326,22 @@ def test_a_snapshot_of_what_is_committed_here_stops_the_process() -> None:
     node.flush()
     with pytest.raises(InvariantError, match="committed"):
         node.feed(node.only(FetchRequest), snapshot_id=snapshot(2, 4))
+
+
+def test_with_a_full_disk_nothing_is_downloaded() -> None:
+    """What is flushed may end below the leader's log, and what is committed beyond its snapshot."""
+    node = Lone()
+    node.begin(1, 4)
+    node.feed(node.only(FetchRequest), batch(0, 4), batch(1, 4), hw=2)
+    node.step(DiskFull(is_full=True))
+    request = node.only(FetchRequest)
+    assert (request.fetch_offset, request.is_disk_full) == (0, True)
+    node.feed(request, snapshot_id=snapshot(2, 4), hw=2)
+    node.pass_time(node.config.timings.fetch_max_wait_ms)
+    assert not node.sent(FetchSnapshotRequest)
+    assert node.only(FetchRequest).is_disk_full
+    node.step(DiskFull(is_full=False))
+    assert node.only(FetchRequest).fetch_offset == 2
 
 
 # -- damage

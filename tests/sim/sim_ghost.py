@@ -78,6 +78,10 @@ class Ghost:
             )
         found = [*self.ledger.batches[: self.ledger.count_up_to(start.start_offset)], *batches]
         self._check_kept(replica, found, start)
+        for batch in log.batches[len(found) :]:
+            if batch.epoch > state.epoch:
+                # Not even the epoch was durable, so nobody was told of it: it never was.
+                self._batches.pop((batch.base_offset, batch.epoch), None)
         log.replace(found)
         check(
             state.epoch >= replica.state.epoch,

@@ -60,6 +60,8 @@ class _Waiting:
     reply: Reply
     at_least: int = 0
     committed_before: int = 0
+    decided: Answer | None = None
+    """The answer to a mutation that changes nothing; it only waits for a proof of leadership."""
 
 
 class SimService:
@@ -95,7 +97,9 @@ class SimService:
                 node = self._node
                 node.later(node.world.rngs.clients.randrange(2), node.stepper.flush)
             self._forming.append(record)
-        self._park(reply, answer)
+            self._park(reply, answer)
+        else:
+            self._prove_leadership(_Waiting(key, request, reply, decided=answer))
 
     @property
     def next_offset(self) -> int:
@@ -118,9 +122,12 @@ class SimService:
         if self.claimed_epoch is None and not even_unclaimed:
             reply(self._refusal())
             return
-        self._next_read += 1
         committed = self._node.world.ghost.ledger.end
-        self._reads[self._next_read] = _Waiting(key, request, reply, committed_before=committed)
+        self._prove_leadership(_Waiting(key, request, reply, committed_before=committed))
+
+    def _prove_leadership(self, waiting: _Waiting) -> None:
+        self._next_read += 1
+        self._reads[self._next_read] = waiting
         self._node.step(ReadIndexRequested(self._next_read))
 
     def probe(self) -> None:
@@ -156,7 +163,10 @@ class SimService:
         if index is None or self.claimed_epoch is None:
             waiting.reply(self._refusal())
             return
-        self._park(waiting.reply, self.store.query(waiting.key, waiting.request))
+        answer = waiting.decided
+        if answer is None:
+            answer = self.store.query(waiting.key, waiting.request)
+        self._park(waiting.reply, answer)
 
     def _park(self, reply: Reply, answer: Answer) -> None:
         """Answer when everything that the answer may go by is committed."""
