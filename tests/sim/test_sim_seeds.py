@@ -26,7 +26,6 @@ _EXPECTED_KINDS = (
     "cores left alone with the broken",
     "disks filled",
     "disks wiped",
-    "downloaded snapshots refused",
     "leader crashes",
     "leaders without room that hand over",
     "messages doubled",
