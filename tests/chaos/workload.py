@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import random
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -165,7 +166,7 @@ class Workload:
         return client
 
 
-class _Worker:
+class _Worker(ABC):
     """One client: an operation, a short pause, the next; each one taken down."""
 
     def __init__(self, workload: Workload, name: str, within_s: float = CALL_S) -> None:
@@ -180,9 +181,9 @@ class _Worker:
             await self.operate()
             await asyncio.sleep(self.workload.size.pause_s * self.rng.uniform(0.2, 1.8))
 
+    @abstractmethod
     async def operate(self) -> None:
         """Do one operation, chosen by chance."""
-        raise NotImplementedError
 
     def end(self, recorder: Recorder, handles: Sequence[Handle], error: Exception) -> None:
         """Take down operations that were not answered."""

@@ -1,4 +1,4 @@
-"""Long storms of faults run only when asked for with `-m slow`."""
+"""Long simulations and long storms of faults run only when asked for with `-m slow`."""
 
 from __future__ import annotations
 
