@@ -337,13 +337,15 @@ class Leading:
         return deadline is not None and self._replica.now >= deadline
 
     def resign(self, successor: ReplicaKey | None = None) -> None:
-        """Stop leading; `successor`, or the voter with the longest log, should follow."""
+        """Stop leading; `successor` should follow, or else the voter with the longest log."""
         role = self._replica.role
         if not isinstance(role, Leader):
             return
         voters = [role.progress[voter.key] for voter in self._replica.others]
-        voters.sort(key=lambda item: (item.key != successor, -item.end_offset, item.key.node_id))
-        self._replica.become_resigned(tuple(item.key for item in voters))
+        voters.sort(key=lambda item: (-item.end_offset, item.key.node_id))
+        # Others named beside a chosen successor would compete with it a few milliseconds later.
+        keys = (successor,) if successor else tuple(item.key for item in voters)
+        self._replica.become_resigned(keys)
 
     def _announce(self, role: Leader) -> None:
         replica = self._replica

@@ -132,7 +132,10 @@ class BeginQuorumEpochResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndQuorumEpochRequest:
-    """The sender no longer leads the header's epoch; the best successors come first."""
+    """The sender no longer leads the header's epoch; the best successors come first.
+
+    A voter that isn't named waits an election timeout before it campaigns.
+    """
 
     header: RequestHeader
     preferred_successors: tuple[ReplicaKey, ...]

@@ -236,6 +236,17 @@ def test_the_preferred_successor_campaigns_at_once() -> None:
     assert second.role == "Follower"
 
 
+def test_a_voter_that_is_no_chosen_successor_waits_an_election_timeout() -> None:
+    node = Lone()
+    node.begin(1, 4)
+    node.feed(node.only(FetchRequest))
+    node.end(1, 4, 2)
+    node.pass_time(node.config.timings.election_timeout_ms - 1)
+    assert node.role == "Follower"
+    node.pass_time(node.config.timings.election_timeout_ms)
+    assert node.role == "Prospective"
+
+
 def test_a_broken_connection_starts_a_campaign_within_the_stagger() -> None:
     node = Lone()
     node.begin(1, 4)

@@ -397,7 +397,7 @@ def test_leadership_is_handed_over_once_the_successor_has_caught_up() -> None:
     node.fetch(1, 3, 1)
     assert node.role == "Resigned"
     for end in node.sent(EndQuorumEpochRequest):
-        assert end.preferred_successors[0].node_id == 1
+        assert [key.node_id for key in end.preferred_successors] == [1]
 
 
 def test_a_successor_that_does_not_catch_up_in_time_is_passed_over() -> None:
