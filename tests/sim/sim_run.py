@@ -102,14 +102,16 @@ class Run:
             [] if are_bridged else core, "a core of the quorum that is well makes progress"
         )
         if world.rngs.faults.random() < _WATCHED_LONGER:
-            self._await_stability()
+            self._await_stability(core)
         for node in world.nodes:
             node.is_off_for_good = False
 
-    def _await_stability(self) -> None:
+    def _await_stability(self, core: list[SimNode]) -> None:
         """Whoever is broken deposes nobody who is well, once the first stir is over."""
         world, patience = self.world, 5 * self.world.timings.fetch_timeout_ms
         world.timeline.run_until(lambda: False, patience)
+        if not any(node.core and isinstance(node.core.role, Leader) for node in core):
+            return  # a leader that is broken itself may let go whenever it notices
         before = world.counts["elections won"]
         world.timeline.run_until(lambda: False, patience)
         won = world.counts["elections won"] - before
