@@ -33,6 +33,9 @@ complete, intact and the snapshot of this id."""
 IDLE_LEASE_S = 60.0
 """A snapshot stays readable for this long after the last chunk was read, even if removed."""
 
+_TRUSTED_S = 5.0
+"""A file is not verified again so soon: who asked may have lost patience meanwhile."""
+
 _NAME = re.compile(r"^(\d{20})-(\d{10})\.checkpoint$")
 _UNFINISHED_NAME = re.compile(r"^\d{20}-\d{10}\.checkpoint\.(tmp|part)$")
 _PIECE_BYTES = 1 << 20
@@ -65,6 +68,8 @@ class _Lease:
     users: int = 0
     read_at: float = 0.0
     digest: bytes = b""
+    verified_at: float | None = None
+    was_begun: bool = False
     guard: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -213,6 +218,8 @@ class SnapshotStore:
             return None
         try:
             digest = self._digest_of(snapshot_id, lease)
+            if position == 0:
+                self._begin_download(snapshot_id, lease)
             return SnapshotChunk(lease.size, lease.file.read(position, max_bytes), digest)
         finally:
             with self._guard:
@@ -263,6 +270,23 @@ class SnapshotStore:
                 with self._guard:
                     self._digests[snapshot_id] = lease.digest
             return lease.digest
+
+    def _begin_download(self, snapshot_id: SnapshotId, lease: _Lease) -> None:
+        """Verify the file unless this is its first download: the first may have been refused."""
+        with lease.guard:
+            was_begun, lease.was_begun = lease.was_begun, True
+            now = self._monotonic()
+            is_trusted = lease.verified_at is not None and now < lease.verified_at + _TRUSTED_S
+            if not was_begun or is_trusted:
+                return
+            if _digest(lease.file) != lease.digest:
+                raise JournalDamagedError(
+                    self.path_of(snapshot_id),
+                    0,
+                    "its bytes are no longer those that were written",
+                    RESTART_REPAIRS,
+                )
+            lease.verified_at = self._monotonic()
 
     # -- checking
 

@@ -261,6 +261,25 @@ def test_a_snapshot_gone_bad_is_never_handed_on(disk: CrashDisk) -> None:
         journal.read_snapshot(snapshot_id(3, 1), 0, 10)
 
 
+def test_a_snapshot_that_went_bad_after_it_was_written_is_not_handed_on_for_ever(
+    disk: CrashDisk,
+) -> None:
+    journal = reopen(disk)
+    which = snapshot_id(3, 1)
+    take_snapshot(journal, which)
+    (name,) = names(disk, ".checkpoint")
+    inode = disk.names_now[DIRECTORY / name]
+    inode.content = inode.content[:-1] + b"!"
+    chunk = journal.read_snapshot(which, 0, 1 << 20)
+    assert chunk is not None
+    assert hashlib.sha256(chunk.data).digest() != chunk.digest, "whoever downloads it can tell"
+    with pytest.raises(JournalDamagedError, match=name):
+        journal.read_snapshot(which, 0, 10)
+    journal.close()
+    assert reopen(disk).snapshots == ()
+    assert names(disk, ".damaged") == [f"{name}.damaged"]
+
+
 def test_the_check_sees_a_file_as_programs_do(tmp_path: Path) -> None:
     """Readers seek from both ends and read pieces, on a real disk."""
     make(tmp_path)

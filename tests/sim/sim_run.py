@@ -28,6 +28,7 @@ _WITHIN_ELECTIONS = 80
 """Election timeouts within which a quorum that is well must make progress."""
 _FOR_GOOD = 1 << 40
 _BRIDGE = "cut off from some"
+_ASK_AGAIN_MS = 50
 _WATCHED_LONGER = 0.5
 """Share of the cores whose leader is watched for a while."""
 
@@ -250,20 +251,19 @@ class Run:
         handle = world.recorder.invoke("last look", key, request)
 
         def ask() -> None:
+            if key not in pending:
+                return
             leader = next(
                 (node for node in world.nodes if node.core and node.service.claimed_epoch), None
             )
-            if leader is None:
-                world.timeline.later(20, ask)
-            else:
+            if leader is not None:
                 world.call(leader.node_id, key, request, None, on_outcome)
+            world.timeline.later(_ASK_AGAIN_MS, ask)  # whom it asked may stop before it answers
 
         def on_outcome(outcome: Outcome) -> None:
-            if isinstance(outcome, Answered):
+            if isinstance(outcome, Answered) and key in pending:
                 world.recorder.complete(handle, outcome.answer)
                 pending.discard(key)
-            else:
-                world.timeline.later(20, ask)
 
         ask()
 

@@ -43,7 +43,8 @@ class Watch:
         """When a leader got the last Fetch of each voter, by its own clock."""
         self._heard_nobody_since = 0
         self._voted_at = 0
-        """When a leader was last one of the committed voters."""
+        """When a leader was last one of the committed voters, or last slept too long to be told."""
+        self._looked_at = 0
 
     # -- before a step
 
@@ -127,6 +128,9 @@ class Watch:
         )
         oldest_needed = times[(len(times) - 1) // 2]
         limit = self._node.world.timings.check_quorum_ms + _SLACK_MS
+        if now - self._looked_at > limit:
+            self._voted_at = now
+        self._looked_at = now
         if now - self._voted_at > 2 * limit:
             violated(
                 "who was removed does not lead on",
