@@ -4,6 +4,8 @@ Start with `ControllerClient` and `BrokerSession.register`, then use a `StreamWr
 `StreamReader` with any `storage.object_store`.
 """
 
+from broker_client.commit_messages import Upload, UploadVerdict
+from broker_client.commit_pipeline import CommitPipeline
 from broker_client.controller_client import ControllerClient
 from broker_client.errors import (
     BrokerClientError,
@@ -37,6 +39,7 @@ from broker_client.errors import (
     UploadFailedError,
     WriterClosedError,
 )
+from broker_client.heartbeat import Heartbeat
 from broker_client.object_source import ReaderStats
 from broker_client.observer import SilentObserver, UploadObserver
 from broker_client.reader import ReaderConfig, StreamQuery, StreamReader
@@ -46,11 +49,13 @@ from broker_client.writer import StreamWriter, WriterConfig
 __all__ = [
     "BrokerClientError",
     "BrokerSession",
+    "CommitPipeline",
     "CompactedObjectsNotFoundError",
     "ControllerClient",
     "ControllerDefectError",
     "ControllerUnavailableError",
     "CorruptObjectError",
+    "Heartbeat",
     "InvalidRequestError",
     "KeyConflictError",
     "KeyNotFoundError",
@@ -82,8 +87,10 @@ __all__ = [
     "StreamReader",
     "StreamWriter",
     "UnsupportedError",
+    "Upload",
     "UploadFailedError",
     "UploadObserver",
+    "UploadVerdict",
     "WriterClosedError",
     "WriterConfig",
 ]

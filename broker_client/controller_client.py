@@ -50,7 +50,7 @@ _MAX_RECEIVED_BYTES = 64 * 1024 * 1024
 # A dead leader shows as a reset connection, at once. Reconnecting is cheap and tried often, because
 # while a channel backs off it fails calls without looking. The pings are for hosts that vanish
 # without a reset, and are sent only while a call waits.
-_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 20),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 200),
@@ -124,6 +124,29 @@ class ControllerClient:
     def leader(self) -> str | None:
         """The endpoint believed to lead; None before the first answer and after a failure."""
         return self._router.leader
+
+    @property
+    def router(self) -> LeaderRouter:
+        """The belief about the leader that all calls share."""
+        return self._router
+
+    @property
+    def attempt_timeout(self) -> float:
+        """How long one attempt may take, in seconds."""
+        return self._attempt_timeout
+
+    @property
+    def deadline(self) -> float:
+        """How long a call may take unless told otherwise, in seconds."""
+        return self._deadline
+
+    def channel(self, endpoint: str) -> grpc.aio.Channel:
+        """Return the connection to `endpoint`, made when it is first asked for."""
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+            self._channels[endpoint] = channel
+        return channel
 
     async def call(
         self,
@@ -205,7 +228,7 @@ class ControllerClient:
     async def _attempt(
         self, endpoint: str, method: Method[RequestT, ResponseT], request: RequestT
     ) -> ResponseT | _Retry:
-        send = self._channel(endpoint).unary_unary(
+        send = self.channel(endpoint).unary_unary(
             method.path,
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
@@ -217,13 +240,6 @@ class ControllerClient:
             if isinstance(verdict, BrokerClientError):
                 raise verdict from error
             return verdict
-
-    def _channel(self, endpoint: str) -> grpc.aio.Channel:
-        channel = self._channels.get(endpoint)
-        if channel is None:
-            channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
-            self._channels[endpoint] = channel
-        return channel
 
 
 def judge(method: str, error: grpc.aio.AioRpcError) -> _Retry | RefusedError:

@@ -19,6 +19,7 @@ from broker_client.errors import (
     StreamNotOpenedError,
     WriterClosedError,
 )
+from broker_client.heartbeat import Heartbeat
 from broker_client.observer import SilentObserver, UploadObserver
 from broker_client.session import BrokerSession, OpenedStream
 from broker_client.store_threads import StoreThreads
@@ -67,7 +68,8 @@ class WriterConfig:
 class StreamWriter:
     """Writes records of many streams of one session through objects in a store.
 
-    Use it from one event loop, as an async context manager or with `close`.
+    Use it from one event loop, as an async context manager or with `close`. From its first append,
+    or from entering it on, it sends the session's heartbeats: close it when its streams are closed.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class StreamWriter:
             commit_deadline=self._config.commit_deadline,
             reupload_attempts=self._config.reupload_attempts,
         )
+        self._heartbeat = Heartbeat(session, self._on_taken_over)
         self._uploader = Uploader(session, self._threads, settings, observer or SilentObserver())
         self._streams: dict[int, WriterStream] = {}
         self._open: dict[WriterStream, StreamRun] = {}
@@ -101,6 +104,7 @@ class StreamWriter:
         self._closed = False
 
     async def __aenter__(self) -> StreamWriter:
+        self._heartbeat.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -150,6 +154,7 @@ class StreamWriter:
         self._stream(stream_id)
         if not 1 <= count <= INT32_MAX:
             raise ValueError(f"count is {count}, wanted 1..{INT32_MAX}")
+        self._heartbeat.start()
         cost = len(payload) + RECORD_OVERHEAD
         if cost > self._config.max_buffer_bytes:
             raise LimitExceededError(
@@ -178,6 +183,7 @@ class StreamWriter:
             await self.flush()
         finally:
             self._threads.close()
+            await self._heartbeat.stop()
 
     def _stream(self, stream_id: int) -> WriterStream:
         """Find a stream that takes appends, or raise what bars it."""
@@ -191,6 +197,10 @@ class StreamWriter:
         if stream.failure is not None:
             raise _failed_before(stream)
         return stream
+
+    def _on_taken_over(self, error: Exception) -> None:
+        self._fenced = error
+        self._room.set()
 
     def _is_pending(self, stream: WriterStream) -> bool:
         return stream.acknowledged < stream.next_offset

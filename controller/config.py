@@ -20,6 +20,10 @@ _AT_LEAST_ONE = (
     "election_timeout_ms",
     "fetch_timeout_ms",
     "lifecycle_interval_ms",
+    "delete_rate",
+    "session_timeout_ms",
+    "recoveries_per_node",
+    "sweep_interval_ms",
     "snapshot_log_bytes",
     "snapshot_interval_ms",
 )
@@ -37,6 +41,7 @@ class ControllerConfig:
     `listen` is where this process binds, `advertise` where its peers and clients reach it. `seeds`
     are controllers to ask for the leader, as `host:port` by node id; an entry of this node itself
     is ignored. `peer_overrides` say where to reach a peer whatever else is known of its address.
+    `delete_rate` is in objects a second.
     """
 
     node_id: NodeId
@@ -52,6 +57,10 @@ class ControllerConfig:
     fetch_timeout_ms: int = 2_000
     lifecycle_interval_ms: int = 1_000
     delete_delay_ms: int = 60_000
+    delete_rate: int = 2_000
+    session_timeout_ms: int = 9_000
+    recoveries_per_node: int = 1
+    sweep_interval_ms: int = 300_000
     snapshot_log_bytes: int = 20 << 20
     snapshot_interval_ms: int = 3_600_000
 

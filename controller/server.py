@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import uvloop
@@ -20,6 +20,10 @@ from controller.config import ConfigError, ControllerConfig
 from controller.journal.journal import Journal
 from controller.lifecycle.deletion import Deletion
 from controller.lifecycle.expiry import Expiry
+from controller.lifecycle.failover import Failover
+from controller.lifecycle.heartbeats import Heartbeats
+from controller.lifecycle.sessions import Sessions
+from controller.lifecycle.sweeping import SetObjectSweep, StreamSweep
 from controller.loop.checkpoint_schedule import CheckpointLimits
 from controller.loop.clock import SystemClock
 from controller.loop.controller import MetadataController
@@ -29,8 +33,10 @@ from controller.metadata.cluster_map import ClusterMap
 from controller.quorum.config import QuorumConfig, QuorumTimings
 from controller.quorum.voters import ReplicaKey
 from controller.rpc.admin_service import AdminHandlers
+from controller.rpc.commit_pipeline import CommitPipeline
 from controller.rpc.grpc_options import SERVER_OPTIONS
 from controller.rpc.metadata_service import MetadataHandlers
+from controller.rpc.node_service import NodeHandlers
 from controller.rpc.peer_addresses import PeerAddresses
 from controller.rpc.quorum_peers import GrpcPeerTransport
 from controller.rpc.quorum_service import QuorumServicer
@@ -42,7 +48,6 @@ from proto import (
     nodes_pb2,
     objects_pb2,
     quorum_pb2,
-    quorum_pb2_grpc,
     streams_pb2,
 )
 from storage.object_store.base import ObjectStore
@@ -91,6 +96,14 @@ def _open_store(uri: str) -> ObjectStore:
         raise ConfigError(f"store: {error}") from error
 
 
+class LifecycleTask(Protocol):
+    """What works while this node leads, and waits while it does not."""
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        ...
+
+
 class ControllerNode:
     """The parts of one controller, wired."""
 
@@ -114,7 +127,9 @@ class ControllerNode:
         )
         self._controller.bind(self._driver)
         self._health = health.aio.HealthServicer()
-        self._lifecycle: tuple[Expiry, Deletion] = (
+        self._sessions = Sessions(config.session_timeout_ms)
+        self._heartbeats = Heartbeats(self._controller, self._sessions, clock)
+        self._lifecycle: tuple[LifecycleTask, ...] = (
             Expiry(self._controller, clock, config.lifecycle_interval_ms),
             Deletion(
                 self._controller,
@@ -123,7 +138,17 @@ class ControllerNode:
                 clock,
                 delay_ms=config.delete_delay_ms,
                 interval_ms=config.lifecycle_interval_ms,
+                objects_per_s=config.delete_rate,
             ),
+            Failover(
+                self._controller,
+                self._sessions,
+                self._heartbeats,
+                clock,
+                per_target=config.recoveries_per_node,
+            ),
+            StreamSweep(self._controller, config.lifecycle_interval_ms),
+            SetObjectSweep(self._controller, self._sessions, config.sweep_interval_ms),
         )
         self._health_tasks: set[asyncio.Task[None]] = set()
         self._controller.on_leadership(self._announce_leadership)
@@ -153,9 +178,6 @@ class ControllerNode:
     async def _listening(self) -> AsyncIterator[None]:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers(self._handlers())
-        quorum_pb2_grpc.add_QuorumServiceServicer_to_server(
-            QuorumServicer(self._driver, self._config.cluster_id), server
-        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(_service_names(), server)
         try:
@@ -184,16 +206,20 @@ class ControllerNode:
     def _handlers(self) -> list[grpc.GenericRpcHandler]:
         unary = {
             name: routed(route, self._controller)
-            for name, route in routes(self._config.cluster_id).items()
+            for name, route in routes(self._config.cluster_id, self._sessions.state).items()
         }
+        nodes = NodeHandlers(self._heartbeats, self._controller.gate)
+        unary |= {f"streammeta.v1.NodeService.{name}": call for name, call in nodes.unary().items()}
         services = (
             *streams_pb2.DESCRIPTOR.services_by_name.values(),
             *objects_pb2.DESCRIPTOR.services_by_name.values(),
             *nodes_pb2.DESCRIPTOR.services_by_name.values(),
             *kv_pb2.DESCRIPTOR.services_by_name.values(),
         )
+        pipelines = {"CommitPipeline": CommitPipeline(self._controller).handle}
         admin = AdminHandlers(self._config, self._driver, self._controller)
         metadata = MetadataHandlers(self._controller)
+        quorum = QuorumServicer(self._driver, self._config.cluster_id)
         return [
             *(
                 service_handler(
@@ -204,8 +230,12 @@ class ControllerNode:
                         if method.full_name in unary
                     },
                     {},
+                    pipelines if service.name == "ObjectService" else {},
                 )
                 for service in services
+            ),
+            service_handler(
+                quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"], quorum.unary(), {}
             ),
             service_handler(
                 admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin.unary(), {}

@@ -253,7 +253,7 @@ class StateHashRequest(_message.Message):
 
     AT_OFFSET_FIELD_NUMBER: _builtins.int
     at_offset: _builtins.int
-    """wait until the map has applied the log up to here; 0: now"""
+    """the map exactly as of here, which may lie a little ahead; 0: now"""
     def __init__(
         self,
         *,
@@ -274,22 +274,26 @@ class StateHashResponse(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     ANSWERED_BY_FIELD_NUMBER: _builtins.int
+    LOG_HASH_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """the map holds every entry below"""
     hash: _builtins.bytes
     """32 bytes; equal maps have equal hashes"""
     answered_by: _builtins.int
     """controller that wrote this answer"""
+    log_hash: _builtins.bytes
+    """16 bytes; rolling hash of all records replayed up to offset"""
     def __init__(
         self,
         *,
         offset: _builtins.int = ...,
         hash: _builtins.bytes = ...,
         answered_by: _builtins.int = ...,
+        log_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "hash", b"hash", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "hash", b"hash", "log_hash", b"log_hash", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -125,16 +125,20 @@ class GetSnapshotRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NOT_BEFORE_OFFSET_FIELD_NUMBER: _builtins.int
+    HOLD_MS_FIELD_NUMBER: _builtins.int
     not_before_offset: _builtins.int
-    """wait until the map has applied the log up to here; 0: no matter"""
+    """the snapshot's end is at least this; refused if nothing is committed there yet"""
+    hold_ms: _builtins.int
+    """keep the bytes of all objects it names for so long, 0..604800000"""
     def __init__(
         self,
         *,
         not_before_offset: _builtins.int = ...,
+        hold_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["not_before_offset", b"not_before_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_ms", b"hold_ms", "not_before_offset", b"not_before_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

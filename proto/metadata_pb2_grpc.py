@@ -51,6 +51,7 @@ class MetadataServiceServicer:
 
     def Watch(self, request, context):
         """Follow changes from an offset on. Resumable: continue at the last offset seen plus 1.
+        Answered by any controller from what is committed there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

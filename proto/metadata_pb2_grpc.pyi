@@ -32,7 +32,9 @@ class MetadataServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MetadataServiceAsyncStub: ...
     Watch: _grpc.UnaryStreamMultiCallable[_metadata_pb2.WatchRequest, _metadata_pb2.WatchResponse]
-    """Follow changes from an offset on. Resumable: continue at the last offset seen plus 1."""
+    """Follow changes from an offset on. Resumable: continue at the last offset seen plus 1.
+    Answered by any controller from what is committed there.
+    """
     GetSnapshot: _grpc.UnaryStreamMultiCallable[_metadata_pb2.GetSnapshotRequest, _metadata_pb2.SnapshotChunk]
     """A consistent copy of the whole map, in the checkpoint file format (docs/format.md), in chunks.
     Linearizable: it contains everything acknowledged before the call.
@@ -42,7 +44,9 @@ class MetadataServiceStub:
 class MetadataServiceAsyncStub(MetadataServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Watch: _aio.UnaryStreamMultiCallable[_metadata_pb2.WatchRequest, _metadata_pb2.WatchResponse]  # type: ignore[assignment]
-    """Follow changes from an offset on. Resumable: continue at the last offset seen plus 1."""
+    """Follow changes from an offset on. Resumable: continue at the last offset seen plus 1.
+    Answered by any controller from what is committed there.
+    """
     GetSnapshot: _aio.UnaryStreamMultiCallable[_metadata_pb2.GetSnapshotRequest, _metadata_pb2.SnapshotChunk]  # type: ignore[assignment]
     """A consistent copy of the whole map, in the checkpoint file format (docs/format.md), in chunks.
     Linearizable: it contains everything acknowledged before the call.
@@ -55,7 +59,9 @@ class MetadataServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _metadata_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_metadata_pb2.WatchResponse], _abc.AsyncIterator[_metadata_pb2.WatchResponse]]:
-        """Follow changes from an offset on. Resumable: continue at the last offset seen plus 1."""
+        """Follow changes from an offset on. Resumable: continue at the last offset seen plus 1.
+        Answered by any controller from what is committed there.
+        """
 
     @_abc_1.abstractmethod
     def GetSnapshot(

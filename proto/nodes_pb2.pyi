@@ -206,6 +206,11 @@ class NodeDescription(_message.Message):
     HAS_OPENING_STREAMS_FIELD_NUMBER: _builtins.int
     STREAM_SET_OBJECT_COUNT_FIELD_NUMBER: _builtins.int
     STREAM_SET_OBJECTS_FIELD_NUMBER: _builtins.int
+    LOCKED_FIELD_NUMBER: _builtins.int
+    PENDING_UPLOAD_COUNT_FIELD_NUMBER: _builtins.int
+    RECOVERED_BY_FIELD_NUMBER: _builtins.int
+    DEPARTED_FIELD_NUMBER: _builtins.int
+    SUPERVISED_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     """the node"""
     node_epoch: _builtins.int
@@ -220,6 +225,16 @@ class NodeDescription(_message.Message):
     """some open stream has its current range here"""
     stream_set_object_count: _builtins.int
     """set objects it holds"""
+    locked: _builtins.bool
+    """only the node itself may open streams it owned last"""
+    pending_upload_count: _builtins.int
+    """uploads it owes after fast closes"""
+    recovered_by: _builtins.int
+    """node that is to recover its data; -1: none"""
+    departed: _builtins.bool
+    """unregistered; kept until its last set object is gone"""
+    supervised: _builtins.bool
+    """sends heartbeats: its silence fences it"""
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
         """sorted by key"""
@@ -240,10 +255,15 @@ class NodeDescription(_message.Message):
         has_opening_streams: _builtins.bool = ...,
         stream_set_object_count: _builtins.int = ...,
         stream_set_objects: _abc.Iterable[Global___StreamSetObject] | None = ...,
+        locked: _builtins.bool = ...,
+        pending_upload_count: _builtins.int = ...,
+        recovered_by: _builtins.int = ...,
+        departed: _builtins.bool = ...,
+        supervised: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failover", b"failover", "has_opening_streams", b"has_opening_streams", "node_epoch", b"node_epoch", "node_id", b"node_id", "state", b"state", "stream_set_object_count", b"stream_set_object_count", "stream_set_objects", b"stream_set_objects", "tags", b"tags", "wal_config", b"wal_config"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["departed", b"departed", "failover", b"failover", "has_opening_streams", b"has_opening_streams", "locked", b"locked", "node_epoch", b"node_epoch", "node_id", b"node_id", "pending_upload_count", b"pending_upload_count", "recovered_by", b"recovered_by", "state", b"state", "stream_set_object_count", b"stream_set_object_count", "stream_set_objects", b"stream_set_objects", "supervised", b"supervised", "tags", b"tags", "wal_config", b"wal_config"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -440,28 +460,64 @@ class HeartbeatRequest(_message.Message):
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
 
 @_typing.final
+class Recovery(_message.Message):
+    """A node whose data the caller is to recover: see GetOpeningStreams with failover."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    NODE_EPOCH_FIELD_NUMBER: _builtins.int
+    WAL_CONFIG_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    """whose data"""
+    node_epoch: _builtins.int
+    """speak for this process of it"""
+    wal_config: _builtins.str
+    """where its write-ahead log is"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        node_epoch: _builtins.int = ...,
+        wal_config: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_epoch", b"node_epoch", "node_id", b"node_id", "wal_config", b"wal_config"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Recovery: _TypeAlias = Recovery  # noqa: Y015
+
+@_typing.final
 class HeartbeatResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ERROR_FIELD_NUMBER: _builtins.int
     MAY_SHUTDOWN_FIELD_NUMBER: _builtins.int
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    RECOVERIES_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
     """the node check"""
     may_shutdown: _builtins.bool
     """nothing it owns would be lost"""
     session_timeout_ms: _builtins.int
     """fenced when silent for longer"""
+    @_builtins.property
+    def recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Recovery]:
+        """what the caller is to recover, until it is no longer listed"""
+
     def __init__(
         self,
         *,
         error: _common_pb2.ErrorCode.ValueType = ...,
         may_shutdown: _builtins.bool = ...,
         session_timeout_ms: _builtins.int = ...,
+        recoveries: _abc.Iterable[Global___Recovery] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "may_shutdown", b"may_shutdown", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "may_shutdown", b"may_shutdown", "recoveries", b"recoveries", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -403,25 +403,82 @@ class CommitBatchRequest(_message.Message):
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     COMMITS_FIELD_NUMBER: _builtins.int
+    UPLOADS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """echoed in the response"""
     @_builtins.property
     def commits(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommitStreamSetObjectRequest]:
         """judged one after the other"""
 
+    @_builtins.property
+    def uploads(self) -> Global___UploadColumns:
+        """judged after commits"""
+
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         commits: _abc.Iterable[Global___CommitStreamSetObjectRequest] | None = ...,
+        uploads: Global___UploadColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["uploads", b"uploads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "sequence", b"sequence", "uploads", b"uploads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitBatchRequest: _TypeAlias = CommitBatchRequest  # noqa: Y015
+
+@_typing.final
+class UploadColumns(_message.Message):
+    """Many uploads of one node in columns, one row per stream set object, judged one after the other.
+    The ranges of all of them stand behind each other: the first range_count[0] rows belong to the
+    first object, sorted by stream id within each. One bad range rejects its own upload alone.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    OBJECT_ID_FIELD_NUMBER: _builtins.int
+    OBJECT_SIZE_FIELD_NUMBER: _builtins.int
+    RANGE_COUNT_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> _common_pb2.NodeIdentity:
+        """owner of the data"""
+
+    @_builtins.property
+    def object_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """prepared ids, none twice; also their order"""
+
+    @_builtins.property
+    def object_size(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """bytes"""
+
+    @_builtins.property
+    def range_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rows of ranges each holds, >= 1"""
+
+    @_builtins.property
+    def ranges(self) -> Global___RangeColumns:
+        """of all of them; at most 20000 rows"""
+
+    def __init__(
+        self,
+        *,
+        node: _common_pb2.NodeIdentity | None = ...,
+        object_id: _abc.Iterable[_builtins.int] | None = ...,
+        object_size: _abc.Iterable[_builtins.int] | None = ...,
+        range_count: _abc.Iterable[_builtins.int] | None = ...,
+        ranges: Global___RangeColumns | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "ranges", b"ranges"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "object_id", b"object_id", "object_size", b"object_size", "range_count", b"range_count", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadColumns: _TypeAlias = UploadColumns  # noqa: Y015
 
 @_typing.final
 class CommitBatchResponse(_message.Message):
@@ -429,25 +486,59 @@ class CommitBatchResponse(_message.Message):
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     COMMITS_FIELD_NUMBER: _builtins.int
+    UPLOADS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """of the request it answers"""
     @_builtins.property
     def commits(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommitStreamSetObjectResponse]:
         """in request order"""
 
+    @_builtins.property
+    def uploads(self) -> Global___UploadErrors:
+        """set if uploads was"""
+
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         commits: _abc.Iterable[Global___CommitStreamSetObjectResponse] | None = ...,
+        uploads: Global___UploadErrors | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["uploads", b"uploads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "sequence", b"sequence", "uploads", b"uploads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitBatchResponse: _TypeAlias = CommitBatchResponse  # noqa: Y015
+
+@_typing.final
+class UploadErrors(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERRORS_FIELD_NUMBER: _builtins.int
+    RANGE_ERRORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
+        """one per upload; empty: all NONE"""
+
+    @_builtins.property
+    def range_errors(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ErrorCode.ValueType]:
+        """one per row of ranges; empty: all NONE"""
+
+    def __init__(
+        self,
+        *,
+        errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
+        range_errors: _abc.Iterable[_common_pb2.ErrorCode.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "range_errors", b"range_errors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadErrors: _TypeAlias = UploadErrors  # noqa: Y015
 
 @_typing.final
 class GetObjectsRequest(_message.Message):
@@ -533,12 +624,15 @@ class ObjectList(_message.Message):
     OBJECTS_FIELD_NUMBER: _builtins.int
     STREAM_START_OFFSET_FIELD_NUMBER: _builtins.int
     STREAM_END_OFFSET_FIELD_NUMBER: _builtins.int
+    LOST_END_OFFSET_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
     """STREAM_NOT_EXIST, or OFFSET_NOT_MATCHED if start is below the stream's start"""
     stream_start_offset: _builtins.int
     """first visible offset; -1 on STREAM_NOT_EXIST"""
     stream_end_offset: _builtins.int
     """exclusive; -1 on STREAM_NOT_EXIST"""
+    lost_end_offset: _builtins.int
+    """start lies in offsets that were given up; read on from here; -1: no"""
     @_builtins.property
     def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectSlice]:
         """contiguous; the first covers start, the last may reach beyond end"""
@@ -550,10 +644,11 @@ class ObjectList(_message.Message):
         objects: _abc.Iterable[Global___ObjectSlice] | None = ...,
         stream_start_offset: _builtins.int = ...,
         stream_end_offset: _builtins.int = ...,
+        lost_end_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "objects", b"objects", "stream_end_offset", b"stream_end_offset", "stream_start_offset", b"stream_start_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lost_end_offset", b"lost_end_offset", "objects", b"objects", "stream_end_offset", b"stream_end_offset", "stream_start_offset", b"stream_start_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -672,6 +767,8 @@ class ObjectDescription(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     STREAM_ID_FIELD_NUMBER: _builtins.int
     RANGES_FIELD_NUMBER: _builtins.int
+    COMPOSITE_ID_FIELD_NUMBER: _builtins.int
+    DATA_TIME_MS_FIELD_NUMBER: _builtins.int
     object_id: _builtins.int
     """issued from a counter, never reused"""
     state: _common_pb2.ObjectState.ValueType
@@ -688,6 +785,10 @@ class ObjectDescription(_message.Message):
     """of a stream set object; -1 otherwise"""
     stream_id: _builtins.int
     """of a stream object; -1 otherwise"""
+    composite_id: _builtins.int
+    """of a LINKED object: the composite that refers to it; -1 otherwise"""
+    data_time_ms: _builtins.int
+    """of a stream set object: commit time of its oldest data; -1 otherwise"""
     @_builtins.property
     def ranges(self) -> Global___RangeColumns:
         """of a stream set object or stream object; epochs empty"""
@@ -704,10 +805,12 @@ class ObjectDescription(_message.Message):
         node_id: _builtins.int = ...,
         stream_id: _builtins.int = ...,
         ranges: Global___RangeColumns | None = ...,
+        composite_id: _builtins.int = ...,
+        data_time_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "kind", b"kind", "node_id", b"node_id", "object_id", b"object_id", "object_size", b"object_size", "ranges", b"ranges", "state", b"state", "stream_id", b"stream_id", "timestamp_ms", b"timestamp_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "composite_id", b"composite_id", "data_time_ms", b"data_time_ms", "kind", b"kind", "node_id", b"node_id", "object_id", b"object_id", "object_size", b"object_size", "ranges", b"ranges", "state", b"state", "stream_id", b"stream_id", "timestamp_ms", b"timestamp_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

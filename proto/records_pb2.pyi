@@ -62,7 +62,6 @@ class Record(_message.Message):
     RANGES_REMOVED_FIELD_NUMBER: _builtins.int
     STREAMS_DELETED_FIELD_NUMBER: _builtins.int
     OBJECTS_PREPARED_FIELD_NUMBER: _builtins.int
-    STREAM_SET_OBJECT_COMMITTED_FIELD_NUMBER: _builtins.int
     STREAM_OBJECTS_COMMITTED_FIELD_NUMBER: _builtins.int
     COMMIT_ROWS_REJECTED_FIELD_NUMBER: _builtins.int
     OBJECTS_DESTROYED_FIELD_NUMBER: _builtins.int
@@ -71,6 +70,17 @@ class Record(_message.Message):
     NODE_EPOCH_SET_FIELD_NUMBER: _builtins.int
     KVS_PUT_FIELD_NUMBER: _builtins.int
     KVS_DELETED_FIELD_NUMBER: _builtins.int
+    STREAM_SET_OBJECTS_COMMITTED_FIELD_NUMBER: _builtins.int
+    OBJECTS_LINKED_FIELD_NUMBER: _builtins.int
+    PENDING_UPLOADS_SET_FIELD_NUMBER: _builtins.int
+    UPLOADS_ABANDONED_FIELD_NUMBER: _builtins.int
+    NODE_LOCKED_FIELD_NUMBER: _builtins.int
+    NODE_UNREGISTERED_FIELD_NUMBER: _builtins.int
+    NODE_ID_ISSUED_FIELD_NUMBER: _builtins.int
+    RECOVERY_ASSIGNED_FIELD_NUMBER: _builtins.int
+    DELETIONS_HELD_FIELD_NUMBER: _builtins.int
+    NODE_SUPERVISED_FIELD_NUMBER: _builtins.int
+    OBJECT_ATTRIBUTES_SET_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def streams_created(self) -> Global___StreamsCreatedRecord:
         """new streams"""
@@ -104,10 +114,6 @@ class Record(_message.Message):
         """ids issued"""
 
     @_builtins.property
-    def stream_set_object_committed(self) -> Global___StreamSetObjectCommittedRecord:
-        """an upload's set object"""
-
-    @_builtins.property
     def stream_objects_committed(self) -> Global___StreamObjectsCommittedRecord:
         """an upload's stream objects"""
 
@@ -139,6 +145,50 @@ class Record(_message.Message):
     def kvs_deleted(self) -> Global___KVsDeletedRecord:
         """keys deleted"""
 
+    @_builtins.property
+    def stream_set_objects_committed(self) -> Global___StreamSetObjectsCommittedRecord:
+        """set objects of one node"""
+
+    @_builtins.property
+    def objects_linked(self) -> Global___ObjectsLinkedRecord:
+        """objects kept only for a composite"""
+
+    @_builtins.property
+    def pending_uploads_set(self) -> Global___PendingUploadsSetRecord:
+        """what a node owes after fast closes"""
+
+    @_builtins.property
+    def uploads_abandoned(self) -> Global___UploadsAbandonedRecord:
+        """what it owed and nobody will upload"""
+
+    @_builtins.property
+    def node_locked(self) -> Global___NodeLockedRecord:
+        """who may open streams it owned last"""
+
+    @_builtins.property
+    def node_unregistered(self) -> Global___NodeUnregisteredRecord:
+        """a node that is gone"""
+
+    @_builtins.property
+    def node_id_issued(self) -> Global___NodeIdIssuedRecord:
+        """a node id"""
+
+    @_builtins.property
+    def recovery_assigned(self) -> Global___RecoveryAssignedRecord:
+        """who recovers a node's data"""
+
+    @_builtins.property
+    def deletions_held(self) -> Global___DeletionsHeldRecord:
+        """bytes kept for readers of a snapshot"""
+
+    @_builtins.property
+    def node_supervised(self) -> Global___NodeSupervisedRecord:
+        """a node that sends heartbeats"""
+
+    @_builtins.property
+    def object_attributes_set(self) -> Global___ObjectAttributesSetRecord:
+        """a storage class and the like"""
+
     def __init__(
         self,
         *,
@@ -150,7 +200,6 @@ class Record(_message.Message):
         ranges_removed: Global___RangesRemovedRecord | None = ...,
         streams_deleted: Global___StreamsDeletedRecord | None = ...,
         objects_prepared: Global___ObjectsPreparedRecord | None = ...,
-        stream_set_object_committed: Global___StreamSetObjectCommittedRecord | None = ...,
         stream_objects_committed: Global___StreamObjectsCommittedRecord | None = ...,
         commit_rows_rejected: Global___CommitRowsRejectedRecord | None = ...,
         objects_destroyed: Global___ObjectsDestroyedRecord | None = ...,
@@ -159,12 +208,23 @@ class Record(_message.Message):
         node_epoch_set: Global___NodeEpochSetRecord | None = ...,
         kvs_put: Global___KVsPutRecord | None = ...,
         kvs_deleted: Global___KVsDeletedRecord | None = ...,
+        stream_set_objects_committed: Global___StreamSetObjectsCommittedRecord | None = ...,
+        objects_linked: Global___ObjectsLinkedRecord | None = ...,
+        pending_uploads_set: Global___PendingUploadsSetRecord | None = ...,
+        uploads_abandoned: Global___UploadsAbandonedRecord | None = ...,
+        node_locked: Global___NodeLockedRecord | None = ...,
+        node_unregistered: Global___NodeUnregisteredRecord | None = ...,
+        node_id_issued: Global___NodeIdIssuedRecord | None = ...,
+        recovery_assigned: Global___RecoveryAssignedRecord | None = ...,
+        deletions_held: Global___DeletionsHeldRecord | None = ...,
+        node_supervised: Global___NodeSupervisedRecord | None = ...,
+        object_attributes_set: Global___ObjectAttributesSetRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commit_rows_rejected", b"commit_rows_rejected", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_registered", b"node_registered", "objects_destroyed", b"objects_destroyed", "objects_prepared", b"objects_prepared", "objects_removed", b"objects_removed", "ranges_removed", b"ranges_removed", "stream_objects_committed", b"stream_objects_committed", "stream_set_object_committed", b"stream_set_object_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_rows_rejected", b"commit_rows_rejected", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_registered", b"node_registered", "objects_destroyed", b"objects_destroyed", "objects_prepared", b"objects_prepared", "objects_removed", b"objects_removed", "ranges_removed", b"ranges_removed", "stream_objects_committed", b"stream_objects_committed", "stream_set_object_committed", b"stream_set_object_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_rows_rejected", b"commit_rows_rejected", "deletions_held", b"deletions_held", "kind", b"kind", "kvs_deleted", b"kvs_deleted", "kvs_put", b"kvs_put", "node_epoch_set", b"node_epoch_set", "node_id_issued", b"node_id_issued", "node_locked", b"node_locked", "node_registered", b"node_registered", "node_supervised", b"node_supervised", "node_unregistered", b"node_unregistered", "object_attributes_set", b"object_attributes_set", "objects_destroyed", b"objects_destroyed", "objects_linked", b"objects_linked", "objects_prepared", b"objects_prepared", "objects_removed", b"objects_removed", "pending_uploads_set", b"pending_uploads_set", "ranges_removed", b"ranges_removed", "recovery_assigned", b"recovery_assigned", "stream_objects_committed", b"stream_objects_committed", "stream_set_objects_committed", b"stream_set_objects_committed", "streams_closed", b"streams_closed", "streams_created", b"streams_created", "streams_deleted", b"streams_deleted", "streams_opened", b"streams_opened", "streams_reopened", b"streams_reopened", "streams_trimmed", b"streams_trimmed", "uploads_abandoned", b"uploads_abandoned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["streams_created", "streams_opened", "streams_reopened", "streams_closed", "streams_trimmed", "ranges_removed", "streams_deleted", "objects_prepared", "stream_set_object_committed", "stream_objects_committed", "commit_rows_rejected", "objects_destroyed", "objects_removed", "node_registered", "node_epoch_set", "kvs_put", "kvs_deleted"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["streams_created", "streams_opened", "streams_reopened", "streams_closed", "streams_trimmed", "ranges_removed", "streams_deleted", "objects_prepared", "stream_objects_committed", "commit_rows_rejected", "objects_destroyed", "objects_removed", "node_registered", "node_epoch_set", "kvs_put", "kvs_deleted", "stream_set_objects_committed", "objects_linked", "pending_uploads_set", "uploads_abandoned", "node_locked", "node_unregistered", "node_id_issued", "recovery_assigned", "deletions_held", "node_supervised", "object_attributes_set"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -291,16 +351,20 @@ class StreamsClosedRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STREAM_ID_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.bytes
     """column"""
+    end_offset: _builtins.bytes
+    """column; the stream's end from now on, -1: as it is"""
     def __init__(
         self,
         *,
         stream_id: _builtins.bytes = ...,
+        end_offset: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -411,32 +475,68 @@ class ObjectsPreparedRecord(_message.Message):
 Global___ObjectsPreparedRecord: _TypeAlias = ObjectsPreparedRecord  # noqa: Y015
 
 @_typing.final
-class StreamSetObjectCommittedRecord(_message.Message):
+class StreamSetObjectsCommittedRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    OBJECT_ID_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
+    COMMITTED_AT_MS_FIELD_NUMBER: _builtins.int
+    DATA_TIME_MS_FIELD_NUMBER: _builtins.int
+    OBJECT_ID_FIELD_NUMBER: _builtins.int
     ORDER_ID_FIELD_NUMBER: _builtins.int
     OBJECT_SIZE_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
-    COMMITTED_AT_MS_FIELD_NUMBER: _builtins.int
+    RANGE_COUNT_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    """the node they belong to"""
+    committed_at_ms: _builtins.int
+    """leader's clock"""
+    data_time_ms: _builtins.int
+    """commit time of their oldest data"""
+    object_id: _builtins.bytes
+    """column; prepared ids"""
+    order_id: _builtins.bytes
+    """column; place among the node's set objects"""
+    object_size: _builtins.bytes
+    """column; bytes"""
+    attributes: _builtins.bytes
+    """column; object attributes words"""
+    range_count: _builtins.bytes
+    """column; how many of the rows below each one holds"""
+    @_builtins.property
+    def ranges(self) -> Global___SetObjectRanges:
+        """of all of them, behind each other"""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        committed_at_ms: _builtins.int = ...,
+        data_time_ms: _builtins.int = ...,
+        object_id: _builtins.bytes = ...,
+        order_id: _builtins.bytes = ...,
+        object_size: _builtins.bytes = ...,
+        attributes: _builtins.bytes = ...,
+        range_count: _builtins.bytes = ...,
+        ranges: Global___SetObjectRanges | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "data_time_ms", b"data_time_ms", "node_id", b"node_id", "object_id", b"object_id", "object_size", b"object_size", "order_id", b"order_id", "range_count", b"range_count", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamSetObjectsCommittedRecord: _TypeAlias = StreamSetObjectsCommittedRecord  # noqa: Y015
+
+@_typing.final
+class SetObjectRanges(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
     STREAM_ID_FIELD_NUMBER: _builtins.int
     START_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
-    object_id: _builtins.int
-    """prepared id"""
-    node_id: _builtins.int
-    """the node it belongs to"""
-    order_id: _builtins.int
-    """place among the node's set objects"""
-    object_size: _builtins.int
-    """bytes"""
-    attributes: _builtins.int
-    """object attributes word"""
-    committed_at_ms: _builtins.int
-    """leader's clock"""
     stream_id: _builtins.bytes
-    """column; ascending"""
+    """column; ascending within each object"""
     start_offset: _builtins.bytes
     """column"""
     end_offset: _builtins.bytes
@@ -444,23 +544,17 @@ class StreamSetObjectCommittedRecord(_message.Message):
     def __init__(
         self,
         *,
-        object_id: _builtins.int = ...,
-        node_id: _builtins.int = ...,
-        order_id: _builtins.int = ...,
-        object_size: _builtins.int = ...,
-        attributes: _builtins.int = ...,
-        committed_at_ms: _builtins.int = ...,
         stream_id: _builtins.bytes = ...,
         start_offset: _builtins.bytes = ...,
         end_offset: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "end_offset", b"end_offset", "node_id", b"node_id", "object_id", b"object_id", "object_size", b"object_size", "order_id", b"order_id", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StreamSetObjectCommittedRecord: _TypeAlias = StreamSetObjectCommittedRecord  # noqa: Y015
+Global___SetObjectRanges: _TypeAlias = SetObjectRanges  # noqa: Y015
 
 @_typing.final
 class StreamObjectsCommittedRecord(_message.Message):
@@ -581,6 +675,246 @@ class ObjectsRemovedRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ObjectsRemovedRecord: _TypeAlias = ObjectsRemovedRecord  # noqa: Y015
+
+@_typing.final
+class ObjectsLinkedRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPOSITE_ID_FIELD_NUMBER: _builtins.int
+    OBJECT_ID_FIELD_NUMBER: _builtins.int
+    composite_id: _builtins.int
+    """the composite that refers to them"""
+    object_id: _builtins.bytes
+    """column"""
+    def __init__(
+        self,
+        *,
+        composite_id: _builtins.int = ...,
+        object_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["composite_id", b"composite_id", "object_id", b"object_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectsLinkedRecord: _TypeAlias = ObjectsLinkedRecord  # noqa: Y015
+
+@_typing.final
+class ObjectAttributesSetRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECT_ID_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    object_id: _builtins.int
+    """a committed object"""
+    attributes: _builtins.int
+    """as in the commit calls; its kind stays what it was"""
+    def __init__(
+        self,
+        *,
+        object_id: _builtins.int = ...,
+        attributes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "object_id", b"object_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectAttributesSetRecord: _TypeAlias = ObjectAttributesSetRecord  # noqa: Y015
+
+@_typing.final
+class PendingUploadsSetRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    """who owes them"""
+    stream_id: _builtins.bytes
+    """column"""
+    start_offset: _builtins.bytes
+    """column; next offset to commit"""
+    end_offset: _builtins.bytes
+    """column; exclusive; equal to start_offset: nothing is owed any more"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        stream_id: _builtins.bytes = ...,
+        start_offset: _builtins.bytes = ...,
+        end_offset: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "node_id", b"node_id", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PendingUploadsSetRecord: _TypeAlias = PendingUploadsSetRecord  # noqa: Y015
+
+@_typing.final
+class UploadsAbandonedRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    """who owed them"""
+    stream_id: _builtins.bytes
+    """column"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        stream_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadsAbandonedRecord: _TypeAlias = UploadsAbandonedRecord  # noqa: Y015
+
+@_typing.final
+class NodeLockedRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    LOCKED_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    """the node"""
+    locked: _builtins.bool
+    """from now on"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        locked: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["locked", b"locked", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeLockedRecord: _TypeAlias = NodeLockedRecord  # noqa: Y015
+
+@_typing.final
+class NodeUnregisteredRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    """the node"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeUnregisteredRecord: _TypeAlias = NodeUnregisteredRecord  # noqa: Y015
+
+@_typing.final
+class NodeIdIssuedRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """remembered with its answer"""
+    node_id: _builtins.int
+    """the id"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        node_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeIdIssuedRecord: _TypeAlias = NodeIdIssuedRecord  # noqa: Y015
+
+@_typing.final
+class NodeSupervisedRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    """from now on its silence means that it is gone"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeSupervisedRecord: _TypeAlias = NodeSupervisedRecord  # noqa: Y015
+
+@_typing.final
+class RecoveryAssignedRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    TARGET_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    """whose data"""
+    target_id: _builtins.int
+    """the node that recovers it; -1: none any more"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        target_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "target_id", b"target_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveryAssignedRecord: _TypeAlias = RecoveryAssignedRecord  # noqa: Y015
+
+@_typing.final
+class DeletionsHeldRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    since_ms: _builtins.int
+    """objects destroyed from then on"""
+    until_ms: _builtins.int
+    """keep their bytes until then"""
+    def __init__(
+        self,
+        *,
+        since_ms: _builtins.int = ...,
+        until_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["since_ms", b"since_ms", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeletionsHeldRecord: _TypeAlias = DeletionsHeldRecord  # noqa: Y015
 
 @_typing.final
 class NodeRegisteredRecord(_message.Message):

@@ -541,6 +541,8 @@ class StreamDescription(_message.Message):
     TAGS_FIELD_NUMBER: _builtins.int
     RANGES_FIELD_NUMBER: _builtins.int
     STREAM_OBJECTS_FIELD_NUMBER: _builtins.int
+    PENDING_UPLOADS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """issued from a counter, never reused"""
     epoch: _builtins.int
@@ -567,6 +569,14 @@ class StreamDescription(_message.Message):
     def stream_objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamObjectRange]:
         """by start offset"""
 
+    @_builtins.property
+    def pending_uploads(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingUpload]:
+        """what former owners still owe, by start offset"""
+
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___OffsetRange]:
+        """what was given up, by start offset; above start_offset"""
+
     def __init__(
         self,
         *,
@@ -580,14 +590,74 @@ class StreamDescription(_message.Message):
         tags: _abc.Iterable[_common_pb2.Tag] | None = ...,
         ranges: _abc.Iterable[Global___StreamRange] | None = ...,
         stream_objects: _abc.Iterable[Global___StreamObjectRange] | None = ...,
+        pending_uploads: _abc.Iterable[Global___PendingUpload] | None = ...,
+        lost: _abc.Iterable[Global___OffsetRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "epoch", b"epoch", "node_id", b"node_id", "range_index", b"range_index", "ranges", b"ranges", "start_offset", b"start_offset", "state", b"state", "stream_id", b"stream_id", "stream_objects", b"stream_objects", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "epoch", b"epoch", "lost", b"lost", "node_id", b"node_id", "pending_uploads", b"pending_uploads", "range_index", b"range_index", "ranges", b"ranges", "start_offset", b"start_offset", "state", b"state", "stream_id", b"stream_id", "stream_objects", b"stream_objects", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamDescription: _TypeAlias = StreamDescription  # noqa: Y015
+
+@_typing.final
+class PendingUpload(_message.Message):
+    """What a former owner acknowledged before a fast close and has not committed yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    """who owes it"""
+    stream_id: _builtins.int
+    """of which stream"""
+    start_offset: _builtins.int
+    """next offset to commit"""
+    end_offset: _builtins.int
+    """exclusive; the offset the stream was closed at"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        stream_id: _builtins.int = ...,
+        start_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "node_id", b"node_id", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PendingUpload: _TypeAlias = PendingUpload  # noqa: Y015
+
+@_typing.final
+class OffsetRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    start_offset: _builtins.int
+    """first offset"""
+    end_offset: _builtins.int
+    """exclusive"""
+    def __init__(
+        self,
+        *,
+        start_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "start_offset", b"start_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OffsetRange: _TypeAlias = OffsetRange  # noqa: Y015
 
 @_typing.final
 class StreamRange(_message.Message):
@@ -725,14 +795,17 @@ class OpeningStream(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     START_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
+    UPLOAD_END_OFFSET_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
-    """open, with its current range on the node"""
+    """open with its current range on the node, or a pending upload"""
     epoch: _builtins.int
     """epoch of the range"""
     start_offset: _builtins.int
     """first visible offset"""
     end_offset: _builtins.int
     """where recovery of the write-ahead log continues"""
+    upload_end_offset: _builtins.int
+    """of a pending upload: recover up to here; -1: the stream is open"""
     def __init__(
         self,
         *,
@@ -740,11 +813,68 @@ class OpeningStream(_message.Message):
         epoch: _builtins.int = ...,
         start_offset: _builtins.int = ...,
         end_offset: _builtins.int = ...,
+        upload_end_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "epoch", b"epoch", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "epoch", b"epoch", "start_offset", b"start_offset", "stream_id", b"stream_id", "upload_end_offset", b"upload_end_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpeningStream: _TypeAlias = OpeningStream  # noqa: Y015
+
+@_typing.final
+class AbandonUploadsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    STREAM_IDS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """for tracing; abandoning is idempotent"""
+    node_id: _builtins.int
+    """who owes the uploads"""
+    @_builtins.property
+    def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """these, at most 10000; empty: all it owes"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        node_id: _builtins.int = ...,
+        stream_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "request_id", b"request_id", "stream_ids", b"stream_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbandonUploadsRequest: _TypeAlias = AbandonUploadsRequest  # noqa: Y015
+
+@_typing.final
+class AbandonUploadsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    ABANDONED_FIELD_NUMBER: _builtins.int
+    error: _common_pb2.ErrorCode.ValueType
+    """NODE_EPOCH_NOT_EXIST if the node is unknown"""
+    @_builtins.property
+    def abandoned(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingUpload]:
+        """what was given up now, by stream id"""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.ErrorCode.ValueType = ...,
+        abandoned: _abc.Iterable[Global___PendingUpload] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbandonUploadsResponse: _TypeAlias = AbandonUploadsResponse  # noqa: Y015

@@ -69,6 +69,11 @@ class StreamServiceStub:
                 request_serializer=proto_dot_streams__pb2.GetOpeningStreamsRequest.SerializeToString,
                 response_deserializer=proto_dot_streams__pb2.GetOpeningStreamsResponse.FromString,
                 _registered_method=True)
+        self.AbandonUploads = channel.unary_unary(
+                '/streammeta.v1.StreamService/AbandonUploads',
+                request_serializer=proto_dot_streams__pb2.AbandonUploadsRequest.SerializeToString,
+                response_deserializer=proto_dot_streams__pb2.AbandonUploadsResponse.FromString,
+                _registered_method=True)
 
 
 class StreamServiceServicer:
@@ -123,6 +128,14 @@ class StreamServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AbandonUploads(self, request, context):
+        """Give up uploads that a node owes and can never make: their offsets are lost, readers pass them
+        over. For operators, when a write-ahead log is gone for good.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StreamServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -160,6 +173,11 @@ def add_StreamServiceServicer_to_server(servicer, server):
                     servicer.GetOpeningStreams,
                     request_deserializer=proto_dot_streams__pb2.GetOpeningStreamsRequest.FromString,
                     response_serializer=proto_dot_streams__pb2.GetOpeningStreamsResponse.SerializeToString,
+            ),
+            'AbandonUploads': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbandonUploads,
+                    request_deserializer=proto_dot_streams__pb2.AbandonUploadsRequest.FromString,
+                    response_serializer=proto_dot_streams__pb2.AbandonUploadsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -351,6 +369,33 @@ class StreamService:
             '/streammeta.v1.StreamService/GetOpeningStreams',
             proto_dot_streams__pb2.GetOpeningStreamsRequest.SerializeToString,
             proto_dot_streams__pb2.GetOpeningStreamsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbandonUploads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/streammeta.v1.StreamService/AbandonUploads',
+            proto_dot_streams__pb2.AbandonUploadsRequest.SerializeToString,
+            proto_dot_streams__pb2.AbandonUploadsResponse.FromString,
             options,
             channel_credentials,
             insecure,

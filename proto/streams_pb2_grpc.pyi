@@ -45,6 +45,10 @@ class StreamServiceStub:
     """Describe streams by id, by owner or all of them, in id order, page by page. Linearizable."""
     GetOpeningStreams: _grpc.UnaryUnaryMultiCallable[_streams_pb2.GetOpeningStreamsRequest, _streams_pb2.GetOpeningStreamsResponse]
     """Register a node's epoch for fencing and list the streams it must recover, page by page."""
+    AbandonUploads: _grpc.UnaryUnaryMultiCallable[_streams_pb2.AbandonUploadsRequest, _streams_pb2.AbandonUploadsResponse]
+    """Give up uploads that a node owes and can never make: their offsets are lost, readers pass them
+    over. For operators, when a write-ahead log is gone for good.
+    """
 
 @_typing.type_check_only
 class StreamServiceAsyncStub(StreamServiceStub):
@@ -63,6 +67,10 @@ class StreamServiceAsyncStub(StreamServiceStub):
     """Describe streams by id, by owner or all of them, in id order, page by page. Linearizable."""
     GetOpeningStreams: _aio.UnaryUnaryMultiCallable[_streams_pb2.GetOpeningStreamsRequest, _streams_pb2.GetOpeningStreamsResponse]  # type: ignore[assignment]
     """Register a node's epoch for fencing and list the streams it must recover, page by page."""
+    AbandonUploads: _aio.UnaryUnaryMultiCallable[_streams_pb2.AbandonUploadsRequest, _streams_pb2.AbandonUploadsResponse]  # type: ignore[assignment]
+    """Give up uploads that a node owes and can never make: their offsets are lost, readers pass them
+    over. For operators, when a write-ahead log is gone for good.
+    """
 
 class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -120,5 +128,15 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.GetOpeningStreamsResponse, _abc.Awaitable[_streams_pb2.GetOpeningStreamsResponse]]:
         """Register a node's epoch for fencing and list the streams it must recover, page by page."""
+
+    @_abc_1.abstractmethod
+    def AbandonUploads(
+        self,
+        request: _streams_pb2.AbandonUploadsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_streams_pb2.AbandonUploadsResponse, _abc.Awaitable[_streams_pb2.AbandonUploadsResponse]]:
+        """Give up uploads that a node owes and can never make: their offsets are lost, readers pass them
+        over. For operators, when a write-ahead log is gone for good.
+        """
 
 def add_StreamServiceServicer_to_server(servicer: StreamServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -243,9 +243,10 @@ class _LeaderSearch:
         return claim
 
 
-def _parse_endpoints(
+def parse_endpoints(
     _context: click.Context, _parameter: click.Parameter, value: str
 ) -> tuple[str, ...]:
+    """Read HOST:PORT,HOST:PORT... for an option `--connect`; click's callback."""
     endpoints = tuple(part.strip() for part in value.split(","))
     for endpoint in endpoints:
         try:
@@ -271,7 +272,7 @@ def connect_option(command: Decorated) -> Decorated:
         envvar="STREAMMETA_CONNECT",
         show_envvar=True,
         metavar="HOST:PORT[,HOST:PORT...]",
-        callback=_parse_endpoints,
+        callback=parse_endpoints,
         help="Some controllers of the cluster; the leader is found from there.",
     )(command)
 

@@ -74,6 +74,30 @@ from storage.object_format.object_key import cluster_namespace
     help="How long a destroyed object's bytes stay in the bucket.",
 )
 @click.option(
+    "--delete-rate",
+    default=2_000,
+    show_default=True,
+    help="Objects deleted from the bucket a second, at most; fewer while the bucket is overloaded.",
+)
+@click.option(
+    "--session-timeout-ms",
+    default=9_000,
+    show_default=True,
+    help="A broker that sends heartbeats and is silent for longer is fenced.",
+)
+@click.option(
+    "--recoveries-per-node",
+    default=1,
+    show_default=True,
+    help="Fenced brokers whose data one broker is to recover at a time.",
+)
+@click.option(
+    "--sweep-interval-ms",
+    default=300_000,
+    show_default=True,
+    help="How often objects of brokers that are gone are looked through for dead ones.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -90,15 +114,10 @@ def controller(
     data_dir: Path,
     store_uri: str,
     namespace: str | None,
-    election_timeout_ms: int,
-    fetch_timeout_ms: int,
-    snapshot_log_bytes: int,
-    snapshot_interval_ms: int,
     peer_override: str,
-    lifecycle_interval_ms: int,
-    delete_delay_ms: int,
     log_level: str,
     check_config: bool,
+    **limits: int,
 ) -> None:
     """Run one controller of a cluster.
 
@@ -126,12 +145,7 @@ def controller(
             data_dir=data_dir,
             store_uri=store_uri,
             namespace=namespace or cluster_namespace(cluster_id),
-            election_timeout_ms=election_timeout_ms,
-            fetch_timeout_ms=fetch_timeout_ms,
-            snapshot_log_bytes=snapshot_log_bytes,
-            snapshot_interval_ms=snapshot_interval_ms,
-            lifecycle_interval_ms=lifecycle_interval_ms,
-            delete_delay_ms=delete_delay_ms,
+            **limits,  # the settings of the same names
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error

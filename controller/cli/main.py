@@ -8,12 +8,15 @@ import click
 from controller.cli.output import run_cli
 
 COMMANDS = {
+    "cluster": "controller.cli.cluster_command:cluster",
     "controller": "controller.cli.controller_command:controller",
     "dev": "controller.cli.dev_command:dev",
     "health": "controller.cli.health_command:health",
+    "node": "controller.cli.node_command:node",
     "quorum": "controller.cli.quorum_command:quorum",
     "reconcile": "controller.cli.reconcile_command:reconcile",
     "shell": "controller.cli.shell_command:shell",
+    "snapshot": "controller.cli.snapshot_command:snapshot",
     "storage": "controller.cli.storage_command:storage",
 }
 

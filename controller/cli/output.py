@@ -2,8 +2,8 @@
 
 - `table`: for people, the default on a terminal; `plain`: tab-separated lines, the default in a
   pipe; `json`: exactly one object on standard output, also when the command fails.
-- A failure is `{"ok": false, "error": {"code", "message", "hint"}}` in json; else two lines on
-  standard error: `streammeta: <message>` and what to do next.
+- A failure is `{"ok": false, "error": {"code", "message", "hint"}}` in json, some with `details`
+  in the error; else two lines on standard error: `streammeta: <message>` and what to do next.
 - Exit code 0: done; 1: failed; 2: called the wrong way.
 """
 
@@ -41,12 +41,22 @@ class OutputFormat(StrEnum):
 
 
 class CommandError(Exception):
-    """A command's own failure: `code` for programs, the message and `hint` for people."""
+    """A command's own failure: `code` for programs, the message and `hint` for people.
+
+    `details` are what programs get of what people have read already.
+    """
 
     def __init__(
-        self, code: str, message: str, hint: str = "", *, exit_code: int = EXIT_FAILED
+        self,
+        code: str,
+        message: str,
+        hint: str = "",
+        *,
+        exit_code: int = EXIT_FAILED,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
+        self.details = details
         self.code = code
         self.hint = hint
         self.exit_code = exit_code
@@ -160,7 +170,8 @@ def fail(output_format: OutputFormat, error: CommandError) -> NoReturn:
 def _write_failure(output_format: OutputFormat, error: CommandError) -> None:
     if output_format is OutputFormat.JSON:
         shown = {"code": error.code, "message": str(error), "hint": error.hint}
-        click.echo(json.dumps({"ok": False, "error": shown}))
+        details = {"details": error.details} if error.details else {}
+        click.echo(json.dumps({"ok": False, "error": {**shown, **details}}))
         return
     click.echo(f"streammeta: {error}", err=True)
     if error.hint:

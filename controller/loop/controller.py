@@ -25,10 +25,19 @@ from controller.errors import (
     NotLeaderError,
     OutcomeUnknownError,
 )
+from controller.loop.admission import Gate
+from controller.loop.change_feed import ChangeFeed
 from controller.loop.clock import Clock
-from controller.loop.map_snapshots import FrozenCheckpoint, read_map
+from controller.loop.map_snapshots import FrozenCheckpoint, LoadedMap, read_map
 from controller.loop.parking import ParkedAnswers
 from controller.loop.quorum_errors import NotCaughtUpError
+from controller.loop.state_hashes import (
+    AHEAD_MAX,
+    AwaitedViews,
+    OffsetPassedError,
+    RollingHash,
+    ViewAt,
+)
 from controller.loop.state_machine import SnapshotPoint
 from controller.metadata.answers import Answer
 from controller.metadata.cluster_map import ClusterMap
@@ -57,6 +66,10 @@ class ReplicatedLog(Protocol):
 
     def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
         """Append on the leader and return the end offset; see `QuorumDriver.append`."""
+        ...
+
+    async def append_turn(self) -> None:
+        """Wait until an append is worth a batch; see `QuorumDriver.append_turn`."""
         ...
 
     @property
@@ -88,6 +101,44 @@ class Answered:
     offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class StateHash:
+    """Digest of the map as of `offset` (32 bytes), and rolling hash of the log below (16 bytes)."""
+
+    offset: int
+    digest: bytes
+    log_hash: bytes
+
+
+class Submission:
+    """Mutations that were decided and appended together, and the wait for them to be committed."""
+
+    def __init__(
+        self,
+        answers: Sequence[Answer],
+        offset: int,
+        waiting: asyncio.Future[None] | None,
+        unproven: ReplicatedLog | None,
+    ) -> None:
+        self.answers = answers
+        self.offset = offset
+        self._waiting = waiting
+        self._unproven = unproven
+
+    async def committed(self) -> None:
+        """Return when the answers may be given.
+
+        Raises:
+            NotLeaderError: this node did not lead when it decided.
+            OutcomeUnknownError: leadership was lost before all was committed.
+        """
+        if self._unproven is not None:
+            # The last one appended nothing whose commit would prove that this node led.
+            await self._unproven.read_barrier()
+        if self._waiting is not None:
+            await self._waiting
+
+
 class MetadataController:
     """Joins the map and the log into a replicated state machine."""
 
@@ -101,6 +152,10 @@ class MetadataController:
         self._committed_end = 0
         self._uncommitted: deque[tuple[int, Sequence[Record]]] = deque()
         self._on_leadership: list[Callable[[bool], None]] = []
+        self._changes = ChangeFeed()
+        self._gate = Gate(clock)
+        self._log_hash = RollingHash()
+        self._awaited_views = AwaitedViews(self._view_at)
 
     def bind(self, log: ReplicatedLog) -> None:
         """Connect the log; once, before it starts."""
@@ -125,6 +180,16 @@ class MetadataController:
         """The map, for queries that may be stale or uncommitted (sizes, deadlines)."""
         return self._map
 
+    @property
+    def gate(self) -> Gate:
+        """Where calls from outside wait for their turn."""
+        return self._gate
+
+    @property
+    def changes(self) -> ChangeFeed:
+        """What is committed, entry by entry, for who follows changes; on every controller."""
+        return self._changes
+
     async def write(self, request: WriteRequest) -> Answered:
         """Decide, replicate and answer one mutation.
 
@@ -134,17 +199,46 @@ class MetadataController:
             LimitExceededError: it, or what waits already, is too large, or the disk is full.
             OutcomeUnknownError: leadership was lost before it was committed.
         """
+        await self.turn()
+        submission = self.submit((request,))
+        await submission.committed()
+        return Answered(submission.answers[0], submission.offset)
+
+    async def turn(self) -> None:
+        """Wait until a mutation is worth a batch of the log, so that those who wait share one.
+
+        Raises:
+            NotLeaderError: this node does not lead.
+            LimitExceededError: too many requests wait already.
+        """
+        self._require_room(self._parked)
+        await self._leading_log().append_turn()
+
+    def submit(self, requests: Sequence[WriteRequest]) -> Submission:
+        """Decide mutations one after the other and replicate them, without waiting for anything.
+
+        An error ends it: what was decided before takes effect if it commits, and what it was is
+        not told; repeating the requests is safe.
+
+        Raises:
+            NotLeaderError: this node does not lead.
+            InvalidRequestError: a request is malformed.
+            LimitExceededError: it, or what waits already, is too large, or the disk is full.
+        """
         log = self._leading_log()
         self._require_room(self._parked)
-        decision = self._map.decide(request, self._clock.wall_ms(), log.next_offset)
-        if decision.records:
-            end_offset = self._replicate(log, decision.records)
-        else:
-            # Nothing will be committed to prove it, so: this was the leader when it decided.
-            end_offset = log.next_offset
-            await log.read_barrier()
-        await self._committed(end_offset)
-        return Answered(decision.answer, end_offset)
+        answers: list[Answer] = []
+        is_proven = False
+        for request in requests:
+            decision = self._map.decide(request, self._clock.wall_ms(), log.next_offset)
+            answers.append(decision.answer)
+            is_proven = bool(decision.records)
+            if is_proven:
+                self._replicate(log, decision.records)
+        # Parked at once: if leadership is lost from now on, the caller hears that.
+        end_offset = log.next_offset
+        waiting = self._parked.park(end_offset) if end_offset > self._committed_end else None
+        return Submission(answers, end_offset, waiting, None if is_proven else log)
 
     async def read(
         self,
@@ -194,20 +288,21 @@ class MetadataController:
         await self._shown(log, frozen.id.end_offset)
         return frozen
 
-    async def state_hash(self, at_offset: int) -> tuple[int, bytes]:
-        """Return an offset, and 32 bytes that are equal on every controller for equal maps there.
+    async def state_hash(self, at_offset: int) -> StateHash:
+        """Return hashes that are equal on every controller for equal maps and logs.
 
-        Any controller answers; the hash is taken in a thread.
+        Of the map exactly as of `at_offset`, or now for 0. Any controller answers; an offset that
+        lies ahead is waited for, and the hash is taken in a thread.
 
         Raises:
-            InvalidRequestError: the log is not committed up to `at_offset` here.
+            InvalidRequestError: `at_offset` is negative, or too far ahead.
+            OffsetPassedError: the map is beyond `at_offset`.
+            LimitExceededError: too many hashes are waited for.
         """
-        frozen = await self._committed_view()
-        if at_offset > self._committed_end:
-            raise InvalidRequestError(
-                "at_offset", f"{at_offset}; committed here is the log up to {self._committed_end}"
-            )
-        return frozen.id.end_offset, await asyncio.to_thread(frozen.view.digest)
+        if at_offset < 0:
+            raise InvalidRequestError("at_offset", f"{at_offset}; an offset is 0 or more")
+        seen = await self._committed_view(at_offset)
+        return StateHash(seen.offset, await asyncio.to_thread(seen.view.digest), seen.log_hash)
 
     def on_committed(self, batches: Sequence[Batch], high_watermark: int) -> None:
         """Replay what became committed, unless this node replayed it when it appended it."""
@@ -215,7 +310,10 @@ class MetadataController:
             if batch.kind is BatchKind.DATA:
                 self._replay(batch)
         self._map.forget_undo(high_watermark)
+        self._log_hash.forget_undo(high_watermark)
+        self._awaited_views.reached(high_watermark)
         self._advance(high_watermark)
+        self._changes.extend(batches, high_watermark)
 
     def freeze(self, point: SnapshotPoint) -> Callable[[Sink], object]:
         """Return what writes the map as it is now, entries that may be undone included."""
@@ -240,6 +338,7 @@ class MetadataController:
         """Undo what was replayed and not committed; its outcome is with the next leader."""
         self._active = False
         self._map.undo_to(self._committed_end)
+        self._log_hash.undo_to(self._committed_end)
         self._uncommitted.clear()
         self._parked.fail_all(
             OutcomeUnknownError(
@@ -273,6 +372,7 @@ class MetadataController:
         # Replay first: a record that can't be applied must never be replicated.
         offset = log.next_offset
         payload = encode_records(records)
+        self._awaited_views.reached(offset)
         self._map.apply(offset, records)
         try:
             end_offset = log.append([payload], required_base_offset=offset)
@@ -280,6 +380,8 @@ class MetadataController:
             self._map.undo_to(offset)
             raise
         self._uncommitted.append((offset, records))
+        self._log_hash.extend(offset, payload)
+        self._awaited_views.reached(end_offset)
         return end_offset
 
     def _replay(self, batch: Batch) -> None:
@@ -292,7 +394,9 @@ class MetadataController:
                     f"the record at offset {offset} is committed, and this leader has replayed "
                     f"its log only below {self._map.applied_end_offset}"
                 )
+            self._awaited_views.reached(offset)
             self._map.apply(offset, decode_records(payload))
+            self._log_hash.extend(offset, payload)
 
     def _advance(self, high_watermark: int) -> None:
         self._committed_end = high_watermark
@@ -341,14 +445,31 @@ class MetadataController:
                 continue  # what was not committed has been undone; look again
             return Answered(answer, end_offset)
 
-    async def _committed_view(self) -> FrozenCheckpoint:
+    async def _committed_view(self, at_offset: int) -> ViewAt:
         while True:
-            frozen = self._freeze(self._bound_log().snapshot_point())
+            end_offset = self._shown_end()
+            offset = at_offset or end_offset
+            if offset > end_offset + AHEAD_MAX:
+                raise InvalidRequestError(
+                    "at_offset", f"{offset}; at most {AHEAD_MAX} ahead of {end_offset}"
+                )
+            if offset < self._map.applied_end_offset:
+                raise OffsetPassedError(offset, self._map.applied_end_offset)
+            if offset <= end_offset:
+                seen = self._view_at(offset)
+            else:
+                seen = await self._awaited_views.at(offset)
             try:
-                await self._committed(frozen.id.end_offset)
+                if seen.committed is not None:
+                    await seen.committed
             except OutcomeUnknownError:
                 continue  # as above
-            return frozen
+            return seen
+
+    def _view_at(self, offset: int) -> ViewAt:
+        # Parked at once: if what it shows is undone from now on, whoever asked hears that.
+        waiting = self._parked.park(offset) if offset > self._committed_end else None
+        return ViewAt(offset, self._map.freeze(), self._log_hash.value, waiting)
 
     async def _shown(self, log: ReplicatedLog, end_offset: int) -> None:
         """Wait until what the leader's map has shown is committed."""
@@ -379,10 +500,15 @@ class MetadataController:
                 f"the map holds the log below {self._map.applied_end_offset}, its snapshot was to "
                 f"end at {point.snapshot_id.end_offset}"
             )
-        return FrozenCheckpoint(point, self._map.freeze())
+        return FrozenCheckpoint(point, self._map.freeze(), self._log_hash.value)
 
-    def _replace(self, loaded: ClusterMap) -> None:
+    def _replace(self, loaded: LoadedMap) -> None:
         if self._active:
             raise InvariantError("a leader's map was to be replaced by a snapshot")
-        self._map = loaded
-        self._advance(loaded.applied_end_offset)
+        self._map = loaded.cluster_map
+        self._log_hash = RollingHash(loaded.log_hash)
+        end_offset = self._map.applied_end_offset
+        self._awaited_views.passed(end_offset)
+        self._awaited_views.reached(end_offset)
+        self._advance(end_offset)
+        self._changes.restart(end_offset)

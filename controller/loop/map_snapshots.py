@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from controller.loop.state_hashes import UNKNOWN_LOG_HASH
 from controller.loop.state_machine import SnapshotPoint
 from controller.metadata.cluster_map import ClusterMap
 from controller.metadata.frozen import FrozenMap
@@ -13,7 +14,10 @@ from controller.quorum.messages import SnapshotId
 from controller.snapshot.format import CheckpointError, CheckpointId
 from controller.snapshot.reader import CheckpointReader
 from controller.snapshot.voters import VOTERS_SECTION, voters_section
-from controller.snapshot.writer import Sink, write_checkpoint
+from controller.snapshot.writer import Columns, Sink, write_checkpoint
+
+LOG_HASH_SECTION = "log_hash"
+"""One row: `value`, the rolling hash of the entries below the end in hex, empty if not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class FrozenCheckpoint:
 
     point: SnapshotPoint
     view: FrozenMap
+    log_hash: bytes
 
     @property
     def id(self) -> SnapshotId:
@@ -38,26 +43,37 @@ class FrozenCheckpoint:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedMap:
+    """What a checkpoint file holds: the map, and the rolling hash of the log below its end."""
+
+    cluster_map: ClusterMap
+    log_hash: bytes
+
+
 class _Sections(Mapping[str, Any]):
-    """The voters, then what the map has, each computed when it is asked for."""
+    """What the loop adds, then what the map has, each computed when it is asked for."""
 
     def __init__(self, frozen: FrozenCheckpoint) -> None:
-        self._voters = frozen.point.voters
+        self._added: dict[str, Columns] = {
+            VOTERS_SECTION: voters_section(frozen.point.voters),
+            LOG_HASH_SECTION: {"value": [frozen.log_hash.hex()]},
+        }
         self._map = frozen.view.sections()
 
     def __getitem__(self, name: str) -> Any:
-        return voters_section(self._voters) if name == VOTERS_SECTION else self._map[name]
+        return self._added[name] if name in self._added else self._map[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield VOTERS_SECTION
+        yield from self._added
         yield from self._map
 
     def __len__(self) -> int:
-        return 1 + len(self._map)
+        return len(self._added) + len(self._map)
 
 
-def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> ClusterMap:
-    """Return the map that a checkpoint file holds.
+def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMap:
+    """Return what a checkpoint file holds.
 
     Raises:
         CheckpointError: the file is damaged, or another checkpoint.
@@ -68,4 +84,11 @@ def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> ClusterMap:
         raise CheckpointError(
             f"the file says it is {reader.id.file_name}, wanted is {wanted.file_name}"
         )
-    return ClusterMap.from_sections(reader.sections(), snapshot_id.end_offset)
+    cluster_map = ClusterMap.from_sections(reader.sections(), snapshot_id.end_offset)
+    return LoadedMap(cluster_map, _log_hash(reader))
+
+
+def _log_hash(reader: CheckpointReader) -> bytes:
+    if LOG_HASH_SECTION not in reader.entries:
+        return UNKNOWN_LOG_HASH  # older versions kept none
+    return bytes.fromhex(reader.columns(LOG_HASH_SECTION)["value"][0])

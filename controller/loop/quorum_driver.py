@@ -19,6 +19,7 @@ from controller.errors import InvariantError, NotLeaderError
 from controller.ids import EndOffset, Epoch, NodeId
 from controller.journal.errors import DiskFullError as JournalFullError
 from controller.journal.journal import Journal
+from controller.loop.append_turns import AppendTurns
 from controller.loop.checkpoint_schedule import CheckpointLimits
 from controller.loop.checkpointer import Checkpointer
 from controller.loop.clock import Clock
@@ -144,6 +145,7 @@ class QuorumDriver:
         self._reads = ReadRounds(config.limits.max_pending_reads)
         self._is_stopping = False
         self._forming = FormingBatch(config.limits)
+        self._turns = AppendTurns()
         self._flush_scheduled = False
         self._disk_full: JournalFullError | None = None
         self._hand_over_timer: asyncio.TimerHandle | None = None
@@ -196,6 +198,7 @@ class QuorumDriver:
         self._operations.close(error)
         self._reads.close(error)
         self._commits.fail_all(error)
+        self._turns.give()
 
     def _fail(self, error: BaseException) -> None:
         """Stop at once: a crashed voter is safe, a confused one is not."""
@@ -253,6 +256,14 @@ class QuorumDriver:
         if leader is None or leader[0] == self._config.local.node_id:
             return NotLeaderError(epoch=self._core.epoch)
         return NotLeaderError(leader[0], leader[1], self._core.epoch)
+
+    async def append_turn(self) -> None:
+        """Wait while enough batches are under way; who waits shares the next one.
+
+        An append without it is correct and only dearer.
+        """
+        if len(self._forming) == 0 and self._disk_full is None:
+            await self._turns.wait(self._core.uncommitted_batches)
 
     def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
         """Replicate payloads, in order; return the end offset at which they are committed.
@@ -447,6 +458,7 @@ class QuorumDriver:
                     self._commits.release(high_watermark)
                     self._deliverer.run()
                     self._claim_if_ready()
+                    self._turns.give_if(self._core.uncommitted_batches)
                 case LeadershipEnded():
                     self._lose_leadership()
                 case LeadershipStarted():
@@ -498,6 +510,7 @@ class QuorumDriver:
             _log.info("disk_has_room_again")
         else:
             _log.error("disk_full", reason=str(error), effect="writes are refused, reads go on")
+            self._turns.give()  # to be refused
             self._hand_over_later()
         self._stepper.feed(DiskFull(error is not None))
 
@@ -561,6 +574,7 @@ class QuorumDriver:
         if was_claimed:
             self._state_machine.on_leadership_lost()
         self._commits.fail_all(NotLeaderError(epoch=self._core.epoch))
+        self._turns.give()
         self._operations.leadership_ended()
         if (read_id := self._reads.take()) is not None:
             self._reads.refused(read_id, self.leader_hint())

@@ -51,12 +51,16 @@ class StreamErrorsAnswer:
 
 @dataclass(frozen=True, slots=True)
 class OpeningStream:
-    """An open stream with its current range on the node."""
+    """An open stream with its current range on the node, or an upload the node owes.
+
+    Of the latter `upload_end_offset` says how far, and `end_offset` from where on.
+    """
 
     stream_id: int
     epoch: int
     start_offset: int
     end_offset: int
+    upload_end_offset: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +92,24 @@ class StreamObjectRange:
     end_offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class PendingUpload:
+    """What a node acknowledged of a stream before a fast close and has not committed yet."""
+
+    node_id: int
+    stream_id: int
+    start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonUploadsAnswer:
+    """What was given up now; NODE_EPOCH_NOT_EXIST if the node is unknown."""
+
+    error: ErrorCode
+    abandoned: tuple[PendingUpload, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDescription:
     """One stream; epoch, range_index and node_id are -1 if it was never opened."""
@@ -102,6 +124,8 @@ class StreamDescription:
     tags: Tags = ()
     ranges: tuple[StreamRange, ...] = ()
     stream_objects: tuple[StreamObjectRange, ...] = ()
+    pending_uploads: tuple[PendingUpload, ...] = ()
+    lost: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +158,24 @@ class CommitStreamSetObjectAnswer:
     stream_object_errors: Int64Column
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommitUploadsAnswer:
+    """One `ErrorCode` number an upload, and one a row of ranges, in request order.
+
+    The rows of an upload that failed before they were looked at have its error.
+    """
+
+    errors: Int64Column
+    range_errors: Int64Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorAnswer:
+    """The outcome of a call that answers nothing else."""
+
+    error: ErrorCode
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectSlice:
     """One object and the part of the stream it holds."""
@@ -150,13 +192,15 @@ class ObjectSlice:
 class ObjectList:
     """Contiguous slices; the first covers the start asked for, the last may reach beyond the end.
 
-    Stream offsets are -1 on STREAM_NOT_EXIST.
+    Stream offsets are -1 on STREAM_NOT_EXIST. `lost_end_offset` is -1 unless the start lies in
+    offsets that were given up; then there are no slices, and it says where these offsets end.
     """
 
     error: ErrorCode
     objects: tuple[ObjectSlice, ...] = ()
     stream_start_offset: int = -1
     stream_end_offset: int = -1
+    lost_end_offset: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +223,8 @@ class ObjectDescription:
     node_id: int
     stream_id: int
     ranges: RangeColumns
+    composite_id: int = -1
+    data_time_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,10 +259,39 @@ class RemoveObjectsAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterNodeAnswer:
-    """NODE_EPOCH_EXPIRED if a newer process has registered."""
+class SweepAnswer:
+    """How many were destroyed."""
 
-    error: ErrorCode
+    destroyed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestroyDeadSetObjectsAnswer:
+    """How many were destroyed, and the largest id looked at; -1: there are none after it."""
+
+    destroyed: int
+    next_after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldDeletionsAnswer:
+    """Until when bytes are kept, by the leader's clock."""
+
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeIdAnswer:
+    """The issued id."""
+
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignRecoveriesAnswer:
+    """How many of the assignments were made."""
+
+    assigned: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +317,11 @@ class NodeDescription:
     has_opening_streams: bool
     stream_set_object_count: int
     stream_set_objects: tuple[StreamSetObject, ...] = ()
+    locked: bool = False
+    pending_upload_count: int = 0
+    recovered_by: int = -1
+    departed: bool = False
+    supervised: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,12 +389,19 @@ Answer: TypeAlias = (
     | DescribeStreamsAnswer
     | PrepareObjectsAnswer
     | CommitStreamSetObjectAnswer
+    | CommitUploadsAnswer
+    | AbandonUploadsAnswer
+    | ErrorAnswer
+    | SweepAnswer
+    | DestroyDeadSetObjectsAnswer
+    | HoldDeletionsAnswer
+    | NodeIdAnswer
+    | AssignRecoveriesAnswer
     | GetObjectsAnswer
     | DescribeObjectsAnswer
     | CheckObjectsAnswer
     | ExpireObjectsAnswer
     | RemoveObjectsAnswer
-    | RegisterNodeAnswer
     | GetNodesAnswer
     | KVResultsAnswer
     | ListKVsAnswer

@@ -13,43 +13,51 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from controller.errors import ErrorCode, InvalidRequestError, InvariantError
 from controller.metadata.answers import (
+    AbandonUploadsAnswer,
     Answer,
+    CommitStreamSetObjectAnswer,
     CreateStreamsAnswer,
-    ExpireObjectsAnswer,
+    ErrorAnswer,
     GetOpeningStreamsAnswer,
     MapSize,
     OpenedStream,
     OpenStreamsAnswer,
     PrepareObjectsAnswer,
-    RemoveObjectsAnswer,
     StreamErrorsAnswer,
 )
 from controller.metadata.columns import Undo
-from controller.metadata.commits import Commits
+from controller.metadata.compactions import Compactions
 from controller.metadata.frozen import FrozenMap, FrozenParts
 from controller.metadata.kv import KVs
+from controller.metadata.node_counts import NodeCounts
 from controller.metadata.nodes import Nodes
+from controller.metadata.object_upkeep import ObjectUpkeep
 from controller.metadata.objects import Objects
 from controller.metadata.reads import Reads
 from controller.metadata.request_log import IssuedIds, RequestKey, RequestKind, Window
 from controller.metadata.requests import (
+    AbandonUploads,
+    AssignRecoveries,
     CheckObjects,
     CloseStreams,
+    CommitStreamObject,
     CommitStreamSetObject,
+    CommitUploads,
     CreateStreams,
     DeleteKVs,
     DeleteStreams,
     DescribeObjects,
     DescribeStreams,
+    DestroyDeadSetObjects,
     ExpireObjects,
     GetKVs,
+    GetNextNodeId,
     GetNodes,
     GetObjects,
     GetOpeningStreams,
+    HoldDeletions,
     ListKVs,
     OpenStreams,
     PrepareObjects,
@@ -57,32 +65,49 @@ from controller.metadata.requests import (
     ReadRequest,
     RegisterNode,
     RemoveObjects,
+    SetNodeLock,
+    SuperviseNode,
+    SweepDeletedStreams,
     TrimStreams,
+    UnregisterNode,
     WriteRequest,
 )
 from controller.metadata.restore import restore
+from controller.metadata.stream_decisions import StreamDecisions
+from controller.metadata.stream_reads import StreamReads
 from controller.metadata.streams import Streams
+from controller.metadata.uploads import Uploads
 from controller.metadata.validation import validate
-from controller.metadata.values import ObjectKind, ObjectState
+from controller.metadata.values import ObjectState
 from controller.records.record import (
     CommitRowsRejected,
+    DeletionsHeld,
     KVsDeleted,
     KVsPut,
     NodeEpochSet,
+    NodeIdIssued,
+    NodeLocked,
     NodeRegistered,
+    NodeSupervised,
+    NodeUnregistered,
+    ObjectAttributesSet,
     ObjectsDestroyed,
+    ObjectsLinked,
     ObjectsPrepared,
     ObjectsRemoved,
+    PendingUploadsSet,
     RangesRemoved,
     Record,
+    RecoveryAssigned,
     StreamObjectsCommitted,
     StreamsClosed,
     StreamsCreated,
     StreamsDeleted,
-    StreamSetObjectCommitted,
+    StreamSetObjectsCommitted,
     StreamsOpened,
     StreamsReopened,
     StreamsTrimmed,
+    UploadsAbandoned,
 )
 
 
@@ -101,7 +126,7 @@ class Decision:
 class _Applied:
     offset: int
     applied_before: int
-    undo: Undo = field(default_factory=list)
+    undo: Undo = field(default_factory=Undo)
 
 
 class ClusterMap:
@@ -109,12 +134,17 @@ class ClusterMap:
 
     def __init__(self) -> None:
         self.applied_end_offset = 0
-        self._objects = Objects()
+        set_objects = NodeCounts()
+        self._objects = Objects(set_objects)
         self._streams = Streams(self._objects)
-        self._nodes = Nodes()
+        self._nodes = Nodes(set_objects)
+        self._stream_decisions = StreamDecisions(self._streams, self._objects, self._nodes)
         self._kvs = KVs()
-        self._commits = Commits(self._nodes, self._streams, self._objects)
+        self._uploads = Uploads(self._nodes, self._streams, self._objects)
+        self._compactions = Compactions(self._nodes, self._streams, self._objects, self._uploads)
+        self._upkeep = ObjectUpkeep(self._streams, self._objects)
         self._reads = Reads(self._streams, self._objects, self._nodes)
+        self._stream_reads = StreamReads(self._streams, self._objects)
         self._applied: deque[_Applied] = deque()
         self._deciders = self._make_deciders()
         self._readers = self._make_readers()
@@ -133,7 +163,8 @@ class ClusterMap:
             objects=cluster_map._objects,
             nodes=cluster_map._nodes,
             kvs=cluster_map._kvs,
-            rejected=cluster_map._commits.rejected,
+            upkeep=cluster_map._upkeep,
+            rejected=cluster_map._uploads.rejected,
         )
         return cluster_map
 
@@ -186,10 +217,8 @@ class ClusterMap:
     def forget_undo(self, end_offset: int) -> None:
         """Entries below `end_offset` are committed: they can't be undone any more."""
         while self._applied and self._applied[0].offset < end_offset:
-            self._applied.popleft()
-        if not self._applied:
-            # Undo entries name rows, so rows may move only while there is none.
-            self._objects.collect_garbage()
+            for action in self._applied.popleft().undo.when_committed:
+                action()
 
     def undo_to(self, end_offset: int) -> None:
         """Take back every entry at or above `end_offset`, newest first.
@@ -230,28 +259,35 @@ class ClusterMap:
             objects=objects,
             object_ranges=object_ranges,
             next_object_id=self._objects.next_object_id,
+            deletion_hold=self._upkeep.hold,
+            pending=self._streams.pending.in_order(),
+            lost=self._streams.lost.spans,
             nodes=self._nodes.in_order(),
+            last_node_id=self._nodes.last_issued_id,
+            free_node_ids=self._nodes.free_ids,
             kvs=self._kvs.snapshot(),
-            requests=self._streams.requests.items() + self._objects.requests.items(),
-            rejected=self._commits.rejected.items(),
-            removed=self._objects.removed.keys(),
+            requests=(
+                self._streams.requests.view(),
+                self._objects.requests.view(),
+                self._nodes.requests.view(),
+            ),
+            rejected=self._uploads.rejected.view(),
+            removed=self._objects.removed.view(),
         )
 
     def size(self) -> MapSize:
         """Count what the map holds."""
-        states = np.bincount(self._objects["state"], minlength=len(ObjectState))
-        committed = self._objects["state"] == ObjectState.COMMITTED
-        set_objects = committed & (self._objects["kind"] == ObjectKind.STREAM_SET)
+        counts = self._objects.counts
         return MapSize(
             streams=self._streams.live_count(),
-            objects=len(self._objects),
-            prepared_objects=int(states[ObjectState.PREPARED]),
-            committed_objects=int(states[ObjectState.COMMITTED]),
-            destroyed_objects=int(states[ObjectState.MARK_DESTROYED]),
-            stream_set_objects=int(np.count_nonzero(set_objects)),
+            objects=counts.present(),
+            prepared_objects=counts.of(ObjectState.PREPARED),
+            committed_objects=counts.of(ObjectState.COMMITTED),
+            destroyed_objects=counts.of(ObjectState.MARK_DESTROYED),
+            stream_set_objects=self._objects.set_objects.total(),
             nodes=len(self._nodes),
             keys=len(self._kvs),
-            committed_bytes=int(self._objects["object_size"][committed].sum()),
+            committed_bytes=counts.committed_bytes,
         )
 
     @property
@@ -269,14 +305,22 @@ class ClusterMap:
         """Return at most `limit` prepared objects whose deadline lies before `now_ms`."""
         return self._objects.deadlines.before(now_ms, limit)
 
-    def destroyed(self, marked_before_ms: int, limit: int) -> tuple[int, ...]:
-        """Return at most `limit` objects marked destroyed before that time, oldest first."""
-        return self._objects.destroyed.before(marked_before_ms, limit)
+    def destroyed(self, marked_before_ms: int, limit: int, now_ms: int) -> tuple[int, ...]:
+        """Return at most `limit` objects marked destroyed before that time, oldest first.
+
+        Those whose bytes are held at `now_ms` are left out.
+        """
+        return self._upkeep.deletable(marked_before_ms, limit, now_ms)
+
+    def has_sweepings(self) -> bool:
+        """Whether a stream that was deleted has left objects to destroy."""
+        return self._objects.has_sweepings()
 
     # ---- deciding ----
 
     def _make_deciders(self) -> dict[type, Callable[..., tuple[Sequence[Record], Answer]]]:
         # Each value takes exactly its key's type, which a dictionary's type can't say.
+        compactions, upkeep = self._compactions, self._upkeep
         return {
             CreateStreams: self._decide_create,
             OpenStreams: self._decide_open,
@@ -285,10 +329,27 @@ class ClusterMap:
             DeleteStreams: self._decide_delete,
             GetOpeningStreams: self._decide_opening,
             PrepareObjects: self._decide_prepare,
-            CommitStreamSetObject: lambda request, now_ms, _: self._commits.decide(request, now_ms),
-            ExpireObjects: self._decide_expire,
-            RemoveObjects: self._decide_remove,
+            CommitStreamSetObject: self._decide_set_object,
+            CommitUploads: lambda request, now_ms, _: self._uploads.decide_batch(request, now_ms),
+            AbandonUploads: self._decide_abandon,
+            CommitStreamObject: lambda request, now_ms, _: compactions.decide_stream_object(
+                request, now_ms
+            ),
+            ExpireObjects: lambda request, now_ms, _: _one(upkeep.decide_expire(request, now_ms)),
+            RemoveObjects: lambda request, *_: _one(upkeep.decide_remove(request)),
+            SweepDeletedStreams: lambda request, now_ms, _: _one(
+                upkeep.decide_sweep(request, now_ms)
+            ),
+            DestroyDeadSetObjects: lambda request, now_ms, _: _one(
+                upkeep.decide_destroy_dead(request, now_ms)
+            ),
+            HoldDeletions: lambda request, now_ms, _: _one(upkeep.decide_hold(request, now_ms)),
             RegisterNode: lambda request, *_: _one(self._nodes.decide_register(request)),
+            UnregisterNode: self._decide_unregister,
+            GetNextNodeId: lambda request, *_: _one(self._nodes.decide_next_id(request)),
+            SetNodeLock: lambda request, *_: _one(self._nodes.decide_lock(request)),
+            SuperviseNode: lambda request, *_: _one(self._nodes.decide_supervise(request)),
+            AssignRecoveries: lambda request, *_: self._nodes.decide_recoveries(request),
             PutKVs: lambda request, _, offset: _one(self._kvs.decide_put(request, offset)),
             DeleteKVs: lambda request, *_: _one(self._kvs.decide_delete(request)),
         }
@@ -304,7 +365,7 @@ class ClusterMap:
         if issued is not None:
             ids = tuple(range(issued.first_id, issued.first_id + issued.count))
             return (), CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
-        return self._streams.decide_create(request)
+        return self._stream_decisions.create(request)
 
     def _decide_open(
         self, request: OpenStreams, _now_ms: int, _offset: int
@@ -312,7 +373,7 @@ class ClusterMap:
         error = self._nodes.check(request.node)
         if error is not ErrorCode.NONE:
             return (), OpenStreamsAnswer(streams=(OpenedStream(error),) * len(request.streams))
-        return self._streams.decide_open(request)
+        return self._stream_decisions.open(request)
 
     def _decide_close(
         self, request: CloseStreams, _now_ms: int, _offset: int
@@ -321,7 +382,7 @@ class ClusterMap:
         error = self._nodes.check(request.node, fence_failover=False)
         if error is not ErrorCode.NONE:
             return (), StreamErrorsAnswer(errors=(error,) * len(request.streams))
-        return self._streams.decide_close(request)
+        return self._stream_decisions.close(request)
 
     def _decide_trim(
         self, request: TrimStreams, _now_ms: int, _offset: int
@@ -329,7 +390,7 @@ class ClusterMap:
         error = self._nodes.check(request.node)
         if error is not ErrorCode.NONE:
             return (), StreamErrorsAnswer(errors=(error,) * len(request.streams))
-        return self._streams.decide_trim(request)
+        return self._stream_decisions.trim(request)
 
     def _decide_delete(
         self, request: DeleteStreams, now_ms: int, _offset: int
@@ -337,7 +398,7 @@ class ClusterMap:
         error = self._nodes.check(request.node)
         if error is not ErrorCode.NONE:
             return (), StreamErrorsAnswer(errors=(error,) * len(request.streams))
-        return self._streams.decide_delete(request, now_ms)
+        return self._stream_decisions.delete(request, now_ms)
 
     def _decide_opening(
         self, request: GetOpeningStreams, _now_ms: int, _offset: int
@@ -349,9 +410,26 @@ class ClusterMap:
             record, error = self._nodes.decide_epoch(request.node, failover=request.failover)
         if error is not ErrorCode.NONE:
             return (), GetOpeningStreamsAnswer(error=error)
-        streams, token = self._reads.opening_streams(request.node.node_id, request.page)
+        error, streams, token = self._stream_reads.opening_streams(
+            request.node.node_id, request.page
+        )
+        if error is not ErrorCode.NONE:
+            return (), GetOpeningStreamsAnswer(error=error)
         answer = GetOpeningStreamsAnswer(error=error, streams=streams, next_page_token=token)
         return _one((record, answer))
+
+    def _decide_abandon(
+        self, request: AbandonUploads, _now_ms: int, _offset: int
+    ) -> tuple[Sequence[Record], AbandonUploadsAnswer]:
+        return self._stream_decisions.abandon(request)
+
+    def _decide_unregister(
+        self, request: UnregisterNode, _now_ms: int, _offset: int
+    ) -> tuple[Sequence[Record], ErrorAnswer]:
+        node_id = request.node.node_id
+        owes = self._streams.open_counts.get(node_id) > 0
+        owes = owes or len(self._streams.active_uploads(node_id)) > 0
+        return _one(self._nodes.decide_unregister(request.node, owes_streams=owes))
 
     def _decide_prepare(
         self, request: PrepareObjects, now_ms: int, _offset: int
@@ -369,25 +447,18 @@ class ClusterMap:
             )
         return _one(self._objects.decide_prepare(request, now_ms))
 
-    def _decide_expire(
-        self, request: ExpireObjects, now_ms: int, _offset: int
-    ) -> tuple[Sequence[Record], ExpireObjectsAnswer]:
-        record = self._objects.decide_expire(now_ms, request.limit)
-        expired = 0 if record is None else len(record.object_id)
-        return _one((record, ExpireObjectsAnswer(expired=expired)))
-
-    def _decide_remove(
-        self, request: RemoveObjects, _now_ms: int, _offset: int
-    ) -> tuple[Sequence[Record], RemoveObjectsAnswer]:
-        record = self._objects.decide_remove(request.object_ids)
-        removed = 0 if record is None else len(record.object_id)
-        return _one((record, RemoveObjectsAnswer(removed=removed)))
+    def _decide_set_object(
+        self, request: CommitStreamSetObject, now_ms: int, _offset: int
+    ) -> tuple[Sequence[Record], CommitStreamSetObjectAnswer]:
+        if len(request.compacted_object_ids):
+            return self._compactions.decide_set_object(request, now_ms)
+        return self._uploads.decide(request, now_ms)
 
     # ---- reading and replaying ----
 
     def _make_readers(self) -> dict[type, Callable[..., Answer]]:
         return {
-            DescribeStreams: self._reads.describe_streams,
+            DescribeStreams: self._stream_reads.describe_streams,
             GetObjects: self._reads.get_objects,
             DescribeObjects: self._reads.describe_objects,
             CheckObjects: self._reads.check_objects,
@@ -397,7 +468,7 @@ class ClusterMap:
         }
 
     def _make_replayers(self) -> dict[type, Callable[[Any, int, Undo], None]]:
-        streams, objects, nodes, commits = self._streams, self._objects, self._nodes, self._commits
+        streams, objects, nodes, uploads = self._streams, self._objects, self._nodes, self._uploads
         anywhere: dict[type, Callable[[Any, Undo], None]] = {
             StreamsCreated: streams.replay_created,
             StreamsOpened: streams.replay_opened,
@@ -407,17 +478,36 @@ class ClusterMap:
             RangesRemoved: streams.replay_ranges_removed,
             StreamsDeleted: streams.replay_deleted,
             ObjectsPrepared: objects.replay_prepared,
-            StreamSetObjectCommitted: commits.replay_set_object,
-            StreamObjectsCommitted: commits.replay_stream_objects,
-            CommitRowsRejected: commits.replay_rejected,
-            ObjectsDestroyed: objects.replay_destroyed,
+            StreamSetObjectsCommitted: uploads.replay_set_objects,
+            StreamObjectsCommitted: uploads.replay_stream_objects,
+            CommitRowsRejected: uploads.replay_rejected,
+            PendingUploadsSet: streams.replay_pending_set,
+            UploadsAbandoned: streams.replay_abandoned,
+            ObjectsDestroyed: self._replay_destroyed,
             ObjectsRemoved: objects.replay_removed,
+            ObjectsLinked: objects.replay_linked,
+            ObjectAttributesSet: objects.replay_attributes,
+            DeletionsHeld: self._upkeep.replay_held,
             NodeRegistered: nodes.replay_registered,
             NodeEpochSet: nodes.replay_epoch_set,
+            NodeUnregistered: self._replay_unregistered,
+            NodeIdIssued: nodes.replay_id_issued,
+            NodeLocked: nodes.replay_locked,
+            NodeSupervised: nodes.replay_supervised,
+            RecoveryAssigned: nodes.replay_recovery_assigned,
             KVsDeleted: self._kvs.replay_deleted,
         }
         replayers = {kind: _ignoring_offset(replay) for kind, replay in anywhere.items()}
         return {**replayers, KVsPut: self._kvs.replay_put}
+
+    def _replay_destroyed(self, record: ObjectsDestroyed, undo: Undo) -> None:
+        self._objects.replay_destroyed(record, undo)
+        self._nodes.forget_departed(undo)
+
+    def _replay_unregistered(self, record: NodeUnregistered, undo: Undo) -> None:
+        # Nothing of what is on its list is owed any more.
+        self._streams.pending.drop(record.node_id, undo)
+        self._nodes.replay_unregistered(record, undo)
 
 
 def _ignoring_offset(replay: Callable[[Any, Undo], None]) -> Callable[[Any, int, Undo], None]:

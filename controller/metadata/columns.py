@@ -5,6 +5,10 @@ write goes through the table, which notes how to undo it in the caller's `Undo` 
 views intact: `view()` shares the arrays, and the first write to a page of a column since then
 saves the old page into the view. Growth allocates new arrays, so what a view shares stays as it is.
 
+No commit may wait for a big table to be copied: a table that outgrows `RESERVE_ABOVE` rows takes
+address space for `RESERVED_ROWS` at once. The operating system hands out zeroed memory when a page
+is first touched, so rows that were never used cost nothing.
+
 A view may be read in another thread while the table is written: the writer saves a page before it
 writes, the reader copies first and then lays saved pages over its copy. Knows nothing of streams
 or objects.
@@ -22,12 +26,40 @@ from controller.metadata.values import Int64Column
 Array: TypeAlias = npt.NDArray[Any]
 Rows: TypeAlias = Int64Column | slice | int
 
-Undo: TypeAlias = list[Callable[[], None]]
-"""What takes back one log entry's effects, in the order they were done; run it backwards."""
 
+class Undo(list[Callable[[], None]]):
+    """What takes back one log entry's effects, in the order they were done; run it backwards.
+
+    `when_committed` is what to do instead once the entry can't be taken back any more: above all
+    to free what undoing would have needed.
+    """
+
+    __slots__ = ("when_committed",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.when_committed: list[Callable[[], None]] = []
+
+
+RESERVE_ABOVE = 65_536
+RESERVED_ROWS = 1 << 24
 _PAGE_SHIFT = 12
 _PAGE_ROWS = 1 << _PAGE_SHIFT
 _CAPACITY_MIN = 1024
+
+
+def grown_array(array: Array, size: int, used: int) -> Array:
+    """Return an array of at least `size` elements with the first `used` of `array`, then zeros."""
+    capacity = max(size, len(array) + (len(array) >> 1))
+    if capacity > RESERVE_ABOVE:
+        # Beyond what was reserved once it is four times as much: copied once in a long while.
+        reserved = RESERVED_ROWS
+        while reserved < size:
+            reserved *= 4
+        capacity = reserved
+    grown = np.zeros(capacity, dtype=array.dtype)
+    grown[:used] = array[:used]
+    return grown
 
 
 class Table:
@@ -49,8 +81,15 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated, unused capacity included."""
-        return sum(array.nbytes for array in self._arrays.values())
+        """Bytes of all rows there have ever been; reserved rows cost nothing."""
+        return self._size * sum(array.itemsize for array in self._arrays.values())
+
+    def extend(self, count: int) -> slice:
+        """Add `count` zeroed rows for good and return where they are."""
+        first = self._size
+        self._reserve(first + count)
+        self._size = first + count
+        return slice(first, first + count)
 
     def append(self, count: int, undo: Undo) -> slice:
         """Add `count` zeroed rows and return where they are."""
@@ -83,16 +122,6 @@ class Table:
         for name, array in self._arrays.items():
             array[:size] = columns[name]
 
-    def keep(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Drop the rows that are not in `mask`. Not undoable; views keep them."""
-        size = int(np.count_nonzero(mask))
-        for name, array in self._arrays.items():
-            kept = np.zeros(max(_CAPACITY_MIN, size + (size >> 2)), dtype=array.dtype)
-            kept[:size] = array[: self._size][mask]
-            self._arrays[name] = kept
-        self._size = size
-        self._views.clear()
-
     def view(self) -> "TableView":
         """Return an immutable view of all rows as they are now."""
         view = TableView(dict(self._arrays), self._size)
@@ -109,11 +138,8 @@ class Table:
         capacity = len(next(iter(self._arrays.values())))
         if size <= capacity:
             return
-        capacity = max(size, capacity + (capacity >> 1))
         for name, array in self._arrays.items():
-            grown = np.zeros(capacity, dtype=array.dtype)
-            grown[: self._size] = array[: self._size]
-            self._arrays[name] = grown
+            self._arrays[name] = grown_array(array, size, self._size)
         # The old arrays are not written any more: their views need no more pages.
         self._views.clear()
 

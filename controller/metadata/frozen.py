@@ -1,20 +1,23 @@
 """An immutable view of the map, as sections of columns, and the map back from them.
 
 The columns of a view are shared with the live map and copied page by page when the map first
-writes to them (see `columns`); dictionaries (tags, nodes, keys, windows) are copied when the view
-is made. Sections are in a fixed order and their rows are sorted by key, so equal maps have equal
+writes to them (see `columns`), as are dictionaries and windows (see `shared_dict`, `request_log`);
+only the nodes are copied when the view is made. Rows are in no order there; sections are in a fixed order and their rows are sorted by key, so equal maps have equal
 sections whatever happened to them. A view may be read in another thread.
 
 | section | rows | columns |
 |---|---|---|
-| counters | 1 | next_stream_id, next_object_id |
+| counters | 1 | next_stream_id, next_object_id, last_node_id, deletions_held_since_ms, deletions_held_until_ms |
 | streams | one a stream | stream_id, epoch, range_index, start_offset, end_offset, state, node_id |
 | stream_tags | one a tag | stream_id, key, value |
 | ranges | one a range, current ones too | stream_id, range_index, epoch, start_offset, end_offset, node_id |
-| objects | one an object | object_id, state, kind, attributes, node_id, object_size, timestamp_ms, order_id, range_count |
+| objects | one an object (order_id of a linked one: its composite) | object_id, state, kind, attributes, node_id, object_size, timestamp_ms, order_id, data_time_ms, range_count |
 | object_ranges | what objects hold, in object order | object_id, stream_id, start_offset, end_offset |
-| nodes | one a node | node_id, node_epoch, failover, wal_config |
+| pending_uploads | one a stream a node owes an upload of | node_id, stream_id, start_offset, end_offset |
+| lost_ranges | offsets that were given up | stream_id, start_offset, end_offset |
+| nodes | one a node | node_id, node_epoch, failover, wal_config, locked, departed, recovered_by, supervised |
 | node_tags | one a tag | node_id, key, value |
+| free_node_ids | ids that can be issued again | node_id |
 | kvs | one a key | namespace, key, value, version |
 | requests | remembered requests, oldest first | kind, node_id, request_id, first_id, count, deadline_ms |
 | rejected_rows | remembered verdicts, oldest first | object_id, stream_id, error |
@@ -32,9 +35,12 @@ import numpy.typing as npt
 from controller.metadata.columns import TableView
 from controller.metadata.kv import StoredValue
 from controller.metadata.nodes import Node
-from controller.metadata.objects import range_rows
+from controller.metadata.object_upkeep import DeletionHold
 from controller.metadata.past_ranges import RANGE_COLUMNS
-from controller.metadata.request_log import IssuedIds, RequestKey
+from controller.metadata.pending_uploads import StreamSpans
+from controller.metadata.request_log import IssuedIds, RequestKey, WindowView
+from controller.metadata.shared_dict import SharedDictView
+from controller.metadata.stream_index import range_rows
 from controller.metadata.streams import DELETED
 from controller.metadata.values import Int64Column, ObjectState, column
 
@@ -48,15 +54,20 @@ class FrozenParts:
 
     streams: TableView
     past_ranges: TableView
-    tags: dict[int, tuple[str, ...]]
+    tags: SharedDictView[int, tuple[str, ...]]
+    pending: list[tuple[int, StreamSpans]]
+    lost: StreamSpans
     objects: TableView
     object_ranges: TableView
     next_object_id: int
+    deletion_hold: DeletionHold
     nodes: list[Node]
-    kvs: dict[tuple[str, str], StoredValue]
-    requests: tuple[tuple[RequestKey, IssuedIds], ...]
-    rejected: tuple[tuple[tuple[int, int], int], ...]
-    removed: tuple[int, ...]
+    last_node_id: int
+    free_node_ids: frozenset[int]
+    kvs: SharedDictView[tuple[str, str], StoredValue]
+    requests: tuple[WindowView[RequestKey, IssuedIds], ...]
+    rejected: WindowView[tuple[int, int], int]
+    removed: WindowView[int, None]
 
 
 class FrozenMap:
@@ -101,6 +112,9 @@ def _counters(parts: FrozenParts) -> Section:
     return {
         "next_stream_id": column([len(parts.streams)]),
         "next_object_id": column([parts.next_object_id]),
+        "last_node_id": column([parts.last_node_id]),
+        "deletions_held_since_ms": column([parts.deletion_hold.since_ms]),
+        "deletions_held_until_ms": column([parts.deletion_hold.until_ms]),
     }
 
 
@@ -139,6 +153,7 @@ def _current_ranges(parts: FrozenParts) -> dict[str, Int64Column]:
     return {"stream_id": np.flatnonzero(owned), **columns}
 
 
+_SPAN_COLUMNS = ("stream_id", "start_offset", "end_offset")
 _OBJECT_SECTION = (
     "object_id",
     "state",
@@ -148,21 +163,47 @@ _OBJECT_SECTION = (
     "object_size",
     "timestamp_ms",
     "order_id",
+    "data_time_ms",
     "range_count",
 )
 
 
 def _objects(parts: FrozenParts) -> Section:
-    present = parts.objects.column("state") != ObjectState.REMOVED
-    return {name: parts.objects.column(name)[present] for name in _OBJECT_SECTION}
+    rows = _object_rows(parts)
+    return {name: parts.objects.column(name)[rows] for name in _OBJECT_SECTION}
 
 
 def _object_ranges(parts: FrozenParts) -> Section:
-    count = parts.objects.column("range_count")
-    count[parts.objects.column("state") == ObjectState.REMOVED] = 0
-    rows = range_rows(parts.objects.column("first_range"), count)
+    held_by = _object_rows(parts)
+    first, count = (parts.objects.column(name)[held_by] for name in ("first_range", "range_count"))
+    rows = range_rows(first, count)
     names = ("object_id", "stream_id", "start_offset", "end_offset")
     return {name: parts.object_ranges.column(name)[rows] for name in names}
+
+
+def _object_rows(parts: FrozenParts) -> Int64Column:
+    """Return the rows that are an object's, in id order."""
+    state = parts.objects.column("state")
+    rows = np.flatnonzero((state != ObjectState.NOT_ISSUED) & (state != ObjectState.REMOVED))
+    ordered: Int64Column = rows[np.argsort(parts.objects.column("object_id")[rows])]
+    return ordered
+
+
+def _pending_uploads(parts: FrozenParts) -> Section:
+    nothing = column()
+    return {
+        "node_id": np.concatenate(
+            [nothing, *(np.full(len(spans), node_id) for node_id, spans in parts.pending)]
+        ),
+        **{
+            name: np.concatenate([nothing, *(getattr(spans, name) for _, spans in parts.pending)])
+            for name in _SPAN_COLUMNS
+        },
+    }
+
+
+def _lost_ranges(parts: FrozenParts) -> Section:
+    return {name: getattr(parts.lost, name) for name in _SPAN_COLUMNS}
 
 
 def _nodes(parts: FrozenParts) -> Section:
@@ -171,7 +212,15 @@ def _nodes(parts: FrozenParts) -> Section:
         "node_epoch": column([node.node_epoch for node in parts.nodes]),
         "failover": np.array([node.failover for node in parts.nodes], dtype=np.bool_),
         "wal_config": [node.wal_config for node in parts.nodes],
+        "locked": np.array([node.locked for node in parts.nodes], dtype=np.bool_),
+        "departed": np.array([node.departed for node in parts.nodes], dtype=np.bool_),
+        "recovered_by": column([node.recovered_by for node in parts.nodes]),
+        "supervised": np.array([node.supervised for node in parts.nodes], dtype=np.bool_),
     }
+
+
+def _free_node_ids(parts: FrozenParts) -> Section:
+    return {"node_id": column(sorted(parts.free_node_ids))}
 
 
 def _node_tags(parts: FrozenParts) -> Section:
@@ -192,8 +241,8 @@ def _kvs(parts: FrozenParts) -> Section:
 
 
 def _requests(parts: FrozenParts) -> Section:
-    keys = [key for key, _ in parts.requests]
-    issued = [ids for _, ids in parts.requests]
+    keys = [key for window in parts.requests for key, _ in window]
+    issued = [ids for window in parts.requests for _, ids in window]
     return {
         "kind": column([int(key.kind) for key in keys]),
         "node_id": column([key.node_id for key in keys]),
@@ -213,7 +262,7 @@ def _rejected_rows(parts: FrozenParts) -> Section:
 
 
 def _removed_objects(parts: FrozenParts) -> Section:
-    return {"object_id": column(parts.removed)}
+    return {"object_id": column([object_id for object_id, _ in parts.removed])}
 
 
 _SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
@@ -223,8 +272,11 @@ _SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
     "ranges": _ranges,
     "objects": _objects,
     "object_ranges": _object_ranges,
+    "pending_uploads": _pending_uploads,
+    "lost_ranges": _lost_ranges,
     "nodes": _nodes,
     "node_tags": _node_tags,
+    "free_node_ids": _free_node_ids,
     "kvs": _kvs,
     "requests": _requests,
     "rejected_rows": _rejected_rows,

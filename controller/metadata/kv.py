@@ -5,7 +5,7 @@ other subject.
 """
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.errors import ErrorCode
@@ -13,6 +13,7 @@ from controller.metadata.answers import KVEntry, KVResult, KVResultsAnswer, List
 from controller.metadata.columns import Undo
 from controller.metadata.paging import page_size
 from controller.metadata.requests import DeleteKVs, GetKVs, KVToPut, ListKVs, PutKVs
+from controller.metadata.shared_dict import SharedDict, SharedDictView
 from controller.records.record import KVsDeleted, KVsPut
 
 
@@ -28,19 +29,19 @@ class KVs:
     """Values by (namespace, key)."""
 
     def __init__(self) -> None:
-        self._values: dict[tuple[str, str], StoredValue] = {}
+        self._values: SharedDict[tuple[str, str], StoredValue] = SharedDict()
         self._sorted: list[tuple[str, str]] | None = []
 
     def __len__(self) -> int:
         return len(self._values)
 
-    def snapshot(self) -> dict[tuple[str, str], StoredValue]:
-        """Return all values as they are now."""
-        return self._values.copy()
+    def snapshot(self) -> SharedDictView[tuple[str, str], StoredValue]:
+        """Return an immutable view of all values as they are now."""
+        return self._values.view()
 
-    def load(self, values: dict[tuple[str, str], StoredValue]) -> None:
+    def load(self, values: Mapping[tuple[str, str], StoredValue]) -> None:
         """Fill an empty store."""
-        self._values = values
+        self._values.load(values.items())
         self._sorted = None
 
     # ---- deciding ----
@@ -118,7 +119,7 @@ class KVs:
         names = sorted(
             {
                 namespace
-                for namespace, _ in self._values
+                for (namespace, _), _ in self._values.items()
                 if namespace.startswith(request.prefix) and namespace >= request.page.page_token
             }
         )
@@ -135,7 +136,7 @@ class KVs:
 
     def _sorted_keys(self) -> Sequence[tuple[str, str]]:
         if self._sorted is None:
-            self._sorted = sorted(self._values)
+            self._sorted = sorted(self._values.keys())
         return self._sorted
 
     # ---- replaying ----
@@ -161,7 +162,7 @@ class KVs:
         if (key in self._values) != (value is not None):
             self._sorted = None
         if value is None:
-            self._values.pop(key, None)
+            self._values.pop(key)
         else:
             self._values[key] = value
 

@@ -1,23 +1,24 @@
 """Which objects hold which ranges of which streams.
 
-One table row per range. A stream set object's rows are consecutive, sorted by stream id; a stream
-object has one row. For each stream an index lists its rows by end offset, so that the object
-holding an offset is found by binary search, and what follows it is the rest of the list: above a
-stream's start offset ends grow strictly, because commits continue at the stream's end.
+One table row per range; an object's rows are consecutive. For each stream an index lists its rows
+by end offset, so that the object holding an offset is found by binary search, and what follows it
+is the rest of the list: above a stream's start offset ends grow strictly, because commits continue
+where the stream's data ends. The index is derived from the table.
 
-The index is derived from the table: lists live in one array of row numbers, in blocks whose
-capacity doubles; a commit appends to the lists of all its streams with a few vector operations.
-Neither what an object is nor what a stream is, is known here.
+Rows of objects that are gone are used again, a block of them for an object of about as many
+ranges. Neither what an object is nor what a stream is, is known here.
 """
 
 import bisect
-from collections import defaultdict
 
 import numpy as np
 import numpy.typing as npt
 
 from controller.metadata.columns import Table, TableView, Undo
+from controller.metadata.free_blocks import FreeBlocks, block_rows
+from controller.metadata.stream_index import StreamIndex, range_rows
 from controller.metadata.values import Int64Column
+from controller.records.record import SetObjectRanges, StreamObjectsCommitted
 
 _RANGE_COLUMNS = {
     "stream_id": np.int64,
@@ -25,8 +26,6 @@ _RANGE_COLUMNS = {
     "end_offset": np.int64,
     "object_id": np.int64,
 }
-_BLOCK_MIN = 2
-_GARBAGE_ROWS_MIN = 65_536
 
 
 class ObjectRanges:
@@ -34,63 +33,147 @@ class ObjectRanges:
 
     def __init__(self) -> None:
         self._table = Table(_RANGE_COLUMNS)
-        self._index = _StreamIndex()
-        self._dead_rows = 0
+        self._index = StreamIndex()
+        self._unused = FreeBlocks()
+
+    def __len__(self) -> int:
+        """Return how many rows are in use, those that round up blocks included."""
+        return len(self._table) - self._unused.rows()
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated."""
+        """Bytes in use."""
         return self._table.nbytes + self._index.nbytes
 
     def view(self) -> TableView:
         """Return an immutable view of the table."""
         return self._table.view()
 
+    # ---- rows ----
+
     def add(
         self,
-        object_id: int | Int64Column,
-        stream_id: Int64Column,
-        start: Int64Column,
-        end: Int64Column,
+        object_id: Int64Column,
+        range_count: Int64Column,
+        ranges: SetObjectRanges | StreamObjectsCommitted,
         undo: Undo,
-    ) -> int:
-        """Append rows, one per element, and return the first row's number."""
-        rows = self._table.append(len(stream_id), undo)
-        for name, values in (
-            ("stream_id", stream_id),
-            ("start_offset", start),
-            ("end_offset", end),
-            ("object_id", object_id),
-        ):
-            self._table.write(name, rows, values)
-        return int(rows.start)
+    ) -> tuple[Int64Column, Int64Column]:
+        """Store what objects hold; return each object's first row, and the row of every range.
+
+        The first `range_count[0]` of the ranges are the first object's, and so on.
+        """
+        firsts = self._allocate(range_count, undo)
+        if len(firsts) == 1:
+            first = int(firsts[0])
+            rows = np.arange(first, first + len(ranges.stream_id), dtype=np.int64)
+            at: slice | Int64Column = slice(first, first + len(rows))
+            owners = object_id
+        elif len(firsts) == len(ranges.stream_id):
+            at = rows = firsts
+            owners = object_id
+        else:
+            at = rows = range_rows(firsts, range_count)
+            owners = np.repeat(object_id, range_count)
+        table = self._table
+        table.write("stream_id", at, ranges.stream_id)
+        table.write("start_offset", at, ranges.start_offset)
+        table.write("end_offset", at, ranges.end_offset)
+        table.write("object_id", at, owners)
+        return firsts, rows
+
+    def _allocate(self, counts: Int64Column, undo: Undo) -> Int64Column:
+        sizes = block_rows(counts)
+        size = int(sizes[0])
+        if len(sizes) == 1 or np.count_nonzero(sizes == size) == len(sizes):
+            firsts = self._blocks(size, len(sizes))
+        else:
+            firsts = np.zeros(len(sizes), dtype=np.int64)
+            for size in np.unique(sizes).tolist():
+                alike = np.flatnonzero(sizes == size)
+                firsts[alike] = self._blocks(size, len(alike))
+        undo.append(lambda: self._unused.give_each(sizes, firsts))
+        return firsts
+
+    def _blocks(self, size: int, count: int) -> Int64Column:
+        if not size:
+            return np.zeros(count, dtype=np.int64)
+        reused = self._unused.take(size, count)
+        fresh = count - len(reused)
+        if not fresh:
+            return reused
+        start = self._table.extend(fresh * size).start
+        added = start + size * np.arange(fresh, dtype=np.int64)
+        return np.concatenate((reused, added)) if len(reused) else added
+
+    def release(self, firsts: Int64Column, counts: Int64Column, undo: Undo) -> None:
+        """Free the rows of objects that hold nothing any more, once that is committed."""
+        sizes = block_rows(counts)
+        undo.when_committed.append(lambda: self._unused.give_each(sizes, firsts))
+
+    def columns(
+        self, rows: npt.NDArray[np.integer]
+    ) -> tuple[Int64Column, Int64Column, Int64Column]:
+        """Return (stream ids, starts, ends) of rows."""
+        table = self._table
+        return table["stream_id"][rows], table["start_offset"][rows], table["end_offset"][rows]
+
+    def object_ids(self, rows: npt.NDArray[np.integer]) -> Int64Column:
+        """Return the objects rows belong to."""
+        result: Int64Column = self._table["object_id"][rows]
+        return result
+
+    # ---- lists by stream ----
 
     def link_last(self, stream_id: Int64Column, rows: Int64Column, undo: Undo) -> None:
         """Add rows to the ends of their streams' lists; no stream twice."""
         self._index.append(stream_id, rows, undo)
 
-    def link(self, stream_id: int, row: int, undo: Undo) -> None:
-        """Add a row to a stream's list where its end offset puts it."""
+    def link_many(self, stream_id: Int64Column, rows: Int64Column, undo: Undo) -> None:
+        """Add rows to their streams' lists where their end offsets put them; no stream twice."""
         ends, ids = self._table["end_offset"], self._table["object_id"]
-        rows = self._index.rows(stream_id)
-        key = (ends[row], ids[row])
-        place = bisect.bisect_right(rows, key, key=lambda r: (ends[r], ids[r]))
-        self._index.replace(stream_id, np.insert(rows, place, row), undo)
+        counts, listed = self._index.lists(stream_id)
+        listed_ends, key_ends = ends[listed], np.repeat(ends[rows], counts)
+        before = listed_ends < key_ends
+        equal = np.flatnonzero(listed_ends == key_ends)
+        before[equal] = ids[listed[equal]] <= np.repeat(ids[rows], counts)[equal]
+        owners = np.repeat(np.arange(len(rows)), counts)
+        places = np.bincount(owners[before], minlength=len(rows))
+        grown = counts + 1
+        merged = np.empty(len(listed) + len(rows), dtype=np.int64)
+        added = np.zeros(len(merged), dtype=np.bool_)
+        added[np.cumsum(grown) - grown + places] = True
+        merged[added], merged[~added] = rows, listed
+        self._index.replace(stream_id, grown, merged, undo)
 
-    def unlink(self, stream_id: int, row: int, undo: Undo) -> None:
-        """Take a row out of a stream's list, if it is there."""
-        rows = self._index.rows(stream_id)
-        if row in rows:
-            self._index.replace(stream_id, rows[rows != row], undo)
+    def unlink(self, rows: Int64Column, undo: Undo) -> None:
+        """Take rows out of their streams' lists; those that are in none are passed over."""
+        dead = np.zeros(len(self._table), dtype=np.bool_)
+        dead[rows] = True
+        streams = np.unique(self._table["stream_id"][rows])
+        counts, listed = self._index.lists(streams)
+        self._keep(streams, counts, listed, ~dead[listed], undo)
 
-    def unlink_stream(self, stream_id: int, undo: Undo) -> None:
-        """Empty a stream's list."""
-        self._index.replace(stream_id, np.zeros(0, dtype=np.int32), undo)
+    def listed(self, streams: Int64Column) -> tuple[Int64Column, npt.NDArray[np.int32]]:
+        """Return how many rows each stream's list has, and the lists one behind the other."""
+        return self._index.lists(streams)
 
-    def mark_dead(self, count: int, undo: Undo) -> None:
-        """Count rows that no object refers to any more; `collect_garbage` drops them."""
-        self._dead_rows += count
-        undo.append(lambda: self.mark_dead(-count, []))
+    def keep_listed(self, streams: Int64Column, kept: npt.NDArray[np.bool_], undo: Undo) -> None:
+        """Drop from streams' lists what `kept`, one entry a row of `listed`, does not name."""
+        self._keep(streams, *self._index.lists(streams), kept, undo)
+
+    def _keep(
+        self,
+        streams: Int64Column,
+        counts: Int64Column,
+        listed: npt.NDArray[np.int32],
+        kept: npt.NDArray[np.bool_],
+        undo: Undo,
+    ) -> None:
+        if np.count_nonzero(kept) == len(kept):
+            return
+        owners = np.repeat(np.arange(len(streams)), counts)
+        left = np.bincount(owners[kept], minlength=len(streams))
+        self._index.replace(streams, left, listed[kept], undo)
 
     def rows_of_stream(self, stream_id: int) -> Int64Column:
         """Return a stream's rows, by end offset."""
@@ -117,174 +200,25 @@ class ObjectRanges:
         count = 1 + (len(goes_on) if goes_on.all() else int(np.argmin(goes_on)))
         return self._table["object_id"][taken[:count]], starts[:count], stops[:count]
 
-    def columns(self, rows: Int64Column | slice) -> tuple[Int64Column, Int64Column, Int64Column]:
-        """Return (stream ids, starts, ends) of rows."""
-        return (
-            self._table["stream_id"][rows].copy(),
-            self._table["start_offset"][rows].copy(),
-            self._table["end_offset"][rows].copy(),
-        )
-
-    def object_ids(self, rows: Int64Column) -> Int64Column:
-        """Return the objects rows belong to."""
-        result: Int64Column = self._table["object_id"][rows]
-        return result
-
     def load(
         self,
-        object_id: Int64Column,
-        stream_id: Int64Column,
-        start: Int64Column,
-        end: Int64Column,
+        columns: dict[str, Int64Column],
+        range_count: Int64Column,
         indexed: npt.NDArray[np.bool_],
-    ) -> None:
-        """Fill an empty table in the order given; `indexed` says which rows' streams exist."""
-        if len(object_id):
-            self._table.load(
-                {
-                    "stream_id": stream_id,
-                    "start_offset": start,
-                    "end_offset": end,
-                    "object_id": object_id,
-                }
-            )
-        rows = np.flatnonzero(indexed)
-        order = np.lexsort((object_id[rows], end[rows], stream_id[rows]))
-        self._index.load(stream_id[rows][order], rows[order])
+    ) -> Int64Column:
+        """Fill an empty table with what objects hold; return each object's first row.
 
-    def garbage(self) -> bool:
-        """Whether so many rows are dead that dropping them pays."""
-        return self._dead_rows > max(_GARBAGE_ROWS_MIN, len(self._table) // 2)
-
-    def collect_garbage(self, live: npt.NDArray[np.bool_]) -> Int64Column:
-        """Drop rows not in `live`; return the new row number of each old row. Not undoable."""
-        moved = np.cumsum(live, dtype=np.int64) - 1
-        self._index.renumber(moved)
-        self._table.keep(live)
-        self._dead_rows = 0
-        return moved
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-
-class _StreamIndex:
-    """For each stream a list of row numbers, in blocks of one array."""
-
-    def __init__(self) -> None:
-        self._slots = np.zeros(1024, dtype=np.int32)
-        self._used = 0
-        self._base = np.zeros(1024, dtype=np.int64)
-        self._count = np.zeros(1024, dtype=np.int32)
-        self._capacity = np.zeros(1024, dtype=np.int32)
-        self._free: defaultdict[int, list[Int64Column]] = defaultdict(list)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated."""
-        arrays = (self._slots, self._base, self._count, self._capacity)
-        return sum(array.nbytes for array in arrays)
-
-    def rows(self, stream_id: int) -> npt.NDArray[np.int32]:
-        """Return a stream's list; valid until the next change."""
-        if stream_id >= len(self._base):
-            return self._slots[:0]
-        base = int(self._base[stream_id])
-        return self._slots[base : base + int(self._count[stream_id])]
-
-    def append(self, stream_id: Int64Column, rows: Int64Column, undo: Undo) -> None:
-        """Append one row to each stream's list; no stream twice."""
-        self._cover(int(np.maximum.reduce(stream_id)))
-        count = self._count[stream_id]
-        full = count == self._capacity[stream_id]
-        if np.count_nonzero(full):
-            self._grow(stream_id[full])
-        self._slots[self._base[stream_id] + count] = rows
-        self._count[stream_id] = count + 1
-        undo.append(lambda: self._count.__setitem__(stream_id, count))
-
-    def replace(self, stream_id: int, rows: npt.NDArray[np.int32], undo: Undo) -> None:
-        """Replace a stream's list."""
-        self._cover(stream_id)
-        before = self.rows(stream_id).copy()
-        self._write(stream_id, rows)
-        undo.append(lambda: self._write(stream_id, before))
-
-    def load(self, stream_id: Int64Column, rows: Int64Column) -> None:
-        """Fill an empty index; `stream_id` is ascending, and equal ones are in list order."""
-        if not len(stream_id):
-            return
-        self._cover(int(stream_id[-1]))
-        streams, first, counts = np.unique(stream_id, return_index=True, return_counts=True)
-        capacity = np.maximum(_BLOCK_MIN, 1 << np.ceil(np.log2(counts)).astype(np.int64))
-        base = np.cumsum(capacity) - capacity
-        self._used = int(capacity.sum())
-        self._slots = np.zeros(self._used + 1024, dtype=np.int32)
-        within = np.arange(len(stream_id)) - np.repeat(first, counts)
-        self._slots[np.repeat(base, counts) + within] = rows
-        self._base[streams], self._count[streams] = base, counts
-        self._capacity[streams] = capacity
-
-    def renumber(self, moved: Int64Column) -> None:
-        """Replace every row number by `moved[row]`."""
-        # Slots no list uses may hold any number; clip it.
-        self._slots = moved[np.minimum(self._slots, len(moved) - 1)].astype(np.int32)
-
-    def _write(self, stream_id: int, rows: npt.NDArray[np.int32]) -> None:
-        while len(rows) > self._capacity[stream_id]:
-            self._grow(np.array([stream_id]))
-        base = int(self._base[stream_id])
-        self._slots[base : base + len(rows)] = rows
-        self._count[stream_id] = len(rows)
-        if not len(rows) and self._capacity[stream_id]:
-            self._free[int(self._capacity[stream_id])].append(np.array([base]))
-            self._capacity[stream_id] = 0
-
-    def _cover(self, stream_id: int) -> None:
-        size = len(self._base)
-        if stream_id < size:
-            return
-        size = max(stream_id + 1, size + (size >> 1))
-        for name in ("_base", "_count", "_capacity"):
-            array = getattr(self, name)
-            grown = np.zeros(size, dtype=array.dtype)
-            grown[: len(array)] = array
-            setattr(self, name, grown)
-
-    def _grow(self, stream_id: Int64Column) -> None:
-        while len(stream_id):
-            capacities = self._capacity[stream_id]
-            capacity = int(capacities[0])
-            alike = capacities == capacity
-            streams, stream_id = stream_id[alike], stream_id[~alike]
-            doubled = max(_BLOCK_MIN, 2 * capacity)
-            bases = self._allocate(doubled, len(streams))
-            old = self._base[streams]
-            if capacity:
-                within = np.arange(capacity)
-                self._slots[bases[:, None] + within] = self._slots[old[:, None] + within]
-                self._free[capacity].append(old)
-            self._base[streams], self._capacity[streams] = bases, doubled
-
-    def _allocate(self, capacity: int, count: int) -> Int64Column:
-        reused = self._reuse(capacity, count)
-        fresh = count - len(reused)
-        first = self._used
-        self._used += fresh * capacity
-        if self._used > len(self._slots):
-            grown = np.zeros(self._used + (self._used >> 1), dtype=np.int32)
-            grown[:first] = self._slots[:first]
-            self._slots = grown
-        added = first + capacity * np.arange(fresh, dtype=np.int64)
-        return np.concatenate((reused, added)) if len(reused) else added
-
-    def _reuse(self, capacity: int, count: int) -> Int64Column:
-        free = self._free[capacity]
-        taken = [np.zeros(0, dtype=np.int64)]
-        while free and count:
-            bases = free.pop()
-            taken.append(bases[:count])
-            if len(bases) > count:
-                free.append(bases[count:])
-            count -= len(taken[-1])
-        return np.concatenate(taken)
+        `columns` has the ranges of one object behind those of another, `range_count` one entry an
+        object, `indexed` one a range: whether it is found by its stream.
+        """
+        sizes = block_rows(range_count)
+        firsts = np.cumsum(sizes) - sizes
+        rows = range_rows(firsts, range_count)
+        self._table.extend(int(sizes.sum()))
+        for name in _RANGE_COLUMNS:
+            self._table.write(name, rows, columns[name])
+        stream_id = columns["stream_id"][indexed]
+        end, object_id = columns["end_offset"][indexed], columns["object_id"][indexed]
+        order = np.lexsort((object_id, end, stream_id))
+        self._index.load(stream_id[order], rows[indexed][order])
+        return firsts

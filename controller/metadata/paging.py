@@ -24,6 +24,11 @@ def first_id(page: PageRequest) -> int:
     return int(page.page_token) if page.page_token else 0
 
 
+def token_of(next_id: int) -> str:
+    """Return the token of the page that begins at an id; -1: there is no more."""
+    return str(next_id) if next_id >= 0 else ""
+
+
 def page_of_rows(
     first_row: int, rows: int, size: int, wanted: RowFilter
 ) -> tuple[Int64Column, int]:
@@ -49,4 +54,4 @@ def page_of_ids(ids: Sequence[int], page: PageRequest) -> tuple[list[int], str]:
     ordered = sorted(set(ids))
     rest = [item for item in ordered if item >= first_id(page)]
     size = page_size(page)
-    return rest[:size], str(rest[size]) if len(rest) > size else ""
+    return rest[:size], token_of(rest[size] if len(rest) > size else -1)

@@ -52,6 +52,11 @@ class PastRanges:
         """Return one value of one row."""
         return int(self._table[name][row])
 
+    def cells(self, name: str, rows: Int64Column) -> Int64Column:
+        """Return one value of each of several rows."""
+        values: Int64Column = self._table[name][rows]
+        return values
+
     def add(self, columns: dict[str, Int64Column], heads: Int64Column, undo: Undo) -> Int64Column:
         """Put one range in front of each chain; return the new heads."""
         rows = self._allocate(len(heads), undo)

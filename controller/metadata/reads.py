@@ -4,43 +4,34 @@ Listings look at columns in id order from the page's token on, and at no more th
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from controller.errors import ErrorCode
 from controller.metadata.answers import (
     CheckObjectsAnswer,
     DescribeObjectsAnswer,
-    DescribeStreamsAnswer,
     GetNodesAnswer,
     GetObjectsAnswer,
     NodeDescription,
     ObjectDescription,
     ObjectList,
     ObjectSlice,
-    OpeningStream,
-    StreamDescription,
-    StreamObjectRange,
-    StreamRange,
     StreamSetObject,
 )
 from controller.metadata.nodes import Node, Nodes
 from controller.metadata.objects import Objects
-from controller.metadata.paging import first_id, page_of_ids, page_of_rows, page_size
+from controller.metadata.paging import first_id, page_of_ids, page_size, token_of
 from controller.metadata.requests import (
     CheckObjects,
     DescribeObjects,
-    DescribeStreams,
     GetNodes,
     GetObjects,
     ObjectQuery,
 )
-from controller.metadata.streams import DELETED, Streams
+from controller.metadata.streams import Streams
 from controller.metadata.values import (
     ObjectKind,
     ObjectState,
-    PageRequest,
     RangeColumns,
-    StreamState,
     column,
 )
 
@@ -71,6 +62,14 @@ class Reads:
         if query.start_offset < low:
             error = ErrorCode.OFFSET_NOT_MATCHED
             return ObjectList(error=error, stream_start_offset=low, stream_end_offset=high)
+        lost_end = self._streams.lost.end_at(stream_id, query.start_offset)
+        if lost_end >= 0:
+            return ObjectList(
+                error=ErrorCode.NONE,
+                stream_start_offset=low,
+                stream_end_offset=high,
+                lost_end_offset=lost_end,
+            )
         ids, starts, ends = self._objects.ranges.rows_from(
             stream_id, query.start_offset, query.end_offset, query.limit or OBJECTS_LIMIT_DEFAULT
         )
@@ -96,104 +95,6 @@ class Reads:
             stream_end_offset=high,
         )
 
-    # ---- streams ----
-
-    def describe_streams(self, request: DescribeStreams) -> DescribeStreamsAnswer:
-        """Return one page of streams."""
-        owner = request.owner_node_id
-        if request.stream_ids:
-            ids, token = page_of_ids(request.stream_ids, request.page)
-            found = [
-                stream_id
-                for stream_id in ids
-                if self._streams.exists(stream_id)
-                and owner in (None, int(self._streams["node_id"][stream_id]))
-            ]
-        else:
-            found, token = self._page_of_streams(request.page, owner)
-        described = tuple(self._describe_stream(stream_id, request) for stream_id in found)
-        return DescribeStreamsAnswer(
-            streams=described, next_page_token=token, total=self._streams.live_count()
-        )
-
-    def _page_of_streams(self, page: PageRequest, owner: int | None) -> tuple[list[int], str]:
-        def wanted(rows: slice) -> npt.NDArray[np.bool_]:
-            live: npt.NDArray[np.bool_] = self._streams["state"][rows] != DELETED
-            return live if owner is None else live & (self._streams["node_id"][rows] == owner)
-
-        rows, after = page_of_rows(first_id(page), len(self._streams), page_size(page), wanted)
-        return rows.tolist(), _token(after)
-
-    def _describe_stream(self, stream_id: int, request: DescribeStreams) -> StreamDescription:
-        cell = {
-            name: int(self._streams[name][stream_id])
-            for name in ("epoch", "range_index", "start_offset", "end_offset", "state", "node_id")
-        }
-        return StreamDescription(
-            stream_id=stream_id,
-            epoch=cell["epoch"],
-            range_index=cell["range_index"],
-            start_offset=cell["start_offset"],
-            end_offset=cell["end_offset"],
-            state=StreamState(cell["state"]),
-            node_id=cell["node_id"],
-            tags=self._streams.tags(stream_id),
-            ranges=self._ranges(stream_id) if request.include_ranges else (),
-            stream_objects=(
-                self._stream_objects(stream_id) if request.include_stream_objects else ()
-            ),
-        )
-
-    def _ranges(self, stream_id: int) -> tuple[StreamRange, ...]:
-        streams, past = self._streams, self._streams.past
-        if streams["range_index"][stream_id] < 0:
-            return ()
-        current = StreamRange(
-            range_index=int(streams["range_index"][stream_id]),
-            epoch=int(streams["epoch"][stream_id]),
-            start_offset=int(streams["range_start"][stream_id]),
-            end_offset=int(streams["end_offset"][stream_id]),
-            node_id=int(streams["node_id"][stream_id]),
-        )
-        ended = [
-            StreamRange(
-                *(
-                    past.cell(name, row)
-                    for name in ("range_index", "epoch", "start_offset", "end_offset", "node_id")
-                )
-            )
-            for row in past.chain(int(streams["past_head"][stream_id]))
-        ]
-        return (*reversed(ended), current)
-
-    def _stream_objects(self, stream_id: int) -> tuple[StreamObjectRange, ...]:
-        rows = self._objects.stream_object_rows(stream_id)
-        _, starts, ends = self._objects.ranges.columns(rows)
-        ids = self._objects.ranges.object_ids(rows)
-        return tuple(
-            StreamObjectRange(object_id, start, end)
-            for object_id, start, end in zip(
-                ids.tolist(), starts.tolist(), ends.tolist(), strict=True
-            )
-        )
-
-    def opening_streams(
-        self, node_id: int, page: PageRequest
-    ) -> tuple[tuple[OpeningStream, ...], str]:
-        """Return one page of the open streams whose current range is on the node."""
-        streams = self._streams
-
-        def wanted(rows: slice) -> npt.NDArray[np.bool_]:
-            opened: npt.NDArray[np.bool_] = streams["state"][rows] == StreamState.OPENED
-            owned: npt.NDArray[np.bool_] = streams["node_id"][rows] == node_id
-            return opened & owned
-
-        rows, after = page_of_rows(first_id(page), len(streams), page_size(page), wanted)
-        names = ("epoch", "start_offset", "end_offset")
-        columns = (rows.tolist(), *(streams[name][rows].tolist() for name in names))
-        opening = tuple(OpeningStream(*cells) for cells in zip(*columns, strict=True))
-        return opening, _token(after)
-
     # ---- objects ----
 
     def describe_objects(self, request: DescribeObjects) -> DescribeObjectsAnswer:
@@ -203,33 +104,23 @@ class Reads:
             rows = self._objects.rows(column(ids))
             found = rows[rows >= 0]
         else:
-            found, token = self._page_of_objects(request.page)
+            found, after = self._objects.page_rows(first_id(request.page), page_size(request.page))
+            token = token_of(after)
         return DescribeObjectsAnswer(
             objects=tuple(self._describe_object(row) for row in found.tolist()),
             next_page_token=token,
             total=len(self._objects),
         )
 
-    def _page_of_objects(self, page: PageRequest) -> tuple[npt.NDArray[np.int64], str]:
-        ids = self._objects["object_id"]
-
-        def wanted(rows: slice) -> npt.NDArray[np.bool_]:
-            present: npt.NDArray[np.bool_] = self._objects["state"][rows] != ObjectState.REMOVED
-            return present
-
-        first_row = int(ids.searchsorted(first_id(page)))
-        rows, after = page_of_rows(first_row, len(ids), page_size(page), wanted)
-        return rows, _token(int(ids[after]) if after >= 0 else -1)
-
     def _describe_object(self, row: int) -> ObjectDescription:
         objects = self._objects
-        first, count = int(objects["first_range"][row]), int(objects["range_count"][row])
-        streams, starts, ends = objects.ranges.columns(slice(first, first + count))
-        kind = ObjectKind(int(objects["kind"][row]))
-        one_stream = kind is ObjectKind.STREAM and count == 1
+        streams, starts, ends = objects.ranges.columns(objects.range_rows_of(row))
+        kind, state = ObjectKind(int(objects["kind"][row])), ObjectState(int(objects["state"][row]))
+        one_stream = kind in (ObjectKind.STREAM, ObjectKind.COMPOSITE) and len(streams) == 1
+        is_set = kind is ObjectKind.STREAM_SET
         return ObjectDescription(
             object_id=int(objects["object_id"][row]),
-            state=ObjectState(int(objects["state"][row])),
+            state=state,
             kind=kind,
             object_size=int(objects["object_size"][row]),
             timestamp_ms=int(objects["timestamp_ms"][row]),
@@ -237,6 +128,8 @@ class Reads:
             node_id=int(objects["node_id"][row]),
             stream_id=int(streams[0]) if one_stream else -1,
             ranges=RangeColumns(stream_id=streams, start_offset=starts, end_offset=ends),
+            composite_id=int(objects["order_id"][row]) if state is ObjectState.LINKED else -1,
+            data_time_ms=int(objects["data_time_ms"][row]) if is_set else -1,
         )
 
     def check_objects(self, request: CheckObjects) -> CheckObjectsAnswer:
@@ -256,43 +149,38 @@ class Reads:
             nodes = [node for node in asked if node is not None]
         else:
             nodes = self._nodes.in_order()
-        opened = self._streams["state"] == StreamState.OPENED
-        owners = set(np.unique(self._streams["node_id"][opened]).tolist())
+        with_objects = request.include_stream_set_objects
         return GetNodesAnswer(
-            nodes=tuple(
-                self._describe_node(
-                    node,
-                    has_opening_streams=node.node_id in owners,
-                    with_objects=request.include_stream_set_objects,
-                )
-                for node in nodes
-            )
+            nodes=tuple(self._describe_node(node, with_objects=with_objects) for node in nodes)
         )
 
-    def _describe_node(
-        self, node: Node, *, has_opening_streams: bool, with_objects: bool
-    ) -> NodeDescription:
-        objects = self._objects
-        held = (
-            (objects["kind"] == ObjectKind.STREAM_SET)
-            & (objects["state"] == ObjectState.COMMITTED)
-            & (objects["node_id"] == node.node_id)
-        )
+    def _describe_node(self, node: Node, *, with_objects: bool) -> NodeDescription:
         return NodeDescription(
             node_id=node.node_id,
             node_epoch=node.node_epoch,
             failover=node.failover,
             wal_config=node.wal_config,
             tags=node.tags,
-            has_opening_streams=has_opening_streams,
-            stream_set_object_count=int(np.count_nonzero(held)),
-            stream_set_objects=self._set_objects(np.flatnonzero(held)) if with_objects else (),
+            has_opening_streams=self._streams.open_counts.get(node.node_id) > 0,
+            stream_set_object_count=self._nodes.set_object_count(node.node_id),
+            stream_set_objects=self._set_objects(node.node_id) if with_objects else (),
+            locked=node.locked,
+            pending_upload_count=len(self._streams.active_uploads(node.node_id)),
+            recovered_by=node.recovered_by,
+            departed=node.departed,
+            supervised=node.supervised,
         )
 
-    def _set_objects(self, rows: npt.NDArray[np.int64]) -> tuple[StreamSetObject, ...]:
+    def _set_objects(self, node_id: int) -> tuple[StreamSetObject, ...]:
         objects = self._objects
+        held = (
+            (objects["kind"] == ObjectKind.STREAM_SET)
+            & (objects["state"] == ObjectState.COMMITTED)
+            & (objects["node_id"] == node_id)
+        )
+        rows = np.flatnonzero(held)
         rows = rows[np.lexsort((objects["object_id"][rows], objects["order_id"][rows]))]
-        names = ("object_id", "order_id", "timestamp_ms", "object_size", "range_count")
+        names = ("object_id", "order_id", "data_time_ms", "object_size", "range_count")
         columns = (objects[name][rows].tolist() for name in names)
         return tuple(
             StreamSetObject(
@@ -306,7 +194,3 @@ class Reads:
                 *columns, strict=True
             )
         )
-
-
-def _token(next_id: int) -> str:
-    return str(next_id) if next_id >= 0 else ""

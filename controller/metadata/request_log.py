@@ -4,8 +4,7 @@ Entries come in by replay and leave in the order they came, so every replica for
 neither what the answers mean nor what time it is.
 """
 
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic, TypeVar
@@ -19,6 +18,9 @@ REJECTED_ROWS_MAX = 65_536
 REMOVED_OBJECTS_MAX = 131_072
 """Committed objects remembered after they are removed."""
 
+_PAGE_SHIFT = 10
+_PAGE_MASK = (1 << _PAGE_SHIFT) - 1
+
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
@@ -28,6 +30,7 @@ class RequestKind(IntEnum):
 
     CREATE_STREAMS = 1
     PREPARE_OBJECTS = 2
+    NEXT_NODE_ID = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,48 +51,106 @@ class IssuedIds:
     deadline_ms: int = -1
 
 
+class WindowView(Generic[_K, _V]):
+    """The entries a window had at one moment, oldest first. May be read in another thread."""
+
+    def __init__(self, pages: dict[int, list[tuple[_K, _V]]], first: int, end: int) -> None:
+        self._pages = pages
+        self._first = first
+        self._end = end
+
+    def __len__(self) -> int:
+        return self._end - self._first
+
+    def __iter__(self) -> Iterator[tuple[_K, _V]]:
+        for place in range(self._first, self._end):
+            yield self._pages[place >> _PAGE_SHIFT][place & _PAGE_MASK]
+
+
 class Window(Generic[_K, _V]):
-    """The last `size` entries put in, oldest out first. Putting a key again keeps its place."""
+    """The last `size` entries put in, oldest out first. Putting a key again keeps its place.
+
+    Entries are in pages by the order they came in. A view shares the pages, and the first write to
+    a page since then copies that page alone.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._entries: OrderedDict[_K, _V] = OrderedDict()
+        self._places: dict[_K, int] = {}
+        self._pages: dict[int, list[tuple[_K, _V]]] = {}
+        self._shared: set[int] = set()
+        self._first = 0
+        self._end = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self._end - self._first
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._entries
+    def __contains__(self, key: _K) -> bool:
+        return key in self._places
 
     def get(self, key: _K) -> _V | None:
-        """Return what was put under `key`, or None if it was never or has left."""
-        return self._entries.get(key)
+        """Return the value of a key that is still in the window, or None."""
+        place = self._places.get(key)
+        return None if place is None else self._pages[place >> _PAGE_SHIFT][place & _PAGE_MASK][1]
 
-    def items(self) -> tuple[tuple[_K, _V], ...]:
-        """Return the entries, oldest first."""
-        return tuple(self._entries.items())
-
-    def keys(self) -> tuple[_K, ...]:
-        """Return the entries' keys, oldest first."""
-        return tuple(self._entries)
+    def view(self) -> WindowView[_K, _V]:
+        """Return an immutable view of the entries as they are now."""
+        self._shared = set(self._pages)
+        return WindowView(self._pages.copy(), self._first, self._end)
 
     def load(self, entries: Iterable[tuple[_K, _V]]) -> None:
         """Fill an empty window, oldest first."""
-        self._entries.update(entries)
+        for key, value in entries:
+            self._add(key, value)
 
     def put(self, key: _K, value: _V, undo: Undo) -> None:
         """Put an entry in, and the oldest out when there are too many."""
-        if key in self._entries:
-            before = self._entries[key]
-            self._entries[key] = value
-            undo.append(lambda: self._entries.__setitem__(key, before))
+        place = self._places.get(key)
+        if place is not None:
+            before = self._pages[place >> _PAGE_SHIFT][place & _PAGE_MASK][1]
+            self._write(place, (key, value))
+            undo.append(lambda: self._write(place, (key, before)))
             return
-        self._entries[key] = value
-        undo.append(lambda: self._entries.__delitem__(key))
-        if len(self._entries) > self._size:
-            oldest, dropped = self._entries.popitem(last=False)
-            undo.append(lambda: self._restore(oldest, dropped))
+        self._add(key, value)
+        undo.append(lambda: self._take_back(key))
+        if len(self) > self._size:
+            self._drop_oldest(undo)
 
-    def _restore(self, key: _K, value: _V) -> None:
-        self._entries[key] = value
-        self._entries.move_to_end(key, last=False)
+    def _add(self, key: _K, value: _V) -> None:
+        self._places[key] = self._end
+        self._write(self._end, (key, value))
+        self._end += 1
+
+    def _take_back(self, key: _K) -> None:
+        # The entry stays in its page, out of reach, until the next one overwrites it.
+        del self._places[key]
+        self._end -= 1
+
+    def _drop_oldest(self, undo: Undo) -> None:
+        place = self._first
+        number = place >> _PAGE_SHIFT
+        page = self._pages[number]
+        key, _ = page[place & _PAGE_MASK]
+        del self._places[key]
+        self._first += 1
+        if self._first >> _PAGE_SHIFT != number:
+            del self._pages[number]
+        undo.append(lambda: self._restore(place, key, page))
+
+    def _restore(self, place: int, key: _K, page: list[tuple[_K, _V]]) -> None:
+        self._first = place
+        self._places[key] = place
+        # A view may hold the page.
+        self._shared.add(place >> _PAGE_SHIFT)
+        self._pages.setdefault(place >> _PAGE_SHIFT, page)
+
+    def _write(self, place: int, entry: tuple[_K, _V]) -> None:
+        number, at = place >> _PAGE_SHIFT, place & _PAGE_MASK
+        page = self._pages.setdefault(number, [])
+        if number in self._shared:
+            page = self._pages[number] = page.copy()
+            self._shared.discard(number)
+        if at < len(page):
+            page[at] = entry
+        else:
+            page.append(entry)

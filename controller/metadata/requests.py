@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from controller.metadata.values import (
+    EMPTY_COLUMN,
+    Int64Column,
     NodeIdentity,
     OnConflict,
     PageRequest,
     RangeColumns,
+    SourceOperation,
     StreamObjectColumns,
     Tags,
 )
@@ -54,10 +57,15 @@ class OpenStreams:
 
 @dataclass(frozen=True, slots=True)
 class StreamToClose:
-    """One stream of CloseStreams; everything its owner acknowledged is committed."""
+    """One stream of CloseStreams.
+
+    `end_offset`: the end of what its owner acknowledged, to be uploaded later; None: all of that is
+    committed.
+    """
 
     stream_id: int
     stream_epoch: int
+    end_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +144,11 @@ class PrepareObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommitStreamSetObject:
-    """Register an upload; a repeated `object_id` gets the first answer."""
+    """Register an upload, or with `compacted_object_ids` what these set objects were compacted to.
+
+    A repeated `object_id` gets the first answer. `object_id` -1: there is no set object, as when
+    everything was split into stream objects or has expired.
+    """
 
     node: NodeIdentity
     object_id: int
@@ -145,8 +157,54 @@ class CommitStreamSetObject:
     attributes: int = 0
     ranges: RangeColumns = field(default_factory=RangeColumns)
     stream_objects: StreamObjectColumns = field(default_factory=StreamObjectColumns)
+    compacted_object_ids: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     failover: bool = False
     on_conflict: OnConflict = OnConflict.REJECT_ALL
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommitUploads:
+    """Register uploads, one row a set object, judged one after the other.
+
+    The first `range_count[0]` rows of `ranges` are the first object's, and so on. A bad range
+    rejects its own upload. An object's order is its id.
+    """
+
+    node: NodeIdentity
+    object_id: Int64Column
+    object_size: Int64Column
+    range_count: Int64Column
+    ranges: RangeColumns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommitStreamObject:
+    """Register what stream objects of one stream were compacted to; `object_id` -1: to nothing.
+
+    `operations` has one entry a source, or is empty: DELETE for each. Offsets are -1 without a
+    result.
+    """
+
+    node: NodeIdentity
+    object_id: int
+    object_size: int
+    stream_id: int
+    stream_epoch: int
+    start_offset: int
+    end_offset: int
+    attributes: int = 0
+    source_object_ids: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    operations: tuple[SourceOperation, ...] = ()
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonUploads:
+    """Give up what a node owes of these streams, or with none of all."""
+
+    node_id: int
+    stream_ids: tuple[int, ...] = ()
     request_id: str = ""
 
 
@@ -194,6 +252,79 @@ class RemoveObjects:
     """Forget destroyed objects whose bytes are gone; other ids are passed over."""
 
     object_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepDeletedStreams:
+    """Destroy stream objects of streams that were deleted, at most `limit` of them."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestroyDeadSetObjects:
+    """Destroy set objects of a node that hold nothing of any stream any more.
+
+    Looks at its `limit` committed set objects with the smallest ids above `after_object_id`.
+    """
+
+    node_id: int
+    after_object_id: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldDeletions:
+    """Keep the bytes of objects destroyed from now on for `hold_ms`; a longer hold stays."""
+
+    hold_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnregisterNode:
+    """Forget a node that owns nothing."""
+
+    node: NodeIdentity
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetNextNodeId:
+    """Issue a node id; a repeated `request_id` gets the first answer."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetNodeLock:
+    """Lock or unlock a node."""
+
+    node_id: int
+    locked: bool
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuperviseNode:
+    """Remember that a node sends heartbeats, so that its silence means something."""
+
+    node: NodeIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryTarget:
+    """Who is to recover the data of a node's process; `target_id` -1: nobody any more."""
+
+    node_id: int
+    node_epoch: int
+    target_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignRecoveries:
+    """Say who recovers whose data; what no longer fits the nodes is passed over."""
+
+    targets: tuple[RecoveryTarget, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,9 +407,20 @@ WriteRequest: TypeAlias = (
     | GetOpeningStreams
     | PrepareObjects
     | CommitStreamSetObject
+    | CommitUploads
+    | CommitStreamObject
+    | AbandonUploads
     | ExpireObjects
     | RemoveObjects
+    | SweepDeletedStreams
+    | DestroyDeadSetObjects
+    | HoldDeletions
     | RegisterNode
+    | UnregisterNode
+    | GetNextNodeId
+    | SetNodeLock
+    | SuperviseNode
+    | AssignRecoveries
     | PutKVs
     | DeleteKVs
 )

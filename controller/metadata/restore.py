@@ -1,6 +1,6 @@
 """Fills an empty map's managers from the sections `frozen` describes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -8,7 +8,9 @@ import numpy as np
 
 from controller.metadata.kv import KVs, StoredValue
 from controller.metadata.nodes import Node, Nodes
+from controller.metadata.object_upkeep import DeletionHold, ObjectUpkeep
 from controller.metadata.objects import Objects
+from controller.metadata.pending_uploads import StreamSpans
 from controller.metadata.request_log import IssuedIds, RequestKey, RequestKind, Window
 from controller.metadata.streams import DELETED, Streams
 from controller.metadata.values import Int64Column
@@ -21,6 +23,7 @@ def restore(
     objects: Objects,
     nodes: Nodes,
     kvs: KVs,
+    upkeep: ObjectUpkeep,
     rejected: Window[tuple[int, int], int],
 ) -> None:
     """Fill empty managers; columns may be arrays or lists."""
@@ -33,9 +36,14 @@ def restore(
         dict(_flat_tags(sections["stream_tags"], "stream_id")),
     )
     _restore_objects(sections, streams, objects, int(counters["next_object_id"][0]))
-    nodes.load(_nodes(sections))
+    upkeep.hold = _hold(counters)
+    streams.pending.load(_pending(_integers(sections["pending_uploads"])))
+    streams.lost.spans = _spans(_integers(sections["lost_ranges"]))
+    free_ids = _integers(sections["free_node_ids"])["node_id"].tolist()
+    nodes.load(_nodes(sections), int(counters["last_node_id"][0]), free_ids)
     kvs.load(_kvs(sections["kvs"]))
-    _restore_windows(sections, streams, objects, rejected)
+    _restore_requests(sections["requests"], streams, objects, nodes)
+    _restore_windows(sections, objects, rejected)
 
 
 def _integers(section: Mapping[str, Any]) -> dict[str, Int64Column]:
@@ -49,12 +57,16 @@ def _restore_objects(
     next_object_id: int,
 ) -> None:
     ranges = _integers(sections["object_ranges"])
-    known = ranges["stream_id"] < len(streams)
-    if len(streams):
-        at = np.where(known, ranges["stream_id"], 0)
-        known &= streams["state"][at] != DELETED
-    ranges["indexed"] = known.astype(np.int64)
-    objects.load(_integers(sections["objects"]), ranges, next_object_id)
+    exists = ranges["stream_id"] < len(streams)
+    exists[exists] = streams["state"][ranges["stream_id"][exists]] != DELETED
+    objects.load(_integers(sections["objects"]), ranges, exists, next_object_id)
+
+
+def _hold(counters: Mapping[str, Any]) -> DeletionHold:
+    return DeletionHold(
+        since_ms=int(counters["deletions_held_since_ms"][0]),
+        until_ms=int(counters["deletions_held_until_ms"][0]),
+    )
 
 
 def _flat_tags(section: Mapping[str, Any], owner: str) -> list[tuple[int, tuple[str, ...]]]:
@@ -71,17 +83,32 @@ def _nodes(sections: Mapping[str, Mapping[str, Any]]) -> list[Node]:
     section = sections["nodes"]
     flat = dict(_flat_tags(sections["node_tags"], "node_id"))
     result = []
-    for node_id, node_epoch, failover, wal_config in zip(
-        section["node_id"],
-        section["node_epoch"],
-        section["failover"],
-        section["wal_config"],
-        strict=True,
-    ):
+    cells = zip(*(section[name] for name in _NODE_COLUMNS), strict=True)
+    for node_id, epoch, failover, wal_config, locked, departed, recovered_by, supervised in cells:
         texts = flat.get(int(node_id), ())
-        tags = tuple(zip(texts[::2], texts[1::2], strict=True))
-        result.append(Node(int(node_id), int(node_epoch), bool(failover), wal_config, tags))
+        node = Node(
+            node_id=int(node_id),
+            node_epoch=int(epoch),
+            failover=bool(failover),
+            wal_config=wal_config,
+            tags=tuple(zip(texts[::2], texts[1::2], strict=True)),
+            locked=bool(locked),
+            departed=bool(departed),
+            recovered_by=int(recovered_by),
+            supervised=bool(supervised),
+        )
+        result.append(node)
     return result
+
+
+def _spans(section: Mapping[str, Int64Column]) -> StreamSpans:
+    return StreamSpans(section["stream_id"], section["start_offset"], section["end_offset"])
+
+
+def _pending(section: Mapping[str, Int64Column]) -> Iterator[tuple[int, StreamSpans]]:
+    owners = section["node_id"]
+    for node_id in np.unique(owners).tolist():
+        yield node_id, _spans(section).take(owners == node_id)
 
 
 def _kvs(section: Mapping[str, Any]) -> dict[tuple[str, str], StoredValue]:
@@ -93,13 +120,9 @@ def _kvs(section: Mapping[str, Any]) -> dict[tuple[str, str], StoredValue]:
     }
 
 
-def _restore_windows(
-    sections: Mapping[str, Mapping[str, Any]],
-    streams: Streams,
-    objects: Objects,
-    rejected: Window[tuple[int, int], int],
+def _restore_requests(
+    section: Mapping[str, Any], streams: Streams, objects: Objects, nodes: Nodes
 ) -> None:
-    section = sections["requests"]
     entries = [
         (
             RequestKey(RequestKind(int(kind)), int(node_id), request_id),
@@ -109,9 +132,19 @@ def _restore_windows(
             *(section[name] for name in _REQUEST_COLUMNS), strict=True
         )
     ]
-    created = RequestKind.CREATE_STREAMS
-    streams.requests.load(entry for entry in entries if entry[0].kind is created)
-    objects.requests.load(entry for entry in entries if entry[0].kind is not created)
+    for kind, window in (
+        (RequestKind.CREATE_STREAMS, streams.requests),
+        (RequestKind.PREPARE_OBJECTS, objects.requests),
+        (RequestKind.NEXT_NODE_ID, nodes.requests),
+    ):
+        window.load(entry for entry in entries if entry[0].kind is kind)
+
+
+def _restore_windows(
+    sections: Mapping[str, Mapping[str, Any]],
+    objects: Objects,
+    rejected: Window[tuple[int, int], int],
+) -> None:
     rows = _integers(sections["rejected_rows"])
     rejected.load(
         ((object_id, stream_id), error)
@@ -126,4 +159,14 @@ def _restore_windows(
     objects.removed.load((object_id, None) for object_id in removed.tolist())
 
 
+_NODE_COLUMNS = (
+    "node_id",
+    "node_epoch",
+    "failover",
+    "wal_config",
+    "locked",
+    "departed",
+    "recovered_by",
+    "supervised",
+)
 _REQUEST_COLUMNS = ("kind", "node_id", "request_id", "first_id", "count", "deadline_ms")

@@ -2,7 +2,7 @@
 
 A stream's row is its id: ids come from a counter and a deleted stream's row stays, empty. A row
 holds the stream and its current range; ended ranges are in `past_ranges`. What objects hold of a
-stream is asked of `objects`. Uploads are decided in `commits`.
+stream is asked of `objects`. Requests are judged in `stream_decisions` and `uploads`.
 """
 
 import sys
@@ -13,41 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from controller.errors import ErrorCode, InvariantError
-from controller.metadata.answers import (
-    CreateStreamsAnswer,
-    OpenedStream,
-    OpenStreamsAnswer,
-    StreamErrorsAnswer,
-)
 from controller.metadata.columns import Table, TableView, Undo
+from controller.metadata.node_counts import NodeCounts
 from controller.metadata.objects import Objects
 from controller.metadata.past_ranges import PastRanges
-from controller.metadata.request_log import (
-    REQUESTS_MAX,
-    IssuedIds,
-    RequestKey,
-    RequestKind,
-    Window,
-)
-from controller.metadata.requests import (
-    CloseStreams,
-    CreateStreams,
-    DeleteStreams,
-    OpenStreams,
-    StreamToTrim,
-    TrimStreams,
-)
-from controller.metadata.values import Int64Column, StreamState, Tags, column
+from controller.metadata.pending_uploads import LostRanges, PendingUploads, StreamSpans
+from controller.metadata.request_log import REQUESTS_MAX, IssuedIds, RequestKey, RequestKind, Window
+from controller.metadata.shared_dict import SharedDict, SharedDictView
+from controller.metadata.values import Int64Column, StreamState, Tags
 from controller.records.record import (
-    ObjectsDestroyed,
+    PendingUploadsSet,
     RangesRemoved,
-    Record,
     StreamsClosed,
     StreamsCreated,
     StreamsDeleted,
     StreamsOpened,
     StreamsReopened,
     StreamsTrimmed,
+    UploadsAbandoned,
 )
 
 DELETED = -1
@@ -63,8 +46,11 @@ STREAM_COLUMNS = {
     "range_start": np.int64,
 }
 
+_OPENED = int(StreamState.OPENED)
+_INT64_MAX = 2**63 - 1
 
-class _Head(NamedTuple):
+
+class Head(NamedTuple):
     """What requests about a stream are judged by."""
 
     epoch: int
@@ -74,18 +60,21 @@ class _Head(NamedTuple):
     end_offset: int
 
 
-_HEAD_COLUMNS = _Head._fields
+_HEAD_COLUMNS = Head._fields
 
 
 class Streams:
-    """Streams by id."""
+    """Streams by id, what their former owners still owe of them, and what is lost."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
+        self.pending = PendingUploads()
+        self.lost = LostRanges()
+        self.open_counts = NodeCounts()
         self._table = Table({**STREAM_COLUMNS, "past_head": np.int32})
         self.past = PastRanges()
         self.requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
-        self._tags: dict[int, tuple[str, ...]] = {}
+        self._tags: SharedDict[int, tuple[str, ...]] = SharedDict()
 
     # ---- reading ----
 
@@ -111,14 +100,10 @@ class Streams:
 
     def tags(self, stream_id: int) -> Tags:
         """Return a stream's tags, sorted by key."""
-        flat = self._tags.get(stream_id, ())
+        flat = self._tags.get(stream_id) or ()
         return tuple(zip(flat[::2], flat[1::2], strict=True))
 
-    def view(self) -> tuple[TableView, TableView, dict[int, tuple[str, ...]]]:
-        """Return immutable views of streams, past ranges and flattened tags."""
-        return self._table.view(), self.past.view(), self._tags.copy()
-
-    def _heads(self, stream_ids: Sequence[int]) -> list["_Head | None"]:
+    def heads(self, stream_ids: Sequence[int]) -> list[Head | None]:
         """Return what requests are judged by, None where there is no such stream."""
         ids = np.array(stream_ids, dtype=np.int64)
         issued = ids < len(self._table)
@@ -126,127 +111,35 @@ class Streams:
         columns = (self._table[name][at].tolist() for name in _HEAD_COLUMNS)
         found = (
             None if head.state == DELETED else head
-            for head in map(_Head._make, zip(*columns, strict=True))
+            for head in map(Head._make, zip(*columns, strict=True))
         )
         return [next(found) if known else None for known in issued.tolist()]
 
-    # ---- deciding; the node has been checked ----
+    def ownership(self, stream_id: int, epoch: int, node_id: int) -> ErrorCode:
+        """Return NONE if `node_id` owns the stream under exactly this epoch, open or closed."""
+        return ownership(self.heads((stream_id,))[0], epoch, node_id)
 
-    def decide_create(self, request: CreateStreams) -> tuple[list[Record], CreateStreamsAnswer]:
-        """Issue ids for new streams; the request is no repeat."""
-        first, count = len(self._table), len(request.streams)
-        tags = tuple(tuple(sorted(stream.tags)) for stream in request.streams)
-        record = StreamsCreated(
-            request_id=request.request_id,
-            node_id=request.node.node_id,
-            first_stream_id=first,
-            count=count,
-            tags=tags if any(tags) else (),
-        )
-        ids = tuple(range(first, first + count))
-        return [record], CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
+    def live_starts(self, spans: StreamSpans) -> Int64Column:
+        """Return where each range's part above its stream's start begins.
 
-    def decide_open(self, request: OpenStreams) -> tuple[list[Record], OpenStreamsAnswer]:
-        """Give streams to the node; each is judged against the state before the request."""
-        node_id = request.node.node_id
-        opened, reopened, answers = [], [], []
-        heads = self._heads([item.stream_id for item in request.streams])
-        for item, head in zip(request.streams, heads, strict=True):
-            error = _open_verdict(head, item.stream_epoch, node_id)
-            if head is None or error is not ErrorCode.NONE:
-                answers.append(OpenedStream(error))
-                continue
-            if head.epoch < item.stream_epoch:
-                opened.append(item)
-            elif head.state == StreamState.CLOSED:
-                reopened.append(item.stream_id)
-            answers.append(OpenedStream(error, head.start_offset, head.end_offset))
-        records: list[Record] = []
-        if opened:
-            tags = tuple(tuple(sorted(item.tags)) for item in opened)
-            ids = column([item.stream_id for item in opened])
-            epochs = column([item.stream_epoch for item in opened])
-            tag_sets = tags if any(tags) else ()
-            records.append(
-                StreamsOpened(node_id=node_id, stream_id=ids, stream_epoch=epochs, tags=tag_sets)
-            )
-            records.extend(self._removable_ranges(ids))
-        if reopened:
-            records.append(StreamsReopened(stream_id=column(reopened)))
-        return records, OpenStreamsAnswer(streams=tuple(answers))
+        That is at or above the range's end if there is no such part, or the stream is gone.
+        """
+        exists = self._table["state"][spans.stream_id] != DELETED
+        starts = np.maximum(self._table["start_offset"][spans.stream_id], spans.start_offset)
+        return np.where(exists, starts, _INT64_MAX)
 
-    def _removable_ranges(self, stream_ids: Int64Column) -> list[Record]:
-        # What stream objects cover needs no range: nobody will look for its node's set objects.
-        removed: list[tuple[int, int]] = []
-        heads = self._table["past_head"][stream_ids]
-        for stream_id in stream_ids[heads > 0].tolist():
-            start, end = self._objects.stream_object_run(stream_id)
-            if start == end:
-                continue
-            for row in self.past.chain(int(self._table["past_head"][stream_id])):
-                low, high = self.past.cell("start_offset", row), self.past.cell("end_offset", row)
-                if low == high or (start <= low and high <= end):
-                    removed.append((stream_id, self.past.cell("range_index", row)))
-        if not removed:
-            return []
-        ids, indexes = zip(*sorted(removed), strict=True)
-        return [RangesRemoved(stream_id=column(ids), range_index=column(indexes))]
+    def active_uploads(self, node_id: int) -> StreamSpans:
+        """Return what a node owes still, each from the next offset to commit on."""
+        spans = self.pending.of_node(node_id)
+        if not len(spans):
+            return spans
+        starts = self.live_starts(spans)
+        owed = StreamSpans(spans.stream_id, starts, spans.end_offset)
+        return owed.take(starts < spans.end_offset)
 
-    def decide_close(self, request: CloseStreams) -> tuple[list[Record], StreamErrorsAnswer]:
-        """Take streams from the node; closing a closed one is harmless."""
-        errors, closed = [], []
-        heads = self._heads([item.stream_id for item in request.streams])
-        for item, head in zip(request.streams, heads, strict=True):
-            error = _ownership(head, item.stream_epoch, request.node.node_id)
-            errors.append(error)
-            if error is ErrorCode.NONE and head is not None and head.state == StreamState.OPENED:
-                closed.append(item.stream_id)
-        records: list[Record] = [StreamsClosed(stream_id=column(closed))] if closed else []
-        return records, StreamErrorsAnswer(errors=tuple(errors))
-
-    def decide_trim(self, request: TrimStreams) -> tuple[list[Record], StreamErrorsAnswer]:
-        """Raise streams' starts."""
-        errors, trimmed = [], []
-        heads = self._heads([item.stream_id for item in request.streams])
-        for item, head in zip(request.streams, heads, strict=True):
-            error = _trim_verdict(head, item, request.node.node_id)
-            errors.append(error)
-            moves = head is not None and item.new_start_offset > head.start_offset
-            if error is ErrorCode.NONE and moves:
-                trimmed.append((item.stream_id, item.new_start_offset))
-        answer = StreamErrorsAnswer(errors=tuple(errors))
-        if not trimmed:
-            return [], answer
-        ids, starts = zip(*trimmed, strict=True)
-        return [StreamsTrimmed(stream_id=column(ids), start_offset=column(starts))], answer
-
-    def decide_delete(
-        self, request: DeleteStreams, now_ms: int
-    ) -> tuple[list[Record], StreamErrorsAnswer]:
-        """Delete closed streams and destroy their stream objects; set objects stay."""
-        errors, deleted = [], []
-        heads = self._heads([item.stream_id for item in request.streams])
-        for item, head in zip(request.streams, heads, strict=True):
-            error = _epoch_check(head, item.stream_epoch)
-            if error is ErrorCode.STREAM_NOT_EXIST:
-                errors.append(ErrorCode.NONE)
-                continue
-            if error is ErrorCode.NONE and head is not None and head.state != StreamState.CLOSED:
-                error = ErrorCode.STREAM_NOT_CLOSED
-            errors.append(error)
-            if error is ErrorCode.NONE:
-                deleted.append(item.stream_id)
-        records: list[Record] = []
-        if deleted:
-            records.append(StreamsDeleted(stream_id=column(deleted)))
-            held = self._stream_objects_of(deleted)
-            if len(held):
-                records.append(ObjectsDestroyed(object_id=held, marked_at_ms=now_ms, deep=True))
-        return records, StreamErrorsAnswer(errors=tuple(errors))
-
-    def _stream_objects_of(self, stream_ids: Sequence[int]) -> Int64Column:
-        rows = [self._objects.stream_object_rows(stream_id) for stream_id in stream_ids]
-        return self._objects.ranges.object_ids(np.concatenate(rows))
+    def view(self) -> tuple[TableView, TableView, SharedDictView[int, tuple[str, ...]]]:
+        """Return immutable views of streams, past ranges and flattened tags."""
+        return self._table.view(), self.past.view(), self._tags.view()
 
     # ---- replaying ----
 
@@ -269,12 +162,14 @@ class Streams:
         """See `StreamsOpened`."""
         rows = record.stream_id
         self._end_ranges(rows[self._table["range_index"][rows] >= 0], undo)
+        self._count_open(rows, -1, undo)
         ends = self._table["end_offset"][rows]
         self._table.put("range_start", rows, ends, undo)
         self._table.put("range_index", rows, self._table["range_index"][rows] + 1, undo)
         self._table.put("epoch", rows, record.stream_epoch, undo)
         self._table.put("node_id", rows, record.node_id, undo)
-        self._table.put("state", rows, StreamState.OPENED, undo)
+        self._table.put("state", rows, _OPENED, undo)
+        self._count_open(rows, 1, undo)
         for stream_id, tags in zip(rows.tolist(), record.tags, strict=False):
             if stream_id not in self._tags:
                 self._set_tags(stream_id, tags, undo)
@@ -295,11 +190,39 @@ class Streams:
 
     def replay_reopened(self, record: StreamsReopened, undo: Undo) -> None:
         """See `StreamsReopened`."""
-        self._table.put("state", record.stream_id, StreamState.OPENED, undo)
+        self._table.put("state", record.stream_id, _OPENED, undo)
+        self._count_open(record.stream_id, 1, undo)
 
     def replay_closed(self, record: StreamsClosed, undo: Undo) -> None:
         """See `StreamsClosed`."""
-        self._table.put("state", record.stream_id, StreamState.CLOSED, undo)
+        rows = record.stream_id
+        self._count_open(rows, -1, undo)
+        self._table.put("state", rows, StreamState.CLOSED, undo)
+        if not len(record.end_offset):
+            return
+        before = self.raise_ends(rows, record.end_offset, undo)
+        owed = record.end_offset > before
+        spans = StreamSpans(rows, before, record.end_offset)
+        owners = self._table["node_id"][rows]
+        for node_id in np.unique(owners[owed]).tolist():
+            self.pending.put(node_id, spans.take(owed & (owners == node_id)), undo)
+
+    def _count_open(self, rows: Int64Column, delta: int, undo: Undo) -> None:
+        """Count streams that are open now under their owners."""
+        opened = rows[self._table["state"][rows] == _OPENED]
+        self.open_counts.add_each(self._table["node_id"][opened], delta, undo)
+
+    def replay_pending_set(self, record: PendingUploadsSet, undo: Undo) -> None:
+        """See `PendingUploadsSet`."""
+        spans = StreamSpans(record.stream_id, record.start_offset, record.end_offset)
+        self.pending.put(record.node_id, spans, undo)
+
+    def replay_abandoned(self, record: UploadsAbandoned, undo: Undo) -> None:
+        """See `UploadsAbandoned`."""
+        spans = self.active_uploads(record.node_id).of_streams(record.stream_id)
+        self.lost.add(spans, undo)
+        nothing = np.zeros_like(record.stream_id)
+        self.pending.put(record.node_id, StreamSpans(record.stream_id, nothing, nothing), undo)
 
     def replay_trimmed(self, record: StreamsTrimmed, undo: Undo) -> None:
         """See `StreamsTrimmed`."""
@@ -309,6 +232,7 @@ class Streams:
             "range_start", rows, np.maximum(self._table["range_start"][rows], starts), undo
         )
         self.raise_ends(rows, starts, undo)
+        self.lost.trim(rows, starts, undo)
         has_past = self._table["past_head"][rows] > 0
         for row, start in zip(rows[has_past].tolist(), starts[has_past].tolist(), strict=True):
             self._trim_past(row, start, undo)
@@ -335,11 +259,13 @@ class Streams:
     def replay_deleted(self, record: StreamsDeleted, undo: Undo) -> None:
         """See `StreamsDeleted`."""
         rows = record.stream_id
+        self._count_open(rows, -1, undo)
+        self.lost.drop(rows, undo)
         for stream_id in rows.tolist():
             head = int(self._table["past_head"][stream_id])
             self.past.remove(head, set(self.past.chain(head)), undo)
-            self._objects.ranges.unlink_stream(stream_id, undo)
             self._drop_tags(stream_id, undo)
+        self._objects.drop_streams(rows, undo)
         for name in (*STREAM_COLUMNS, "past_head"):
             self._table.put(name, rows, DELETED if name == "state" else 0, undo)
 
@@ -373,7 +299,8 @@ class Streams:
         ids, heads = self.past.load({n: values[~is_current] for n, values in ranges.items()})
         full["past_head"][ids] = heads
         self._table.load(full)
-        self._tags = {owner: tuple(map(sys.intern, texts)) for owner, texts in tags.items()}
+        self.open_counts.load(full["node_id"][full["state"] == _OPENED])
+        self._tags.load((owner, tuple(map(sys.intern, texts))) for owner, texts in tags.items())
 
     # ---- tags ----
 
@@ -382,15 +309,19 @@ class Streams:
             return
         # Many streams share keys and values; interning keeps one copy of each.
         self._tags[stream_id] = tuple(sys.intern(text) for tag in tags for text in tag)
-        undo.append(lambda: self._tags.__delitem__(stream_id))
+        undo.append(lambda: self._forget_tags(stream_id))
+
+    def _forget_tags(self, stream_id: int) -> None:
+        self._tags.pop(stream_id)
 
     def _drop_tags(self, stream_id: int, undo: Undo) -> None:
-        tags = self._tags.pop(stream_id, None)
+        tags = self._tags.pop(stream_id)
         if tags is not None:
             undo.append(lambda: self._tags.__setitem__(stream_id, tags))
 
 
-def _epoch_check(head: _Head | None, epoch: int) -> ErrorCode:
+def epoch_check(head: Head | None, epoch: int) -> ErrorCode:
+    """Return NONE if the stream exists and has exactly this epoch."""
     if head is None:
         return ErrorCode.STREAM_NOT_EXIST
     if head.epoch > epoch:
@@ -398,30 +329,9 @@ def _epoch_check(head: _Head | None, epoch: int) -> ErrorCode:
     return ErrorCode.NONE if head.epoch == epoch else ErrorCode.STREAM_INNER_ERROR
 
 
-def _ownership(head: _Head | None, epoch: int, node_id: int) -> ErrorCode:
+def ownership(head: Head | None, epoch: int, node_id: int) -> ErrorCode:
     """Return NONE if `node_id` owns the stream under exactly this epoch."""
-    error = _epoch_check(head, epoch)
+    error = epoch_check(head, epoch)
     if error is ErrorCode.NONE and head is not None and head.node_id != node_id:
         return ErrorCode.STREAM_FENCED
     return error
-
-
-def _open_verdict(head: _Head | None, epoch: int, node_id: int) -> ErrorCode:
-    if head is None:
-        return ErrorCode.STREAM_NOT_EXIST
-    if head.epoch > epoch:
-        return ErrorCode.STREAM_FENCED
-    if head.epoch == epoch:
-        return ErrorCode.NONE if head.node_id == node_id else ErrorCode.STREAM_FENCED
-    opened = head.state == StreamState.OPENED
-    return ErrorCode.STREAM_NOT_CLOSED if opened else ErrorCode.NONE
-
-
-def _trim_verdict(head: _Head | None, item: StreamToTrim, node_id: int) -> ErrorCode:
-    error = _ownership(head, item.stream_epoch, node_id)
-    if error is not ErrorCode.NONE or head is None:
-        return error
-    if head.state != StreamState.OPENED:
-        return ErrorCode.STREAM_NOT_OPENED
-    below = item.new_start_offset < head.start_offset
-    return ErrorCode.OFFSET_NOT_MATCHED if below else ErrorCode.NONE

@@ -11,19 +11,26 @@ import numpy as np
 
 from controller.errors import InvalidRequestError, LimitExceededError
 from controller.metadata.requests import (
+    AbandonUploads,
+    AssignRecoveries,
     CheckObjects,
     CloseStreams,
+    CommitStreamObject,
     CommitStreamSetObject,
+    CommitUploads,
     CreateStreams,
     DeleteKVs,
     DeleteStreams,
     DescribeObjects,
     DescribeStreams,
+    DestroyDeadSetObjects,
     ExpireObjects,
     GetKVs,
+    GetNextNodeId,
     GetNodes,
     GetObjects,
     GetOpeningStreams,
+    HoldDeletions,
     ListKVs,
     OpenStreams,
     PrepareObjects,
@@ -31,18 +38,25 @@ from controller.metadata.requests import (
     ReadRequest,
     RegisterNode,
     RemoveObjects,
+    SetNodeLock,
     StreamToClose,
     StreamToDelete,
     StreamToOpen,
     StreamToTrim,
+    SuperviseNode,
+    SweepDeletedStreams,
     TrimStreams,
+    UnregisterNode,
     WriteRequest,
 )
 from controller.metadata.values import (
+    COMPOSITE_BITS,
+    KIND_MASK,
     Int64Column,
     NodeIdentity,
     PageRequest,
     RangeColumns,
+    SourceOperation,
     StreamObjectColumns,
     Tags,
 )
@@ -161,6 +175,15 @@ def _check_open_streams(request: OpenStreams) -> None:
 
 def _check_close_streams(request: CloseStreams) -> None:
     _check_streams(request.node, request.streams, epoch_min=0)
+    for index, stream in enumerate(request.streams):
+        if stream.end_offset is not None:
+            _check_between(f"streams[{index}].end_offset", stream.end_offset, 0, _INT64_MAX)
+
+
+def _check_abandon_uploads(request: AbandonUploads) -> None:
+    _check_between("node_id", request.node_id, 0, _INT32_MAX)
+    _check_described("stream_ids", request.stream_ids)
+    _check_no_repeat("stream_ids", request.stream_ids)
 
 
 def _check_trim_streams(request: TrimStreams) -> None:
@@ -198,26 +221,123 @@ def _check_commit(request: CommitStreamSetObject) -> None:
         raise LimitExceededError(
             f"ranges and stream_objects: got {rows} rows, at most {COMMIT_ROWS_MAX} in one commit"
         )
+    if _is_replace(request):
+        return
     if request.object_id >= 0 and not len(ranges.stream_id):
         raise InvalidRequestError("ranges", "empty, but object_id names a stream set object")
     if request.object_id < 0 and len(ranges.stream_id):
         raise InvalidRequestError("object_id", "got -1, must name the object that holds the ranges")
-    if not rows:
+    if not rows and not len(request.compacted_object_ids):
         raise InvalidRequestError("stream_objects", "empty, as are ranges; nothing to commit")
     _check_ranges(ranges)
     if len(stream_objects.stream_id):
         _check_stream_objects(stream_objects, request)
 
 
-def _check_ranges(ranges: RangeColumns) -> None:
+def _is_replace(request: CommitStreamSetObject) -> bool:
+    """Check the sources; return whether they say that only attributes are replaced."""
+    _check_source_ids("compacted_object_ids", request.compacted_object_ids)
+    if request.compacted_object_ids.tolist() != [request.object_id]:
+        return False
+    rows = len(request.ranges.stream_id) + len(request.stream_objects.stream_id)
+    if rows:
+        raise InvalidRequestError(
+            "compacted_object_ids",
+            f"names object_id alone, to replace its attributes, but there are {rows} rows",
+        )
+    return True
+
+
+def _check_source_ids(field: str, ids: Int64Column) -> None:
+    if len(ids) > BATCH_MAX:
+        raise LimitExceededError(f"{field}: got {len(ids)}, at most {BATCH_MAX} in one request")
+    _raise_at(field, ids < 0, 0, ">= 0")
+
+
+def _check_commit_stream_object(request: CommitStreamObject) -> None:
+    _check_node(request.node)
+    _check_between("object_id", request.object_id, -1, _INT64_MAX)
+    _check_between("object_size", request.object_size, 0, _INT64_MAX)
+    _check_between("stream_id", request.stream_id, 0, _INT64_MAX)
+    _check_between("stream_epoch", request.stream_epoch, 0, _INT64_MAX)
+    _check_between("attributes", request.attributes, -(2**31), _INT32_MAX)
+    ids = request.source_object_ids
+    if not len(ids):
+        raise _fail("source_object_ids", "none", f"1 to {BATCH_MAX}")
+    _check_source_ids("source_object_ids", ids)
+    _check_operations(request)
+    if ids.tolist() == [request.object_id]:
+        return
+    start, end = request.start_offset, request.end_offset
+    if request.object_id < 0:
+        if (start, end) != (-1, -1):
+            raise _fail("start_offset, end_offset", f"{start}, {end}", "-1 without an object_id")
+    else:
+        _check_between("start_offset", start, 0, _INT64_MAX)
+        _check_between("end_offset", end, start + 1, _INT64_MAX)
+
+
+def _check_operations(request: CommitStreamObject) -> None:
+    sources, operations = len(request.source_object_ids), len(request.operations)
+    if operations not in (0, sources):
+        raise InvalidRequestError(
+            "operations", f"got {operations}, must be none or one a source, {sources}"
+        )
+    composite = request.object_id >= 0 and request.attributes & KIND_MASK == COMPOSITE_BITS
+    if SourceOperation.KEEP_DATA in request.operations and not composite:
+        raise InvalidRequestError(
+            "operations",
+            "KEEP_DATA, but no composite object results that could keep the data; "
+            "bits 0-1 of attributes must be 1",
+        )
+
+
+def _check_commit_uploads(request: CommitUploads) -> None:
+    _check_node(request.node)
+    objects, rows = len(request.object_id), len(request.ranges.stream_id)
+    if not objects:
+        raise _fail("object_id", "none", f"1 to {BATCH_MAX}")
+    if objects > BATCH_MAX:
+        raise LimitExceededError(f"object_id: got {objects}, at most {BATCH_MAX} in one request")
+    if rows > COMMIT_ROWS_MAX:
+        raise LimitExceededError(f"ranges: got {rows} rows, at most {COMMIT_ROWS_MAX} in one call")
+    for name in ("object_size", "range_count"):
+        length = len(getattr(request, name))
+        if length != objects:
+            raise InvalidRequestError(name, f"got {length} rows, but object_id has {objects}")
+    _raise_at("object_id", request.object_id < 0, 0, ">= 0")
+    _raise_at("object_size", request.object_size < 0, 0, ">= 0")
+    counts = request.range_count
+    # Together with the limit above this keeps their sum from overflowing.
+    _raise_at("range_count", (counts < 1) | (counts > COMMIT_ROWS_MAX), 0, "1 to all of ranges")
+    ends = np.cumsum(counts)
+    if ends[-1] != rows:
+        raise InvalidRequestError("range_count", f"sums up to {ends[-1]}, but ranges has {rows}")
+    if objects > 1:
+        _check_no_twin("object_id", request.object_id)
+    _check_ranges(request.ranges, ends[:-1])
+
+
+def _check_no_twin(field: str, ids: Int64Column) -> None:
+    ordered = np.sort(ids)
+    if np.count_nonzero(ordered[1:] == ordered[:-1]):
+        _check_no_repeat(field, ids.tolist())
+
+
+def _check_ranges(ranges: RangeColumns, firsts: Int64Column | None = None) -> None:
+    """Check ranges of one object, or of several; then `firsts` are the others' first rows."""
     rows = len(ranges.stream_id)
     _check_columns("ranges", ranges, rows, optional=("stream_epoch",))
     if rows == 0:
         return
     stream_id = ranges.stream_id
-    if stream_id[0] < 0:
+    falls = stream_id[1:] <= stream_id[:-1]
+    if firsts is not None and len(firsts):
+        falls[firsts - 1] = False
+        _raise_at("ranges.stream_id", stream_id < 0, 0, ">= 0")
+    elif stream_id[0] < 0:
         raise _fail("ranges.stream_id[0]", stream_id[0], ">= 0")
-    _raise_at("ranges.stream_id", stream_id[1:] <= stream_id[:-1], 1, "above the row before")
+    _raise_at("ranges.stream_id", falls, 1, "above the row before")
     _check_offsets("ranges", ranges.start_offset, ranges.end_offset)
 
 
@@ -259,8 +379,18 @@ def _raise_at(field: str, bad: np.ndarray, first_row: int, wanted: str) -> None:
         raise InvalidRequestError(f"{field}[{row}]", f"must be {wanted}")
 
 
-def _check_expire_objects(request: ExpireObjects) -> None:
+def _check_limit(request: ExpireObjects | SweepDeletedStreams) -> None:
     _check_between("limit", request.limit, 1, BATCH_MAX)
+
+
+def _check_destroy_dead(request: DestroyDeadSetObjects) -> None:
+    _check_between("node_id", request.node_id, 0, _INT32_MAX)
+    _check_between("after_object_id", request.after_object_id, -1, _INT64_MAX - 1)
+    _check_between("limit", request.limit, 1, BATCH_MAX)
+
+
+def _check_hold(request: HoldDeletions) -> None:
+    _check_between("hold_ms", request.hold_ms, 1, TTL_MS_MAX)
 
 
 def _check_object_ids(request: RemoveObjects | CheckObjects) -> None:
@@ -279,6 +409,30 @@ def _check_register_node(request: RegisterNode) -> None:
     _check_tags("tags", request.tags)
     if len(request.wal_config.encode()) > WAL_CONFIG_BYTES_MAX:
         raise LimitExceededError(f"wal_config: over {WAL_CONFIG_BYTES_MAX} bytes")
+
+
+def _check_node_request(request: UnregisterNode | SuperviseNode) -> None:
+    _check_node(request.node)
+
+
+def _check_next_node_id(request: GetNextNodeId) -> None:
+    _check_request_id(request.request_id)
+
+
+def _check_set_node_lock(request: SetNodeLock) -> None:
+    _check_between("node_id", request.node_id, 0, _INT32_MAX)
+
+
+def _check_assign_recoveries(request: AssignRecoveries) -> None:
+    _check_batch("targets", request.targets)
+    for index, target in enumerate(request.targets):
+        field = f"targets[{index}]"
+        _check_between(f"{field}.node_id", target.node_id, 0, _INT32_MAX)
+        _check_between(f"{field}.node_epoch", target.node_epoch, 0, _INT64_MAX)
+        _check_between(f"{field}.target_id", target.target_id, -1, _INT32_MAX)
+        if target.target_id == target.node_id:
+            raise _fail(f"{field}.target_id", target.target_id, "another node than node_id")
+    _check_no_repeat("targets.node_id", [target.node_id for target in request.targets])
 
 
 def _check_key(field: str, namespace: str, key: str) -> None:
@@ -360,9 +514,20 @@ _CHECKS: dict[type, Callable[..., None]] = {
     GetOpeningStreams: _check_get_opening_streams,
     PrepareObjects: _check_prepare_objects,
     CommitStreamSetObject: _check_commit,
-    ExpireObjects: _check_expire_objects,
+    CommitUploads: _check_commit_uploads,
+    AbandonUploads: _check_abandon_uploads,
+    CommitStreamObject: _check_commit_stream_object,
+    ExpireObjects: _check_limit,
+    SweepDeletedStreams: _check_limit,
+    DestroyDeadSetObjects: _check_destroy_dead,
+    HoldDeletions: _check_hold,
     RemoveObjects: _check_object_ids,
     RegisterNode: _check_register_node,
+    UnregisterNode: _check_node_request,
+    SuperviseNode: _check_node_request,
+    GetNextNodeId: _check_next_node_id,
+    SetNodeLock: _check_set_node_lock,
+    AssignRecoveries: _check_assign_recoveries,
     PutKVs: _check_put_kvs,
     DeleteKVs: _check_kv_keys,
     DescribeStreams: _check_describe_streams,

@@ -58,8 +58,22 @@ class OnConflict(IntEnum):
     ACCEPT_VALID = 1
 
 
+class SourceOperation(IntEnum):
+    """What a compaction does to a stream object it replaces; numbers of the protobuf enum."""
+
+    DELETE = 0
+    KEEP_DATA = 1
+    DEEP_DELETE = 2
+
+
 Tags: TypeAlias = tuple[tuple[str, str], ...]
 """(key, value) pairs, no key twice. In answers sorted by key."""
+
+
+KIND_MASK = 3
+"""The bits of an attributes word that say what kind of object it is."""
+COMPOSITE_BITS = 1
+"""Their value in a composite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,12 @@ class QuorumCore:
         role = self._replica.role
         return role.uncommitted_bytes if isinstance(role, Leader) else 0
 
+    @property
+    def uncommitted_batches(self) -> int:
+        """Return how many data batches a leader has appended and not committed."""
+        role = self._replica.role
+        return len(role.uncommitted) if isinstance(role, Leader) else 0
+
     def next_deadline(self) -> int | None:
         """Return when a `Tick` is due, or None if only events can change anything."""
         return min(self._deadlines(), default=None)

@@ -13,7 +13,14 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from controller.records import record as record_module
-from controller.records.record import Int64Column, Record, Tags
+from controller.records.record import (
+    Int64Column,
+    Record,
+    SetObjectRanges,
+    StreamsClosed,
+    StreamSetObjectsCommitted,
+    Tags,
+)
 from proto.records_pb2 import RecordSet
 
 _COLUMN_DTYPE = np.dtype("<i8")
@@ -59,16 +66,22 @@ def _decode(index: int, message: Any) -> Record:
             f"record {index} is of a kind this version does not know; "
             "a newer controller wrote it, upgrade this one"
         )
-    body = getattr(message, name)
     try:
-        values = {field: decode(getattr(body, field)) for field, _, decode in layout.fields}
+        record: Record = layout.decode(getattr(message, name))
     except ValueError as error:
         raise RecordCodecError(f"record {index} ({name}) holds a broken column: {error}") from error
-    lengths = {field: len(values[field]) for field in layout.parallel}
-    if len(set(lengths.values())) > 1:
-        raise RecordCodecError(f"record {index} ({name}) has columns of unequal lengths {lengths}")
-    record: Record = layout.cls(**values)
+    if type(record) is StreamSetObjectsCommitted:
+        _check_range_counts(index, record)
     return record
+
+
+def _check_range_counts(index: int, record: StreamSetObjectsCommitted) -> None:
+    counted, rows = int(np.add.reduce(record.range_count)), len(record.ranges.stream_id)
+    if counted != rows:
+        raise RecordCodecError(
+            f"record {index} (stream_set_objects_committed) counts {counted} ranges in "
+            f"range_count, but holds {rows}"
+        )
 
 
 _Encoder = Callable[[Any, str, Any], None]
@@ -107,6 +120,16 @@ def _decode_tag_sets(value: Any) -> tuple[Tags, ...]:
     return tuple(_decode_tags(tag_set.tags) for tag_set in value)
 
 
+def _encode_ranges(message: Any, name: str, value: SetObjectRanges) -> None:
+    target = getattr(message, name)
+    for field, encode, _ in _RANGES_LAYOUT.fields:
+        encode(target, field, getattr(value, field))
+
+
+def _decode_ranges(value: Any) -> Any:
+    return _RANGES_LAYOUT.decode(value)
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -120,8 +143,10 @@ _CODECS: dict[Any, tuple[_Encoder, _Decoder]] = {
     tuple[Tags, ...]: (_encode_tag_sets, _decode_tag_sets),
     tuple[str, ...]: (_encode_repeated, tuple),
     tuple[bytes, ...]: (_encode_repeated, tuple),
+    SetObjectRanges: (_encode_ranges, _decode_ranges),
 }
 _PARALLEL_TYPES = (Int64Column, tuple[str, ...], tuple[bytes, ...])
+_MAY_BE_EMPTY: dict[type[Any], str] = {StreamsClosed: "end_offset"}
 
 
 class _Layout:
@@ -133,6 +158,21 @@ class _Layout:
         self.name = _message_field(cls.__name__)
         self.fields = [(field.name, *_CODECS[hints[field.name]]) for field in fields(cls)]
         self.parallel = [f.name for f in fields(cls) if hints[f.name] in _PARALLEL_TYPES]
+        self.may_be_empty = _MAY_BE_EMPTY.get(cls, "")
+
+    def decode(self, body: Any) -> Any:
+        """Return the record; raises ValueError unless its columns are whole and equally long."""
+        values = {field: decode(getattr(body, field)) for field, _, decode in self.fields}
+        lengths = [len(values[field]) for field in self.parallel]
+        if len(lengths) > 1 and min(lengths) != max(lengths):
+            self._check_lengths(dict(zip(self.parallel, lengths, strict=True)))
+        return self.cls(**values)
+
+    def _check_lengths(self, lengths: dict[str, int]) -> None:
+        if not lengths.get(self.may_be_empty, 1):
+            del lengths[self.may_be_empty]
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"columns of unequal lengths {lengths}")
 
 
 def _message_field(class_name: str) -> str:
@@ -140,5 +180,6 @@ def _message_field(class_name: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in spelled).lstrip("_")
 
 
+_RANGES_LAYOUT = _Layout(SetObjectRanges)
 _LAYOUTS = {cls: _Layout(cls) for cls in get_args(Record)}
 _LAYOUTS_BY_NAME = {layout.name: layout for layout in _LAYOUTS.values()}

@@ -52,9 +52,14 @@ class StreamsReopened:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamsClosed:
-    """Makes streams CLOSED; nothing else changes."""
+    """Makes streams CLOSED; where `end_offset` is not -1 the stream ends there from now on.
+
+    If that lies above the stream's end, its owner owes the upload of what lies between. The column
+    may be empty: all are -1.
+    """
 
     stream_id: Int64Column
+    end_offset: Int64Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,26 +97,39 @@ class ObjectsPrepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StreamSetObjectCommitted:
-    """Makes a prepared object COMMITTED, holding these ranges, sorted by stream id.
+class SetObjectRanges:
+    """Ranges of set objects behind each other, sorted by stream id within each object."""
 
-    Raises each existing stream's end to at least the row's end; unknown streams are passed over.
-    """
-
-    object_id: int
-    node_id: int
-    order_id: int
-    object_size: int
-    attributes: int
-    committed_at_ms: int
     stream_id: Int64Column
     start_offset: Int64Column
     end_offset: Int64Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamSetObjectsCommitted:
+    """Makes prepared objects COMMITTED set objects of a node; each holds its part of `ranges`.
+
+    Raises each existing stream's end to at least the row's end; unknown streams are passed over.
+    An upload's `data_time_ms` is its commit time, a compaction's the least of its sources'.
+    """
+
+    node_id: int
+    committed_at_ms: int
+    data_time_ms: int
+    object_id: Int64Column
+    order_id: Int64Column
+    object_size: Int64Column
+    attributes: Int64Column
+    range_count: Int64Column
+    ranges: SetObjectRanges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamObjectsCommitted:
-    """Makes prepared objects COMMITTED, each holding its row's range; ends rise as above."""
+    """Makes prepared objects COMMITTED, each holding its row's range; ends rise as above.
+
+    The attributes say which are composites.
+    """
 
     committed_at_ms: int
     object_id: Int64Column
@@ -135,7 +153,8 @@ class CommitRowsRejected:
 class ObjectsDestroyed:
     """Makes objects MARK_DESTROYED at `marked_at_ms`; they hold no ranges any more.
 
-    `deep` sets the deep-delete bit of their attributes.
+    `deep` sets the deep-delete bit of their attributes. What a composite links is not touched:
+    it is named too, or was linked to another composite before.
     """
 
     object_id: Int64Column
@@ -151,8 +170,97 @@ class ObjectsRemoved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObjectsLinked:
+    """Makes objects LINKED: kept for a composite alone, no longer found by stream.
+
+    Objects that are LINKED already change their composite.
+    """
+
+    composite_id: int
+    object_id: Int64Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObjectAttributesSet:
+    """Replaces the attributes of a committed object; its kind, size and times stay."""
+
+    object_id: int
+    attributes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PendingUploadsSet:
+    """Sets what a node owes of streams; an empty range (start = end) takes it off the list."""
+
+    node_id: int
+    stream_id: Int64Column
+    start_offset: Int64Column
+    end_offset: Int64Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UploadsAbandoned:
+    """Takes what a node owes of streams off its list; those offsets are lost from now on."""
+
+    node_id: int
+    stream_id: Int64Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeLocked:
+    """Locks or unlocks a node: streams it owned last can be opened by itself alone."""
+
+    node_id: int
+    locked: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeUnregistered:
+    """Forgets a node, or, while it holds set objects, lets it depart; then the last one ends it.
+
+    Its id can be issued again once it is forgotten.
+    """
+
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeIdIssued:
+    """Remembers the request; the id is not issued again before a node of it has come and gone."""
+
+    request_id: str
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeSupervised:
+    """The node sends heartbeats: from now on its silence means that it is gone."""
+
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecoveryAssigned:
+    """Says who is to recover a node's data; `target_id` -1: nobody any more."""
+
+    node_id: int
+    target_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeletionsHeld:
+    """Keeps the bytes of objects destroyed at or after `since_ms` until `until_ms`.
+
+    Replaces the earlier one.
+    """
+
+    since_ms: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeRegistered:
-    """Creates or overwrites a node; a larger epoch ends its failover."""
+    """Creates or overwrites a node; a larger epoch ends its failover, recovery and departure."""
 
     node_id: int
     node_epoch: int
@@ -195,11 +303,21 @@ Record: TypeAlias = (
     | RangesRemoved
     | StreamsDeleted
     | ObjectsPrepared
-    | StreamSetObjectCommitted
+    | StreamSetObjectsCommitted
     | StreamObjectsCommitted
     | CommitRowsRejected
     | ObjectsDestroyed
     | ObjectsRemoved
+    | ObjectsLinked
+    | ObjectAttributesSet
+    | PendingUploadsSet
+    | UploadsAbandoned
+    | NodeLocked
+    | NodeUnregistered
+    | NodeIdIssued
+    | NodeSupervised
+    | RecoveryAssigned
+    | DeletionsHeld
     | NodeRegistered
     | NodeEpochSet
     | KVsPut

@@ -66,8 +66,13 @@ class AdminHandlers:
         )
 
     async def _state_hash(self, request: pb.StateHashRequest, _: Context) -> pb.StateHashResponse:
-        offset, digest = await self._controller.state_hash(request.at_offset)
-        return pb.StateHashResponse(offset=offset, hash=digest, answered_by=self._config.node_id)
+        seen = await self._controller.state_hash(request.at_offset)
+        return pb.StateHashResponse(
+            offset=seen.offset,
+            hash=seen.digest,
+            answered_by=self._config.node_id,
+            log_hash=seen.log_hash,
+        )
 
     async def _take_snapshot(
         self, _: pb.TakeSnapshotRequest, __: Context

@@ -1,13 +1,16 @@
 """Fields that several messages share, from protobuf to plain values and back."""
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from enum import IntEnum
+from typing import TypeVar, cast
 
 import numpy as np
 
 from controller.errors import ErrorCode, InvalidRequestError
 from controller.metadata.values import Int64Column, NodeIdentity, PageRequest, Tags
 from proto import common_pb2
+
+EnumT = TypeVar("EnumT", bound=IntEnum)
 
 
 def node_identity(message: common_pb2.NodeIdentity) -> NodeIdentity:
@@ -38,13 +41,26 @@ def tags_out(tags: Tags) -> list[common_pb2.Tag]:
     return [common_pb2.Tag(key=key, value=value) for key, value in tags]
 
 
+def enum_in(kind: type[EnumT], field: str, number: int) -> EnumT:
+    """Read a value of an enum, which a newer caller may know more values of.
+
+    Raises:
+        InvalidRequestError: this version does not know the value.
+    """
+    try:
+        return kind(number)
+    except ValueError:
+        known = ", ".join(f"{one.name} ({one.value})" for one in kind)
+        raise InvalidRequestError(field, f"{number}; wanted one of {known}") from None
+
+
 def error_out(code: ErrorCode) -> common_pb2.ErrorCode.ValueType:
     """Write an outcome; both enums have the same numbers."""
     return cast(common_pb2.ErrorCode.ValueType, int(code))
 
 
 def column_in(values: Sequence[int]) -> Int64Column:
-    """Read one packed column."""
+    """Read one repeated field of integers."""
     column = np.array(values, dtype=np.int64)
     column.setflags(write=False)
     return column

@@ -1,5 +1,9 @@
 """NodeService's messages, from protobuf to requests of the map and back."""
 
+from collections.abc import Callable
+from typing import cast
+
+from controller.lifecycle.sessions import NodeState
 from controller.metadata import answers, requests
 from controller.rpc.convert import error_out, node_identity, tags_in, tags_out
 from proto import nodes_pb2 as pb
@@ -14,7 +18,7 @@ def register_node_in(message: pb.RegisterNodeRequest) -> requests.RegisterNode:
     )
 
 
-def register_node_out(answer: answers.RegisterNodeAnswer) -> pb.RegisterNodeResponse:
+def register_node_out(answer: answers.ErrorAnswer) -> pb.RegisterNodeResponse:
     """Write the answer to RegisterNode."""
     return pb.RegisterNodeResponse(error=error_out(answer.error))
 
@@ -27,17 +31,63 @@ def get_nodes_in(message: pb.GetNodesRequest) -> requests.GetNodes:
     )
 
 
-def get_nodes_out(answer: answers.GetNodesAnswer) -> pb.GetNodesResponse:
-    """Write the answer to GetNodes."""
-    return pb.GetNodesResponse(nodes=[_description(node) for node in answer.nodes])
+def get_nodes_out(
+    answer: answers.GetNodesAnswer, state_of: Callable[[int], NodeState]
+) -> pb.GetNodesResponse:
+    """Write the answer to GetNodes; `state_of` a node id is what its session tells."""
+    return pb.GetNodesResponse(nodes=[_description(node, state_of) for node in answer.nodes])
 
 
-def _description(node: answers.NodeDescription) -> pb.NodeDescription:
+def unregister_node_in(message: pb.UnregisterNodeRequest) -> requests.UnregisterNode:
+    """Read UnregisterNode."""
+    return requests.UnregisterNode(request_id=message.request_id, node=node_identity(message.node))
+
+
+def unregister_node_out(answer: answers.ErrorAnswer) -> pb.UnregisterNodeResponse:
+    """Write the answer to UnregisterNode."""
+    return pb.UnregisterNodeResponse(error=error_out(answer.error))
+
+
+def get_next_node_id_in(message: pb.GetNextNodeIdRequest) -> requests.GetNextNodeId:
+    """Read GetNextNodeId."""
+    return requests.GetNextNodeId(request_id=message.request_id)
+
+
+def get_next_node_id_out(answer: answers.NodeIdAnswer) -> pb.GetNextNodeIdResponse:
+    """Write the answer to GetNextNodeId."""
+    return pb.GetNextNodeIdResponse(node_id=answer.node_id)
+
+
+def lock_node_in(message: pb.LockNodeRequest) -> requests.SetNodeLock:
+    """Read LockNode."""
+    return requests.SetNodeLock(request_id=message.request_id, node_id=message.node_id, locked=True)
+
+
+def lock_node_out(answer: answers.ErrorAnswer) -> pb.LockNodeResponse:
+    """Write the answer to LockNode."""
+    return pb.LockNodeResponse(error=error_out(answer.error))
+
+
+def unlock_node_in(message: pb.UnlockNodeRequest) -> requests.SetNodeLock:
+    """Read UnlockNode."""
+    return requests.SetNodeLock(
+        request_id=message.request_id, node_id=message.node_id, locked=False
+    )
+
+
+def unlock_node_out(answer: answers.ErrorAnswer) -> pb.UnlockNodeResponse:
+    """Write the answer to UnlockNode."""
+    return pb.UnlockNodeResponse(error=error_out(answer.error))
+
+
+def _description(
+    node: answers.NodeDescription, state_of: Callable[[int], NodeState]
+) -> pb.NodeDescription:
+    state = NodeState.FENCED if node.failover else state_of(node.node_id)
     return pb.NodeDescription(
         node_id=node.node_id,
         node_epoch=node.node_epoch,
-        # Sessions are not built yet: of a node's liveness only an ongoing recovery is known.
-        state=pb.NODE_STATE_FENCED if node.failover else pb.NODE_STATE_UNKNOWN,
+        state=cast(pb.NodeState.ValueType, int(state)),
         failover=node.failover,
         wal_config=node.wal_config,
         tags=tags_out(node.tags),
@@ -53,4 +103,9 @@ def _description(node: answers.NodeDescription) -> pb.NodeDescription:
             )
             for one in node.stream_set_objects
         ],
+        locked=node.locked,
+        pending_upload_count=node.pending_upload_count,
+        recovered_by=node.recovered_by,
+        departed=node.departed,
+        supervised=node.supervised,
     )

@@ -1,10 +1,13 @@
-"""ObjectService's messages, from protobuf to requests of the map and back."""
+"""ObjectService's messages, from protobuf to requests of the map and back.
+
+Commits of whole columns are in `wire_columns`.
+"""
 
 from typing import cast
 
-from controller.errors import InvalidRequestError
-from controller.metadata import answers, requests, values
-from controller.rpc.convert import column_in, error_out, node_identity, page_request
+from controller.metadata import answers, requests
+from controller.metadata.values import SourceOperation
+from controller.rpc.convert import column_in, enum_in, error_out, node_identity, page_request
 from proto import common_pb2
 from proto import objects_pb2 as pb
 
@@ -28,37 +31,29 @@ def prepare_objects_out(answer: answers.PrepareObjectsAnswer) -> pb.PrepareObjec
     )
 
 
-def commit_stream_set_object_in(
-    message: pb.CommitStreamSetObjectRequest,
-) -> requests.CommitStreamSetObject:
-    """Read CommitStreamSetObject; a compaction is refused, it is not built in this version."""
-    if message.compacted_object_ids:
-        raise InvalidRequestError(
-            "compacted_object_ids", "compaction is not built in this version; leave it empty"
-        )
-    return requests.CommitStreamSetObject(
+def commit_stream_object_in(message: pb.CommitStreamObjectRequest) -> requests.CommitStreamObject:
+    """Read CommitStreamObject."""
+    return requests.CommitStreamObject(
         request_id=message.request_id,
         node=node_identity(message.node),
         object_id=message.object_id,
-        order_id=message.order_id,
         object_size=message.object_size,
+        stream_id=message.stream_id,
+        stream_epoch=message.stream_epoch,
+        start_offset=message.start_offset,
+        end_offset=message.end_offset,
         attributes=message.attributes,
-        ranges=_ranges_in(message.ranges),
-        stream_objects=_stream_objects_in(message.stream_objects),
-        failover=message.failover,
-        on_conflict=_on_conflict_in(message.on_conflict),
+        source_object_ids=column_in(message.source_object_ids),
+        operations=tuple(
+            enum_in(SourceOperation, f"operations[{index}]", number)
+            for index, number in enumerate(message.operations)
+        ),
     )
 
 
-def commit_stream_set_object_out(
-    answer: answers.CommitStreamSetObjectAnswer,
-) -> pb.CommitStreamSetObjectResponse:
-    """Write the answer to CommitStreamSetObject."""
-    return pb.CommitStreamSetObjectResponse(
-        error=error_out(answer.error),
-        range_errors=answer.range_errors.tolist(),
-        stream_object_errors=answer.stream_object_errors.tolist(),
-    )
+def commit_stream_object_out(answer: answers.ErrorAnswer) -> pb.CommitStreamObjectResponse:
+    """Write the answer to CommitStreamObject."""
+    return pb.CommitStreamObjectResponse(error=error_out(answer.error))
 
 
 def get_objects_in(message: pb.GetObjectsRequest) -> requests.GetObjects:
@@ -108,36 +103,6 @@ def check_objects_out(
     )
 
 
-def _ranges_in(message: pb.RangeColumns) -> values.RangeColumns:
-    return values.RangeColumns(
-        stream_id=column_in(message.stream_id),
-        stream_epoch=column_in(message.stream_epoch),
-        start_offset=column_in(message.start_offset),
-        end_offset=column_in(message.end_offset),
-    )
-
-
-def _stream_objects_in(message: pb.StreamObjectColumns) -> values.StreamObjectColumns:
-    return values.StreamObjectColumns(
-        object_id=column_in(message.object_id),
-        object_size=column_in(message.object_size),
-        stream_id=column_in(message.stream_id),
-        stream_epoch=column_in(message.stream_epoch),
-        start_offset=column_in(message.start_offset),
-        end_offset=column_in(message.end_offset),
-        attributes=column_in(message.attributes),
-    )
-
-
-def _on_conflict_in(value: int) -> values.OnConflict:
-    try:
-        return values.OnConflict(value)
-    except ValueError:
-        raise InvalidRequestError(
-            "on_conflict", f"{value}; wanted REJECT_ALL (0) or ACCEPT_VALID (1)"
-        ) from None
-
-
 def _object_list(result: answers.ObjectList) -> pb.ObjectList:
     return pb.ObjectList(
         error=error_out(result.error),
@@ -154,6 +119,7 @@ def _object_list(result: answers.ObjectList) -> pb.ObjectList:
         ],
         stream_start_offset=result.stream_start_offset,
         stream_end_offset=result.stream_end_offset,
+        lost_end_offset=result.lost_end_offset,
     )
 
 
@@ -172,4 +138,6 @@ def _object_description(one: answers.ObjectDescription) -> pb.ObjectDescription:
             start_offset=one.ranges.start_offset.tolist(),
             end_offset=one.ranges.end_offset.tolist(),
         ),
+        composite_id=one.composite_id,
+        data_time_ms=one.data_time_ms,
     )

@@ -1,8 +1,8 @@
 """StreamService's messages, from protobuf to requests of the map and back."""
 
+from collections.abc import Iterable
 from typing import cast
 
-from controller.errors import InvalidRequestError
 from controller.metadata import answers, requests
 from controller.rpc.convert import error_out, node_identity, page_request, tags_in, tags_out
 from proto import common_pb2
@@ -50,18 +50,16 @@ def open_streams_out(answer: answers.OpenStreamsAnswer) -> pb.OpenStreamsRespons
 
 
 def close_streams_in(message: pb.CloseStreamsRequest) -> requests.CloseStreams:
-    """Read CloseStreams; a fast close is refused, it is not built in this version."""
-    for index, stream in enumerate(message.streams):
-        if stream.HasField("end_offset"):
-            raise InvalidRequestError(
-                f"streams[{index}].end_offset",
-                "fast close is not built in this version; commit everything, then leave it out",
-            )
+    """Read CloseStreams."""
     return requests.CloseStreams(
         request_id=message.request_id,
         node=node_identity(message.node),
         streams=tuple(
-            requests.StreamToClose(stream.stream_id, stream.stream_epoch)
+            requests.StreamToClose(
+                stream.stream_id,
+                stream.stream_epoch,
+                stream.end_offset if stream.HasField("end_offset") else None,
+            )
             for stream in message.streams
         ),
     )
@@ -127,10 +125,27 @@ def get_opening_streams_out(
                 epoch=stream.epoch,
                 start_offset=stream.start_offset,
                 end_offset=stream.end_offset,
+                upload_end_offset=stream.upload_end_offset,
             )
             for stream in answer.streams
         ],
         next_page_token=answer.next_page_token,
+    )
+
+
+def abandon_uploads_in(message: pb.AbandonUploadsRequest) -> requests.AbandonUploads:
+    """Read AbandonUploads."""
+    return requests.AbandonUploads(
+        request_id=message.request_id,
+        node_id=message.node_id,
+        stream_ids=tuple(message.stream_ids),
+    )
+
+
+def abandon_uploads_out(answer: answers.AbandonUploadsAnswer) -> pb.AbandonUploadsResponse:
+    """Write the answer to AbandonUploads."""
+    return pb.AbandonUploadsResponse(
+        error=error_out(answer.error), abandoned=_pending_uploads(answer.abandoned)
     )
 
 
@@ -180,4 +195,18 @@ def _description(stream: answers.StreamDescription) -> pb.StreamDescription:
             )
             for one in stream.stream_objects
         ],
+        pending_uploads=_pending_uploads(stream.pending_uploads),
+        lost=[pb.OffsetRange(start_offset=start, end_offset=end) for start, end in stream.lost],
     )
+
+
+def _pending_uploads(uploads: Iterable[answers.PendingUpload]) -> list[pb.PendingUpload]:
+    return [
+        pb.PendingUpload(
+            node_id=one.node_id,
+            stream_id=one.stream_id,
+            start_offset=one.start_offset,
+            end_offset=one.end_offset,
+        )
+        for one in uploads
+    ]

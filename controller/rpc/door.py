@@ -5,16 +5,21 @@ Turns exceptions into statuses at one place. Knows no particular request.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
+from controller.errors import InvalidRequestError
 from controller.rpc.status import Context, abort
 
 TIMEOUT_S_MAX = 60.0
 """Longest a call may wait here, whatever deadline its caller set."""
 
 UnaryHandler = Callable[[Any, Context], Awaitable[Message]]
+StreamHandler = Callable[[Any, Context], Awaitable[None]]
+"""Answers one request with many messages, each by `context.write`."""
+
+_Result = TypeVar("_Result")
 
 
 def guarded(handler: UnaryHandler) -> UnaryHandler:
@@ -28,5 +33,23 @@ def guarded(handler: UnaryHandler) -> UnaryHandler:
                 return await handler(request, context)
         except Exception as error:  # noqa: BLE001 - the one place that answers for every defect
             await abort(context, error)
+
+    return call
+
+
+def parsed(
+    handler: Callable[[Any, Context], Awaitable[_Result]], parse: Callable[[bytes], Message]
+) -> Callable[[bytes, Context], Awaitable[_Result]]:
+    """Wrap a handler: bytes that don't parse are the caller's mistake, and answered so."""
+
+    async def call(data: bytes, context: Context) -> _Result:
+        try:
+            message = parse(data)
+        except DecodeError:
+            malformed = f"{len(data)} bytes that are no message of this call; send one"
+            await abort(context, InvalidRequestError("message", malformed))
+        except InvalidRequestError as error:
+            await abort(context, error)
+        return await handler(message, context)
 
     return call

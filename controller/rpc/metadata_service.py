@@ -1,15 +1,20 @@
-"""MetadataService: the whole map as one checkpoint file, streamed in chunks."""
+"""MetadataService: the whole map as one checkpoint file, streamed in chunks, and its changes."""
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import BinaryIO
 
 from controller.errors import InvalidRequestError
 from controller.loop.controller import MetadataController
-from controller.rpc.routes import StreamHandler
+from controller.metadata.requests import HoldDeletions
+from controller.rpc.door import StreamHandler
 from controller.rpc.status import Context, abort
+from controller.rpc.watch import WatchHandler
 from proto import metadata_pb2 as pb
+
+HOLD_MS_MAX = 604_800_000
+"""A week: how long at most the bytes of a snapshot's objects are kept for its reader."""
 
 CHUNK_BYTES_MAX = 1 << 20
 
@@ -19,38 +24,49 @@ class MetadataHandlers:
 
     def __init__(self, controller: MetadataController) -> None:
         self._controller = controller
+        self._watch = WatchHandler(controller.changes)
 
     def streams(self) -> Mapping[str, StreamHandler]:
         """Return the handlers by method name."""
-        return {"GetSnapshot": self._get_snapshot}
+        return {"GetSnapshot": self._get_snapshot, "Watch": self._watch.watch}
 
-    async def _get_snapshot(
-        self, request: pb.GetSnapshotRequest, context: Context
-    ) -> AsyncIterator[pb.SnapshotChunk]:
+    async def _get_snapshot(self, request: pb.GetSnapshotRequest, context: Context) -> None:
         try:
+            await self._require_offset(request.not_before_offset)
+            await self._hold_deletions(request.hold_ms)
             frozen = await self._controller.frozen()
-            _require_offset(request.not_before_offset, frozen.id.end_offset)
         except Exception as error:  # noqa: BLE001 - every failure of a call is a status
             await abort(context, error)
         with tempfile.TemporaryFile() as file:
             total = await asyncio.to_thread(frozen.write, file)
             for position in range(0, total, CHUNK_BYTES_MAX):
-                yield pb.SnapshotChunk(
+                chunk = pb.SnapshotChunk(
                     end_offset=frozen.id.end_offset,
                     epoch=frozen.id.epoch,
                     total_bytes=total,
                     position=position,
                     data=await asyncio.to_thread(_read_at, file, position),
                 )
+                await context.write(chunk)
+
+    async def _require_offset(self, wanted: int) -> None:
+        """Before anything is done: a refused call leaves no hold behind."""
+        if wanted <= self._controller.committed_end:
+            return
+        end_offset = (await self._controller.frozen()).id.end_offset  # the newest, by a majority
+        if wanted > end_offset:
+            raise InvalidRequestError(
+                "not_before_offset", f"{wanted}; the log is committed up to {end_offset} only"
+            )
+
+    async def _hold_deletions(self, hold_ms: int) -> None:
+        """Before the copy is made, so that nothing it names can lose its bytes after it."""
+        if not 0 <= hold_ms <= HOLD_MS_MAX:
+            raise InvalidRequestError("hold_ms", f"{hold_ms}; wanted 0 to {HOLD_MS_MAX}, a week")
+        if hold_ms:
+            await self._controller.write(HoldDeletions(hold_ms=hold_ms))
 
 
 def _read_at(file: BinaryIO, position: int) -> bytes:
     file.seek(position)
     return file.read(CHUNK_BYTES_MAX)
-
-
-def _require_offset(wanted: int, end_offset: int) -> None:
-    if wanted > end_offset:
-        raise InvalidRequestError(
-            "not_before_offset", f"{wanted}; the log is committed up to {end_offset} only"
-        )

@@ -9,7 +9,7 @@ way at once is bounded here, apart for each kind, so that a flood of one leaves 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import grpc
@@ -27,6 +27,7 @@ from controller.quorum.messages import (
     UpdateVoterRequest,
     VoteRequest,
 )
+from controller.rpc.door import UnaryHandler
 from controller.rpc.quorum_wire import EXCHANGES
 from controller.rpc.quorum_wire_parts import (
     BadMessageError,
@@ -86,6 +87,13 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
             FetchSnapshotRequest: _Room("reads of snapshots", 32),
         }
         self._operators = _Room("requests of operators", 32)
+
+    def unary(self) -> Mapping[str, UnaryHandler]:
+        """Return the handlers by method name."""
+        return {
+            method.name: getattr(self, method.name)
+            for method in pb.DESCRIPTOR.services_by_name["QuorumService"].methods
+        }
 
     async def Vote(self, request: pb.VoteRequest, context: Context) -> Any:
         """Judge a candidate."""

@@ -4,7 +4,7 @@ The table is the list of what is built: an RPC of the contract that is not in it
 handlers a service brings along, is answered UNIMPLEMENTED.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,15 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 
+from controller.lifecycle.sessions import NodeState
+from controller.loop.admission import class_of
 from controller.loop.controller import MetadataController
-from controller.rpc import convert_kv, convert_nodes, convert_objects, convert_streams
-from controller.rpc.door import UnaryHandler, guarded
+from controller.rpc import convert_kv, convert_nodes, convert_objects, convert_streams, wire_columns
+from controller.rpc.door import StreamHandler, UnaryHandler, guarded, parsed
 from controller.rpc.session import longest_wait_ms, quote_offset, read_after
 from controller.rpc.status import Context, abort_unimplemented
 
-StreamHandler = Callable[[Any, Context], Any]
+PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,11 @@ class Route:
     writes: bool
 
 
+_PARSERS: Mapping[str, Callable[[bytes], Message]] = {
+    "streammeta.v1.ObjectService.CommitStreamSetObject": wire_columns.parse_commit
+}
+
+
 def _write(decode: Callable[[Any], Any], encode: Callable[[Any], Message]) -> Route:
     return Route(decode, encode, writes=True)
 
@@ -39,8 +46,11 @@ def _read(decode: Callable[[Any], Any], encode: Callable[[Any], Message]) -> Rou
     return Route(decode, encode, writes=False)
 
 
-def routes(cluster_id: str) -> Mapping[str, Route]:
-    """Return the routes by full name, e.g. `streammeta.v1.KVService.PutKVs`."""
+def routes(cluster_id: str, state_of: Callable[[int], NodeState]) -> Mapping[str, Route]:
+    """Return the routes by full name, e.g. `streammeta.v1.KVService.PutKVs`.
+
+    `state_of` tells of a node id what this leader's sessions know.
+    """
     s, o, n, k = convert_streams, convert_objects, convert_nodes, convert_kv
     table = {
         "StreamService.CreateStreams": _write(s.create_streams_in, s.create_streams_out),
@@ -52,9 +62,13 @@ def routes(cluster_id: str) -> Mapping[str, Route]:
         "StreamService.GetOpeningStreams": _write(
             s.get_opening_streams_in, s.get_opening_streams_out
         ),
+        "StreamService.AbandonUploads": _write(s.abandon_uploads_in, s.abandon_uploads_out),
         "ObjectService.PrepareObjects": _write(o.prepare_objects_in, o.prepare_objects_out),
         "ObjectService.CommitStreamSetObject": _write(
-            o.commit_stream_set_object_in, o.commit_stream_set_object_out
+            wire_columns.commit_stream_set_object_in, wire_columns.commit_stream_set_object_out
+        ),
+        "ObjectService.CommitStreamObject": _write(
+            o.commit_stream_object_in, o.commit_stream_object_out
         ),
         "ObjectService.GetObjects": _read(o.get_objects_in, o.get_objects_out),
         "ObjectService.DescribeObjects": _read(o.describe_objects_in, o.describe_objects_out),
@@ -62,7 +76,13 @@ def routes(cluster_id: str) -> Mapping[str, Route]:
             o.check_objects_in, lambda answer: o.check_objects_out(answer, cluster_id)
         ),
         "NodeService.RegisterNode": _write(n.register_node_in, n.register_node_out),
-        "NodeService.GetNodes": _read(n.get_nodes_in, n.get_nodes_out),
+        "NodeService.UnregisterNode": _write(n.unregister_node_in, n.unregister_node_out),
+        "NodeService.GetNodes": _read(
+            n.get_nodes_in, lambda answer: n.get_nodes_out(answer, state_of)
+        ),
+        "NodeService.GetNextNodeId": _write(n.get_next_node_id_in, n.get_next_node_id_out),
+        "NodeService.LockNode": _write(n.lock_node_in, n.lock_node_out),
+        "NodeService.UnlockNode": _write(n.unlock_node_in, n.unlock_node_out),
         "KVService.PutKVs": _write(k.put_kvs_in, k.put_kvs_out),
         "KVService.GetKVs": _read(k.get_kvs_in, k.get_kvs_out),
         "KVService.DeleteKVs": _write(k.delete_kvs_in, k.delete_kvs_out),
@@ -76,14 +96,16 @@ def routed(route: Route, controller: MetadataController) -> UnaryHandler:
 
     async def handle(request: Message, context: Context) -> Message:
         decoded = route.decode(request)
-        if route.writes:
-            answered = await controller.write(decoded)
-        else:
-            answered = await controller.read(
-                decoded, at_least=read_after(context), timeout_ms=longest_wait_ms(context)
-            )
-        quote_offset(context, answered.offset)
-        return route.encode(answered.answer)
+        kind = class_of(decoded, writes=route.writes)
+        async with controller.gate.admitted(kind, context.time_remaining()):
+            if route.writes:
+                answered = await controller.write(decoded)
+            else:
+                answered = await controller.read(
+                    decoded, at_least=read_after(context), timeout_ms=longest_wait_ms(context)
+                )
+            quote_offset(context, answered.offset)
+            return route.encode(answered.answer)
 
     return guarded(handle)
 
@@ -92,12 +114,16 @@ def service_handler(
     service: ServiceDescriptor,
     unary: Mapping[str, UnaryHandler],
     streams: Mapping[str, StreamHandler],
+    pipelines: Mapping[str, PipelineHandler] | None = None,
 ) -> grpc.GenericRpcHandler:
     """Return a handler for a whole service.
 
-    `unary` and `streams` are by method name; every other method answers UNIMPLEMENTED.
+    `unary`, `streams` and `pipelines` are by method name; every other method answers UNIMPLEMENTED.
     """
-    handlers = {method.name: _method_handler(method, unary, streams) for method in service.methods}
+    handlers = {
+        method.name: _method_handler(method, unary, streams, pipelines or {})
+        for method in service.methods
+    }
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
@@ -105,20 +131,21 @@ def _method_handler(
     method: MethodDescriptor,
     unary: Mapping[str, UnaryHandler],
     streams: Mapping[str, StreamHandler],
+    pipelines: Mapping[str, PipelineHandler],
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     request_class = message_factory.GetMessageClass(method.input_type)
-    codec: Any = {
-        "request_deserializer": request_class.FromString,
-        "response_serializer": lambda message: message.SerializeToString(),
-    }
+    parse = _PARSERS.get(method.full_name, request_class.FromString)
+    codec: Any = {"response_serializer": lambda message: message.SerializeToString()}
     if method.name in unary:
-        return grpc.unary_unary_rpc_method_handler(unary[method.name], **codec)
+        return grpc.unary_unary_rpc_method_handler(parsed(unary[method.name], parse), **codec)
     if method.name in streams:
-        return grpc.unary_stream_rpc_method_handler(streams[method.name], **codec)
-    return _not_built(method, codec)
+        return grpc.unary_stream_rpc_method_handler(parsed(streams[method.name], parse), **codec)
+    if method.name in pipelines:
+        return grpc.stream_stream_rpc_method_handler(pipelines[method.name])
+    return _not_built(method)
 
 
-def _not_built(method: MethodDescriptor, codec: Any) -> "grpc.RpcMethodHandler[Any, Any]":
+def _not_built(method: MethodDescriptor) -> "grpc.RpcMethodHandler[Any, Any]":
     async def refuse(_: Any, context: Context) -> Message:
         await abort_unimplemented(context, method.full_name)
 
@@ -127,7 +154,7 @@ def _not_built(method: MethodDescriptor, codec: Any) -> "grpc.RpcMethodHandler[A
         yield
 
     if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(refuse_stream, **codec)
+        return grpc.stream_stream_rpc_method_handler(refuse_stream)
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(refuse_stream, **codec)
-    return grpc.unary_unary_rpc_method_handler(refuse, **codec)
+        return grpc.unary_stream_rpc_method_handler(refuse_stream)
+    return grpc.unary_unary_rpc_method_handler(refuse)

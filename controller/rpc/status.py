@@ -4,6 +4,7 @@ The reason is stable and meant for programs, the message for people. Clients in 
 the details from the standard `grpc-status-details-bin` trailer.
 """
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import grpc
@@ -18,6 +19,7 @@ from controller.errors import (
     NotLeaderError,
     OutcomeUnknownError,
 )
+from controller.loop.change_feed import WatcherTooSlowError
 from controller.loop.quorum_errors import (
     DiskFullError,
     NotCaughtUpError,
@@ -25,6 +27,7 @@ from controller.loop.quorum_errors import (
     TransferRefusedError,
     VoterChangeError,
 )
+from controller.loop.state_hashes import OffsetPassedError
 from controller.quorum.messages import QuorumError
 
 DOMAIN = "streammeta"
@@ -43,9 +46,11 @@ _log = structlog.get_logger(component="rpc")
 async def abort(
     context: Context,
     error: Exception,
+    extra: Mapping[str, str] | None = None,
 ) -> NoReturn:
-    """End the call with the status that `error` stands for."""
+    """End the call with the status that `error` stands for; `extra` joins its metadata."""
     code, reason, metadata = classify(error)
+    metadata = {**metadata, **(extra or {})}
     message = str(error)
     if code is grpc.StatusCode.INTERNAL:
         _log.error("request_failed", exc_info=error)
@@ -83,6 +88,12 @@ def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
             return grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", {"field": error.field}
         case LimitExceededError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED", {}
+        case WatcherTooSlowError():
+            resume = {"from_offset": str(error.from_offset)}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, "WATCHER_TOO_SLOW", resume
+        case OffsetPassedError():
+            end = {"end_offset": str(error.end_offset)}
+            return grpc.StatusCode.FAILED_PRECONDITION, "OFFSET_PASSED", end
         case OutcomeUnknownError():
             return grpc.StatusCode.ABORTED, "OUTCOME_UNKNOWN", {}
         case ApiError():

@@ -3,7 +3,7 @@
 Names are those of the contract. A fact that is absent (-1, empty) is left out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from google.protobuf.descriptor import EnumDescriptor
@@ -17,6 +17,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_FIELDS = {
     common_pb2.OBJECT_STATE_PREPARED: "deadline",
     common_pb2.OBJECT_STATE_COMMITTED: "committed_at",
+    common_pb2.OBJECT_STATE_LINKED: "committed_at",
     common_pb2.OBJECT_STATE_MARK_DESTROYED: "mark_destroyed_at",
 }
 
@@ -52,7 +53,7 @@ def cluster(described: admin_pb2.DescribeClusterResponse) -> Document:
 
 
 def stream(described: streams_pb2.StreamDescription, readable: objects_pb2.ObjectList) -> Document:
-    """A stream, its ranges of ownership, its stream objects, and what to read it from, in order."""
+    """A stream, its ranges of ownership, its objects, what is owed or lost of it; all in order."""
     fields: list[tuple[str, Value]] = [
         ("stream_id", described.stream_id),
         ("state", _enum_name(common_pb2.StreamState.DESCRIPTOR, "STREAM_STATE_", described.state)),
@@ -86,8 +87,22 @@ def stream(described: streams_pb2.StreamDescription, readable: objects_pb2.Objec
             Table("ranges", ("range_index", "epoch", *span, "node_id"), ranges),
             Table("stream_objects", ("object_id", *span), stream_objects),
             Table("read_from", ("object_id", *span, "kind", "object_size"), slices),
+            *_left_behind(described),
         ),
     )
+
+
+def _left_behind(described: streams_pb2.StreamDescription) -> Iterator[Table]:
+    """What is owed of a stream and what is lost, where there is something."""
+    span = ("start_offset", "end_offset")
+    owed = tuple(
+        (each.node_id, each.start_offset, each.end_offset) for each in described.pending_uploads
+    )
+    lost = tuple((each.start_offset, each.end_offset) for each in described.lost)
+    if owed:
+        yield Table("pending_uploads", ("node_id", *span), owed)
+    if lost:
+        yield Table("lost", span, lost)
 
 
 def stored_object(described: objects_pb2.ObjectDescription, namespace: str) -> Document:
@@ -103,6 +118,8 @@ def stored_object(described: objects_pb2.ObjectDescription, namespace: str) -> D
         ("node_id", described.node_id),
         ("stream_id", described.stream_id),
     ]
+    if described.state == common_pb2.OBJECT_STATE_LINKED:
+        fields.append(("composite_id", described.composite_id))
     held = described.ranges
     rows = tuple(zip(held.stream_id, held.start_offset, held.end_offset, strict=True))
     ranges = Table("ranges", ("stream_id", "start_offset", "end_offset"), rows)
@@ -121,8 +138,13 @@ def node(described: nodes_pb2.NodeDescription) -> Document:
         ("node_id", described.node_id),
         ("node_epoch", described.node_epoch),
         ("state", _enum_name(nodes_pb2.NodeState.DESCRIPTOR, "NODE_STATE_", described.state)),
+        ("supervised", described.supervised),
         ("failover", described.failover),
+        ("recovered_by", described.recovered_by),
+        ("locked", described.locked),
+        ("departed", described.departed),
         ("has_opening_streams", described.has_opening_streams),
+        ("pending_upload_count", described.pending_upload_count),
         ("stream_set_object_count", described.stream_set_object_count),
         ("wal_config", described.wal_config),
     ]

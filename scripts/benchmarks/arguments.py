@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from scripts.benchmarks import commits, faults
+from scripts.benchmarks import commits, faults, map_growth
+from scripts.benchmarks.peers import comparison
 from scripts.benchmarks.report import FORMATS
 
 _NOT_PASSED_ON = ("benchmark", "baseline", "rounds", "format")
@@ -32,17 +33,24 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         epilog="example: ./scripts/bench failover --runs 30 --kind crash --format json",
     )
     kinds = parser.add_subparsers(
-        dest="benchmark", metavar="failover|commits|simulator|all", parser_class=_Parser
+        dest="benchmark", metavar="failover|commits|peers|map|simulator|all", parser_class=_Parser
     )
     kinds.required = True
     common, failover, commit, simulator = _common(), _failover(), _commits(), _simulator()
+    grown = _map()
     kind = _options()
     kind.add_argument("--kind", choices=faults.KINDS, default="crash", help="default: %(default)s")
     for name, parents, text in (
         ("failover", [failover, kind, common], "time from the leader's loss to the next write"),
         ("commits", [commit, common], "commits a second, latency, and what a commit costs"),
+        ("peers", [_peers(), common], "the same commits on ZooKeeper, etcd and PostgreSQL"),
+        ("map", [grown, common], "memory, commits, freezing, checkpoints, restart as it grows"),
         ("simulator", [simulator, common], "events a second of the quorum's simulator"),
-        ("all", [failover, commit, simulator, common], "all of these, all kinds of failover"),
+        (
+            "all",
+            [failover, commit, grown, simulator, common],
+            "all but peers, all kinds of failover",
+        ),
     ):
         example = f"example: ./scripts/bench {name} --format json"
         kinds.add_parser(name, parents=parents, help=text, description=text, epilog=example)
@@ -97,22 +105,74 @@ def _commits() -> _Parser:
     defaults = commits.Settings()
     for name, value, text in (
         ("--voters", defaults.voters, "numbers of controllers"),
-        ("--in-flight", defaults.in_flight, "numbers of requests in flight"),
+        ("--ranges", defaults.ranges, "ranges of one commit"),
+        ("--in-flight", defaults.in_flight, "numbers of commits in flight"),
     ):
         shown = ",".join(map(str, value))
         parser.add_argument(
             name, type=_numbers, default=value, metavar="N,N,...", help=f"{text}; default: {shown}"
         )
     parser.add_argument(
-        "--work",
-        choices=sorted(commits.WORKS),
-        default=defaults.work,
-        help="; ".join(f"{name}: {text}" for name, text in commits.WORKS.items()),
+        "--ways",
+        type=lambda text: _names(text, commits.WAYS),
+        default=defaults.ways,
+        metavar="WAY,WAY,...",
+        help=f"of {', '.join(commits.WAYS)}; default: {','.join(defaults.ways)}",
     )
     parser.add_argument(
         "--seconds", type=_seconds, default=defaults.seconds, help="per level; default: %(default)s"
     )
     parser.add_argument("--profile", action="store_true", help="and profile the event loops")
+    return parser
+
+
+def _peers() -> _Parser:
+    parser = _options()
+    defaults = comparison.Settings()
+    parser.add_argument(
+        "--systems",
+        type=lambda text: _names(text, defaults.systems),
+        default=defaults.systems,
+        metavar="NAME,NAME,...",
+        help=f"default: {','.join(defaults.systems)}",
+    )
+    for name, value, text in (
+        ("--ranges", defaults.ranges, "ranges of one commit"),
+        ("--in-flight", defaults.in_flight, "numbers of commits in flight; the better counts"),
+    ):
+        shown = ",".join(map(str, value))
+        parser.add_argument(
+            name, type=_numbers, default=value, metavar="N,N,...", help=f"{text}; default: {shown}"
+        )
+    parser.add_argument(
+        "--seconds", type=_seconds, default=defaults.seconds, help="per load; default: %(default)s"
+    )
+    parser.add_argument(
+        "--failovers",
+        type=int,
+        default=defaults.failovers,
+        help="kills of ZooKeeper's and etcd's leaders; default: %(default)s",
+    )
+    return parser
+
+
+def _map() -> _Parser:
+    parser = _options()
+    defaults = map_growth.Settings()
+    for name, value, text in (
+        ("--sizes", defaults.sizes, "streams, and as many objects"),
+        ("--set-objects", defaults.set_objects, "of one node, to be read"),
+    ):
+        shown = ",".join(map(str, value))
+        parser.add_argument(
+            name, type=_numbers, default=value, metavar="N,N,...", help=f"{text}; default: {shown}"
+        )
+    parser.add_argument(
+        "--large", action="store_true", help=f"measure {map_growth.LARGE:,} of each too"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="DIR", help="write PNG plots there; needs matplotlib"
+    )
     return parser
 
 
@@ -140,6 +200,13 @@ def _seconds(text: str) -> float:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
+
+
+def _names(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not set(names) <= set(known):
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted some of {', '.join(known)}")
+    return names
 
 
 def _directory(text: str) -> Path:

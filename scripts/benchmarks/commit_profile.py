@@ -9,12 +9,12 @@ journal's thread is not in it.
 import pstats
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from scripts.benchmarks.bench_cluster import in_thread, restart_changed, running_cluster
-from scripts.benchmarks.commits import PATIENT, WORKS, Settings, find_leader, observed, run_load
+from scripts.benchmarks.commits import PATIENT, Point, Settings, find_leader, observed, run_load
 from scripts.benchmarks.figures import Outcome, Table
 
 VOTERS = 3
@@ -43,22 +43,24 @@ class Cost:
 
 
 async def measure(root: Path, settings: Settings, progress: Callable[[str], None]) -> Outcome:
-    """Profile the leader and a follower at one level."""
-    progress(f"commits: profile of {VOTERS} voters, {IN_FLIGHT} in flight")
+    """Profile the leader and a follower at one level: the first ranges, the last way."""
+    way = list(settings.points())[-1].way
+    point = Point(way, settings.ranges[0], IN_FLIGHT)
+    progress(f"commits: profile of {VOTERS} voters, {point}")
     place = root / "profile"
     with running_cluster(place, VOTERS, PATIENT) as cluster:
         await in_thread(
             restart_changed, cluster, observed(place, lambda node_id: _profile(place, node_id))
         )
         leader = await find_leader(cluster)
-        result = await run_load(cluster, leader, place, settings, IN_FLIGHT)
+        result = await run_load(cluster, leader, place, point, settings.seconds)
         cluster.stop_all()
     follower = next(node_id for node_id in cluster.children if node_id != leader.node_id)
     profiles = {"leader": leader.node_id, "follower": follower}
     return _outcome(
-        settings,
+        point,
         {role: _profile(place, node_id) for role, node_id in profiles.items()},
-        result.counters_at_end.payloads,
+        result.client["commits_in_all"],
     )
 
 
@@ -127,7 +129,7 @@ def _name(file: str, line: int, function: str) -> str:
     return f"{'/'.join(path.parts[-2:])}:{line} {function}"
 
 
-def _outcome(settings: Settings, profiles: Mapping[str, Path], commits: int) -> Outcome:
+def _outcome(point: Point, profiles: Mapping[str, Path], commits: int) -> Outcome:
     figures: dict[str, float] = {}
     tables: list[Table] = []
     for role, profile in profiles.items():
@@ -137,7 +139,7 @@ def _outcome(settings: Settings, profiles: Mapping[str, Path], commits: int) -> 
         tables.append(_table(f"Event loop of a {role} by function", functions[:FUNCTION_ROWS]))
     return Outcome(
         benchmark="commits-profile",
-        settings={"work": WORKS[settings.work], "voters": VOTERS, "in_flight": IN_FLIGHT},
+        settings={"voters": VOTERS, **asdict(point)},
         figures=figures,
         details={"commits": commits},
         tables=tables,

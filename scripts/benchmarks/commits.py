@@ -1,7 +1,7 @@
-"""Commits a second and their latency, by voters and by requests in flight, with what they cost.
+"""Commits a second, their latency and their cost, by voters, ranges and commits in flight.
 
-A client process commits one range after the other on every one of its streams at the leader. The
-controllers run as the product does, but for a long fetch timeout and a wrapper that counts flushes
+A client process commits at the leader, each slot on streams of its own. The controllers run as the
+product does, but for a long fetch timeout and a wrapper that counts flushes and what is appended
 (`observed_controller`): two calls of Python for each flush. CPU is read from the operating system
 for each process over the time that counts.
 """
@@ -9,10 +9,10 @@ for each process over the time that counts.
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import psutil
 
@@ -24,42 +24,89 @@ from scripts.benchmarks.bench_cluster import (
     running_cluster,
     watching,
 )
-from scripts.benchmarks.figures import Outcome, Table
+from scripts.benchmarks.figures import Outcome, Table, Target, targets_table
 from scripts.benchmarks.observed_controller import Counters
+from scripts.benchmarks.streammeta_client import has_pipeline
 
-Work: TypeAlias = Literal["commit", "put"]
-WORKS: dict[Work, str] = {
-    "commit": "CommitStreamSetObject of one range of one stream",
-    "put": "PutKVs of one value of 100 bytes",
-}
+Way: TypeAlias = Literal["unary", "pipelined", "product", "put"]
+WAYS: tuple[Way, ...] = get_args(Way)
 
 PATIENT = ("--fetch-timeout-ms", "10000")
 """Options of the controllers: other work on the machine must not cost the leader its place."""
 
 
+STREAMS_MAX = 400_000
+"""Levels with more streams (ranges times in flight) are left out: opening them takes too long."""
+
+IDS_A_SECOND: dict[Way, int] = {
+    "unary": 4_000,
+    "pipelined": 40_000,
+    "product": 20_000,
+    "put": 0,
+}
+"""Object ids prepared beforehand for each second of commits of few ranges."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What to measure."""
+    """What to measure: all combinations."""
 
-    work: Work = "commit"
-    voters: Sequence[int] = (1, 3, 5)
+    ways: Sequence[Way] = ("unary", "pipelined")
+    """A commit a call, many on one stream of messages, the same by the product's client, or a small
+    PutKVs a call."""
+    voters: Sequence[int] = (3,)
+    ranges: Sequence[int] = (1, 10, 100, 1_000, 1_600, 20_000)
     in_flight: Sequence[int] = (1, 16, 64)
-    seconds: float = 5.0
+    seconds: float = 3.0
+
+    def points(self) -> "Iterator[Point]":
+        """Yield the levels to measure at each number of voters."""
+        for way in self.ways:
+            if way in ("pipelined", "product") and not has_pipeline():
+                continue
+            for ranges in self.ranges if way != "put" else (1,):
+                for in_flight in self.in_flight:
+                    if ranges * in_flight <= STREAMS_MAX:
+                        yield Point(way, ranges, in_flight)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One way to commit, and how much at once."""
+
+    way: Way
+    ranges: int
+    """Of one commit."""
+    in_flight: int
+
+    def objects(self, seconds: float) -> int:
+        """Return how many object ids to prepare for so long."""
+        commits = IDS_A_SECOND[self.way] * (seconds + 1) / max(1.0, self.ranges / 10)
+        return int(commits if self.in_flight > 1 else commits / 10) + self.in_flight
+
+    def __str__(self) -> str:
+        return f"{self.way}, {self.ranges} ranges, {self.in_flight} in flight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One number of requests in flight at one number of voters."""
+    """One point at one number of voters."""
 
     voters: int
+    way: Way
+    ranges: int
     in_flight: int
     commits_per_s: float
+    ranges_per_s: float
     p50_ms: float
     p99_ms: float
     max_ms: float
+    bytes_per_range: float
+    """Appended to the leader's log."""
     batches_per_flush: float
     """On the leader; a batch is what one turn of its event loop appends."""
-    commits_per_flush: float
+    payloads_per_flush: float
+    """Log entries of requests; a message of many commits may be one."""
     flush_mean_ms: float
     leader_cpu_us: float
     """CPU time for each commit, of all threads."""
@@ -84,17 +131,12 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
         place = root / f"voters-{voters}"
         with running_cluster(place, voters, PATIENT) as cluster:
             await in_thread(restart_changed, cluster, observed(place))
-            for in_flight in settings.in_flight:
-                progress(f"commits: {voters} voters, {in_flight} in flight")
-                levels.append(await _measure_level(cluster, place, settings, in_flight))
+            for point in settings.points():
+                progress(f"commits: {voters} voters, {point}")
+                leader = await find_leader(cluster)
+                run = await run_load(cluster, leader, place, point, settings.seconds)
+                levels.append(_level(point, settings.seconds, run))
     return _outcome(settings, levels)
-
-
-async def _measure_level(
-    cluster: LocalCluster, place: Path, settings: Settings, in_flight: int
-) -> Level:
-    leader = await find_leader(cluster)
-    return _level(settings, in_flight, await run_load(cluster, leader, place, settings, in_flight))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +154,16 @@ class LoadRun:
 
 
 async def run_load(
-    cluster: LocalCluster, leader: Leader, place: Path, settings: Settings, in_flight: int
+    cluster: LocalCluster, leader: Leader, place: Path, point: Point, seconds: float
 ) -> LoadRun:
     """Run the client against `leader` until it is done."""
-    client = _start_client(cluster, leader, place, settings, in_flight)
+    client = start_client(
+        point.way,
+        cluster.endpoints[leader.node_id - 1],
+        (point.ranges, point.in_flight, point.objects(seconds)),
+        seconds,
+        place / "client.log",
+    )
     try:
         await asyncio.to_thread(client.wait_ready)
         cpu_s, counters = _cpu_s(cluster), _counters(place, leader)
@@ -123,7 +171,7 @@ async def run_load(
         await asyncio.to_thread(client.wait_ready)
         cpu_s_after, counters_after = _cpu_s(cluster), _counters(place, leader)
         loop_s_after = _loop_s(cluster, leader)
-        result = await asyncio.to_thread(_result, client)
+        result = await asyncio.to_thread(client_result, client)
     finally:
         client.stop()
     return LoadRun(
@@ -136,22 +184,24 @@ async def run_load(
     )
 
 
-def _start_client(
-    cluster: LocalCluster, leader: Leader, place: Path, settings: Settings, in_flight: int
+def start_client(
+    system: str, endpoint: str, load: tuple[int, int, int], seconds: float, log: Path
 ) -> Child:
+    """Start the client process; `load` is ranges, commits in flight, object ids beforehand."""
+    ranges, in_flight, objects = map(str, load)
     return start_child(
         "commit load",
         [
             *(sys.executable, "-m", "scripts.benchmarks.commit_load"),
-            *("--leader", cluster.endpoints[leader.node_id - 1]),
-            *("--work", settings.work, "--in-flight", str(in_flight)),
-            *("--seconds", str(settings.seconds)),
+            *("--system", system, "--endpoint", endpoint, "--ranges", ranges),
+            *("--in-flight", in_flight, "--objects", objects, "--seconds", str(seconds)),
         ],
-        place / "client.log",
+        log,
     )
 
 
-def _result(client: Child) -> dict[str, Any]:
+def client_result(client: Child) -> dict[str, Any]:
+    """Return what the client reports at its end."""
     line = client.read_line()
     if not line:
         client.process.wait()
@@ -205,70 +255,81 @@ def _loop_s(cluster: LocalCluster, leader: Leader) -> float:
     return float(main_thread.user_time + main_thread.system_time)
 
 
-def _level(settings: Settings, in_flight: int, run: LoadRun) -> Level:
+def _level(point: Point, seconds: float, run: LoadRun) -> Level:
     commits, commits_per_s = run.client["commits"], run.client["commits_per_s"]
     flushes = max(1, run.counters.flushes)
     cost_us = {node_id: cpu_s * 1e6 / commits for node_id, cpu_s in run.cpu_s.items()}
     leader_us = cost_us.pop(run.leader_id)
     return Level(
         voters=len(run.cpu_s),
-        in_flight=in_flight,
+        way=point.way,
+        ranges=point.ranges,
+        in_flight=point.in_flight,
         commits_per_s=commits_per_s,
+        ranges_per_s=round(commits_per_s * point.ranges),
         p50_ms=run.client["p50_ms"],
         p99_ms=run.client["p99_ms"],
         max_ms=run.client["max_ms"],
+        bytes_per_range=round(run.counters.payload_bytes / (commits * point.ranges), 1),
         batches_per_flush=round(run.counters.batches / flushes, 2),
-        commits_per_flush=round(run.counters.payloads / flushes, 2),
+        payloads_per_flush=round(run.counters.payloads / flushes, 2),
         flush_mean_ms=round(run.counters.flush_ns / flushes / 1e6, 3),
         leader_cpu_us=round(leader_us, 1),
         leader_loop_us=round(run.leader_loop_s * 1e6 / commits, 1),
         follower_cpu_us=round(sum(cost_us.values()) / max(1, len(cost_us)), 1),
         client_cpu_us=round(run.client["client_cpu_s"] * 1e6 / commits, 1),
         leader_cores=round(leader_us * commits_per_s / 1e6, 2),
-        client_cores=round(run.client["client_cpu_s"] / settings.seconds, 2),
+        client_cores=round(run.client["client_cpu_s"] / seconds, 2),
     )
+
+
+COLUMNS = {
+    "voters": "voters",
+    "way": "way",
+    "ranges": "ranges",
+    "in_flight": "in flight",
+    "commits_per_s": "commits/s",
+    "ranges_per_s": "ranges/s",
+    "p50_ms": "p50 ms",
+    "p99_ms": "p99 ms",
+    "bytes_per_range": "B/range",
+    "payloads_per_flush": "entries/flush",
+    "leader_cpu_us": "leader us",
+    "follower_cpu_us": "follower us",
+    "client_cpu_us": "client us",
+    "leader_cores": "leader cores",
+    "client_cores": "client cores",
+}
 
 
 def _outcome(settings: Settings, levels: Sequence[Level]) -> Outcome:
     figures: dict[str, float] = {}
     for level in levels:
-        name = f"{settings.work}_{level.voters}_voters_{level.in_flight}_in_flight"
+        name = (
+            f"{level.way}_{level.voters}_voters_{level.ranges}_ranges_{level.in_flight}_in_flight"
+        )
         figures[f"{name}_per_s"] = level.commits_per_s
         figures[f"{name}_p50_ms"] = level.p50_ms
         figures[f"{name}_p99_ms"] = level.p99_ms
         figures[f"{name}_leader_us"] = level.leader_cpu_us
-    columns = {
-        "voters": "voters",
-        "in_flight": "in flight",
-        "commits_per_s": "commits/s",
-        "p50_ms": "p50 ms",
-        "p99_ms": "p99 ms",
-        "commits_per_flush": "per flush",
-        "batches_per_flush": "batches",
-        "flush_mean_ms": "flush ms",
-        "leader_cpu_us": "leader us",
-        "leader_loop_us": "its loop us",
-        "follower_cpu_us": "follower us",
-        "client_cpu_us": "client us",
-        "leader_cores": "leader cores",
-        "client_cores": "client cores",
-    }
     facts = [asdict(level) for level in levels]
+    table = Table(
+        title="Commits by their ranges; us are CPU time for each commit",
+        columns=tuple(COLUMNS.values()),
+        rows=tuple(tuple(fact[name] for name in COLUMNS) for fact in facts),
+    )
     return Outcome(
         benchmark="commits",
-        settings={
-            "work": WORKS[settings.work],
-            "seconds": settings.seconds,
-            "voters": list(settings.voters),
-            "in_flight": list(settings.in_flight),
-        },
+        settings=asdict(settings),
         figures=figures,
         details={"levels": facts},
-        tables=(
-            Table(
-                title=f"{WORKS[settings.work]}; us are CPU time for each commit",
-                columns=tuple(columns.values()),
-                rows=tuple(tuple(fact[name] for name in columns) for fact in facts),
-            ),
-        ),
+        tables=(table, *targets_table(_targets(levels))),
     )
+
+
+def _targets(levels: Sequence[Level]) -> Iterator[Target]:
+    large = [level for level in levels if (level.voters, level.ranges) == (3, 1_600)]
+    if alone := [level.p50_ms for level in large if level.in_flight == 1]:
+        yield Target("1600 ranges, 3 voters, one in flight: p50 ms", "at most", 8.0, min(alone))
+    if many := [level.ranges_per_s for level in large if level.in_flight == 64]:
+        yield Target("1600 ranges, 3 voters, 64 in flight: ranges/s", "at least", 5e5, max(many))

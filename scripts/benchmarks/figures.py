@@ -4,9 +4,9 @@ Knows nothing of how they arose.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,38 @@ class Outcome:
     figures: Mapping[str, float]
     details: Mapping[str, Any] = field(default_factory=dict)
     tables: Sequence[Table] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A figure with the bound it should keep to."""
+
+    figure: str
+    bound: Literal["at most", "at least"]
+    wanted: float
+    measured: float
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the figure keeps to its bound."""
+        if self.bound == "at most":
+            return self.measured <= self.wanted
+        return self.measured >= self.wanted
+
+
+def targets_table(targets: Iterable[Target]) -> tuple[Table, ...]:
+    """Return a table of `targets`, or none if there are none."""
+    rows = tuple(
+        (
+            target.figure,
+            f"{target.bound} {target.wanted:,g}",
+            f"{target.measured:,.6g}",
+            "met" if target.is_met else "missed",
+        )
+        for target in targets
+    )
+    columns = ("figure", "target", "measured", "")
+    return (Table(title="Against the targets", columns=columns, rows=rows),) if rows else ()
 
 
 def percentile(values: Sequence[float], share: float) -> float:

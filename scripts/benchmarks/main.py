@@ -21,20 +21,28 @@ from scripts.benchmarks import (
     commits,
     failover,
     faults,
+    map_growth,
     simulator,
 )
 from scripts.benchmarks.arguments import as_words, parse
 from scripts.benchmarks.bench_cluster import UnhealthyError
-from scripts.benchmarks.commit_load import LoadError
+from scripts.benchmarks.committer import LoadError
 from scripts.benchmarks.figures import Outcome
+from scripts.benchmarks.http2 import Http2Error
 from scripts.benchmarks.machine import OtherWork, describe_commit, describe_machine
+from scripts.benchmarks.map_plots import PlotError
+from scripts.benchmarks.peers import comparison
+from scripts.benchmarks.peers.servers import PeerError
 from scripts.benchmarks.report import Reporter
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXPECTED_ERRORS = (
     BrokerClientError,
     ChildFailedError,
+    Http2Error,
     LoadError,
+    PeerError,
+    PlotError,
     UnhealthyError,
     failover.FailoverError,
     simulator.SimulatorError,
@@ -86,17 +94,40 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
         )
     if arguments.benchmark in ("commits", "all"):
         settings = commits.Settings(
-            work=arguments.work,
+            ways=arguments.ways,
             voters=arguments.voters,
+            ranges=arguments.ranges,
             in_flight=arguments.in_flight,
             seconds=arguments.seconds,
         )
         outcomes.append(await commits.measure(place / "commits", settings, say))
         if arguments.profile:
             outcomes.append(await commit_profile.measure(place / "commits", settings, say))
+    if arguments.benchmark == "peers":
+        compared = comparison.Settings(
+            systems=arguments.systems,
+            ranges=arguments.ranges,
+            in_flight=arguments.in_flight,
+            seconds=arguments.seconds,
+            failovers=arguments.failovers,
+        )
+        outcomes.append(await comparison.measure(place / "peers", compared, say))
+    if arguments.benchmark in ("map", "all"):
+        grown = map_growth.Settings(
+            sizes=arguments.sizes,
+            large=arguments.large,
+            set_objects=arguments.set_objects,
+            plot=arguments.plot,
+        )
+        outcomes.append(await map_growth.measure(_made(place / "map"), grown, say))
     if arguments.benchmark in ("simulator", "all"):
         outcomes.append(await simulator.measure(place / "simulator", arguments.seeds, say))
     return outcomes
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
 
 
 def _failovers(arguments: argparse.Namespace) -> list[tuple[faults.Kind, int]]:

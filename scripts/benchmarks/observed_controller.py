@@ -23,7 +23,9 @@ from controller.cli.main import main as streammeta
 from controller.journal.journal import Journal
 from controller.quorum.messages import Batch
 
-_LAYOUT = struct.Struct("<4q")
+_LAYOUT = struct.Struct("<5q")
+_LENGTH_BYTES = 4
+"""Of a payload, before it in its batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Counters:
     batches: int = 0
     payloads: int = 0
     """Appended to the log: one for each request that changed something."""
+    payload_bytes: int = 0
+    """Of them, with their lengths; headers of batches left out."""
 
     def __sub__(self, earlier: Self) -> "Counters":
         """Return what was counted since `earlier`."""
@@ -43,6 +47,7 @@ class Counters:
             self.flush_ns - earlier.flush_ns,
             self.batches - earlier.batches,
             self.payloads - earlier.payloads,
+            self.payload_bytes - earlier.payload_bytes,
         )
 
     @classmethod
@@ -58,7 +63,7 @@ class _Counting:
         path.write_bytes(bytes(_LAYOUT.size))
         with path.open("r+b") as file:
             self._shared = mmap.mmap(file.fileno(), _LAYOUT.size)
-        self._flushes = self._flush_ns = self._batches = self._payloads = 0
+        self._flushes = self._flush_ns = self._batches = self._payloads = self._bytes = 0
         self._fdatasync = os.fdatasync
         self._append = Journal.append
 
@@ -70,6 +75,9 @@ class _Counting:
             counting._append(journal, batches)
             counting._batches += len(batches)
             counting._payloads += sum(len(batch.payloads) for batch in batches)
+            counting._bytes += sum(
+                len(payload) + _LENGTH_BYTES for batch in batches for payload in batch.payloads
+            )
 
         os.fdatasync = self._timed_fdatasync
         Journal.append = append  # type: ignore[assignment, method-assign]
@@ -79,9 +87,8 @@ class _Counting:
         self._fdatasync(fd)
         self._flush_ns += time.perf_counter_ns() - began
         self._flushes += 1
-        _LAYOUT.pack_into(
-            self._shared, 0, self._flushes, self._flush_ns, self._batches, self._payloads
-        )
+        counts = (self._flushes, self._flush_ns, self._batches, self._payloads, self._bytes)
+        _LAYOUT.pack_into(self._shared, 0, *counts)
 
 
 def main() -> int:

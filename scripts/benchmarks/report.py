@@ -14,7 +14,7 @@ import rich.table
 from scripts.benchmarks.figures import Outcome, Table
 from scripts.benchmarks.machine import Machine
 
-PIPED_WIDTH = 160
+PIPED_WIDTH = 180
 
 Format: TypeAlias = Literal["table", "json", "markdown"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -34,10 +34,14 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class DeleteResult:
-    """Keys that are gone now (also those that never were), and why others are not."""
+    """Keys that are gone now (also those that never were), and why others are not.
+
+    `throttled` are those of `failed` for which the store only asked for fewer requests.
+    """
 
     deleted: tuple[str, ...]
     failed: dict[str, str]
+    throttled: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,11 +36,11 @@ from storage.object_store.base import (
     check_range,
 )
 from storage.object_store.retry import Retrier, RetryPolicy
-from storage.object_store.s3_errors import translate
+from storage.object_store.s3_errors import THROTTLED_CODES, translate
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import ObjectTypeDef
+    from mypy_boto3_s3.type_defs import ErrorTypeDef, ObjectTypeDef
 
 T = TypeVar("T")
 
@@ -172,10 +172,16 @@ class S3ObjectStore:
         for key in wanted:
             check_key(key)
         failed: dict[str, str] = {}
+        throttled: set[str] = set()
         remaining = iter(wanted)
         while batch := list(islice(remaining, DELETE_BATCH)):
-            failed.update(self._delete_batch(batch))
-        return DeleteResult(tuple(key for key in wanted if key not in failed), failed)
+            for error in self._delete_batch(batch):
+                key, code = error["Key"], error.get("Code", "")
+                failed[key] = f"{code}: {error.get('Message', '')}"
+                if code in THROTTLED_CODES:
+                    throttled.add(key)
+        deleted = tuple(key for key in wanted if key not in failed)
+        return DeleteResult(deleted, failed, frozenset(throttled))
 
     def start_multipart(self, key: str) -> MultipartUpload:
         """See `ObjectStore.start_multipart`.
@@ -309,18 +315,14 @@ class S3ObjectStore:
 
         return self._retrier.call(translated)
 
-    def _delete_batch(self, batch: list[str]) -> dict[str, str]:
+    def _delete_batch(self, batch: list[str]) -> list[ErrorTypeDef]:
         answer = self._call(
             lambda: self._client.delete_objects(
                 Bucket=self._bucket,
                 Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
             )
         )
-        return {
-            error["Key"]: f"{error.get('Code', '')}: {error.get('Message', '')}"
-            for error in answer.get("Errors", [])
-            if error.get("Code") != "NoSuchKey"
-        }
+        return [error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"]
 
     def _is_there(self, key: str, size: int) -> bool:
         try:

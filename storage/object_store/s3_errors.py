@@ -31,7 +31,7 @@ from storage.errors import (
 _DENIED_CODES = frozenset(
     {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
 )
-_THROTTLED_CODES = frozenset(
+THROTTLED_CODES = frozenset(
     {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
 )
 _UNAVAILABLE_CODES = frozenset(
@@ -81,7 +81,7 @@ def _translate_answer(
         return RangeNotSatisfiableError(key, start)
     if code in _DENIED_CODES or status in (401, 403):
         return _denied(error, code, bucket, key)
-    if code in _THROTTLED_CODES or status in (429, 503):
+    if code in THROTTLED_CODES or status in (429, 503):
         return StoreUnavailableError(
             f"bucket {bucket!r} asks for fewer requests ({code}); retry later", throttled=True
         )

@@ -284,7 +284,7 @@ class MemoryCluster:
         """Return the hash of a node's map once it has applied everything below `offset`."""
         controller = self.nodes[node_id].controller
         await eventually(lambda: controller.committed_end >= offset, f"node {node_id} at {offset}")
-        return (await controller.state_hash(offset))[1]
+        return (await controller.state_hash(offset)).digest
 
 
 def create(request_id: str) -> CreateStreams:

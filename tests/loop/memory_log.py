@@ -37,6 +37,9 @@ class MemoryLog:
             self.batches = [batch for batch in self.batches if batch.end_offset <= self.committed]
             self.next_offset = self.committed
 
+    async def append_turn(self) -> None:
+        """Every append is a batch here."""
+
     def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
         """Append on the leader, as `ReplicatedLog` says."""
         assert required_base_offset == self.next_offset

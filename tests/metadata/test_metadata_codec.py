@@ -9,23 +9,34 @@ import pytest
 from controller.records.codec import RecordCodecError, decode_records, encode_records
 from controller.records.record import (
     CommitRowsRejected,
+    DeletionsHeld,
     KVsDeleted,
     KVsPut,
     NodeEpochSet,
+    NodeIdIssued,
+    NodeLocked,
     NodeRegistered,
+    NodeSupervised,
+    NodeUnregistered,
+    ObjectAttributesSet,
     ObjectsDestroyed,
+    ObjectsLinked,
     ObjectsPrepared,
     ObjectsRemoved,
+    PendingUploadsSet,
     RangesRemoved,
     Record,
+    RecoveryAssigned,
+    SetObjectRanges,
     StreamObjectsCommitted,
     StreamsClosed,
     StreamsCreated,
     StreamsDeleted,
-    StreamSetObjectCommitted,
+    StreamSetObjectsCommitted,
     StreamsOpened,
     StreamsReopened,
     StreamsTrimmed,
+    UploadsAbandoned,
 )
 from proto.records_pb2 import RecordSet
 
@@ -35,21 +46,22 @@ RECORDS: tuple[Record, ...] = (
     StreamsCreated(request_id="r", node_id=3, first_stream_id=0, count=2, tags=(TAGS, ())),
     StreamsOpened(node_id=2, stream_id=COLUMN, stream_epoch=COLUMN + 0, tags=()),
     StreamsReopened(stream_id=COLUMN),
-    StreamsClosed(stream_id=COLUMN),
+    StreamsClosed(stream_id=COLUMN, end_offset=COLUMN + 0),
+    StreamsClosed(stream_id=COLUMN, end_offset=COLUMN[:0]),
     StreamsTrimmed(stream_id=COLUMN, start_offset=COLUMN),
     RangesRemoved(stream_id=COLUMN, range_index=COLUMN),
     StreamsDeleted(stream_id=COLUMN),
     ObjectsPrepared(request_id="", node_id=0, first_object_id=0, count=3, deadline_ms=2**50),
-    StreamSetObjectCommitted(
-        object_id=0,
+    StreamSetObjectsCommitted(
         node_id=0,
-        order_id=-1,
-        object_size=2**40,
-        attributes=-4,
         committed_at_ms=1,
-        stream_id=COLUMN,
-        start_offset=COLUMN,
-        end_offset=COLUMN,
+        data_time_ms=-5,
+        object_id=COLUMN[:2],
+        order_id=COLUMN[:2],
+        object_size=COLUMN[:2],
+        attributes=np.array([-4, 0]),
+        range_count=np.array([1, 3]),
+        ranges=SetObjectRanges(stream_id=COLUMN, start_offset=COLUMN, end_offset=COLUMN + 1),
     ),
     StreamObjectsCommitted(
         committed_at_ms=0,
@@ -63,6 +75,16 @@ RECORDS: tuple[Record, ...] = (
     CommitRowsRejected(object_id=COLUMN, stream_id=COLUMN, error=COLUMN),
     ObjectsDestroyed(object_id=COLUMN, marked_at_ms=9, deep=True),
     ObjectsRemoved(object_id=COLUMN[:0]),
+    ObjectsLinked(composite_id=2**40, object_id=COLUMN),
+    ObjectAttributesSet(object_id=5, attributes=-4),
+    PendingUploadsSet(node_id=1, stream_id=COLUMN, start_offset=COLUMN, end_offset=COLUMN),
+    UploadsAbandoned(node_id=1, stream_id=COLUMN),
+    NodeLocked(node_id=1, locked=True),
+    NodeUnregistered(node_id=1),
+    NodeIdIssued(request_id="r", node_id=1000),
+    NodeSupervised(node_id=1),
+    RecoveryAssigned(node_id=1, target_id=-1),
+    DeletionsHeld(since_ms=1, until_ms=2),
     NodeRegistered(node_id=0, node_epoch=0, wal_config="", tags=TAGS),
     NodeEpochSet(node_id=1, node_epoch=2, failover=True),
     KVsPut(namespaces=("", "n"), keys=("a", "b"), values=(b"", b"\xff")),
@@ -71,6 +93,8 @@ RECORDS: tuple[Record, ...] = (
 
 
 def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, SetObjectRanges):
+        return all(_same(getattr(left, f.name), getattr(right, f.name)) for f in fields(left))
     if isinstance(left, np.ndarray):
         return bool(np.array_equal(left, right)) and left.dtype == right.dtype
     return bool(left == right)
@@ -89,8 +113,8 @@ def test_records_survive_encoding_in_order() -> None:
 
 
 def test_decoded_columns_are_read_only() -> None:
-    (record,) = decode_records(encode_records((StreamsClosed(stream_id=COLUMN),)))
-    assert isinstance(record, StreamsClosed)
+    (record,) = decode_records(encode_records((StreamsReopened(stream_id=COLUMN),)))
+    assert isinstance(record, StreamsReopened)
     assert not record.stream_id.flags.writeable
 
 
@@ -122,6 +146,41 @@ def test_columns_of_unequal_length_are_refused() -> None:
     trimmed = record_set.records.add().streams_trimmed
     trimmed.stream_id = COLUMN.tobytes()
     trimmed.start_offset = COLUMN[:2].tobytes()
+    with pytest.raises(RecordCodecError, match="unequal lengths"):
+        decode_records(record_set.SerializeToString())
+
+
+def _set_objects() -> tuple[RecordSet, Any]:
+    record_set = RecordSet()
+    record = record_set.records.add().stream_set_objects_committed
+    pair = COLUMN[:2].tobytes()
+    for name in ("object_id", "order_id", "object_size", "attributes"):
+        setattr(record, name, pair)
+    record.range_count = np.array([1, 3]).tobytes()
+    for name in ("stream_id", "start_offset", "end_offset"):
+        setattr(record.ranges, name, COLUMN.tobytes())
+    return record_set, record
+
+
+def test_ranges_of_set_objects_have_their_own_number_of_rows() -> None:
+    record_set, record = _set_objects()
+    assert len(decode_records(record_set.SerializeToString())) == 1
+    record.ranges.end_offset = COLUMN[:3].tobytes()
+    with pytest.raises(RecordCodecError, match="unequal lengths"):
+        decode_records(record_set.SerializeToString())
+
+
+def test_ranges_of_set_objects_are_as_many_as_counted() -> None:
+    record_set, record = _set_objects()
+    record.range_count = np.array([1, 2]).tobytes()
+    with pytest.raises(RecordCodecError, match="counts 3 ranges in range_count, but holds 4"):
+        decode_records(record_set.SerializeToString())
+
+
+def test_a_closed_offset_for_some_streams_only_is_refused() -> None:
+    record_set = RecordSet()
+    closed = record_set.records.add().streams_closed
+    closed.stream_id, closed.end_offset = COLUMN.tobytes(), COLUMN[:2].tobytes()
     with pytest.raises(RecordCodecError, match="unequal lengths"):
         decode_records(record_set.SerializeToString())
 

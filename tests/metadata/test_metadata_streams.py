@@ -21,7 +21,7 @@ from controller.metadata.requests import (
     StreamToOpen,
 )
 from controller.metadata.values import PageRequest, RangeColumns
-from tests.metadata.test_metadata_commits import NODE, OTHER, World, stream_objects
+from tests.metadata.test_metadata_uploads import NODE, OTHER, World, stream_objects
 
 
 def _range_indexes(world: World) -> list[int]:

@@ -1,4 +1,4 @@
-"""Frozen views stay as they were, checkpoints bring every field back, garbage leaves no trace."""
+"""Frozen views stay as they were, checkpoints bring every field back."""
 
 import io
 from collections.abc import Callable
@@ -7,32 +7,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-import controller.metadata.object_ranges as object_ranges
-import controller.metadata.objects as objects
 from controller.errors import InvariantError
 from controller.metadata.cluster_map import ClusterMap
 from controller.metadata.columns import Table, Undo
 from controller.metadata.requests import (
+    AbandonUploads,
     CloseStreams,
     CreateStreams,
     DeleteStreams,
-    GetObjects,
+    HoldDeletions,
     KVToPut,
     NewStream,
-    ObjectQuery,
     OpenStreams,
     PutKVs,
     RegisterNode,
     RemoveObjects,
+    SetNodeLock,
     StreamToClose,
     StreamToDelete,
     StreamToOpen,
+    UnregisterNode,
 )
-from controller.metadata.values import OnConflict, RangeColumns
+from controller.metadata.values import NodeIdentity, OnConflict
 from controller.snapshot.format import CheckpointId
 from controller.snapshot.reader import CheckpointReader
 from controller.snapshot.writer import write_checkpoint
-from tests.metadata.test_metadata_commits import NODE, NOW, OTHER, World, stream_objects
+from tests.metadata.test_metadata_uploads import NODE, NOW, OTHER, World, stream_objects
 
 
 def _full_world() -> World:
@@ -48,6 +48,13 @@ def _full_world() -> World:
     world.write(RemoveObjects(object_ids=(1,)))
     world.write(RegisterNode(node=OTHER, wal_config="w", tags=(("rack", "r"),)))
     world.write(PutKVs(items=(KVToPut(namespace="n", key="k", value=b"\xff\x00"),)))
+    owed = (StreamToClose(3, 1, end_offset=5), StreamToClose(4, 1, end_offset=6))
+    world.write(CloseStreams(node=NODE, streams=owed))
+    world.write(AbandonUploads(node_id=NODE.node_id, stream_ids=(4,)))
+    world.write(RegisterNode(node=NodeIdentity(1_000, 1)))
+    world.write(UnregisterNode(node=NodeIdentity(1_000, 1)))
+    world.write(SetNodeLock(node_id=OTHER.node_id, locked=True))
+    world.write(HoldDeletions(hold_ms=1_000))
     world.map.forget_undo(world.map.applied_end_offset)
     return world
 
@@ -127,35 +134,11 @@ def test_records_that_do_not_fit_leave_no_trace() -> None:
     assert world.map.applied_end_offset == offset
 
 
-def test_collecting_garbage_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "_GARBAGE_ROWS_MIN", 0)
-    monkeypatch.setattr(object_ranges, "_GARBAGE_ROWS_MIN", 0)
-    world = World(streams=3)
-    for object_id in range(40):
-        stream = 0 if object_id % 4 else 1
-        start = world.ends()[stream]
-        rows = stream_objects((object_id, stream, start, start + 5))
-        world.commit(-1, (2, 0, 1), ranges=RangeColumns(), stream_objects=rows)
-    world.write(CloseStreams(node=NODE, streams=(StreamToClose(0, 1),)))
-    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(0, 1),)))
-    world.write(RemoveObjects(object_ids=tuple(range(40))))
-    before = world.map.state_hash()
-    query = GetObjects(queries=(ObjectQuery(1, 0, -1),))
-    found, rows_before = world.map.query(query), world.map.nbytes
-    frozen = world.map.freeze()
-    world.map.forget_undo(world.map.applied_end_offset)
-    assert world.map.nbytes <= rows_before
-    assert len(world.map._objects._table) == 20
-    assert len(world.map._objects.ranges) == 10
-    assert (world.map.state_hash(), frozen.digest()) == (before, before)
-    assert world.map.query(query) == found
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_table_views_and_undo_over_random_writes(seed: int) -> None:
     rng = np.random.default_rng(seed)
     table = Table({"a": np.int64, "b": np.int8})
-    undo: Undo = []
+    undo = Undo()
     table.append(9_000, undo)
     table.write("a", slice(0, 9_000), np.arange(9_000))
     undo.clear()

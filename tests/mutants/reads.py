@@ -75,13 +75,11 @@ READS = (
             Edit(
                 _CONTROLLER,
                 """
-                await self._committed(end_offset)
-                return Answered(decision.answer, end_offset)
+                waiting = self._parked.park(end_offset) if end_offset > self._committed_end else None
                 """,
                 """
-                if decision.records:
-                    await self._committed(end_offset)
-                return Answered(decision.answer, end_offset)
+                is_news = is_proven and end_offset > self._committed_end
+                waiting = self._parked.park(end_offset) if is_news else None
                 """,
             ),
         ),

@@ -225,12 +225,13 @@ SNAPSHOTS = (
             Edit(
                 "controller.loop.controller",
                 """
-                self._map = loaded
+                self._map = loaded.cluster_map
                 """,
                 """
-                stale = self._map._kvs.snapshot()
-                loaded._kvs.load({**stale, **loaded._kvs.snapshot()})
-                self._map = loaded
+                stale = dict(self._map._kvs.snapshot())
+                present = dict(loaded.cluster_map._kvs.snapshot())
+                loaded.cluster_map._kvs.load({**stale, **present})
+                self._map = loaded.cluster_map
                 """,
             ),
         ),

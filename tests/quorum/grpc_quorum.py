@@ -32,8 +32,9 @@ from controller.rpc.grpc_options import SERVER_OPTIONS
 from controller.rpc.peer_addresses import PeerAddresses
 from controller.rpc.quorum_peers import GrpcPeerTransport
 from controller.rpc.quorum_service import QuorumServicer
+from controller.rpc.routes import service_handler
 from controller.snapshot.writer import Sink
-from proto import quorum_pb2_grpc
+from proto import quorum_pb2
 
 CLUSTER = ClusterId("test")
 FAST = QuorumTimings(
@@ -214,7 +215,9 @@ class GrpcQuorum:
             checkpoints=self._checkpoints,
         )
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        quorum_pb2_grpc.add_QuorumServiceServicer_to_server(QuorumServicer(driver, CLUSTER), server)
+        service = quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"]
+        unary = QuorumServicer(driver, CLUSTER).unary()
+        server.add_generic_rpc_handlers((service_handler(service, unary, {}),))
         self._sockets[node_id].close()
         assert server.add_insecure_port(self.endpoints[node_id])
         await server.start()

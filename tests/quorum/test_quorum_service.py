@@ -23,8 +23,9 @@ from controller.quorum.messages import (
 )
 from controller.rpc.grpc_options import REQUEST_BYTES_MAX, SERVER_OPTIONS
 from controller.rpc.quorum_service import QuorumServicer
+from controller.rpc.routes import service_handler
 from proto import quorum_pb2 as pb
-from proto.quorum_pb2_grpc import QuorumServiceStub, add_QuorumServiceServicer_to_server
+from proto.quorum_pb2_grpc import QuorumServiceStub
 
 FETCHES_MAX = 256
 
@@ -61,7 +62,9 @@ class Driver:
 async def served() -> AsyncIterator[tuple[Driver, Any]]:
     driver: Any = Driver()
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    add_QuorumServiceServicer_to_server(QuorumServicer(driver, ClusterId("c")), server)
+    unary = QuorumServicer(driver, ClusterId("c")).unary()
+    service = pb.DESCRIPTOR.services_by_name["QuorumService"]
+    server.add_generic_rpc_handlers((service_handler(service, unary, {}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -125,6 +128,19 @@ def test_a_bad_request_does_not_reach_the_replica() -> None:
             )
             failure = await failure_of(stub.EndQuorumEpoch(huge))
             assert failure.status == "RESOURCE_EXHAUSTED"
+            assert driver.waiting == 0
+
+    run(scenario)
+
+
+def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
+    async def scenario() -> None:
+        async with served() as (driver, stub):
+            for call in (stub.Fetch, stub.DescribeQuorum):
+                malformed: Any = call
+                malformed._request_serializer = bytes
+                failure = await failure_of(malformed(b"\xff\xff\xff"))
+                assert (failure.status, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
             assert driver.waiting == 0
 
     run(scenario)

@@ -36,6 +36,10 @@ GOOD = ControllerConfig(
         ({"listen": "h:70000"}, "listen"),
         ({"election_timeout_ms": 0}, "election-timeout-ms: 0"),
         ({"delete_delay_ms": -1}, "delete-delay-ms: -1"),
+        ({"delete_rate": 0}, "delete-rate: 0"),
+        ({"session_timeout_ms": 0}, "session-timeout-ms: 0"),
+        ({"recoveries_per_node": 0}, "recoveries-per-node: 0"),
+        ({"sweep_interval_ms": 0}, "sweep-interval-ms: 0"),
     ],
 )
 def test_a_bad_setting_is_named(change: dict[str, object], names: str) -> None:

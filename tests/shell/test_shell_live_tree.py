@@ -33,6 +33,36 @@ def shown(state: ShellState, line: str) -> list[str]:
     return list(text_lines(execute(state, split_words(line))))
 
 
+def test_what_a_stream_is_owed_and_has_lost_is_shown_where_there_is_something() -> None:
+    cluster = sample_cluster()
+    described = cluster.streams[3]
+    described.pending_uploads.add(node_id=8, stream_id=3, start_offset=6, end_offset=9)
+    described.lost.add(start_offset=1, end_offset=2)
+    with shell_on(cluster) as state:
+        (document,) = json_value(execute(state, split_words("cat /streams/3")))["documents"]
+    assert document["pending_uploads"] == [{"node_id": 8, "start_offset": 6, "end_offset": 9}]
+    assert document["lost"] == [{"start_offset": 1, "end_offset": 2}]
+
+
+def test_a_linked_object_names_its_composite_and_a_node_what_is_to_be_settled() -> None:
+    cluster = sample_cluster()
+    cluster.objects[68].state = common_pb2.OBJECT_STATE_LINKED
+    cluster.objects[68].composite_id = 90
+    cluster.nodes[1].locked = True
+    cluster.nodes[1].departed = True
+    cluster.nodes[1].recovered_by = 2
+    cluster.nodes[1].pending_upload_count = 4
+    with shell_on(cluster) as state:
+        linked = shown(state, "cat /objects/68")
+        other = shown(state, "cat /objects/78")
+        node = shown(state, "cat /nodes/1/info")
+    assert any(line.split() == ["composite_id:", "90"] for line in linked)
+    assert not any("composite_id" in line for line in other)
+    said = {line.split(":")[0]: line.split(":")[1].strip() for line in node if ":" in line}
+    assert (said["locked"], said["departed"], said["recovered_by"]) == ("yes", "yes", "2")
+    assert said["pending_upload_count"] == "4"
+
+
 def big_cluster() -> FakeCluster:
     cluster = FakeCluster()
     for stream_id in range(STREAM_COUNT):

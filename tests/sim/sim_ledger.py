@@ -8,6 +8,7 @@ from controller.quorum.control import voters_named_by
 from controller.quorum.messages import Batch, BatchKind
 from controller.quorum.voters import VoterSet
 from tests.sim.sim_check import check
+from tests.sim.sim_map import MAP_KEY, MapWatch
 from tests.sim.sim_store import Held, Store
 
 
@@ -22,6 +23,7 @@ class Ledger:
         self._hashes: dict[int, int] = {0: 0}
         self._voters: list[tuple[int, VoterSet]] = [(0, bootstrap)]
         self._past: dict[str, list[tuple[int, Held | None]]] = {}
+        self.map_watch = MapWatch()
 
     @property
     def end(self) -> int:
@@ -58,6 +60,8 @@ class Ledger:
                 offset = batch.base_offset + index
                 key = self.store.apply(offset, payload)
                 self._past.setdefault(key, []).append((offset + 1, self.store.held(key)))
+                if key == MAP_KEY:
+                    self.map_watch.commit(self.store.replica.map, offset, payload)
         self._hashes[batch.end_offset] = self.store.hash
 
     def voters_at(self, end_offset: int) -> VoterSet:

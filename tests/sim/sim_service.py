@@ -90,7 +90,7 @@ class SimService:
             reply(self._refusal())
             return
         offset = self.next_offset
-        answer, record = self.store.decide(key, request, offset)
+        answer, record = self.store.decide(key, request, offset, self.map_now)
         if record is not None:
             self.store.apply(offset, record, undoable=True)
             if not self._forming:
@@ -100,6 +100,11 @@ class SimService:
             self._park(reply, answer)
         else:
             self._prove_leadership(_Waiting(key, request, reply, decided=answer))
+
+    @property
+    def map_now(self) -> int:
+        """What the node's wall clock shows; leaders' clocks differ."""
+        return 1_000_000 + self._node.clock.show(self._node.world.timeline.now)
 
     @property
     def next_offset(self) -> int:
@@ -259,6 +264,8 @@ class SimService:
         node.world.counts["snapshots loaded"] += 1
         self.store.load(image)
         self.delivery.loaded(snapshot_id)
+        if image.map_image:
+            self._check_map(snapshot_id.end_offset, self.store.replica.map.state_hash())
         self._snapshot_end = snapshot_id.end_offset
         self._check_state()
         node.world.ghost.check_snapshot(node.key, image.snapshot_id, image.voters)
@@ -284,6 +291,10 @@ class SimService:
         if self.store.end_offset == end:
             self._node.world.ghost.ledger.check_state(self._node.key, end, self.store.hash)
 
+    def _check_map(self, end_offset: int, map_hash: bytes) -> None:
+        node = self._node
+        node.world.ghost.ledger.map_watch.check_replica(node.key, end_offset, map_hash)
+
     # -- snapshots
 
     def _take_snapshot_if_due(self) -> None:
@@ -303,6 +314,8 @@ class SimService:
         image = self.store.image(snapshot_id, node.core.voters_at(end))
         node.world.ghost.check_snapshot(node.key, snapshot_id, image.voters)
         node.world.ghost.ledger.check_state(node.key, end, image.hash)
+        if image.map_image:
+            self._check_map(end, image.map_hash)
         data = encode_image(image, node.world.rngs.nodes, node.world.snapshot_padding)
         pieces = [data[at : at + 150] for at in range(0, len(data), 150)]
         node.later(1, lambda: self._begin_writing(snapshot_id, pieces))

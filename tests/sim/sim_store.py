@@ -1,4 +1,4 @@
-"""The state machine that the simulated quorum replicates: values with versions, and lists.
+"""The state machine that the simulated quorum replicates: values with versions, lists, and a map.
 
 Decides requests, applies records, undoes what was not committed, and writes snapshots whose bytes
 differ on purpose from node to node. Its hash is kept incrementally, so that replicas can be
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from controller.ids import DirectoryId, NodeId
@@ -31,9 +31,10 @@ from tests.linearizability.models import (
     ReadObjects,
 )
 from tests.sim.sim_check import check
+from tests.sim.sim_map import MapAnswer, MapReplica, MapSettled, MapWrite
 
-Request = Get | Put | Delete | CommitRange | ReadEnd | ReadObjects
-Answer = KVAnswer | Committed | NotAtEnd | End | Objects
+Request = Get | Put | Delete | CommitRange | ReadEnd | ReadObjects | MapWrite | MapSettled
+Answer = KVAnswer | Committed | NotAtEnd | End | Objects | MapAnswer
 Held = tuple[str, int] | tuple[int, ...]
 """A key's value and version, or a list's object ids."""
 
@@ -48,6 +49,9 @@ class StoreImage:
     voters: VoterSet
     held: dict[str, Held]
     hash: int
+    map_image: int = 0
+    """Names the image of the map, 0 if it has never been written to."""
+    map_hash: bytes = field(default=b"", compare=False)
 
 
 class Store:
@@ -59,12 +63,24 @@ class Store:
         self.hash = 0
         self._held: dict[str, Held] = {}
         self._undo: list[tuple[int, str, Held | None]] = []
+        self._replica: MapReplica | None = None
+
+    @property
+    def replica(self) -> MapReplica:
+        """The map; most runs have none, so it is made when it is first asked for."""
+        if self._replica is None:
+            self._replica = MapReplica()
+        return self._replica
 
     # -- requests
 
-    def decide(self, key: str, request: Request, offset: int) -> tuple[Answer, bytes | None]:
+    def decide(
+        self, key: str, request: Request, offset: int, now_ms: int = 0
+    ) -> tuple[Answer, bytes | None]:
         """Answer a request; a mutation's record will take `offset`."""
         match request:
+            case MapWrite():
+                return self.replica.decide(request.request, now_ms, offset)
             case Put(value=value):
                 held = self._value(key)
                 if not _may_write(held, request.expected_version):
@@ -93,6 +109,8 @@ class Store:
                 return End(len(self._list(key)))
             case ReadObjects():
                 return Objects(self._list(key))
+            case MapSettled():
+                return MapAnswer(None)
             case _:
                 value, version = self._value(key)
                 return KVAnswer(True, value if version else None, version)
@@ -123,6 +141,9 @@ class Store:
             self._set(key, old, (rest[0], offset + 1))
         elif kind == "delete":
             self._set(key, old, None)
+        elif kind == "map":
+            self._set(key, old, (f"{zlib.crc32(record, offset):08x}", offset + 1))
+            self.replica.apply(offset, rest[0].encode(), undoable=undoable)
         else:
             objects = self._list(key)
             check(int(rest[0]) not in objects, "applied once", f"{record!r} at {offset}")
@@ -144,6 +165,8 @@ class Store:
         while self._undo and self._undo[-1][0] >= end_offset:
             _, key, old = self._undo.pop()
             self._set(key, self._held.get(key), old)
+        if self._replica is not None:
+            self._replica.undo_to(end_offset)
         self.end_offset = end_offset
 
     def forget_undo(self, end_offset: int) -> None:
@@ -152,6 +175,8 @@ class Store:
         while keep < len(self._undo) and self._undo[keep][0] < end_offset:
             keep += 1
         del self._undo[:keep]
+        if self._replica is not None:
+            self._replica.forget_undo(end_offset)
 
     # -- snapshots
 
@@ -166,12 +191,16 @@ class Store:
             if old is not None:
                 state_hash ^= _hash(key, old)
                 held[key] = old
-        return StoreImage(snapshot_id, voters, held, state_hash)
+        name, map_hash = 0, b""
+        if self._replica is not None:
+            name, map_hash = self._replica.image(snapshot_id.end_offset)
+        return StoreImage(snapshot_id, voters, held, state_hash, name, map_hash)
 
     def load(self, image: StoreImage) -> None:
         """Replace everything."""
         self._held = dict(image.held)
         self._undo.clear()
+        self._replica = MapReplica.load(image.map_image) if image.map_image else None
         self.hash = image.hash
         self.end_offset = image.snapshot_id.end_offset
 
@@ -202,6 +231,7 @@ def encode_image(image: StoreImage, rng: random.Random, padding: int = 60) -> by
             [voter.key.node_id, voter.key.directory_id, voter.endpoint] for voter in image.voters
         ],
         "held": [[key, *image.held[key]] for key in keys],
+        "map": image.map_image,
         "padding": "." * rng.randrange(padding),
     }
     body = json.dumps(fields).encode()
@@ -224,7 +254,8 @@ def decode_image(data: bytes) -> StoreImage:
     store_hash = 0
     for key, value in held.items():
         store_hash ^= _hash(key, value)
-    return StoreImage(SnapshotId(fields["end_offset"], fields["epoch"]), voters, held, store_hash)
+    snapshot_id = SnapshotId(fields["end_offset"], fields["epoch"])
+    return StoreImage(snapshot_id, voters, held, store_hash, fields["map"])
 
 
 def read_snapshot_voters(snapshot_id: SnapshotId, file: BinaryIO) -> VoterSet:

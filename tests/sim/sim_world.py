@@ -23,6 +23,8 @@ from tests.sim.sim_check import violated
 from tests.sim.sim_clients import Client
 from tests.sim.sim_disk import StoppedError
 from tests.sim.sim_ghost import Ghost
+from tests.sim.sim_map import MapReplica
+from tests.sim.sim_map_clients import Janitor, MapClient
 from tests.sim.sim_network import Network, ends
 from tests.sim.sim_node import SimNode
 from tests.sim.sim_operator import Operator
@@ -35,6 +37,9 @@ from tests.sim.sim_weather import Weather
 
 POOL_MAX = 7
 """Nodes at most."""
+_SHARE_WITH_A_MAP = 1 / 14
+"""Share of the runs in which the real map is replicated too, which takes time."""
+_MAP_CLIENTS = 2
 _RESTART_DELAYS = (1, 20, 100, 400, 900)
 
 
@@ -96,7 +101,14 @@ class World:
         ]
         self.weather = Weather(self)
         self.counts["clocks that drift"] += sum(node.clock.rate != 1000 for node in self.nodes)
-        self.clients = [Client(self, number) for number in range(self.profile.clients)]
+        self.clients: list[Client | MapClient] = [
+            Client(self, number) for number in range(self.profile.clients)
+        ]
+        if random.Random(f"{seed}/{profile_name}/map").random() < _SHARE_WITH_A_MAP:
+            MapReplica.images.clear()
+            self.counts["runs with a map"] += 1
+            self.clients += [MapClient(self) for _ in range(_MAP_CLIENTS)]
+            Janitor(self).begin()
 
     def next_number(self) -> int:
         """A number never given before, for values and objects."""
@@ -315,7 +327,7 @@ class World:
         def ask() -> None:
             if at_least is not None:
                 node.service.read_after(key, request, at_least, reply)
-            elif type(request).__name__ in ("Get", "ReadEnd", "ReadObjects"):
+            elif type(request).__name__ in ("Get", "ReadEnd", "ReadObjects", "MapSettled"):
                 node.service.read(key, request, reply)
             else:
                 node.service.write(key, request, reply)

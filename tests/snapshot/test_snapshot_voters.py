@@ -30,7 +30,7 @@ CHECK = snapshot_check(ClusterId("c"))
 def written(voters: VoterSet) -> bytes:
     sink = io.BytesIO()
     point = SnapshotPoint(ID, ClusterId("c"), voters)
-    assert FrozenCheckpoint(point, ClusterMap().freeze()).write(sink) == len(sink.getvalue())
+    assert FrozenCheckpoint(point, ClusterMap().freeze(), b"").write(sink) == len(sink.getvalue())
     return sink.getvalue()
 
 
@@ -39,7 +39,7 @@ def test_the_voters_come_back(voters: VoterSet) -> None:
     whole = written(voters)
     assert CHECK(ID, io.BytesIO(whole)) == voters
     assert next(iter(CheckpointReader(io.BytesIO(whole)).entries)) == "voters"
-    assert read_map(io.BytesIO(whole), ID).state_hash() == ClusterMap().state_hash()
+    assert read_map(io.BytesIO(whole), ID).cluster_map.state_hash() == ClusterMap().state_hash()
 
 
 def test_a_file_without_the_section_names_nobody() -> None:

@@ -203,12 +203,14 @@ def test_a_completed_upload_whose_answer_was_lost_counts_as_completed() -> None:
 def test_keys_that_could_not_be_deleted_are_reported_with_the_reason() -> None:
     body = (
         b"<DeleteResult><Error><Key>b</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
-        b"<Error><Key>c</Key><Code>NoSuchKey</Code></Error></DeleteResult>"
+        b"<Error><Key>c</Key><Code>NoSuchKey</Code></Error>"
+        b"<Error><Key>d</Key><Code>SlowDown</Code><Message>wait</Message></Error></DeleteResult>"
     )
     with scripted(Answer(200, body)) as (store, _):
-        result = store.delete_many(["a", "b", "c"])
+        result = store.delete_many(["a", "b", "c", "d"])
     assert result.deleted == ("a", "c")
-    assert result.failed == {"b": "AccessDenied: no"}
+    assert result.failed == {"b": "AccessDenied: no", "d": "SlowDown: wait"}
+    assert result.throttled == {"d"}
 
 
 # Retries

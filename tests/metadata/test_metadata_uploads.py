@@ -1,5 +1,6 @@
 """Which ranges of an upload are accepted, what rejected ones do, and how repeats are answered."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ from controller.metadata.requests import (
     CheckObjects,
     CloseStreams,
     CommitStreamSetObject,
+    CommitUploads,
     CreateStreams,
     DeleteStreams,
+    DescribeObjects,
     DescribeStreams,
     GetObjects,
     GetOpeningStreams,
@@ -36,7 +39,8 @@ from controller.metadata.values import (
     StreamObjectColumns,
     column,
 )
-from controller.records.record import ObjectsDestroyed
+from controller.records.codec import decode_records, encode_records
+from controller.records.record import ObjectsDestroyed, Record, StreamSetObjectsCommitted
 
 NODE = NodeIdentity(0, 1)
 OTHER = NodeIdentity(1, 1)
@@ -60,8 +64,33 @@ class World:
         offset = self.map.applied_end_offset
         decision = self.map.decide(request, NOW, offset)
         if decision.records:
-            self.map.apply(offset, decision.records)
+            self.map.apply(offset, decode_records(encode_records(decision.records)))
         return decision.answer
+
+    def apply(self, *records: Record) -> None:
+        """Replay records that nobody decided."""
+        self.map.apply(self.map.applied_end_offset, decode_records(encode_records(records)))
+
+    def restored(self) -> "World":
+        """Return a world with the map of a snapshot of this one."""
+        frozen = self.map.freeze()
+        world = World()
+        world.map = ClusterMap.from_sections(frozen.sections(), frozen.end_offset)
+        return world
+
+    def assert_undone_and_restored(self, steps: Sequence[Any]) -> None:
+        """Make `steps`; each changes the map, is restored from a snapshot, and is undone."""
+        hashes = [self.map.state_hash()]
+        offsets = [self.map.applied_end_offset]
+        for step in steps:
+            self.write(step)
+            assert self.map.state_hash() != hashes[-1], step
+            assert self.restored().map.state_hash() == self.map.state_hash(), step
+            hashes.append(self.map.state_hash())
+            offsets.append(self.map.applied_end_offset)
+        for offset, expected in zip(reversed(offsets), reversed(hashes), strict=True):
+            self.map.undo_to(offset)
+            assert self.map.state_hash() == expected, offset
 
     def commit(self, object_id: int, *rows: tuple[int, int, int], **changes: Any) -> Any:
         """Commit rows of (stream, start, end)."""
@@ -92,6 +121,25 @@ def upload(object_id: int, *rows: tuple[int, int, int], **changes: Any) -> Commi
         ),
     }
     return CommitStreamSetObject(**(fields | changes))
+
+
+def batch(*uploads: tuple[Any, ...], **changes: Any) -> CommitUploads:
+    """Uploads of (object, (stream, start, end), (stream, start, end), ...)."""
+    rows = [row for _, *held in uploads for row in held]
+    streams, starts, ends = zip(*rows, strict=True)
+    fields: dict[str, Any] = {
+        "node": NODE,
+        "object_id": column([object_id for object_id, *_ in uploads]),
+        "object_size": column([100] * len(uploads)),
+        "range_count": column([len(held) for _, *held in uploads]),
+        "ranges": RangeColumns(
+            stream_id=column(streams),
+            stream_epoch=column(changes.pop("epochs", ())),
+            start_offset=column(starts),
+            end_offset=column(ends),
+        ),
+    }
+    return CommitUploads(**(fields | changes))
 
 
 def stream_objects(*rows: tuple[int, int, int, int]) -> StreamObjectColumns:
@@ -294,3 +342,109 @@ def test_many_commits_over_many_streams_are_found_again() -> None:
     results: Any = world.map.query(GetObjects(queries=queries))
     found = [[item.object_id for item in result.objects] for result in results.results]
     assert found == expected, f"seed {seed}"
+
+
+# ---- batches ----
+
+
+def test_a_batch_is_one_record_and_every_object_holds_its_own_ranges() -> None:
+    world = World()
+    request = batch((3, (0, 0, 5), (2, 0, 7)), (1, (1, 0, 9)), (2, (3, 0, 1)))
+    decision = world.map.decide(request, NOW, world.map.applied_end_offset)
+    assert [type(record) for record in decision.records] == [StreamSetObjectsCommitted]
+    answer = world.write(request)
+    assert (answer.errors.tolist(), answer.range_errors.tolist()) == ([0] * 3, [0] * 4)
+    described: Any = world.map.query(DescribeObjects(object_ids=(1, 2, 3)))
+    held = [(item.object_id, item.ranges.stream_id.tolist()) for item in described.objects]
+    assert held == [(1, [1]), (2, [3]), (3, [0, 2])]
+    assert world.ends() == [5, 9, 7, 1]
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_uploads_of_a_batch_continue_each_other(others: bool) -> None:
+    world = World()
+    # A bad upload in between has the whole batch judged upload by upload.
+    bad = ((9, (3, 7, 8)),) if others else ()
+    uploads = ((1, (0, 0, 5)), (2, (0, 5, 9), (1, 0, 2)), *bad, (3, (0, 9, 10)), (4, (1, 2, 4)))
+    answer = world.write(batch(*uploads))
+    assert np.count_nonzero(answer.errors) == len(bad)
+    assert world.ends() == [10, 4, 0, 0]
+    queries = (ObjectQuery(0, 0, -1), ObjectQuery(1, 0, -1))
+    results: Any = world.map.query(GetObjects(queries=queries))
+    assert [[s.object_id for s in r.objects] for r in results.results] == [[1, 2, 3], [2, 4]]
+
+
+def test_two_uploads_of_a_batch_that_begin_at_the_same_offset_are_not_both_accepted() -> None:
+    world = World()
+    answer = world.write(batch((1, (0, 0, 5)), (2, (0, 0, 5)), (3, (0, 5, 6))))
+    assert answer.errors.tolist() == [0, ErrorCode.OFFSET_NOT_MATCHED, 0]
+    assert world.ends()[0] == 6
+    assert world.state(2) is ObjectState.PREPARED
+
+
+def test_a_bad_range_rejects_its_own_upload_and_what_builds_on_it() -> None:
+    world = World()
+    answer = world.write(
+        batch((1, (0, 0, 5), (1, 1, 2)), (2, (0, 5, 6)), (3, (2, 0, 4)), (77, (3, 0, 1)))
+    )
+    wrong, missing = ErrorCode.OFFSET_NOT_MATCHED, ErrorCode.OBJECT_NOT_EXIST
+    assert answer.errors.tolist() == [wrong, wrong, 0, missing]
+    assert answer.range_errors.tolist() == [0, wrong, wrong, 0, missing]
+    assert world.ends() == [0, 0, 4, 0]
+    assert [world.state(i).name for i in (1, 2, 3)] == ["PREPARED", "PREPARED", "COMMITTED"]
+
+
+def test_a_repeated_batch_is_answered_alike_and_changes_nothing() -> None:
+    world = World()
+    request = batch((1, (0, 0, 5)), (2, (1, 0, 5)))
+    first = world.write(request)
+    before = world.map.state_hash()
+    again = world.write(request)
+    assert again.errors.tolist() == first.errors.tolist() == [0, 0]
+    assert again.range_errors.tolist() == first.range_errors.tolist()
+    assert world.map.state_hash() == before
+    half = world.write(batch((2, (1, 0, 5)), (3, (1, 5, 6))))
+    assert half.errors.tolist() == [0, 0]
+    assert world.ends()[1] == 6
+
+
+def test_a_batch_is_fenced_as_a_whole() -> None:
+    world = World()
+    request = batch((1, (0, 0, 5), (1, 0, 5)), (2, (2, 0, 5)))
+    world.write(GetOpeningStreams(node=NODE, failover=True))
+    answer = world.write(request)
+    assert answer.errors.tolist() == [ErrorCode.NODE_FENCED] * 2
+    assert answer.range_errors.tolist() == [ErrorCode.NODE_FENCED] * 3
+
+
+def test_a_batch_equals_its_uploads_one_by_one() -> None:
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        worlds = [World(), World()]
+        for world in worlds:
+            world.commit(40, (0, 0, 10), (1, 0, 10), (2, 0, 10))
+            world.write(CloseStreams(node=NODE, streams=(StreamToClose(1, 1, 20),)))
+            world.write(TrimStreams(node=NODE, streams=(StreamToTrim(2, 1, 12),)))
+        offered, high = [], np.array([10, 10, 12, 0])
+        for object_id in rng.choice(8, 6, replace=False).tolist():
+            streams = np.sort(rng.choice(4, int(rng.integers(1, 4)), replace=False))
+            starts = np.maximum(high[streams] - (rng.random(len(streams)) < 0.15), 0)
+            ends = starts + rng.integers(1, 5, len(streams))
+            high[streams] = ends
+            rows = zip(streams.tolist(), starts.tolist(), ends.tolist(), strict=True)
+            offered.append((object_id, *rows))
+        answer = worlds[0].write(batch(*offered))
+        singles = [worlds[1].commit(first, *rows) for first, *rows in offered]
+        assert answer.errors.tolist() == [int(one.error) for one in singles], f"seed {seed}"
+        verdicts = np.concatenate([one.range_errors for one in singles]).tolist()
+        assert answer.range_errors.tolist() == verdicts, f"seed {seed}"
+        assert _facts(worlds[0]) == _facts(worlds[1]), f"seed {seed}"
+
+
+def _facts(world: World) -> Any:
+    """What the map holds but sizes and orders, which the two kinds of upload set differently."""
+    sections = world.map.freeze().sections()
+    return [
+        {name: np.asarray(values).tolist() for name, values in sections[section].items()}
+        for section in ("streams", "ranges", "object_ranges", "pending_uploads")
+    ]

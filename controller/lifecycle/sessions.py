@@ -1,0 +1,179 @@
+"""Sessions of brokers: who is there, who has gone, who is leaving, as heartbeats tell.
+
+A pure state machine of the leader, on monotonic milliseconds. Owns the rule that silence fences a
+node, and the doubt whether it is the leader that could not hear: a leader whose own loop stood
+still, or that hears nobody at all, fences nobody. Knows no streams, no map and no wall clock, and
+never compares its clock with a broker's.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+SHUTDOWN_GRACE_MS = 60_000
+"""How long after it asked to leave a silent node still counts as leaving."""
+
+DOUBT_TIMEOUTS = 3
+"""Session timeouts of silence of all nodes after which the leader believes that they are gone."""
+
+STALL_SHARE = 3
+"""A pause between two ticks of more than 1/3 of the session timeout is a stall of the leader."""
+
+TICK_MS = 1_000
+"""Longest time between two looks at the sessions."""
+
+
+class NodeState(IntEnum):
+    """Whether a node is there; numbers of the protobuf enum."""
+
+    UNKNOWN = 0
+    ACTIVE = 1
+    FENCED = 2
+    CONTROLLED_SHUTDOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedNode:
+    """A node of the map that is known to send heartbeats, and its newest process."""
+
+    node_id: int
+    node_epoch: int
+
+
+@dataclass(slots=True)
+class _Session:
+    node_epoch: int
+    heard_ms: int
+    is_granted: bool = True
+    is_fenced: bool = False
+    leaving_since_ms: int | None = None
+
+
+class Sessions:
+    """Sessions by node id, of this leader's reign alone."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        self.timeout_ms = timeout_ms
+        self._leads = False
+        self._sessions: dict[int, _Session] = {}
+        self._ticked_ms = 0
+        self._doubt_since_ms: int | None = None
+
+    @property
+    def tick_ms(self) -> int:
+        """How often `tick` is to be called: well more often than what counts as a stall."""
+        return max(1, min(TICK_MS, self.timeout_ms // (3 * STALL_SHARE)))
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether nobody is fenced at present, because nobody at all is heard."""
+        return self._doubt_since_ms is not None
+
+    def lead(self, now_ms: int) -> None:
+        """Begin a reign: every node has a fresh session, granted when it is first seen."""
+        self._leads = True
+        self._ticked_ms = now_ms
+
+    def resign(self) -> None:
+        """End the reign: nothing is known any more."""
+        self._leads = False
+        self._sessions.clear()
+        self._doubt_since_ms = None
+
+    def state(self, node_id: int) -> NodeState:
+        """Return what is known of a node; UNKNOWN without a session or when not leading."""
+        session = self._sessions.get(node_id)
+        if session is None:
+            return NodeState.UNKNOWN
+        if session.is_fenced:
+            return NodeState.FENCED
+        if session.leaving_since_ms is not None:
+            return NodeState.CONTROLLED_SHUTDOWN
+        return NodeState.ACTIVE
+
+    def is_heard(self, node_id: int) -> bool:
+        """Whether a node that is not fenced has itself been heard in this reign."""
+        session = self._sessions.get(node_id)
+        return session is not None and not session.is_fenced and not session.is_granted
+
+    def heartbeat(
+        self, node_id: int, node_epoch: int, now_ms: int, *, wants_shutdown: bool = False
+    ) -> None:
+        """Hear a node whose process the map accepts; ends its fence and any doubt.
+
+        Without `wants_shutdown` a node that was leaving stays.
+        """
+        if not self._leads:
+            return
+        self._end_doubt(now_ms)
+        session = self._sessions.get(node_id)
+        if session is None or session.node_epoch < node_epoch:
+            session = self._sessions[node_id] = _Session(node_epoch, now_ms)
+        session.heard_ms = now_ms
+        session.is_granted = False
+        session.is_fenced = False
+        if not wants_shutdown:
+            session.leaving_since_ms = None
+        elif session.leaving_since_ms is None:
+            session.leaving_since_ms = now_ms
+
+    def tick(self, now_ms: int, nodes: Iterable[SupervisedNode]) -> tuple[int, ...]:
+        """Look at the time; return the nodes fenced now, in id order.
+
+        `nodes` are all supervised nodes of the map: new ones, and new processes of known ones, are
+        granted a session; those that are missing are forgotten.
+        """
+        if not self._leads:
+            return ()
+        stalled = now_ms - self._ticked_ms > max(1, self.timeout_ms // STALL_SHARE)
+        self._ticked_ms = now_ms
+        self._follow_map(now_ms, nodes)
+        if stalled:
+            self._renew_all(now_ms)
+            return ()
+        return self._fence_silent(now_ms)
+
+    def _follow_map(self, now_ms: int, nodes: Iterable[SupervisedNode]) -> None:
+        present = set()
+        for node in nodes:
+            present.add(node.node_id)
+            session = self._sessions.get(node.node_id)
+            if session is None or session.node_epoch < node.node_epoch:
+                self._end_doubt(now_ms)
+                self._sessions[node.node_id] = _Session(node.node_epoch, now_ms)
+        for node_id in [node_id for node_id in self._sessions if node_id not in present]:
+            del self._sessions[node_id]
+
+    def _fence_silent(self, now_ms: int) -> tuple[int, ...]:
+        waiting = {i: s for i, s in self._sessions.items() if not s.is_fenced}
+        silent = {i: s for i, s in waiting.items() if now_ms - s.heard_ms > self.timeout_ms}
+        if not silent:
+            self._doubt_since_ms = None
+            return ()
+        if len(silent) == len(waiting) and not self._is_believed(now_ms):
+            return ()
+        fenced = sorted(i for i, s in silent.items() if not _is_within_grace(s, now_ms))
+        for node_id in fenced:
+            self._sessions[node_id].is_fenced = True
+        return tuple(fenced)
+
+    def _is_believed(self, now_ms: int) -> bool:
+        """Whether the silence of all has lasted so long that it must be true."""
+        if self._doubt_since_ms is None:
+            self._doubt_since_ms = now_ms
+        return now_ms - self._doubt_since_ms > DOUBT_TIMEOUTS * self.timeout_ms
+
+    def _end_doubt(self, now_ms: int) -> None:
+        if self._doubt_since_ms is not None:
+            # Somebody is heard again: from now on the others' silence counts.
+            self._renew_all(now_ms)
+
+    def _renew_all(self, now_ms: int) -> None:
+        self._doubt_since_ms = None
+        for session in self._sessions.values():
+            session.heard_ms = max(session.heard_ms, now_ms)
+
+
+def _is_within_grace(session: _Session, now_ms: int) -> bool:
+    since = session.leaving_since_ms
+    return since is not None and now_ms - since <= SHUTDOWN_GRACE_MS

@@ -1,0 +1,433 @@
+"""Uploads: judges commits of new objects against the map, and replays what was accepted.
+
+A batch of uploads whose rows all continue their streams is judged as one; any other is judged
+upload by upload, each with the effects of those before it. What makes a row acceptable is known to
+`continuity`; what is compacted to what is known to `compactions`, whose commits are replayed here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from controller.errors import ErrorCode
+from controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
+from controller.metadata.columns import Undo
+from controller.metadata.continuity import Ahead, Continuity, UploadRows, has_twins
+from controller.metadata.nodes import Nodes
+from controller.metadata.objects import Objects
+from controller.metadata.pending_uploads import StreamSpans
+from controller.metadata.request_log import REJECTED_ROWS_MAX, Window
+from controller.metadata.requests import CommitStreamSetObject, CommitUploads
+from controller.metadata.streams import DELETED, Streams
+from controller.metadata.values import (
+    EMPTY_COLUMN,
+    Int64Column,
+    ObjectState,
+    OnConflict,
+    RangeColumns,
+    StreamObjectColumns,
+)
+from controller.records.record import (
+    CommitRowsRejected,
+    ObjectsDestroyed,
+    PendingUploadsSet,
+    Record,
+    SetObjectRanges,
+    StreamObjectsCommitted,
+    StreamSetObjectsCommitted,
+)
+
+# Members of an enum are slow to look up; these are looked up for every commit.
+_NONE = ErrorCode.NONE
+_PREPARED = int(ObjectState.PREPARED)
+
+
+class _ObjectIs(Enum):
+    PREPARED = 0
+    COMMITTED = 1
+    MISSING = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Verdicts:
+    """One `ErrorCode` number a row."""
+
+    ranges: Int64Column
+    stream_objects: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+
+    def first_error(self) -> ErrorCode:
+        """Return the first row's error that is one, or NONE."""
+        for verdicts in (self.ranges, self.stream_objects):
+            if np.count_nonzero(verdicts):
+                return ErrorCode(int(verdicts[np.argmax(verdicts != 0)]))
+        return _NONE
+
+    def any_valid(self) -> bool:
+        """Return whether some row is accepted."""
+        return not (self.ranges.all() and self.stream_objects.all())
+
+
+class Uploads:
+    """Decides CommitUploads and CommitStreamSetObject; replays every commit."""
+
+    def __init__(self, nodes: Nodes, streams: Streams, objects: Objects) -> None:
+        self._nodes = nodes
+        self._streams = streams
+        self._objects = objects
+        self._continuity = Continuity(streams)
+        self.rejected: Window[tuple[int, int], int] = Window(REJECTED_ROWS_MAX)
+
+    # ---- deciding one upload ----
+
+    def decide(
+        self, request: CommitStreamSetObject, now_ms: int
+    ) -> tuple[list[Record], CommitStreamSetObjectAnswer]:
+        """Judge an upload; the request is well-formed and no compaction."""
+        error = self._nodes.check(request.node, fence_failover=not request.failover)
+        if error is not _NONE:
+            return [], failed_commit(request, error)
+        state = self._state_of(request)
+        if state is _ObjectIs.COMMITTED:
+            return [], self.first_answer(request)
+        if state is _ObjectIs.MISSING:
+            return [], failed_commit(request, ErrorCode.OBJECT_NOT_EXIST)
+        verdicts = self._judge(request)
+        error = verdicts.first_error()
+        if error is not _NONE and (
+            request.on_conflict is OnConflict.REJECT_ALL or not verdicts.any_valid()
+        ):
+            return [], _answer(error, verdicts)
+        return list(self._records(request, verdicts, now_ms)), _answer(_NONE, verdicts)
+
+    def _state_of(self, request: CommitStreamSetObject) -> _ObjectIs:
+        """Say whether the commit can be made, was made before, or has no object to make it with."""
+        if request.object_id >= 0:
+            return self._object_is(request.object_id)
+        committed = self._objects.was_committed(request.stream_objects.object_id)
+        return _ObjectIs.COMMITTED if committed.any() else _ObjectIs.PREPARED
+
+    def _object_is(self, object_id: int) -> _ObjectIs:
+        row = self._objects.row(object_id)
+        if row >= 0 and self._objects["state"][row] == _PREPARED:
+            return _ObjectIs.PREPARED
+        if self._objects.was_committed(np.array([object_id]))[0]:
+            return _ObjectIs.COMMITTED
+        return _ObjectIs.MISSING
+
+    def first_answer(self, request: CommitStreamSetObject) -> CommitStreamSetObjectAnswer:
+        """Return what this commit was answered when it was made."""
+        rows = request.stream_objects
+        owners = np.full(len(request.ranges.stream_id), request.object_id)
+        verdicts = _Verdicts(
+            self._remembered(owners, request.ranges.stream_id),
+            self._remembered(rows.object_id, rows.stream_id),
+        )
+        return _answer(_NONE, verdicts)
+
+    def _remembered(self, object_id: Int64Column, stream_id: Int64Column) -> Int64Column:
+        if not len(self.rejected):
+            return np.zeros(len(object_id), dtype=np.int64)
+        keys = zip(object_id.tolist(), stream_id.tolist(), strict=True)
+        return np.array([self.rejected.get(key) or 0 for key in keys], dtype=np.int64)
+
+    def _judge(self, request: CommitStreamSetObject) -> _Verdicts:
+        node_id = request.node.node_id
+        rows = request.stream_objects
+        ranges = self._judge_rows(node_id, _rows_of(request.ranges))
+        if not len(rows.stream_id):
+            return _Verdicts(ranges)
+        verdicts = self._judge_rows(node_id, _rows_of(rows))
+        # The object comes before the stream: a row without an object can't be committed at all.
+        states = self._objects.states(rows.object_id)
+        verdicts[states != _PREPARED] = ErrorCode.OBJECT_NOT_EXIST
+        verdicts[self._objects.was_committed(rows.object_id)] = ErrorCode.INVALID_REQUEST
+        return _Verdicts(ranges, verdicts)
+
+    def _judge_rows(self, node_id: int, rows: UploadRows) -> Int64Column:
+        owed = self._streams.pending.of_node(node_id)
+        may_be_simple = len(rows.stream_id) and not len(owed)
+        if may_be_simple and self._continuity.all_continue(node_id, rows, repeats=False):
+            return np.zeros(len(rows.stream_id), dtype=np.int64)
+        return self._continuity.judge(node_id, rows, Ahead(owed))
+
+    def _records(
+        self, request: CommitStreamSetObject, verdicts: _Verdicts, now_ms: int
+    ) -> Iterator[Record]:
+        valid = verdicts.ranges == 0
+        ranges = _rows_of(request.ranges)
+        if np.count_nonzero(valid) < len(valid):
+            ranges = ranges.take(valid)
+        if request.object_id >= 0:
+            yield StreamSetObjectsCommitted(
+                node_id=request.node.node_id,
+                committed_at_ms=now_ms,
+                data_time_ms=now_ms,
+                object_id=np.array([request.object_id]),
+                order_id=np.array([request.order_id]),
+                object_size=np.array([request.object_size]),
+                attributes=np.array([request.attributes]),
+                range_count=np.array([len(ranges.stream_id)]),
+                ranges=SetObjectRanges(
+                    stream_id=ranges.stream_id, start_offset=ranges.start, end_offset=ranges.end
+                ),
+            )
+        rows, good = request.stream_objects, verdicts.stream_objects == 0
+        if len(rows.stream_id):
+            yield from self.stream_object_records(rows, good, now_ms)
+        yield from self._owed_records(
+            request.node.node_id,
+            np.concatenate((ranges.stream_id, rows.stream_id[good])),
+            np.concatenate((ranges.end, rows.end_offset[good])),
+        )
+        yield from _rejections(request, verdicts)
+
+    def stream_object_records(
+        self, rows: StreamObjectColumns, valid: npt.NDArray[np.bool_], now_ms: int
+    ) -> Iterator[Record]:
+        """Yield what commits the chosen rows; those of streams that are gone are destroyed too."""
+        if not valid.any():
+            return
+        attributes = rows.attributes if len(rows.attributes) else np.zeros_like(rows.object_id)
+        stream_id, object_id = rows.stream_id[valid], rows.object_id[valid]
+        yield StreamObjectsCommitted(
+            committed_at_ms=now_ms,
+            object_id=object_id,
+            object_size=rows.object_size[valid],
+            attributes=attributes[valid],
+            stream_id=stream_id,
+            start_offset=rows.start_offset[valid],
+            end_offset=rows.end_offset[valid],
+        )
+        gone = self._streams["state"][stream_id] == DELETED
+        if gone.any():
+            # Nobody will ever read or compact an object of a stream that is gone.
+            yield ObjectsDestroyed(object_id=object_id[gone], marked_at_ms=now_ms, deep=True)
+
+    def _owed_records(
+        self, node_id: int, stream_id: Int64Column, end: Int64Column
+    ) -> Iterator[PendingUploadsSet]:
+        """What an upload of streams up to `end` changes of what the node owes."""
+        owed = self._streams.pending.of_node(node_id)
+        if len(owed):
+            after = self._continuity.owed_after(owed, stream_id, end)
+            yield from _owed_changes(node_id, owed, after)
+
+    # ---- deciding a batch ----
+
+    def decide_batch(
+        self, request: CommitUploads, now_ms: int
+    ) -> tuple[list[Record], CommitUploadsAnswer]:
+        """Judge uploads one after the other; the request is well-formed."""
+        error = self._nodes.check(request.node)
+        if error is not _NONE:
+            return [], _batch_answer(
+                np.full(len(request.object_id), int(error)),
+                np.full(len(request.ranges.stream_id), int(error)),
+            )
+        if not self._all_can_be_committed(request):
+            return self._decide_in_turn(request, now_ms)
+        record = _batch_record(request, now_ms)
+        nothing = np.zeros(len(request.object_id), dtype=np.int64)
+        return [record], _batch_answer(nothing, np.zeros(len(record.ranges.stream_id), np.int64))
+
+    def _all_can_be_committed(self, request: CommitUploads) -> bool:
+        node_id, ids = request.node.node_id, request.object_id
+        if len(self._streams.pending.of_node(node_id)):
+            return False
+        several = len(ids) > 1
+        rows = _rows_of(request.ranges)
+        if not self._continuity.all_continue(node_id, rows, repeats=several):
+            return False
+        if not several:
+            return self._object_is(int(ids[0])) is _ObjectIs.PREPARED
+        return bool(np.count_nonzero(self._objects.states(ids) == _PREPARED) == len(ids))
+
+    def _decide_in_turn(
+        self, request: CommitUploads, now_ms: int
+    ) -> tuple[list[Record], CommitUploadsAnswer]:
+        node_id = request.node.node_id
+        owed = self._streams.pending.of_node(node_id)
+        turn = Ahead(owed)
+        count, rows = request.range_count, _rows_of(request.ranges)
+        errors = np.zeros(len(count), dtype=np.int64)
+        row_errors = np.zeros(len(rows.stream_id), dtype=np.int64)
+        accepted = np.zeros(len(count), dtype=np.bool_)
+        stops = np.cumsum(count).tolist()
+        for index, (object_id, stop) in enumerate(
+            zip(request.object_id.tolist(), stops, strict=True)
+        ):
+            part = slice(stop - int(count[index]), stop)
+            state = self._object_is(object_id)
+            if state is _ObjectIs.MISSING:
+                errors[index] = row_errors[part] = ErrorCode.OBJECT_NOT_EXIST
+            elif state is _ObjectIs.COMMITTED:
+                owners = np.full(stop - part.start, object_id)
+                row_errors[part] = self._remembered(owners, rows.stream_id[part])
+            else:
+                verdicts = _Verdicts(self._take_turn(node_id, rows.take(part), turn))
+                row_errors[part] = verdicts.ranges
+                errors[index] = verdicts.first_error()
+                accepted[index] = not errors[index]
+        records: list[Record] = []
+        if accepted.any():
+            records.append(_batch_record(_some_uploads(request, accepted), now_ms))
+            records.extend(_owed_changes(node_id, owed, turn.owed))
+        return records, _batch_answer(errors, row_errors)
+
+    def _take_turn(self, node_id: int, rows: UploadRows, turn: Ahead) -> Int64Column:
+        """Judge one upload and, if it is accepted, let those after it see its effects."""
+        verdicts = self._continuity.judge(node_id, rows, turn)
+        if np.count_nonzero(verdicts):
+            return verdicts
+        high = self._streams["end_offset"][rows.stream_id]
+        for stream_id, end, before in zip(
+            rows.stream_id.tolist(), rows.end.tolist(), high.tolist(), strict=True
+        ):
+            if end > turn.ends.get(stream_id, before):
+                turn.ends[stream_id] = end
+        if len(turn.owed):
+            turn.owed = self._continuity.owed_after(turn.owed, rows.stream_id, rows.end)
+        return verdicts
+
+    # ---- replaying ----
+
+    def replay_set_objects(self, record: StreamSetObjectsCommitted, undo: Undo) -> None:
+        """See `StreamSetObjectsCommitted`."""
+        rows = self._objects.replay_set_objects(record, undo)
+        streams, ends = record.ranges.stream_id, record.ranges.end_offset
+        if len(record.object_id) == 1 or not has_twins(streams):
+            self._advance(streams, ends, rows, undo)
+            return
+        for turn in _turns(streams):
+            self._advance(streams[turn], ends[turn], rows[turn], undo)
+
+    def replay_stream_objects(self, record: StreamObjectsCommitted, undo: Undo) -> None:
+        """See `StreamObjectsCommitted`."""
+        rows = self._objects.replay_stream_objects(record, undo)
+        self._advance(record.stream_id, record.end_offset, rows, undo)
+
+    def replay_rejected(self, record: CommitRowsRejected, undo: Undo) -> None:
+        """See `CommitRowsRejected`."""
+        for object_id, stream_id, error in zip(
+            record.object_id.tolist(), record.stream_id.tolist(), record.error.tolist(), strict=True
+        ):
+            self.rejected.put((object_id, stream_id), error, undo)
+
+    def _advance(
+        self, streams: Int64Column, ends: Int64Column, rows: Int64Column, undo: Undo
+    ) -> None:
+        """Raise streams' ends and put range rows into their lists; no stream twice."""
+        existing = self._streams["state"][streams] != DELETED
+        if np.count_nonzero(existing) < len(existing):
+            streams, ends, rows = streams[existing], ends[existing], rows[existing]
+        if not len(streams):
+            return
+        before = self._streams.raise_ends(streams, ends, undo)
+        newest = ends > before
+        if np.count_nonzero(newest) == len(newest):
+            self._objects.ranges.link_last(streams, rows, undo)
+            return
+        if newest.any():
+            self._objects.ranges.link_last(streams[newest], rows[newest], undo)
+        self._objects.ranges.link_many(streams[~newest], rows[~newest], undo)
+
+
+def _turns(stream_id: Int64Column) -> list[Int64Column]:
+    """Split rows so that no part has a stream twice: first rows first, then second ones, ..."""
+    order = np.argsort(stream_id, kind="stable")
+    ids = stream_id[order]
+    first = np.concatenate(([True], ids[1:] != ids[:-1]))
+    places = np.arange(len(ids))
+    turn = places - np.maximum.accumulate(np.where(first, places, 0))
+    return [order[turn == number] for number in range(int(turn.max()) + 1)]
+
+
+def _rows_of(rows: RangeColumns | StreamObjectColumns) -> UploadRows:
+    return UploadRows(rows.stream_id, rows.start_offset, rows.end_offset, rows.stream_epoch)
+
+
+def _batch_record(request: CommitUploads, now_ms: int) -> StreamSetObjectsCommitted:
+    ranges = request.ranges
+    return StreamSetObjectsCommitted(
+        node_id=request.node.node_id,
+        committed_at_ms=now_ms,
+        data_time_ms=now_ms,
+        object_id=request.object_id,
+        order_id=request.object_id,
+        object_size=request.object_size,
+        attributes=np.zeros(len(request.object_id), dtype=np.int64),
+        range_count=request.range_count,
+        ranges=SetObjectRanges(
+            stream_id=ranges.stream_id,
+            start_offset=ranges.start_offset,
+            end_offset=ranges.end_offset,
+        ),
+    )
+
+
+def _some_uploads(request: CommitUploads, chosen: npt.NDArray[np.bool_]) -> CommitUploads:
+    ranges = request.ranges
+    rows = np.repeat(chosen, request.range_count)
+    return CommitUploads(
+        node=request.node,
+        object_id=request.object_id[chosen],
+        object_size=request.object_size[chosen],
+        range_count=request.range_count[chosen],
+        ranges=RangeColumns(
+            stream_id=ranges.stream_id[rows],
+            start_offset=ranges.start_offset[rows],
+            end_offset=ranges.end_offset[rows],
+        ),
+    )
+
+
+def _owed_changes(
+    node_id: int, before: StreamSpans, after: StreamSpans
+) -> Iterator[PendingUploadsSet]:
+    """What makes `after` of `before`, whose rows are of the same streams."""
+    changed = before.start_offset != after.start_offset
+    if np.count_nonzero(changed):
+        spans = after.take(changed)
+        yield PendingUploadsSet(
+            node_id=node_id,
+            stream_id=spans.stream_id,
+            start_offset=spans.start_offset,
+            end_offset=spans.end_offset,
+        )
+
+
+def _rejections(
+    request: CommitStreamSetObject, verdicts: _Verdicts
+) -> Iterator[CommitRowsRejected]:
+    bad, bad_objects = verdicts.ranges != 0, verdicts.stream_objects != 0
+    if not (np.count_nonzero(bad) or np.count_nonzero(bad_objects)):
+        return
+    rows = request.stream_objects
+    owners = np.full(int(np.count_nonzero(bad)), request.object_id)
+    yield CommitRowsRejected(
+        object_id=np.concatenate((owners, rows.object_id[bad_objects])),
+        stream_id=np.concatenate((request.ranges.stream_id[bad], rows.stream_id[bad_objects])),
+        error=np.concatenate((verdicts.ranges[bad], verdicts.stream_objects[bad_objects])),
+    )
+
+
+def _answer(error: ErrorCode, verdicts: _Verdicts) -> CommitStreamSetObjectAnswer:
+    return CommitStreamSetObjectAnswer(
+        error=error, range_errors=verdicts.ranges, stream_object_errors=verdicts.stream_objects
+    )
+
+
+def _batch_answer(errors: Int64Column, range_errors: Int64Column) -> CommitUploadsAnswer:
+    return CommitUploadsAnswer(errors=errors, range_errors=range_errors)
+
+
+def failed_commit(request: CommitStreamSetObject, error: ErrorCode) -> CommitStreamSetObjectAnswer:
+    """Return the answer to a commit that failed before its rows were looked at."""
+    return CommitStreamSetObjectAnswer(
+        error=error,
+        range_errors=np.full(len(request.ranges.stream_id), int(error)),
+        stream_object_errors=np.full(len(request.stream_objects.stream_id), int(error)),
+    )

@@ -1,0 +1,1 @@
+"""Other systems under the same load, started as children of the benchmark."""

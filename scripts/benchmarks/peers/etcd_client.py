@@ -1,0 +1,125 @@
+"""The commit on etcd: a Txn.
+
+It compares each stream's value, puts the new one, and puts the object with the ranges as its value.
+Requests are written by hand from etcd's `rpc.proto`; field numbers stand beside the names.
+"""
+
+import time
+
+from scripts.benchmarks.committer import Load, LoadError, SlotStreams, own_streams
+from scripts.benchmarks.http2 import Http2Connection
+from scripts.benchmarks.peers.template import Template
+from scripts.benchmarks.protobuf_bytes import fields, length_delimited, number, varint
+
+TXN = "/etcdserverpb.KV/Txn"
+PUT = "/etcdserverpb.KV/Put"
+STATUS = "/etcdserverpb.Maintenance/Status"
+_COMPARE, _SUCCESS = 1, 2  # of TxnRequest
+_TARGET, _KEY, _VALUE = 2, 3, 7  # of Compare
+_TARGET_VALUE = 3
+_REQUEST_PUT = 2  # of RequestOp
+_SUCCEEDED = 2  # of TxnResponse
+_MEMBER_ID, _LEADER = 2, 4  # of ResponseHeader and of StatusResponse
+KEYS_A_TXN = 1_000
+ID_DIGITS = 10
+
+
+class EtcdCommitter:
+    """Commits by Txn over one connection."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._root = f"b{time.monotonic_ns():x}"
+        self._slots = own_streams(load)
+        self._templates: list[Template] = []
+        self._next_object_id = 1_000_000_000
+
+    async def open(self) -> None:
+        """Connect and put the values of all streams."""
+        self._connection = await Http2Connection.connect(self._load.endpoint)
+        ids = [each for slot in self._slots for each in slot.ids]
+        for at in range(0, len(ids), KEYS_A_TXN):
+            puts = [
+                length_delimited(_SUCCESS, _put(self._stream_key(each), bytes(8)))
+                for each in ids[at : at + KEYS_A_TXN]
+            ]
+            await self._connection.call(TXN, b"".join(puts))
+        self._templates = [self._template(slot) for slot in self._slots]
+
+    async def close(self) -> None:
+        """Drop the connection."""
+        self._connection.close()
+
+    async def commit(self, slot: int) -> None:
+        """Make the next commit of a slot."""
+        streams = self._slots[slot]
+        starts, ends = streams.columns()
+        object_id, self._next_object_id = self._next_object_id, self._next_object_id + 1
+        request = self._templates[slot].fill(
+            start=starts[:8], end=ends[:8], object_id=b"%010d" % object_id, ranges=starts + ends
+        )
+        answer = await self._connection.call(TXN, request)
+        if not fields(answer).get(_SUCCEEDED):
+            raise LoadError("etcd answered a Txn: a stream's value was not the one compared")
+        streams.advance()
+
+    def _stream_key(self, stream_id: int) -> bytes:
+        return f"{self._root}/s/{stream_id}".encode()
+
+    def _template(self, slot: SlotStreams) -> Template:
+        template = Template()
+        for stream_id in slot.ids:
+            compare = number(_TARGET, _TARGET_VALUE) + length_delimited(
+                _KEY, self._stream_key(stream_id)
+            )
+            template.add(_head(_COMPARE, len(compare) + 10) + compare + _head(_VALUE, 8))
+            template.hole("start", 8)
+        for stream_id in slot.ids:
+            put = _put(self._stream_key(stream_id), bytes(8))
+            template.add(length_delimited(_SUCCESS, put)[:-8])
+            template.hole("end", 8)
+        ids = b"".join(stream_id.to_bytes(8, "little") for stream_id in slot.ids)
+        folder = f"{self._root}/o/".encode()
+        value = 3 * len(ids)
+        put_size = _size(1, len(folder) + ID_DIGITS) + _size(2, value)
+        template.add(_head(_SUCCESS, _size(_REQUEST_PUT, put_size)))
+        template.add(_head(_REQUEST_PUT, put_size))
+        template.add(_head(1, len(folder) + ID_DIGITS) + folder)
+        template.hole("object_id", ID_DIGITS)
+        template.add(_head(2, value) + ids)
+        template.hole("ranges", 2 * len(ids))
+        return template
+
+
+async def is_leader(endpoint: str) -> bool:
+    """Whether the member at `endpoint` leads.
+
+    Raises:
+        OSError, Http2Error: it does not answer (yet).
+    """
+    connection = await Http2Connection.connect(endpoint)
+    try:
+        status = fields(await connection.call(STATUS, b""))
+    finally:
+        connection.close()
+    header = status[1]
+    assert isinstance(header, bytes)
+    return fields(header).get(_MEMBER_ID) == status.get(_LEADER, 0)
+
+
+def put_request(key: bytes, value: bytes) -> bytes:
+    """Return PutRequest."""
+    return length_delimited(1, key) + length_delimited(2, value)
+
+
+def _put(key: bytes, value: bytes) -> bytes:
+    """Return RequestOp of a put."""
+    return length_delimited(_REQUEST_PUT, put_request(key, value))
+
+
+def _head(field: int, size: int) -> bytes:
+    return varint(field << 3 | 2) + varint(size)
+
+
+def _size(field: int, size: int) -> int:
+    return len(_head(field, size)) + size

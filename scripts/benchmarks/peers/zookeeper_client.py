@@ -1,0 +1,144 @@
+"""The commit on ZooKeeper: a multi.
+
+It sets each stream's node, at the version it must have, and creates the object's node with the
+ranges as its data. A node's version counts its commits, so checking it checks the end offset. One
+connection, requests one after the other without waiting, as ZooKeeper answers a session's requests
+in order.
+"""
+
+import asyncio
+import struct
+import time
+from collections import deque
+from typing import cast
+
+from scripts.benchmarks.committer import STEP, Load, LoadError, SlotStreams, own_streams
+from scripts.benchmarks.peers import jute
+from scripts.benchmarks.peers.template import Template
+
+SESSION_TIMEOUT_MS = 30_000
+NODES_A_MULTI = 500
+ID_DIGITS = 10
+
+
+class _Session(asyncio.Protocol):
+    """One session; replies come in the order of requests."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._replies: deque[asyncio.Future[bytes]] = deque()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclass.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        for reply in self._replies:
+            if not reply.done():
+                reply.set_exception(ConnectionResetError("ZooKeeper closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        at, received = 0, self._buffer
+        while len(received) - at >= 4:
+            end = at + 4 + int.from_bytes(received[at : at + 4], "big")
+            if len(received) < end:
+                break
+            reply = self._replies.popleft()
+            if not reply.done():
+                reply.set_result(bytes(received[at + 4 : end]))
+            at = end
+        del received[:at]
+
+    def ask(self, packet: bytes) -> asyncio.Future[bytes]:
+        """Send a packet; the future is its reply."""
+        if self._transport is None:
+            raise ConnectionResetError("ZooKeeper closed the connection")
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._replies.append(reply)
+        self._transport.write(packet)
+        return reply
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class ZookeeperCommitter:
+    """Commits by multi."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._root = f"/b{time.monotonic_ns():x}"
+        self._slots = own_streams(load)
+        self._templates: list[Template] = []
+        self._next_object_id = 1_000_000_000
+
+    async def open(self) -> None:
+        """Begin a session and create the nodes of all streams."""
+        host, _, port = self._load.endpoint.rpartition(":")
+        loop = asyncio.get_running_loop()
+        _, self._session = await loop.create_connection(_Session, host, int(port))
+        await self._session.ask(jute.connect_request(SESSION_TIMEOUT_MS))
+        await self._create([(self._root, b"")])
+        await self._create([(f"{self._root}/{name}", b"") for name in "so"])
+        paths = [(self._stream_path(each), bytes(8)) for slot in self._slots for each in slot.ids]
+        for at in range(0, len(paths), NODES_A_MULTI):
+            await self._create(paths[at : at + NODES_A_MULTI])
+        self._templates = [self._template(slot) for slot in self._slots]
+
+    async def close(self) -> None:
+        """Drop the connection."""
+        self._session.close()
+
+    async def commit(self, slot: int) -> None:
+        """Make the next commit of a slot."""
+        streams = self._slots[slot]
+        starts, ends = streams.columns()
+        object_id, self._next_object_id = self._next_object_id, self._next_object_id + 1
+        packet = self._templates[slot].fill(
+            end=ends[:8],
+            version=struct.pack(">i", streams.end_offset // STEP),
+            object_id=b"%010d" % object_id,
+            ranges=starts + ends,
+        )
+        _require(await self._session.ask(packet))
+        streams.advance()
+
+    def _stream_path(self, stream_id: int) -> str:
+        return f"{self._root}/s/{stream_id}"
+
+    async def _create(self, nodes: list[tuple[str, bytes]]) -> None:
+        operations = [(jute.CREATE, jute.create_request(path, data)) for path, data in nodes]
+        _require(await self._session.ask(jute.multi(1, operations)))
+
+    def _template(self, slot: SlotStreams) -> Template:
+        template = Template()
+        template.add(jute.request_header(1, jute.MULTI))
+        for stream_id in slot.ids:
+            template.add(jute.multi_header(jute.SET_DATA))
+            template.add(jute.buffer(self._stream_path(stream_id).encode()))
+            template.add(struct.pack(">i", 8))
+            template.hole("end", 8)
+            template.hole("version", 4)
+        folder = f"{self._root}/o/".encode()
+        ids = b"".join(stream_id.to_bytes(8, "little") for stream_id in slot.ids)
+        template.add(jute.multi_header(jute.CREATE))
+        template.add(struct.pack(">i", len(folder) + ID_DIGITS) + folder)
+        template.hole("object_id", ID_DIGITS)
+        template.add(struct.pack(">i", 3 * len(ids)) + ids)
+        template.hole("ranges", 2 * len(ids))
+        template.add(jute.acl_anyone() + struct.pack(">i", 0))
+        template.add(jute.end_of_multi())
+        packet = Template()
+        packet.add(struct.pack(">i", len(template)))
+        packet.append(template)
+        return packet
+
+
+def _require(reply: bytes) -> None:
+    _, error = jute.reply_of_multi(reply)
+    if error:
+        raise LoadError(f"ZooKeeper answered a multi with error {error}")

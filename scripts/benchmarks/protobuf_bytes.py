@@ -1,0 +1,50 @@
+"""Protocol Buffers' wire format, as much as a load writes by hand to spare itself the messages."""
+
+
+def varint(value: int) -> bytes:
+    """Return a non-negative number as a varint."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def number(field: int, value: int) -> bytes:
+    """Return a field of a varint type."""
+    return varint(field << 3) + varint(value)
+
+
+def length_delimited(field: int, value: bytes) -> bytes:
+    """Return a field that holds bytes, a message, or a packed column."""
+    return varint(field << 3 | 2) + varint(len(value)) + value
+
+
+def fields(message: bytes) -> dict[int, int | bytes]:
+    """Return the fields of a message by number; of a repeated one the last."""
+    found: dict[int, int | bytes] = {}
+    at = 0
+    while at < len(message):
+        key, at = _read_varint(message, at)
+        match key & 7:
+            case 0:
+                found[key >> 3], at = _read_varint(message, at)
+            case 2:
+                size, at = _read_varint(message, at)
+                found[key >> 3] = message[at : at + size]
+                at += size
+            case kind:
+                raise ValueError(f"field {key >> 3} at {at}: wire type {kind}, wanted 0 or 2")
+    return found
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7

@@ -1,0 +1,382 @@
+"""Commits to a streammeta leader: unary or on one stream of messages; and small puts.
+
+Requests are put together from columns encoded beforehand and go over the small HTTP/2 client, so
+that the load costs little beside the controllers. On a stream of messages all commits that came
+together go in one message, as the product's client sends them.
+"""
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from proto import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
+from scripts.benchmarks.committer import (
+    OBJECT_BYTES,
+    STEP,
+    Load,
+    LoadError,
+    SlotStreams,
+    id_column,
+)
+from scripts.benchmarks.http2 import Http2Connection, Http2Error
+from scripts.benchmarks.protobuf_bytes import length_delimited, number
+
+NODE_ID = 1_000
+BATCH_MAX = 10_000
+"""Streams of one request to create or open, and ids of one to prepare."""
+ROWS_MAX = 20_000
+"""Ranges of one message."""
+MESSAGES_IN_FLIGHT = 4
+"""Of the pipeline; what comes meanwhile travels together, as in the product's client."""
+SERVING_WITHIN_S = 10.0
+OBJECT_TTL_MS = 3_600_000
+VALUE_BYTES = 100
+_NODE = common_pb2.NodeIdentity(node_id=NODE_ID, node_epoch=1)
+
+
+def has_pipeline() -> bool:
+    """Whether the controllers of this tree take uploads in columns."""
+    return hasattr(objects_pb2, "UploadColumns")
+
+
+@dataclass(slots=True)
+class _Slot:
+    streams: SlotStreams
+    stream_ids: bytes
+    epochs: bytes
+    id_and_epoch_columns: bytes
+    """Fields 1 and 2 of this slot's RangeColumns."""
+
+
+class PreparedIds:
+    """Prepared object ids, fetched before they run out."""
+
+    def __init__(self, connection: Http2Connection) -> None:
+        self._connection = connection
+        self._ids: list[int] = []
+
+    async def fetch(self, count: int) -> None:
+        """Prepare at least `count` more."""
+        for turn in range(-(-count // BATCH_MAX)):
+            answer = await call(
+                self._connection,
+                "ObjectService/PrepareObjects",
+                objects_pb2.PrepareObjectsRequest(
+                    request_id=f"bench-{time.monotonic_ns()}-{turn}",
+                    node=_NODE,
+                    count=BATCH_MAX,
+                    ttl_ms=OBJECT_TTL_MS,
+                ),
+                objects_pb2.PrepareObjectsResponse,
+            )
+            _require(answer.error, "PrepareObjects")
+            first = answer.first_object_id
+            self._ids.extend(reversed(range(first, first + BATCH_MAX)))
+
+    async def next(self) -> int:
+        """Return an id not used before."""
+        while not self._ids:
+            await self.fetch(BATCH_MAX)
+        return self._ids.pop()
+
+
+class UnaryCommitter:
+    """CommitStreamSetObject, one call for each commit."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._slots: list[_Slot] = []
+        self._constant = objects_pb2.CommitStreamSetObjectRequest(
+            node=_NODE, object_size=OBJECT_BYTES
+        ).SerializeToString()
+
+    async def open(self) -> None:
+        """Register the node, create and open all streams, prepare the objects."""
+        self._connection = await Http2Connection.connect(self._load.endpoint)
+        self._prepared = PreparedIds(self._connection)
+        self._slots = await open_slots(self._connection, self._load)
+        await self._prepared.fetch(self._load.objects)
+
+    async def close(self) -> None:
+        """Release the connection."""
+        self._connection.close()
+
+    def stream_ids(self, slot: int) -> list[int]:
+        """Return the streams of a slot."""
+        return self._slots[slot].streams.ids
+
+    async def commit(self, slot: int) -> None:
+        """Make the next commit of a slot."""
+        at = self._slots[slot]
+        object_id = await self._prepared.next()
+        starts, ends = at.streams.columns()
+        ranges = b"".join(
+            (at.id_and_epoch_columns, length_delimited(3, starts), length_delimited(4, ends))
+        )
+        request = b"".join(
+            (
+                self._constant,
+                number(3, object_id),
+                number(4, object_id),
+                length_delimited(7, ranges),
+            )
+        )
+        path = "/streammeta.v1.ObjectService/CommitStreamSetObject"
+        answer = objects_pb2.CommitStreamSetObjectResponse.FromString(
+            await self._connection.call(path, request)
+        )
+        _require(answer.error, "CommitStreamSetObject")
+        at.streams.advance()
+
+
+@dataclass(slots=True)
+class _Waiting:
+    slot: _Slot
+    object_id: int
+    done: asyncio.Future[None]
+
+
+class PipelinedCommitter:
+    """CommitPipeline: one stream of messages, each with all commits that came together."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._slots: list[_Slot] = []
+        self._waiting: deque[_Waiting] = deque()
+        self._sent: deque[list[_Waiting]] = deque()
+        self._is_sending = False
+        self._node = length_delimited(1, _NODE.SerializeToString())
+
+    async def open(self) -> None:
+        """Register the node, create and open all streams, prepare the objects, begin the stream."""
+        self._connection = await Http2Connection.connect(self._load.endpoint)
+        self._prepared = PreparedIds(self._connection)
+        self._slots = await open_slots(self._connection, self._load)
+        await self._prepared.fetch(self._load.objects)
+        self._stream_id = self._connection.open(
+            "/streammeta.v1.ObjectService/CommitPipeline", self._on_answer, self._on_end
+        )
+
+    async def close(self) -> None:
+        """Release the connection."""
+        self._connection.close()
+
+    async def commit(self, slot: int) -> None:
+        """Make the next commit of a slot; it goes with all that come in this turn of the loop."""
+        object_id = await self._prepared.next()
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(self._slots[slot], object_id, loop.create_future())
+        self._waiting.append(waiting)
+        if not self._is_sending:
+            self._is_sending = True
+            loop.call_soon(self._send)
+        await waiting.done
+        waiting.slot.streams.advance()
+
+    def _send(self) -> None:
+        self._is_sending = False
+        commits_max = max(1, ROWS_MAX // self._load.ranges)
+        while self._waiting and len(self._sent) < MESSAGES_IN_FLIGHT:
+            count = min(commits_max, len(self._waiting))
+            batch = [self._waiting.popleft() for _ in range(count)]
+            self._sent.append(batch)
+            self._connection.send(self._stream_id, self._message(batch))
+
+    def _message(self, batch: list[_Waiting]) -> bytes:
+        offsets = [waiting.slot.streams.columns() for waiting in batch]
+        ranges = b"".join(
+            (
+                length_delimited(1, b"".join([waiting.slot.stream_ids for waiting in batch])),
+                length_delimited(2, b"".join([waiting.slot.epochs for waiting in batch])),
+                length_delimited(3, b"".join([starts for starts, _ in offsets])),
+                length_delimited(4, b"".join([ends for _, ends in offsets])),
+            )
+        )
+        uploads = b"".join(
+            (
+                self._node,
+                length_delimited(2, id_column([waiting.object_id for waiting in batch])),
+                length_delimited(3, id_column([OBJECT_BYTES] * len(batch))),
+                length_delimited(4, id_column([self._load.ranges] * len(batch))),
+                length_delimited(5, ranges),
+            )
+        )
+        return length_delimited(3, uploads)
+
+    def _on_answer(self, message: bytes) -> None:
+        answer = objects_pb2.CommitBatchResponse.FromString(message)
+        batch = self._sent.popleft()
+        errors = answer.uploads.errors or [common_pb2.NONE] * len(batch)
+        for waiting, error in zip(batch, errors, strict=True):
+            if waiting.done.done():
+                continue
+            if error == common_pb2.NONE:
+                waiting.done.set_result(None)
+            else:
+                waiting.done.set_exception(_refused("CommitPipeline", error))
+        self._send()
+
+    def _on_end(self) -> None:
+        for waiting in [*(each for batch in self._sent for each in batch), *self._waiting]:
+            if not waiting.done.done():
+                waiting.done.set_exception(LoadError("CommitPipeline was ended by the controller"))
+
+
+class Putter:
+    """PutKVs of one small value; a slot is a key."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+
+    async def open(self) -> None:
+        """Connect."""
+        self._connection = await Http2Connection.connect(self._load.endpoint)
+
+    async def close(self) -> None:
+        """Release the connection."""
+        self._connection.close()
+
+    async def commit(self, slot: int) -> None:
+        """Put the slot's value again."""
+        item = kv_pb2.KVToPut(
+            namespace="bench", key=f"key-{slot}", value=bytes(VALUE_BYTES), overwrite=True
+        )
+        request = kv_pb2.PutKVsRequest(items=[item])
+        answer = await call(self._connection, "KVService/PutKVs", request, kv_pb2.PutKVsResponse)
+        _require(answer.results[0].error, "PutKVs")
+
+
+async def register_node(connection: Http2Connection) -> None:
+    """Register the node whose streams all this is; waits for a new leader to serve.
+
+    Raises:
+        Http2Error: nothing serves within `SERVING_WITHIN_S`.
+    """
+    request = nodes_pb2.RegisterNodeRequest(node=_NODE)
+    deadline = time.monotonic() + SERVING_WITHIN_S
+    while True:
+        try:
+            answer = await call(
+                connection, "NodeService/RegisterNode", request, nodes_pb2.RegisterNodeResponse
+            )
+            return _require(answer.error, "RegisterNode")
+        except Http2Error:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+
+
+async def add_stream_objects(connection: Http2Connection, stream_ids: list[int]) -> None:
+    """Commit the first range of each of at most `BATCH_MAX` streams as a stream object."""
+    prepared = PreparedIds(connection)
+    count = len(stream_ids)
+    answer = await call(
+        connection,
+        "ObjectService/CommitStreamSetObject",
+        objects_pb2.CommitStreamSetObjectRequest(
+            node=_NODE,
+            object_id=-1,
+            order_id=-1,
+            stream_objects=objects_pb2.StreamObjectColumns(
+                object_id=[await prepared.next() for _ in stream_ids],
+                object_size=[OBJECT_BYTES] * count,
+                stream_id=stream_ids,
+                stream_epoch=[1] * count,
+                start_offset=[0] * count,
+                end_offset=[STEP] * count,
+            ),
+        ),
+        objects_pb2.CommitStreamSetObjectResponse,
+    )
+    _require(answer.error, "CommitStreamSetObject")
+
+
+async def get_objects(
+    connection: Http2Connection, stream_id: int, start_offset: int, limit: int
+) -> int:
+    """Read which objects hold a stream; return how many were listed."""
+    query = objects_pb2.ObjectQuery(
+        stream_id=stream_id, start_offset=start_offset, end_offset=-1, limit=limit
+    )
+    answer = await call(
+        connection,
+        "ObjectService/GetObjects",
+        objects_pb2.GetObjectsRequest(queries=[query]),
+        objects_pb2.GetObjectsResponse,
+    )
+    _require(answer.results[0].error, "GetObjects")
+    return len(answer.results[0].objects)
+
+
+async def open_slots(connection: Http2Connection, load: Load) -> list[_Slot]:
+    """Register the node, create and open the streams, and deal them out to the slots."""
+    await register_node(connection)
+    ids: list[int] = []
+    wanted = load.ranges * load.in_flight
+    while len(ids) < wanted:
+        ids += await open_streams(connection, min(BATCH_MAX, wanted - len(ids)))
+    return [
+        _slot(sorted(ids[at * load.ranges : (at + 1) * load.ranges]))
+        for at in range(load.in_flight)
+    ]
+
+
+def _slot(ids: list[int]) -> _Slot:
+    stream_ids, epochs = id_column(ids), id_column([1] * len(ids))
+    return _Slot(
+        SlotStreams(ids),
+        stream_ids,
+        epochs,
+        length_delimited(1, stream_ids) + length_delimited(2, epochs),
+    )
+
+
+async def open_streams(connection: Http2Connection, count: int) -> list[int]:
+    """Create and open at most `BATCH_MAX` streams of the node; return their ids."""
+    created = await call(
+        connection,
+        "StreamService/CreateStreams",
+        streams_pb2.CreateStreamsRequest(
+            request_id=f"bench-{time.monotonic_ns()}",
+            node=_NODE,
+            streams=[streams_pb2.NewStream()] * count,
+        ),
+        streams_pb2.CreateStreamsResponse,
+    )
+    _require(created.error, "CreateStreams")
+    opened = await call(
+        connection,
+        "StreamService/OpenStreams",
+        streams_pb2.OpenStreamsRequest(
+            node=_NODE,
+            streams=[
+                streams_pb2.StreamToOpen(stream_id=stream_id, stream_epoch=1)
+                for stream_id in created.stream_ids
+            ],
+        ),
+        streams_pb2.OpenStreamsResponse,
+    )
+    for stream in opened.streams:
+        _require(stream.error, "OpenStreams")
+    return list(created.stream_ids)
+
+
+async def call(connection: Http2Connection, path: str, request: Any, response: type[Any]) -> Any:
+    """Call a unary RPC of streammeta, SERVICE/METHOD.
+
+    Raises:
+        Http2Error: there was no answer.
+    """
+    received = await connection.call(f"/streammeta.v1.{path}", request.SerializeToString())
+    return response.FromString(received)
+
+
+def _require(error: common_pb2.ErrorCode.ValueType, what: str) -> None:
+    if error != common_pb2.NONE:
+        raise _refused(what, error)
+
+
+def _refused(what: str, error: common_pb2.ErrorCode.ValueType) -> LoadError:
+    return LoadError(f"{what} was answered with error {common_pb2.ErrorCode.Name(error)}")

@@ -1,0 +1,127 @@
+"""The arithmetic of the figures, and what settings come to."""
+
+import asyncio
+import struct
+from typing import cast
+
+import pytest
+
+from scripts.benchmarks import http2
+from scripts.benchmarks.commits import STREAMS_MAX, Settings
+from scripts.benchmarks.committer import STEP, Load, SlotStreams, own_streams
+from scripts.benchmarks.figures import Target, median, percentile, targets_table
+from scripts.benchmarks.observed_controller import Counters
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    """The smallest that the share of them does not exceed."""
+    values = [4.0, 1.0, 3.0, 2.0]
+    assert [percentile(values, share) for share in (0.0, 0.25, 0.5, 0.51, 0.99, 1.0)] == [
+        *(1.0, 1.0, 2.0, 3.0, 4.0, 4.0)
+    ]
+    with pytest.raises(ValueError, match="empty"):
+        percentile([], 0.5)
+
+
+def test_the_median_of_an_even_number_is_between_two() -> None:
+    """The mean of the middle two."""
+    assert median([1.0, 9.0, 2.0]) == 2.0
+    assert median([1.0, 2.0, 4.0, 9.0]) == 3.0
+
+
+def test_a_target_says_whether_it_is_met() -> None:
+    """A bound itself is met, from either side."""
+    targets = [Target("a", "at most", 2, 2), Target("b", "at least", 2, 1.99)]
+    (table,) = targets_table(targets)
+    assert [row[-1] for row in table.rows] == ["met", "missed"]
+    assert targets_table([]) == ()
+
+
+def test_levels_with_too_many_streams_are_left_out() -> None:
+    """20 000 ranges are measured with 16 in flight, not with 64."""
+    settings = Settings(ways=("unary",), ranges=(1, 20_000), in_flight=(16, 64))
+    points = [(point.ranges, point.in_flight) for point in settings.points()]
+    assert points == [(1, 16), (1, 64), (20_000, 16)]
+    assert all(ranges * in_flight <= STREAMS_MAX for ranges, in_flight in points)
+
+
+def test_slots_share_no_stream() -> None:
+    """Commits of different slots never conflict."""
+    slots = own_streams(Load(endpoint="", ranges=3, in_flight=4))
+    ids = [stream_id for slot in slots for stream_id in slot.ids]
+    assert len(slots) == 4
+    assert len(set(ids)) == 12
+
+
+def test_a_slot_moves_all_its_streams_on() -> None:
+    """Each commit begins where the last one ended."""
+    slot = SlotStreams([5, 6])
+    slot.advance()
+    assert slot.columns() == (struct.pack("<2q", STEP, STEP), struct.pack("<2q", *(2 * STEP,) * 2))
+
+
+def test_counters_are_compared_field_by_field() -> None:
+    """What happened since."""
+    assert Counters(5, 50, 7, 9, 90) - Counters(1, 10, 2, 3, 30) == Counters(4, 40, 5, 6, 60)
+
+
+class _Wire:
+    """Takes what a connection writes."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def data_bytes(self) -> int:
+        """Payload of all DATA frames."""
+        at, found = 0, 0
+        while at < len(self.written):
+            length_and_kind, _, _ = struct.unpack_from(">IBI", self.written, at)
+            if length_and_kind & 0xFF == http2.DATA:
+                found += length_and_kind >> 8
+            at += http2.FRAME_HEADER_BYTES + (length_and_kind >> 8)
+        return found
+
+
+def test_no_more_is_sent_than_the_server_has_room_for() -> None:
+    """The default window of 65 535 bytes first, the rest when both windows are opened."""
+
+    async def scenario() -> None:
+        wire = _Wire()
+        connection = http2.Http2Connection("h:1")
+        connection.connection_made(cast(asyncio.Transport, wire))
+        wire.written.clear()
+        answer = connection.call("/s/M", bytes(100_000))
+        assert wire.data_bytes() == http2.DEFAULT_WINDOW
+        grant = struct.pack(">I", 1 << 20)
+        connection.data_received(http2.frame(http2.WINDOW_UPDATE, 0, 1, grant))
+        assert wire.data_bytes() == http2.DEFAULT_WINDOW  # the connection's own is still closed
+        connection.data_received(http2.frame(http2.WINDOW_UPDATE, 0, 0, grant))
+        assert wire.data_bytes() == 100_000 + http2.MESSAGE_HEADER_BYTES
+
+        message = http2.frame(http2.DATA, 0, 1, struct.pack(">BI", 0, 3) + b"yes")
+        for byte in message:  # answers come in any pieces
+            connection.data_received(bytes([byte]))
+        assert not answer.done()
+        connection.data_received(http2.frame(http2.HEADERS, http2.END_STREAM, 1, b"trailers"))
+        assert await answer == b"yes"
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_ends_without_an_answer_fails() -> None:
+    """As does every call when the connection breaks."""
+
+    async def scenario() -> None:
+        connection = http2.Http2Connection("h:1")
+        connection.connection_made(cast(asyncio.Transport, _Wire()))
+        refused, broken = connection.call("/s/M", b""), connection.call("/s/M", b"")
+        connection.data_received(http2.frame(http2.RST_STREAM, 0, 1, bytes(4)))
+        connection.connection_lost(None)
+        for answer in (refused, broken):
+            with pytest.raises(http2.Http2Error, match="/s/M"):
+                await answer
+
+    asyncio.run(scenario())

@@ -1,0 +1,107 @@
+"""What the peers' clients send, byte by byte, against what the protocols' descriptions say."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from scripts.benchmarks import http2
+from scripts.benchmarks.peers import jute, postgresql_client
+from scripts.benchmarks.peers.template import Template
+from scripts.benchmarks.protobuf_bytes import fields, length_delimited, number
+
+
+def test_a_new_session_is_asked_for_as_jute_lays_it_out() -> None:
+    """ConnectRequest: version, last zxid, timeout, session, password, read-only."""
+    assert jute.connect_request(30_000) == bytes.fromhex(
+        "0000002d"  # 45 bytes follow
+        "00000000"
+        "0000000000000000"
+        "00007530"
+        "0000000000000000"
+        "00000010 00000000 00000000 00000000 00000000 00"
+    )
+
+
+def test_a_multi_that_creates_a_node() -> None:
+    """Header of the request, header of the operation, CreateRequest, and the end mark."""
+    packet = jute.multi(7, [(jute.CREATE, jute.create_request("/a", b"xy"))])
+    assert packet == bytes.fromhex(
+        "00000045"  # 69 bytes follow
+        "00000007 0000000e"
+        "00000001 00 ffffffff"
+        "00000002 2f61"
+        "00000002 7879"
+        "00000001 0000001f 00000005 776f726c64 00000006 616e796f6e65"
+        "00000000"
+        "ffffffff 01 ffffffff"
+    )
+
+
+def _multi_reply(*results: bytes) -> bytes:
+    return struct.pack(">iqi", 1, 99, 0) + b"".join((*results, jute.end_of_multi()))
+
+
+def test_a_reply_says_which_error_failed_a_multi() -> None:
+    """The operation to blame has the error; those before it have 0, those after it -2."""
+    done = struct.pack(">i?i", jute.SET_DATA, False, 0) + bytes(80)
+    failed = [
+        struct.pack(">i?ii", -1, False, error, error)
+        for error in (0, -103, -2)  # -103: bad version
+    ]
+    assert jute.reply_of_multi(_multi_reply(done)) == (1, 0)
+    assert jute.reply_of_multi(_multi_reply(*failed)) == (1, -103)
+    assert jute.reply_of_multi(struct.pack(">iqi", 5, 99, -4)) == (5, -4)
+
+
+def test_all_holes_of_a_name_are_filled_and_nothing_else() -> None:
+    """A template within another keeps its holes, at their new places."""
+    inner = Template()
+    inner.hole("end", 2)
+    inner.add(b"-")
+    outer = Template()
+    outer.hole("end", 2)
+    outer.add(b"<")
+    outer.append(inner)
+    outer.hole("id", 1)
+    assert outer.fill(end=b"12", id=b"x") == b"12<12-x"
+    assert outer.fill(end=b"34") == b"34<34-x"
+
+
+def test_holes_of_one_name_have_one_size() -> None:
+    """Else a fill would be ambiguous."""
+    template = Template()
+    template.hole("end", 2)
+    with pytest.raises(ValueError, match="'end'"):
+        template.hole("end", 3)
+
+
+def test_fields_written_are_fields_read() -> None:
+    """Numbers of any length, and bytes; of a repeated field the last counts."""
+    message = number(3, 300) + length_delimited(1, b"ab") + length_delimited(1, b"c")
+    assert message == bytes.fromhex("18ac02 0a026162 0a0163")
+    assert fields(message) == {3: 300, 1: b"c"}
+
+
+def test_an_array_of_postgresql_in_binary() -> None:
+    """Dimensions, null flag, element type, length, lower bound, then length and value of each."""
+    assert postgresql_client.int8_array(np.array([1, 2])) == bytes.fromhex(
+        "00000001 00000000 00000014 00000002 00000001"
+        "00000008 0000000000000001 00000008 0000000000000002"
+    )
+
+
+def test_a_request_of_grpc_begins_with_literal_headers() -> None:
+    """RFC 7541: indexed method and scheme, the rest literals that nobody has to remember."""
+    assert http2.request_headers("/s/M", "h:1") == bytes.fromhex(
+        "8386"
+        "04 04 2f732f4d"
+        "01 03 683a31"
+        "0f10 10 6170706c69636174696f6e2f67727063"
+        "00 02 7465 08 747261696c657273"
+    )
+
+
+def test_a_frame_has_a_length_of_three_bytes() -> None:
+    """RFC 9113: length, type, flags, stream, payload."""
+    assert http2.frame(http2.DATA, http2.END_STREAM, 5, b"abc").hex() == "000003000100000005616263"

@@ -1,0 +1,133 @@
+"""Heartbeats go on while there is any use in them, and end what a takeover must end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from broker_client import (
+    BrokerClientError,
+    ControllerUnavailableError,
+    Heartbeat,
+    NodeEpochExpiredError,
+    NodeFencedError,
+    StreamWriter,
+    UnsupportedError,
+)
+from broker_client.session import BrokerSession
+from proto import nodes_pb2
+from tests.broker_client.client_helpers import Broker, broker, scenario, until
+
+
+class FakeSession:
+    """A session whose heartbeats are answered as told, then as the last one."""
+
+    def __init__(self, outcomes: Sequence[nodes_pb2.HeartbeatResponse | Exception]) -> None:
+        self.outcomes = list(outcomes)
+        self.sent = 0
+
+    async def heartbeat(self) -> nodes_pb2.HeartbeatResponse:
+        outcome = self.outcomes[min(self.sent, len(self.outcomes) - 1)]
+        self.sent += 1
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+SHORT = nodes_pb2.HeartbeatResponse(
+    session_timeout_ms=8, recoveries=[nodes_pb2.Recovery(node_id=1001, node_epoch=3)]
+)
+UNAVAILABLE = ControllerUnavailableError("Heartbeat", 1.0, {})
+
+
+def heartbeat_of(session: FakeSession, told: list[BrokerClientError]) -> Heartbeat:
+    return Heartbeat(session, told.append, random.Random(1))  # type: ignore[arg-type]
+
+
+@scenario
+async def test_it_goes_on_and_names_recoveries() -> None:
+    told: list[BrokerClientError] = []
+    session = FakeSession([SHORT])
+    heartbeat = heartbeat_of(session, told)
+    heartbeat.start()
+    heartbeat.start()
+    await until(lambda: session.sent > 5, "heartbeats")
+    assert [one.node_id for one in heartbeat.recoveries] == [1001]
+    await heartbeat.stop()
+    sent = session.sent
+    assert (told, session.sent) == ([], sent)
+
+
+@scenario
+async def test_one_that_does_not_get_through_is_not_the_last() -> None:
+    session = FakeSession([SHORT, UNAVAILABLE, UNAVAILABLE, SHORT])
+    heartbeat = heartbeat_of(session, [])
+    heartbeat.start()
+    await until(lambda: session.sent > 6, "heartbeats after failures")
+    await heartbeat.stop()
+
+
+@pytest.mark.parametrize(
+    "error", [NodeEpochExpiredError("heartbeat"), NodeFencedError("heartbeat")]
+)
+def test_a_takeover_ends_it_and_is_told(error: BrokerClientError) -> None:
+    @scenario
+    async def run() -> None:
+        told: list[BrokerClientError] = []
+        session = FakeSession([SHORT, error])
+        heartbeat = heartbeat_of(session, told)
+        heartbeat.start()
+        await until(lambda: bool(told), "the news")
+        assert told == [error]
+        await heartbeat.stop()
+        assert session.sent == 2
+
+    run()
+
+
+@scenario
+async def test_controllers_without_sessions_are_asked_once() -> None:
+    told: list[BrokerClientError] = []
+    session = FakeSession([UnsupportedError("Heartbeat")])
+    heartbeat = heartbeat_of(session, told)
+    heartbeat.start()
+    await until(lambda: session.sent == 1, "the heartbeat")
+    await heartbeat.stop()
+    assert told == []
+
+
+@scenario
+async def test_a_writer_keeps_its_session_alive_and_fails_when_it_is_taken_over() -> None:
+    async with broker() as b:
+        sent = watch_heartbeats(b)
+        (stream,) = await b.opened(1)
+        async with StreamWriter(b.session, b.store) as writer:
+            writer.attach([stream])
+            await (await writer.append(stream.stream_id, b"x"))  # uploads after the linger
+            await until(lambda: sent[0] > 2, "heartbeats")
+            b.refusal = NodeFencedError("heartbeat")  # type: ignore[attr-defined]
+            with pytest.raises(NodeFencedError):
+                await append_for_ever(writer, stream.stream_id)
+        assert await b.payloads(stream.stream_id)
+
+
+async def append_for_ever(writer: StreamWriter, stream_id: int) -> None:
+    while True:
+        await (await writer.append(stream_id, b"x"))
+
+
+def watch_heartbeats(b: Broker) -> list[int]:
+    """Answer the session's heartbeats here; `b.refusal` is raised once it is set."""
+    sent = [0]
+
+    async def heartbeat(_: BrokerSession) -> nodes_pb2.HeartbeatResponse:
+        sent[0] += 1
+        refusal: Exception | None = getattr(b, "refusal", None)
+        if refusal is not None:
+            raise refusal
+        return SHORT
+
+    b.session.heartbeat = heartbeat.__get__(b.session)  # type: ignore[method-assign]
+    return sent

@@ -1,0 +1,308 @@
+"""Each upload gets its own verdict, once, whatever happens to messages and leaders."""
+
+import asyncio
+import random
+from typing import Any
+
+import grpc
+import pytest
+
+from broker_client.commit_messages import (
+    COMMITTED,
+    MESSAGE_ROWS_MAX,
+    CommitQueue,
+    PendingCommit,
+    PendingUpload,
+    Upload,
+    UploadVerdict,
+)
+from broker_client.commit_pipeline import MESSAGES_IN_FLIGHT, CommitPipeline
+from broker_client.controller_client import ControllerClient
+from broker_client.errors import (
+    ControllerUnavailableError,
+    InvalidRequestError,
+    ProtocolViolationError,
+    UnsupportedError,
+    WriterClosedError,
+)
+from proto import objects_pb2
+from proto.common_pb2 import NONE, OFFSET_NOT_MATCHED, NodeIdentity
+from tests.broker_client.client_helpers import scenario, until
+from tests.broker_client.fake_controller import abort
+from tests.broker_client.fake_pipeline import FakePipelineCluster
+
+NODE = NodeIdentity(node_id=1000, node_epoch=1)
+
+
+def upload(object_id: int, stream_id: int, start: int, rows: int = 1) -> Upload:
+    """`rows` streams from `stream_id` on, 10 offsets each."""
+    streams = range(stream_id, stream_id + rows)
+    return Upload(object_id, 100, streams, [start] * rows, [start + 10] * rows, [1] * rows)
+
+
+def commit(object_id: int, stream_id: int, start: int) -> objects_pb2.CommitStreamSetObjectRequest:
+    return objects_pb2.CommitStreamSetObjectRequest(
+        node=NODE,
+        object_id=object_id,
+        ranges=objects_pb2.RangeColumns(
+            stream_id=[stream_id], start_offset=[start], end_offset=[start + 10]
+        ),
+    )
+
+
+def client_of(cluster: FakePipelineCluster, deadline: float = 10.0) -> ControllerClient:
+    return ControllerClient(
+        cluster.endpoints, deadline=deadline, attempt_timeout=0.5, rng=random.Random(11)
+    )
+
+
+@scenario
+async def test_what_waits_travels_together() -> None:
+    """While as many messages as may be are under way, the rest waits for one of them."""
+    async with FakePipelineCluster() as cluster, client_of(cluster) as client:
+        release = asyncio.Event()
+        cluster.answer_hook = lambda *_: _wait(release)
+        async with CommitPipeline(client, NODE) as pipeline:
+            futures = []
+            for number in range(100):
+                futures.append(await pipeline.upload(upload(number, 0, 10 * number)))
+                await until(lambda: len(cluster.messages) > 0, "first message")
+                # Time in which more messages than may be could leave; too little would hide them.
+                await asyncio.sleep(0.002)
+            release.set()
+            assert await asyncio.gather(*futures) == [COMMITTED] * 100
+        assert len(cluster.messages) <= MESSAGES_IN_FLIGHT + 1
+        assert cluster.ends == {0: 1000}
+        assert set(cluster.applied.values()) == {1}
+
+
+@scenario
+async def test_each_upload_has_its_own_verdict() -> None:
+    async with (
+        FakePipelineCluster() as cluster,
+        client_of(cluster) as client,
+        CommitPipeline(client, NODE) as pipeline,
+    ):
+        cluster.ends[6] = 3
+        futures = [
+            await pipeline.upload(one)
+            for one in (upload(1, 0, 0, rows=2), upload(2, 5, 0, rows=3), upload(3, 0, 10))
+        ]
+        refused = UploadVerdict(OFFSET_NOT_MATCHED, [NONE, OFFSET_NOT_MATCHED, NONE])
+        assert await asyncio.gather(*futures) == [COMMITTED, refused, COMMITTED]
+
+
+@scenario
+async def test_commits_and_uploads_are_judged_in_the_order_they_came() -> None:
+    async with (
+        FakePipelineCluster() as cluster,
+        client_of(cluster) as client,
+        CommitPipeline(client, NODE) as pipeline,
+    ):
+        futures: list[asyncio.Future[Any]] = []
+        for number in range(0, 40, 2):
+            futures.append(await pipeline.upload(upload(number, 0, 10 * number)))
+            futures.append(await pipeline.commit(commit(number + 1, 0, 10 * number + 10)))
+        answers = await asyncio.gather(*futures)
+        assert [answer.error for answer in answers] == [NONE] * 40
+        assert cluster.ends == {0: 400}
+
+
+@scenario
+async def test_a_leader_that_dies_with_answers_unsent() -> None:
+    """What was applied and not answered is sent again, in order, and applied once."""
+    async with FakePipelineCluster(3) as cluster, client_of(cluster) as client:
+        dies = asyncio.Event()
+
+        async def die(member: int, message: objects_pb2.CommitBatchRequest, _: Any) -> None:
+            if member == 0 and sum(cluster.applied.values()) >= 20:
+                dies.set()
+                await asyncio.Event().wait()
+
+        cluster.answer_hook = die
+        async with CommitPipeline(client, NODE) as pipeline:
+            futures = []
+            for number in range(200):
+                futures.append(
+                    await pipeline.upload(upload(number, number % 7, 10 * (number // 7)))
+                )
+                if number % 10 == 0:
+                    await asyncio.sleep(0.001)
+            await dies.wait()
+            cluster.move_leader(2)
+            await cluster.kill(0)
+            assert await asyncio.gather(*futures) == [COMMITTED] * 200
+        assert len(cluster.applied) == 200
+        assert set(cluster.applied.values()) == {1}
+
+
+@scenario
+async def test_a_leader_that_hangs_is_left_for_the_next() -> None:
+    async with FakePipelineCluster(2) as cluster, client_of(cluster) as client:
+
+        async def hang(member: int, message: objects_pb2.CommitBatchRequest, _: Any) -> None:
+            if member == 0:
+                cluster.move_leader(1)
+                await asyncio.Event().wait()
+
+        cluster.hook = hang
+        async with CommitPipeline(client, NODE) as pipeline:
+            assert await (await pipeline.upload(upload(1, 0, 0))) == COMMITTED
+        assert client.leader == cluster.endpoints[1]
+
+
+@scenario
+async def test_a_bad_upload_fails_no_other() -> None:
+    async with FakePipelineCluster() as cluster, client_of(cluster) as client:
+
+        async def refuse(_: int, message: objects_pb2.CommitBatchRequest, context: Any) -> None:
+            if 13 in message.uploads.object_id:
+                where = {"field": "ranges", "sequence": str(message.sequence)}
+                await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", where)
+
+        cluster.hook = refuse
+        async with CommitPipeline(client, NODE) as pipeline:
+            bad = upload(13, 99, 0)
+            good = [upload(100 + number, 0, 10 * number) for number in range(49)]
+            uploads = [*good[:13], bad, *good[13:]]
+            futures = [await pipeline.upload(one) for one in uploads]
+            outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert isinstance(outcomes.pop(13), InvalidRequestError)
+        assert outcomes == [COMMITTED] * 49, "the others are judged in the order they came"
+
+
+@scenario
+async def test_without_a_leader_the_deadline_ends_it() -> None:
+    async with FakePipelineCluster(2) as cluster, client_of(cluster, deadline=0.4) as client:
+        cluster.move_leader(-1)
+        async with CommitPipeline(client, NODE) as pipeline:
+            future = await pipeline.upload(upload(1, 0, 0))
+            with pytest.raises(ControllerUnavailableError, match="NOT_LEADER") as raised:
+                await future
+            assert set(raised.value.tried) == set(cluster.endpoints)
+            cluster.move_leader(1)
+            assert await (await pipeline.upload(upload(1, 0, 0))) == COMMITTED
+
+
+@scenario
+async def test_controllers_without_the_call_are_said_to_be_so() -> None:
+    async with FakePipelineCluster() as cluster, client_of(cluster) as client:
+
+        async def refuse(_: int, message: objects_pb2.CommitBatchRequest, context: Any) -> None:
+            await abort(context, grpc.StatusCode.UNIMPLEMENTED, "NOT_BUILT", {})
+
+        cluster.hook = refuse
+        async with CommitPipeline(client, NODE) as pipeline:
+            futures = [await pipeline.upload(upload(number, number, 0)) for number in range(9)]
+            outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert [type(one) for one in outcomes] == [UnsupportedError] * 9
+
+
+@scenario
+async def test_an_answer_to_another_message_is_a_violation() -> None:
+    async with FakePipelineCluster() as cluster, client_of(cluster) as client:
+
+        async def misnumber(_: int, message: objects_pb2.CommitBatchRequest, __: Any) -> None:
+            message.sequence += 1
+
+        cluster.hook = misnumber
+        async with CommitPipeline(client, NODE) as pipeline:
+            with pytest.raises(ProtocolViolationError, match="answers message"):
+                await (await pipeline.upload(upload(1, 0, 0)))
+
+
+@scenario
+async def test_close_waits_for_what_was_handed_in_and_takes_no_more() -> None:
+    async with FakePipelineCluster() as cluster, client_of(cluster) as client:
+        pipeline = CommitPipeline(client, NODE)
+        futures = [await pipeline.upload(upload(number, 0, 10 * number)) for number in range(20)]
+        await pipeline.close()
+        assert [future.result() for future in futures] == [COMMITTED] * 20
+        with pytest.raises(WriterClosedError):
+            await pipeline.upload(upload(20, 0, 200))
+
+
+@scenario
+async def test_an_upload_that_nobody_waits_for_harms_nobody() -> None:
+    async with FakePipelineCluster() as cluster, client_of(cluster) as client:
+        async with CommitPipeline(client, NODE) as pipeline:
+            futures = [await pipeline.upload(upload(number, number, 0)) for number in range(5)]
+            futures[2].cancel()
+            outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert isinstance(outcomes.pop(2), asyncio.CancelledError)
+        assert outcomes == [COMMITTED] * 4
+
+
+@scenario
+async def test_messages_stay_within_their_bounds() -> None:
+    loop = asyncio.get_running_loop()
+    queue = CommitQueue()
+    rows = [1, 19_999, 1, 1, MESSAGE_ROWS_MAX, 1]
+    for number, count in enumerate(rows):
+        one = upload(number, 0, 0, count)
+        queue.add(PendingUpload.of(one, loop.create_future(), 0.0))
+    taken = [[one.rows for one in queue.take().uploads] for _ in range(4)]
+    assert taken == [[1, 19_999], [1, 1], [MESSAGE_ROWS_MAX], [1]]
+    assert not queue
+
+
+@scenario
+async def test_what_can_not_share_a_message_does_not() -> None:
+    """An id twice, epochs beside none, and a commit behind uploads each begin a new message."""
+    loop = asyncio.get_running_loop()
+    queue = CommitQueue()
+    without_epochs = Upload(2, 1, [0], [0], [1])
+    for one in (upload(1, 0, 0), upload(1, 0, 0), without_epochs):
+        queue.add(PendingUpload.of(one, loop.create_future(), 0.0))
+    queue.add(PendingCommit(commit(3, 0, 0), loop.create_future(), 0.0))
+    queue.add(PendingUpload.of(upload(4, 0, 0), loop.create_future(), 0.0))
+    taken = [queue.take() for _ in range(4)]
+    assert [(len(one.commits), len(one.uploads)) for one in taken] == [
+        (0, 1),
+        (0, 1),
+        (0, 1),
+        (1, 1),
+    ]
+    halves = queue.halves(taken[3])
+    assert [(len(one.commits), len(one.uploads)) for one in halves] == [(1, 0), (0, 1)]
+
+
+@scenario
+async def test_a_message_is_what_the_contract_says() -> None:
+    loop = asyncio.get_running_loop()
+    queue = CommitQueue()
+    queue.add(PendingCommit(commit(3, 9, 5), loop.create_future(), 0.0))
+    for one in (upload(1, 4, 0, rows=2), upload(2, 0, 0)):
+        queue.add(PendingUpload.of(one, loop.create_future(), 0.0))
+    message = objects_pb2.CommitBatchRequest.FromString(queue.take().encode(NODE))
+    assert list(message.commits) == [commit(3, 9, 5)]
+    assert message.uploads == objects_pb2.UploadColumns(
+        node=NODE,
+        object_id=[1, 2],
+        object_size=[100, 100],
+        range_count=[2, 1],
+        ranges=objects_pb2.RangeColumns(
+            stream_id=[4, 5, 0],
+            stream_epoch=[1, 1, 1],
+            start_offset=[0, 0, 0],
+            end_offset=[10, 10, 10],
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ([], [], []),
+        ([1], [0], [1, 2]),
+        ([1], [0], [1], [1, 2]),
+        (range(20_001), range(20_001), range(20_001)),
+    ],
+)
+def test_columns_that_no_message_can_hold_are_refused_at_once(columns: Any) -> None:
+    with pytest.raises(ValueError, match="object 5"):
+        Upload(5, 1, *columns)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,0 +1,238 @@
+"""`streammeta cluster hash`: equal, different and silent members; loaded, idle and stalled ones."""
+
+import concurrent.futures
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner
+
+from controller.cli.client import RpcFailure
+from controller.cli.local_cluster import free_ports
+from controller.cli.main import cli
+from controller.cli.state_comparison import Verdict, judge
+from proto import admin_pb2
+from proto import quorum_pb2 as pb
+from proto.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
+from proto.quorum_pb2_grpc import QuorumServiceServicer, add_QuorumServiceServicer_to_server
+from tests.server.quorum_tools import streammeta, wait_until, writes_going_on
+from tests.server.running import describe, running_cluster
+from tests.shell.fake_cluster import abort
+
+LEADER = 1
+
+
+class FakeLog:
+    """The one log of a fake cluster; it grows by `rate` offsets a second until `stops_at`."""
+
+    def __init__(self, rate: float = 0.0, stops_at: int = 1 << 60) -> None:
+        self._began = time.monotonic()
+        self._rate = rate
+        self._stops_at = stops_at
+
+    @property
+    def end_offset(self) -> int:
+        grown = int((time.monotonic() - self._began) * self._rate)
+        return min(100 + grown, self._stops_at)
+
+
+class FakeController(QuorumServiceServicer, AdminServiceServicer):
+    """A member whose hash at an offset is told by the offset, unless it `differs`."""
+
+    def __init__(self, node_id: int, log: FakeLog, voters: list[str], differs: bool) -> None:
+        self.node_id = node_id
+        self._log = log
+        self._voters = voters
+        self._differs = differs
+        self.asked: list[int] = []
+        self.is_always_beyond = False
+
+    def DescribeQuorum(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.leader_only and self.node_id != LEADER:
+            where = {"leader_endpoint": self._voters[0], "leader_id": "1"}
+            abort(context, grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", "does not lead", where)
+        voters = [
+            pb.ReplicaStatus(key=pb.ReplicaKey(node_id=number, directory_id="d"), endpoint=where)
+            for number, where in enumerate(self._voters, 1)
+        ]
+        end = self._log.end_offset
+        return pb.DescribeQuorumResponse(
+            cluster_id="c",
+            node_id=self.node_id,
+            role="leader" if self.node_id == LEADER else "follower",
+            leader_id=LEADER,
+            epoch=3,
+            high_watermark=end,
+            end_offset=end,
+            voters=voters,
+        )
+
+    def StateHash(self, request: Any, context: Any) -> Any:  # noqa: N802
+        at = request.at_offset
+        self.asked.append(at)
+        if self._log.end_offset > at or self.is_always_beyond:
+            abort(context, grpc.StatusCode.FAILED_PRECONDITION, "OFFSET_PASSED", "passed", {})
+        while self._log.end_offset < at:
+            if not context.is_active():
+                return admin_pb2.StateHashResponse()
+            time.sleep(0.01)
+        said = b"%d" % at + (b" other" if self._differs else b"")
+        return admin_pb2.StateHashResponse(
+            offset=at, hash=said, answered_by=self.node_id, log_hash=said
+        )
+
+
+@contextlib.contextmanager
+def cluster(
+    log: FakeLog, differs: tuple[int, ...] = (), silent: int = 0
+) -> Iterator[list[FakeController]]:
+    """Three voters, of which the last `silent` do not run."""
+    endpoints = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    members = [
+        FakeController(number, log, endpoints, number in differs)  # type: ignore[abstract]
+        for number in range(1, 4 - silent)
+    ]
+    with contextlib.ExitStack() as stack:
+        for member in members:
+            threads = stack.enter_context(concurrent.futures.ThreadPoolExecutor(8))
+            server = grpc.server(threads)
+            add_QuorumServiceServicer_to_server(member, server)
+            add_AdminServiceServicer_to_server(member, server)
+            server.add_insecure_port(endpoints[member.node_id - 1])
+            server.start()
+            stack.callback(_stop, server)
+        yield members
+
+
+def _stop(server: grpc.Server) -> None:
+    server.stop(None).wait()
+
+
+def hash_of(members: list[FakeController], *words: str) -> tuple[int, dict[str, Any]]:
+    connect = members[0]._voters[0]
+    ran = CliRunner().invoke(
+        cli, ["cluster", "hash", "--connect", connect, "--format", "json", *words]
+    )
+    return ran.exit_code, json.loads(ran.output)
+
+
+def test_an_idle_cluster_is_compared_at_its_end() -> None:
+    with cluster(FakeLog()) as members:
+        code, answer = hash_of(members)
+        assert (code, answer["verdict"], answer["at_offset"]) == (0, "ok", 100)
+        assert [(row["node_id"], row["leader"]) for row in answer["members"]] == [
+            *((1, True), (2, False), (3, False)),
+        ]
+        assert {row["state_hash"] for row in answer["members"]} == {b"100".hex()}
+        assert all(member.asked == [100] for member in members)
+
+
+def test_a_cluster_under_load_is_compared_ahead_of_its_end() -> None:
+    with cluster(FakeLog(rate=500.0)) as members:
+        code, answer = hash_of(members)
+        assert (code, answer["verdict"]) == (0, "ok")
+        assert answer["at_offset"] > 100
+        assert len({row["state_hash"] for row in answer["members"]}) == 1
+
+
+def test_when_writes_stop_short_of_the_offset_another_one_is_taken() -> None:
+    with cluster(FakeLog(rate=400.0, stops_at=300)) as members:
+        code, answer = hash_of(members)
+        assert (code, answer["at_offset"]) == (0, 300)
+
+
+def test_a_member_that_differs_is_named_and_all_hashes_are_shown() -> None:
+    with cluster(FakeLog(), differs=(3,)) as members:
+        code, answer = hash_of(members)
+        assert (code, answer["error"]["code"]) == (1, "DIFFERENT")
+        assert "controller 3" in answer["error"]["message"]
+        rows = answer["error"]["details"]["members"]
+        assert [row["verdict"] for row in rows] == ["ok", "ok", "DIFFERENT"]
+
+
+def test_a_member_that_is_silent_is_named_and_the_others_are_compared() -> None:
+    with cluster(FakeLog(), silent=1) as members:
+        code, answer = hash_of(members)
+        assert (code, answer["error"]["code"]) == (1, "NO_ANSWER")
+        assert "controller 3" in answer["error"]["message"]
+        rows = answer["error"]["details"]["members"]
+        assert [(row["node_id"], row["verdict"]) for row in rows] == [
+            *((1, "ok"), (2, "ok"), (3, "no answer")),
+        ]
+
+
+def test_without_a_common_offset_in_time_that_is_said() -> None:
+    with cluster(FakeLog()) as members:
+        members[2].is_always_beyond = True
+        code, answer = hash_of(members, "--timeout", "1")
+        assert (code, answer["error"]["code"]) == (1, "NO_COMMON_OFFSET")
+
+
+def said(node_id: int, state: bytes, log: bytes = b"l") -> admin_pb2.StateHashResponse:
+    return admin_pb2.StateHashResponse(hash=state, log_hash=log, answered_by=node_id)
+
+
+@pytest.mark.parametrize(
+    ("hashes", "different"),
+    [
+        ({1: b"a", 2: b"a", 3: b"a"}, []),
+        ({1: b"a", 2: b"a", 3: b"b"}, [3]),
+        ({1: b"b", 2: b"a", 3: b"a"}, [1]),  # the leader may be the one that is wrong
+        ({1: b"a", 2: b"b"}, [2]),  # in case of doubt the leader is right
+        ({1: b"a", 2: b"b", 3: b"c"}, [2, 3]),
+    ],
+)
+def test_who_differs_from_what_most_say_is_different(
+    hashes: dict[int, bytes], different: list[int]
+) -> None:
+    answers = {f"h:{node}": said(node, value) for node, value in hashes.items()}
+    rows = judge(answers, LEADER)
+    assert [row.member.node_id for row in rows if row.verdict is Verdict.DIFFERENT] == different
+
+
+def test_equal_maps_of_different_logs_are_different_and_an_unknown_log_is_not() -> None:
+    rows = judge(
+        {"h:1": said(1, b"a"), "h:2": said(2, b"a", b"other"), "h:3": said(3, b"a", b"")}, LEADER
+    )
+    assert [row.verdict for row in rows] == [Verdict.OK, Verdict.DIFFERENT, Verdict.OK]
+
+
+def test_a_failed_answer_is_no_answer() -> None:
+    rows = judge({"h:1": said(1, b"a"), "h:2": RpcFailure("UNAVAILABLE", "", "gone", {})}, LEADER)
+    assert [(row.verdict, row.problem) for row in rows] == [
+        *((Verdict.OK, ""), (Verdict.NO_ANSWER, "gone")),
+    ]
+
+
+@pytest.mark.process
+def test_a_real_cluster_is_compared_under_load_idle_and_with_a_member_lost(tmp_path: Path) -> None:
+    options = ("--election-timeout-ms", "400", "--snapshot-log-bytes", "20000")
+    with running_cluster(tmp_path, options=options) as running:
+        wait_until(lambda: bool(describe(running).leader_endpoint), "a leader is known")
+        with writes_going_on(running) as writes:
+            writes.expect_progress()
+            loaded = streammeta("cluster", "hash", "--connect", running.connect)
+            assert (loaded["exit_code"], len(loaded["members"])) == (0, 3), loaded
+            # A member that took its map from a snapshot has the same hashes.
+            follower = next(
+                node for node in running.node_ids if node != describe(running).leader_id
+            )
+            running.children[follower].kill()
+            running.start(follower)
+            wait_until(
+                lambda: streammeta("cluster", "hash", "--connect", running.connect)["ok"],
+                "all are equal again",
+            )
+        idle = streammeta("cluster", "hash", "--connect", running.connect)
+        assert idle["exit_code"] == 0, idle
+        assert len({row["log_hash"] for row in idle["members"]}) == 1
+        assert all(len(row["state_hash"]) == 64 for row in idle["members"])
+        running.children[follower].kill()
+        lost = streammeta("cluster", "hash", "--connect", running.connect)
+        assert (lost["exit_code"], lost["error"]["code"]) == (1, "NO_ANSWER")
+        assert f"controller {follower}" in lost["error"]["message"]

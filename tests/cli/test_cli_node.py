@@ -1,0 +1,247 @@
+"""`streammeta node`: what it shows, what it asks for, and what it says when it is refused."""
+
+import concurrent.futures
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner
+
+from controller.cli.client import ControllerClient
+from controller.cli.main import cli
+from proto import common_pb2, nodes_pb2, streams_pb2
+from proto.nodes_pb2_grpc import (
+    NodeServiceServicer,
+    NodeServiceStub,
+    add_NodeServiceServicer_to_server,
+)
+from proto.streams_pb2_grpc import (
+    StreamServiceServicer,
+    StreamServiceStub,
+    add_StreamServiceServicer_to_server,
+)
+from tests.server.quorum_tools import streammeta
+from tests.server.running import running_cluster
+
+
+class FakeController(NodeServiceServicer, StreamServiceServicer):
+    """Answers with what the test gives it, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[int, nodes_pb2.NodeDescription] = {}
+        self.streams: list[streams_pb2.StreamDescription] = []
+        self.error: common_pb2.ErrorCode.ValueType = common_pb2.NONE
+        self.asked: list[Any] = []
+
+    def GetNodes(self, request: Any, context: Any) -> Any:  # noqa: N802
+        ids = request.node_ids or sorted(self.nodes)
+        return nodes_pb2.GetNodesResponse(
+            nodes=[self.nodes[node_id] for node_id in ids if node_id in self.nodes]
+        )
+
+    def LockNode(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked.append(request)
+        return nodes_pb2.LockNodeResponse(error=self.error)
+
+    def UnlockNode(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked.append(request)
+        return nodes_pb2.UnlockNodeResponse(error=self.error)
+
+    def UnregisterNode(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked.append(request)
+        if self.error == common_pb2.NONE:
+            self.nodes[request.node.node_id].departed = True
+        return nodes_pb2.UnregisterNodeResponse(error=self.error)
+
+    def DescribeStreams(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """One stream a page."""
+        wanted = [
+            each
+            for each in self.streams
+            if not request.stream_ids or each.stream_id in request.stream_ids
+        ]
+        at = int(request.page.page_token or 0)
+        more = str(at + 1) if at + 1 < len(wanted) else ""
+        return streams_pb2.DescribeStreamsResponse(
+            streams=wanted[at : at + 1], next_page_token=more
+        )
+
+    def AbandonUploads(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked.append(request)
+        return streams_pb2.AbandonUploadsResponse(
+            error=self.error,
+            abandoned=[streams_pb2.PendingUpload(node_id=7, stream_id=3, end_offset=5)],
+        )
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[tuple[FakeController, str]]:
+    controller = FakeController()  # type: ignore[abstract]
+    controller.nodes[7] = nodes_pb2.NodeDescription(
+        node_id=7,
+        node_epoch=11,
+        state=nodes_pb2.NODE_STATE_FENCED,
+        locked=True,
+        recovered_by=8,
+        pending_upload_count=2,
+        stream_set_object_count=3,
+    )
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        server = grpc.server(threads)
+        add_NodeServiceServicer_to_server(controller, server)
+        add_StreamServiceServicer_to_server(controller, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield controller, f"127.0.0.1:{port}"
+        server.stop(None).wait()
+
+
+def node(endpoint: str, *words: str) -> tuple[int, dict[str, Any]]:
+    ran = CliRunner().invoke(
+        cli, ["node", words[0], "--connect", endpoint, "--format", "json", *words[1:]]
+    )
+    return ran.exit_code, json.loads(ran.output)
+
+
+def test_a_list_shows_what_is_to_be_settled() -> None:
+    with serving() as (_, endpoint):
+        code, answer = node(endpoint, "list")
+        (row,) = answer["nodes"]
+        assert code == 0
+        assert (row["node_id"], row["state"], row["locked"]) == (7, "FENCED", True)
+        assert (row["recovered_by"], row["pending_uploads"], row["stream_set_objects"]) == (8, 2, 3)
+
+
+def test_a_node_is_locked_and_unlocked() -> None:
+    with serving() as (controller, endpoint):
+        assert node(endpoint, "lock", "--node-id", "7")[0] == 0
+        assert node(endpoint, "unlock", "--node-id", "7")[0] == 0
+        assert [type(each).__name__ for each in controller.asked] == [
+            *("LockNodeRequest", "UnlockNodeRequest"),
+        ]
+        assert {each.node_id for each in controller.asked} == {7}
+
+
+def test_a_node_is_unregistered_at_its_present_epoch() -> None:
+    with serving() as (controller, endpoint):
+        code, answer = node(endpoint, "unregister", "--node-id", "7")
+        assert (code, answer["departed"], answer["stream_set_objects"]) == (0, True, 3)
+        (asked,) = controller.asked
+        assert (asked.node.node_id, asked.node.node_epoch) == (7, 11)
+
+
+def test_a_dry_run_lists_what_the_node_owes_on_all_pages_and_asks_for_nothing() -> None:
+    with serving() as (controller, endpoint):
+        for stream_id in range(3):
+            stream = streams_pb2.StreamDescription(stream_id=stream_id)
+            stream.pending_uploads.add(
+                node_id=7, stream_id=stream_id, start_offset=10, end_offset=15
+            )
+            stream.pending_uploads.add(node_id=8, stream_id=stream_id, end_offset=10)
+            controller.streams.append(stream)
+        code, answer = node(endpoint, "abandon", "--node-id", "7", "--dry-run")
+        assert (code, answer["streams"], answer["lost_offsets"]) == (0, 3, 15)
+        assert [row["stream_id"] for row in answer["uploads"]] == [0, 1, 2]
+        some = node(endpoint, "abandon", "--node-id", "7", "--dry-run", "--stream", "1")[1]
+        assert [row["stream_id"] for row in some["uploads"]] == [1]
+        assert controller.asked == []
+
+
+def test_abandoning_says_what_was_given_up() -> None:
+    with serving() as (controller, endpoint):
+        code, answer = node(endpoint, "abandon", "--node-id", "7", "--stream", "3", "--stream", "4")
+        assert (code, answer["streams"], answer["lost_offsets"]) == (0, 1, 5)
+        (asked,) = controller.asked
+        assert (asked.node_id, list(asked.stream_ids)) == (7, [3, 4])
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (["lock", "--node-id", "7"], common_pb2.NODE_EPOCH_NOT_EXIST, "node list"),
+        (["unlock", "--node-id", "7"], common_pb2.NODE_EPOCH_NOT_EXIST, "node list"),
+        (["unregister", "--node-id", "7"], common_pb2.STREAM_NOT_CLOSED, "node abandon"),
+        (["unregister", "--node-id", "7"], common_pb2.NODE_LOCKED, "node unlock"),
+        (["unregister", "--node-id", "7"], common_pb2.NODE_EPOCH_EXPIRED, "repeat"),
+        (["abandon", "--node-id", "7"], common_pb2.NODE_EPOCH_NOT_EXIST, "node list"),
+    ],
+)
+def test_a_refusal_says_what_to_do(
+    words: list[str], error: common_pb2.ErrorCode.ValueType, hint: str
+) -> None:
+    with serving() as (controller, endpoint):
+        controller.error = error
+        code, answer = node(endpoint, *words)
+        assert (code, answer["error"]["code"]) == (1, common_pb2.ErrorCode.Name(error))
+        assert "node 7" in answer["error"]["message"]
+        assert hint in answer["error"]["hint"]
+
+
+@pytest.mark.parametrize("words", [["unregister"], ["abandon", "--dry-run"]])
+def test_an_unknown_node_is_named(words: list[str]) -> None:
+    with serving() as (controller, endpoint):
+        code, answer = node(endpoint, *words, "--node-id", "9")
+        assert (code, answer["error"]["code"]) == (1, "NODE_EPOCH_NOT_EXIST")
+        assert "node 9" in answer["error"]["message"]
+        assert controller.asked == []
+
+
+@pytest.mark.process
+def test_a_broker_that_is_lost_is_settled_step_by_step(tmp_path: Path) -> None:
+    """What docs/operations.md says of it: lock, unlock, abandon what it owes, unregister."""
+    with (
+        running_cluster(tmp_path, 1) as cluster,
+        ControllerClient(cluster.endpoints, timeout_s=30) as client,
+    ):
+        (stream_id,) = stream_owed_by_node_7(client)
+        at = ("--connect", cluster.connect, "--node-id", "7")
+        assert streammeta("node", "lock", *at)["locked"]
+        assert streammeta("node", "unregister", *at)["exit_code"] == 1
+        assert streammeta("node", "unlock", *at)["ok"]
+        refused = streammeta("node", "unregister", *at)
+        assert refused["error"]["code"] == "STREAM_NOT_CLOSED"
+        planned = streammeta("node", "abandon", *at, "--dry-run")
+        done = streammeta("node", "abandon", *at)
+        owed = [{"stream_id": stream_id, "start_offset": 0, "end_offset": 5}]
+        assert planned["uploads"] == done["uploads"] == owed
+        assert streammeta("node", "abandon", *at)["uploads"] == []
+        assert streammeta("node", "unregister", *at)["departed"] is False
+        assert streammeta("node", "list", "--connect", cluster.connect)["nodes"] == []
+
+
+def stream_owed_by_node_7(client: ControllerClient) -> list[int]:
+    """Create, open and close a stream at offset 5 as node 7, which uploads nothing."""
+    me = common_pb2.NodeIdentity(node_id=7, node_epoch=1)
+    client.call(
+        lambda channel: NodeServiceStub(channel).RegisterNode,
+        nodes_pb2.RegisterNodeRequest(node=me),
+    )
+    created = client.call(
+        lambda channel: StreamServiceStub(channel).CreateStreams,
+        streams_pb2.CreateStreamsRequest(
+            request_id="c", node=me, streams=[streams_pb2.NewStream()]
+        ),
+    )
+    (stream_id,) = created.stream_ids
+    client.call(
+        lambda channel: StreamServiceStub(channel).OpenStreams,
+        streams_pb2.OpenStreamsRequest(
+            request_id="o",
+            node=me,
+            streams=[streams_pb2.StreamToOpen(stream_id=stream_id, stream_epoch=1)],
+        ),
+    )
+    closed = client.call(
+        lambda channel: StreamServiceStub(channel).CloseStreams,
+        streams_pb2.CloseStreamsRequest(
+            request_id="x",
+            node=me,
+            streams=[streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1, end_offset=5)],
+        ),
+    )
+    assert list(closed.errors) == [common_pb2.NONE]
+    return [stream_id]

@@ -1,0 +1,249 @@
+"""`streammeta snapshot`: what an export holds, and that nothing but an export is ever replaced."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from controller.cli.main import cli
+from controller.cli.output import run_cli
+from controller.snapshot.format import CheckpointId
+from controller.snapshot.reader import CheckpointReader
+from controller.snapshot.writer import write_checkpoint
+from storage.object_store.factory import open_object_store
+from tests.server.quorum_tools import put, streammeta
+from tests.server.running import running_cluster
+from tests.storage.s3_servers import running_moto
+
+ID = CheckpointId(77, 3)
+
+
+def checkpoint(path: Path, **more: Any) -> Path:
+    """A checkpoint with sections of every type of column."""
+    sections = {
+        "streams": {"stream_id": np.arange(5), "state": np.array([0, 1, 0, 1, 0], np.int8)},
+        "nodes": {"node_id": np.array([7]), "failover": np.array([True]), "wal_config": ["w"]},
+        "kvs": {"key": ["a", "b"], "value": [b"\x00", b""], "version": np.array([1, 2])},
+        "ranges": {"stream_id": np.array([], np.int64)},
+        **more,
+    }
+    with path.open("wb") as file:
+        write_checkpoint(file, ID, "the-cluster", sections)
+    return path
+
+
+def export(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
+    """Run `snapshot export`; its exit code, its answer and what it wrote to standard error."""
+    code = run_cli(cli, ["snapshot", "export", *words, "--format", "json"])
+    out, err = capsys.readouterr()
+    return code, json.loads(out), err
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_an_export_holds_every_section_with_its_columns_and_types(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source, target = checkpoint(tmp_path / "c"), tmp_path / "out" / "deep"
+    code, answer, err = export(capsys, str(source), "--to", "parquet", str(target))
+    assert (code, answer["ok"], err) == (0, True, "")
+    with CheckpointReader.open(source) as reader:
+        assert {path.name for path in target.iterdir()} == {
+            *(f"{section}.parquet" for section in reader.entries),
+            "manifest.json",
+        }
+        for section in reader.entries:
+            got = pq.read_table(target / f"{section}.parquet")
+            assert got.equals(reader.table(section)), section
+    manifest = json.loads((target / "manifest.json").read_text())
+    assert manifest["complete"] is True
+    assert (manifest["cluster_id"], manifest["end_offset"], manifest["epoch"]) == (
+        *("the-cluster", 77, 3),
+    )
+    assert {one["section"]: one["rows"] for one in manifest["files"]} == {
+        "streams": 5,
+        "nodes": 1,
+        "kvs": 2,
+        "ranges": 0,
+    }
+    for one in manifest["files"]:
+        assert (target / one["file"]).stat().st_size == one["bytes"]
+    assert answer["files"] == manifest["files"]
+
+
+def test_a_target_that_is_not_empty_is_refused_as_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source, target = checkpoint(tmp_path / "c"), tmp_path / "out"
+    target.mkdir()
+    (target / "precious.txt").write_text("mine")
+    code, answer, _ = export(capsys, str(source), "--to", "parquet", str(target))
+    assert (code, answer["ok"]) == (1, False)
+    assert "precious.txt" in answer["error"]["message"]
+    assert "--overwrite" in answer["error"]["message"]
+    assert files(target) == {"precious.txt": b"mine"}
+
+
+def test_overwriting_replaces_an_export_and_leaves_foreign_files_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target = tmp_path / "out"
+    old = checkpoint(tmp_path / "old", gone={"x": np.arange(2)})
+    assert export(capsys, str(old), "--to", "parquet", str(target))[0] == 0
+    (target / "precious.parquet").write_text("mine")
+    new = checkpoint(tmp_path / "new")
+    code, _, _ = export(capsys, str(new), "--to", "parquet", str(target), "--overwrite")
+    assert code == 0
+    there = files(target)
+    assert there["precious.parquet"] == b"mine"
+    assert "gone.parquet" not in there, "a section of the replaced export alone"
+    assert set(there) == {
+        *("precious.parquet", "manifest.json"),
+        *("streams.parquet", "nodes.parquet", "kvs.parquet", "ranges.parquet"),
+    }
+
+
+@pytest.mark.parametrize(
+    "manifest", [None, "no json", '{"version": 1}', '{"version": 9, "files": []}']
+)
+def test_files_in_the_way_that_no_export_wrote_are_never_overwritten(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, manifest: str | None
+) -> None:
+    source, target = checkpoint(tmp_path / "c"), tmp_path / "out"
+    target.mkdir()
+    (target / "streams.parquet").write_text("mine")
+    if manifest is not None:
+        (target / "manifest.json").write_text(manifest)
+    before = files(target)
+    code, answer, _ = export(capsys, str(source), "--to", "parquet", str(target), "--overwrite")
+    assert (code, answer["ok"]) == (1, False)
+    assert files(target) == before
+
+
+def test_an_interrupted_export_says_so_and_can_be_replaced(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from controller.cli.export_target import DirectoryTarget
+
+    source, target = checkpoint(tmp_path / "c"), tmp_path / "out"
+    write = DirectoryTarget.write
+
+    def write_until_full(self: DirectoryTarget, name: str, data: memoryview) -> None:
+        if name == "kvs.parquet":
+            raise OSError(28, "no space left")
+        write(self, name, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DirectoryTarget, "write", write_until_full)
+        code, answer, _ = export(capsys, str(source), "--to", "parquet", str(target))
+    assert (code, answer["error"]["code"]) == (1, "OS")
+    assert json.loads((target / "manifest.json").read_text())["complete"] is False
+    code, _, _ = export(capsys, str(source), "--to", "parquet", str(target), "--overwrite")
+    assert code == 0
+    assert json.loads((target / "manifest.json").read_text())["complete"] is True
+
+
+@pytest.mark.parametrize("cut", [10, -1])
+def test_a_damaged_checkpoint_is_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, cut: int
+) -> None:
+    source, target = checkpoint(tmp_path / "c"), tmp_path / "out"
+    source.write_bytes(source.read_bytes()[:cut])
+    code, answer, _ = export(capsys, str(source), "--to", "parquet", str(target))
+    assert (code, answer["error"]["code"]) == (1, "CHECKPOINT")
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--to", "parquet", "out"],
+        ["c", "--to", "csv", "out"],
+        ["c", "--to", "parquet"],
+        ["c"],
+    ],
+)
+def test_a_call_without_source_or_target_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.delenv("STREAMMETA_CONNECT", raising=False)
+    code, answer, _ = export(capsys, *words)
+    assert (code, answer["error"]["code"]) == (2, "USAGE")
+
+
+@pytest.mark.parametrize("target", ["http://x/y", "s3://", "s3://b/p?nonsense=1"])
+def test_a_target_that_does_not_parse_is_explained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, target: str
+) -> None:
+    code, answer, _ = export(capsys, str(checkpoint(tmp_path / "c")), "--to", "parquet", target)
+    assert (code, answer["error"]["code"]) == (1, "CONFIG")
+    assert answer["error"]["message"].startswith("--to: ")
+
+
+def test_info_shows_what_a_file_holds_and_checks_all_of_it(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "c")
+    ran = CliRunner().invoke(cli, ["snapshot", "info", str(source), "--format", "json"])
+    answer = json.loads(ran.output)
+    assert (answer["cluster_id"], answer["end_offset"], answer["epoch"]) == ("the-cluster", 77, 3)
+    assert {one["section"]: one["rows"] for one in answer["sections"]}["streams"] == 5
+    damaged = bytearray(source.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    source.write_bytes(damaged)
+    ran = CliRunner().invoke(cli, ["snapshot", "info", str(source), "--format", "json"])
+    assert ran.exit_code == 1
+    assert json.loads(ran.output)["error"]["code"] == "CHECKPOINT"
+
+
+@pytest.mark.s3
+def test_a_prefix_of_a_bucket_is_written_like_a_directory(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source = str(checkpoint(tmp_path / "c"))
+    with running_moto() as server:
+        server.create_bucket("lake")
+        uri = server.uri("lake")
+        store = open_object_store(uri)
+        store.put("other/streams.parquet", b"mine")
+        store.put("maps/todays", b"mine")
+        target = uri.replace("s3://lake?", "s3://lake/maps/today?")
+        code, answer, _ = export(capsys, source, "--to", "parquet", target)
+        assert (code, answer["target"]) == (0, "s3://lake/maps/today"), "no secret is shown"
+        found = {info.key for info in store.list_objects()}
+        assert found == {
+            *("other/streams.parquet", "maps/todays", "maps/today/manifest.json"),
+            *(f"maps/today/{name}.parquet" for name in ("streams", "nodes", "kvs", "ranges")),
+        }
+        kvs = pq.read_table(io.BytesIO(store.get_range("maps/today/kvs.parquet")))
+        assert kvs.column("key").to_pylist() == ["a", "b"]
+        assert export(capsys, source, "--to", "parquet", target)[0] == 1
+        assert export(capsys, source, "--to", "parquet", target, "--overwrite")[0] == 0
+        assert {info.key for info in store.list_objects()} == found
+        store.close()
+
+
+@pytest.mark.process
+def test_a_running_cluster_is_exported(tmp_path: Path) -> None:
+    from controller.cli.client import ControllerClient
+
+    with running_cluster(tmp_path, 1) as cluster:
+        with ControllerClient(cluster.endpoints) as client:
+            for key in ("one", "two"):
+                put(client, key, f"value of {key}")
+        target = tmp_path / "out"
+        answer = streammeta(
+            *("snapshot", "export", "--connect", cluster.connect),
+            *("--to", "parquet", str(target)),
+        )
+        assert answer["ok"], answer
+        keys = pq.read_table(target / "kvs.parquet").to_pydict()
+        assert dict(zip(keys["key"], keys["value"], strict=True)) == {
+            "one": b"value of one",
+            "two": b"value of two",
+        }

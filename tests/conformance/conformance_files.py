@@ -1,0 +1,107 @@
+"""Finds out what a scenario file holds and runs all of it.
+
+A file is a map of sections; what a section is follows from its name, what a scenario is from its
+fields, so files may be named and cut as one likes. Nothing is left out in silence: an unknown
+section or scenario is a failure, one about what the contract does not have is said to be that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.conformance.conformance_report import Deviation, Mismatch, ScenarioResult
+from tests.conformance.deviation_rules import rules
+from tests.conformance.image_scenarios import run_codec, run_image
+from tests.conformance.key_tables import NOT_OFFERED, run_table
+from tests.conformance.key_tables import SECTIONS as KEY_SECTIONS
+from tests.conformance.query_scenarios import SECTIONS as QUERY_SECTIONS
+from tests.conformance.query_scenarios import run_queries
+from tests.conformance.scenario_steps import run_scenario
+
+_REMARKS = ("rules", "skipped", "code_facts_without_test", "notes")
+"""Sections that state nothing that could be run."""
+
+
+class ScenarioFileError(Exception):
+    """A file can't be read as scenarios; the message says which and why."""
+
+
+def load_file(path: Path) -> dict[str, Any]:
+    """Return the sections of a file.
+
+    Raises:
+        ScenarioFileError: there is no such file, or it is no YAML map.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ScenarioFileError(f"{path}: {error.strerror}; name a scenario file") from error
+    except yaml.YAMLError as error:
+        raise ScenarioFileError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ScenarioFileError(f"{path}: holds no sections; a map of sections was expected")
+    return content
+
+
+def run_file(path: Path) -> Iterator[ScenarioResult]:
+    """Run what a file holds; yields results as they come."""
+    content, file = load_file(path), path.name
+    for section, entries in content.items():
+        if section in _REMARKS or str(section).startswith("derived"):
+            continue
+        if section in NOT_OFFERED:
+            yield from _not_offered(file, section, entries)
+        elif section == "scenarios":
+            for scenario in entries:
+                yield _run_any(file, scenario, entries)
+        elif section in QUERY_SECTIONS:
+            for entry in entries:
+                yield _guarded(file, entry, lambda e, s=section: QUERY_SECTIONS[s](file, e))
+        elif section == "codecs":
+            for entry in entries:
+                yield _guarded(file, entry, lambda e: run_codec(file, e))
+        elif section in KEY_SECTIONS:
+            for number, entry in enumerate(entries, start=1):
+                yield run_table(file, section, number, entry)
+        else:
+            result = ScenarioResult(file, str(section))
+            result.fail(0, "section", [Mismatch("section", section, "unknown section")])
+            yield result
+
+
+def _run_any(
+    file: str, scenario: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
+) -> ScenarioResult:
+    steps = scenario.get("steps") or []
+    if "queries" in scenario or "image_same_as" in scenario:
+        return _guarded(file, scenario, lambda e: run_queries(file, e, entries))
+    if "start" in scenario or any("op" not in step and "replay" in step for step in steps):
+        return _guarded(file, scenario, lambda e: run_image(file, e))
+    if steps and all("op" in step for step in steps):
+        return _guarded(file, scenario, lambda e: run_scenario(file, e))
+    result = ScenarioResult(file, str(scenario.get("name", "without a name")))
+    result.fail(0, "scenario", [Mismatch("steps", "steps, replays or queries", sorted(scenario))])
+    return result
+
+
+def _guarded(file: str, entry: Mapping[str, Any], run: Any) -> ScenarioResult:
+    """Run one scenario; one that breaks the runner fails, the others go on."""
+    try:
+        result: ScenarioResult = run(entry)
+    except Exception as error:  # noqa: BLE001 - see above
+        result = ScenarioResult(file, str(entry.get("name", "without a name")))
+        said = f"{type(error).__name__}: {error}"
+        result.fail(0, "scenario", [Mismatch("run", "no failure", said)])
+    return result
+
+
+def _not_offered(file: str, section: str, entries: Sequence[Any]) -> Iterator[ScenarioResult]:
+    """Yield one result a section that says why nothing is run; it counts neither way."""
+    rule = rules()["feature-not-offered"]
+    result = ScenarioResult(file, f"{section} ({len(entries)} entries)", is_counted=False)
+    result.deviations.append(Deviation(0, section, rule.feature, rule.reason))
+    yield result

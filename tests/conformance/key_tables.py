@@ -1,0 +1,110 @@
+"""Checks tables of storage keys and object attributes against the object format.
+
+Keys of kinds of objects that this product does not have must be foreign to it: they are never
+touched. Addresses of buckets are written differently here and are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from storage.object_format.attributes import (
+    ObjectAttributes,
+    ObjectKind,
+    decode_attributes,
+    encode_attributes,
+)
+from storage.object_format.object_key import ForeignKey, OwnKey, key_for, parse_key
+from tests.conformance.conformance_report import Deviation, Mismatch, ScenarioResult, compare
+from tests.conformance.deviation_rules import rules
+from tests.conformance.scenario_args import Args, ArgumentMissingError
+
+
+def _object_key(args: Args) -> Iterator[Mismatch]:
+    object_id, namespace, key = args.take("object"), args.take("namespace"), args.take("key")
+    yield from compare(key, key_for(object_id, namespace), "key")
+    parsed = parse_key(key, namespace)
+    actual = parsed.object_id if isinstance(parsed, OwnKey) else repr(parsed)
+    yield from compare(object_id, actual, "object")
+
+
+def _foreign_key(args: Args) -> Iterator[Mismatch]:
+    args.take("node"), args.take("namespace")
+    yield from _check_foreign(args.take("key"), "key")
+
+
+def _check_foreign(key: str, path: str) -> Iterator[Mismatch]:
+    parts = key.split("/")
+    parsed = parse_key(key, parts[1] if len(parts) > 1 else "DEFAULT")
+    if not isinstance(parsed, ForeignKey):
+        yield Mismatch(path, "a foreign key", repr(parsed))
+
+
+def _wal_paths(args: Args) -> Iterator[Mismatch]:
+    for name in ("cluster", "node", "type"):
+        args.take(name, None)
+    for name, key in args.take("expect").items():
+        yield from _check_foreign(key, f"expect.{name}")
+
+
+def _parse_object_id(args: Args) -> Iterator[Mismatch]:
+    """Parse a key; one whose first element is not made of the id is nobody's here."""
+    key, object_id = args.take("key"), args.take("object", None)
+    expected = args.take("expect", None)
+    parts = key.split("/")
+    namespace = parts[1] if len(parts) == 3 else "DEFAULT"
+    parsed = parse_key(key, namespace)
+    is_exact = object_id is not None and expected is None and key == key_for(object_id, namespace)
+    if is_exact:
+        yield from compare(OwnKey(object_id), parsed, "object")
+    elif not isinstance(parsed, ForeignKey):
+        yield Mismatch("object", "a foreign key", repr(parsed))
+
+
+def _attributes(args: Args) -> Iterator[Mismatch]:
+    chosen = Args(args.take("set"), "set")
+    args.nested(chosen)
+    kind = ObjectKind.COMPOSITE if chosen.take("composite", False) else ObjectKind.NORMAL
+    attributes = ObjectAttributes(kind, chosen.take("bucket", 0), chosen.take("deep", False))
+    value = args.take("attributes")
+    yield from compare(value, encode_attributes(attributes), "attributes")
+    decoded = decode_attributes(value)
+    actual = {
+        "type": decoded.kind.name.lower(),
+        "bucket": decoded.bucket_id,
+        "deep_delete": decoded.deep_delete,
+    }
+    yield from compare(args.take("decoded"), actual, "decoded")
+
+
+_TABLES: dict[str, tuple[Callable[[Args], Iterator[Mismatch]], str]] = {
+    "object_keys": (_object_key, ""),
+    "index_keys": (_foreign_key, "no-index-objects"),
+    "parse_object_id": (_parse_object_id, "strict-keys"),
+    "attributes": (_attributes, ""),
+    "wal_paths": (_wal_paths, "no-index-objects"),
+}
+
+NOT_OFFERED = ("bucket_uris", "id_uris", "position_cache")
+"""Sections about what the contract does not have."""
+
+SECTIONS = (*_TABLES, *NOT_OFFERED)
+
+
+def run_table(file: str, section: str, number: int, entry: Mapping[str, Any]) -> ScenarioResult:
+    """Check one entry of a table."""
+    result = ScenarioResult(file, str(entry.get("name", f"{section} {number}")))
+    check, feature = _TABLES[section]
+    args = Args(entry, section)
+    for passed_over in ("source", "notes", "note", "name"):
+        args.take(passed_over, None)
+    try:
+        result.fail(number, section, list(check(args)))
+    except (ArgumentMissingError, ValueError) as error:
+        result.fail(number, section, [Mismatch("entry", "no failure", str(error))])
+    result.fail(number, section, list(args.unknown()))
+    if feature:
+        rule = rules()[feature]
+        result.deviations.append(Deviation(number, section, rule.feature, rule.reason))
+    return result

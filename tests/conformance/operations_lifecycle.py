@@ -1,0 +1,152 @@
+"""Operations of time: the clock, expiry, clean-up of destroyed objects and streams, overload."""
+
+from __future__ import annotations
+
+from controller.metadata.requests import (
+    DeleteKVs,
+    DeleteStreams,
+    DestroyDeadSetObjects,
+    KVKey,
+    ListKVs,
+    StreamToDelete,
+)
+from controller.metadata.values import ObjectState, StreamState
+from tests.conformance.operations_streams import TOPIC_TAG
+from tests.conformance.overload_world import DEFAULT_WINDOW_MS, OverloadWorld
+from tests.conformance.scenario_args import Args
+from tests.conformance.scenario_run import PAGE, SERVICE, Outcome, ScenarioRun
+from tests.conformance.storage_world import NAMESPACE
+
+TOPIC_DELETIONS = "__automq_topic_deletion/"
+
+
+async def advance_clock(run: ScenarioRun, args: Args) -> Outcome:
+    """Move the clock."""
+    ms = args.take("ms")
+    run.clock.now_ms += ms
+    overload_of(run).advance(ms)
+    return Outcome()
+
+
+async def expire_scan(run: ScenarioRun, args: Args) -> Outcome:
+    """Expire what is due, then clean up once; what is expired now is cleaned up later."""
+    del args
+    before = await run.objects()
+    await run.storage.expire()
+    marked = {
+        item.object_id
+        for item in (await run.objects()).values()
+        if item.state is ObjectState.MARK_DESTROYED
+        and before[item.object_id].state is not ObjectState.MARK_DESTROYED
+    }
+    return await _clean_up(run, marked)
+
+
+async def lifecycle_check(run: ScenarioRun, args: Args) -> Outcome:
+    """Clean up once."""
+    del args
+    return await _clean_up(run, set())
+
+
+async def _clean_up(run: ScenarioRun, marked: set[int]) -> Outcome:
+    started = await run.storage.clean_up(marked)
+    return Outcome({"error": "NONE"}, [] if started else ["requests-in-parallel"])
+
+
+async def complete_storage_delete(run: ScenarioRun, args: Args) -> Outcome:
+    """Let the bucket answer."""
+    del args
+    await run.storage.complete()
+    return Outcome({"error": "NONE"})
+
+
+async def cleanup_scale_in_nodes(run: ScenarioRun, args: Args, *, given: Args) -> Outcome:
+    """Destroy set objects, of nodes that are not there, that hold nothing any more."""
+    states = given.take("node_state", {}) or {}
+    named = args.take("nodes", args.take("inactive_nodes", given.take("inactive_nodes", None)))
+    active = args.take("active_nodes", given.take("active_nodes", [])) or []
+    away = [node_id for node_id, state in states.items() if state != "ACTIVE"]
+    if named is not None:
+        away = list(named)
+    elif not states:
+        away = [node_id for node_id in await run.nodes() if node_id not in active]
+    before = {item for item, known in (await run.objects()).items() if _is_committed(known.state)}
+    for node_id in sorted(away):
+        after = -1
+        while True:
+            request = DestroyDeadSetObjects(node_id=node_id, after_object_id=after, limit=1_000)
+            answer = await run.live.write(request)
+            after = answer.next_after
+            if after < 0:
+                break
+    held = {item for item, known in (await run.objects()).items() if _is_committed(known.state)}
+    return Outcome({"error": "NONE", "destroyed": sorted(before - held)})
+
+
+def _is_committed(state: ObjectState) -> bool:
+    return state is ObjectState.COMMITTED
+
+
+async def pending_topic_deletions(run: ScenarioRun) -> list[str]:
+    """Return the topics that are marked to be deleted."""
+    answer = await run.live.read(ListKVs(prefix=TOPIC_DELETIONS, page=PAGE))
+    return [entry.key.removeprefix(TOPIC_DELETIONS) for entry in answer.entries]
+
+
+async def cleanup_deleted_topics(run: ScenarioRun, args: Args) -> Outcome:
+    """Delete the first marked topic's streams when all are closed, its keys when none is left."""
+    namespace = args.take("namespace", run.config.get("namespace", NAMESPACE))
+    found = Outcome({"error": "NONE", "delete_stream_requests": []}, ["topics"])
+    pending = await pending_topic_deletions(run)
+    if not pending:
+        return found
+    topic = pending[0]
+    streams = [
+        stream
+        for stream in (await run.streams()).values()
+        if dict(stream.tags).get(TOPIC_TAG) == topic
+    ]
+    if any(stream.state is not StreamState.CLOSED for stream in streams):
+        return found
+    if streams:
+        found.answer["delete_stream_requests"] = [stream.stream_id for stream in streams]
+        for stream in streams:
+            item = StreamToDelete(stream.stream_id, stream.epoch)
+            await run.live.write(DeleteStreams(node=SERVICE, streams=(item,)))
+        return found
+    listed = await run.live.read(ListKVs(prefix=f"{namespace}/{topic}/", keys_only=True, page=PAGE))
+    for keys in ([entry.key for entry in listed.entries], [TOPIC_DELETIONS + topic]):
+        if keys:
+            await run.live.write(DeleteKVs(keys=tuple(KVKey(key=key) for key in keys)))
+    return found
+
+
+# ---- overload ----
+
+
+def overload_of(run: ScenarioRun) -> OverloadWorld:
+    """Return the scenario's sessions."""
+    if run.overload is None:
+        run.overload = OverloadWorld(run.config.get("half_open_window_ms", DEFAULT_WINDOW_MS))
+    return run.overload
+
+
+async def overload(run: ScenarioRun, args: Args) -> Outcome:
+    """Let the controller hear nobody."""
+    del args
+    overload_of(run).overload()
+    return Outcome()
+
+
+async def success(run: ScenarioRun, args: Args) -> Outcome:
+    """Let the controller hear a broker."""
+    del args
+    overload_of(run).success()
+    return Outcome()
+
+
+async def is_overload(run: ScenarioRun, args: Args) -> Outcome:
+    """Ask whether nobody is fenced for now."""
+    del args
+    value = overload_of(run).is_overload()
+    return Outcome({"value": value, "overload": value})

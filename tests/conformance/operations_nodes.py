@@ -1,0 +1,134 @@
+"""Operations on nodes and keys, and on the sessions that say which nodes are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.metadata.answers import KVResult
+from controller.metadata.requests import (
+    DeleteKVs,
+    GetKVs,
+    GetNextNodeId,
+    GetNodes,
+    KVKey,
+    KVToPut,
+    PutKVs,
+    RegisterNode,
+    SetNodeLock,
+    UnregisterNode,
+)
+from controller.metadata.values import NodeIdentity
+from tests.conformance.foreign_records import EPOCH_SHIFT
+from tests.conformance.scenario_args import Args
+from tests.conformance.scenario_run import SERVICE, Outcome, ScenarioRun, error_name
+
+NAMESPACES_LEVEL = 5
+LOCK_TAG = "CIRCUIT_BREAKER"
+UNLOCKED = "CLOSED"
+
+
+async def register_node(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+    """Register a node; a tag that locks it in the scenarios locks it by the operator's call."""
+    node = run.node(args.take("node"), args.take("node_epoch", 0))
+    wal_config, tags = args.take("wal_config", ""), dict(args.take("tags", {}) or {})
+    known = (await run.nodes()).get(node.node_id)
+    pairs = tuple((str(key), str(value)) for key, value in sorted(tags.items()))
+    same = known is not None and (known.node_epoch, known.wal_config, known.tags) == (
+        node.node_epoch,
+        wal_config,
+        pairs,
+    )
+    stored = known.node_epoch if known is not None else -1
+    features = ["node-registered-already"] if same else []
+    if run.is_behind_other_registry("nodes", node, stored):
+        features.append("registries-are-one")
+    request = RegisterNode(node=node, wal_config=wal_config, tags=pairs)
+    answer, records = await run.send(request, dry_run=dry_run)
+    error = error_name(answer.error)
+    locked = str(tags.get(LOCK_TAG, UNLOCKED)) != UNLOCKED
+    was_locked = known is not None and known.locked
+    if error == "NONE" and not dry_run and locked is not was_locked:
+        features.append("node-locked-by-operator")
+        await run.live.write(SetNodeLock(node_id=node.node_id, locked=locked))
+    return Outcome({"error": error}, features, records)
+
+
+async def unregister_node(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+    """Unregister a node under its present epoch unless one is given."""
+    node_id, epoch = args.take("node"), args.take("node_epoch", None)
+    known = (await run.nodes()).get(node_id)
+    present = known.node_epoch if known is not None else 0
+    node = NodeIdentity(node_id, present if epoch is None else epoch + EPOCH_SHIFT)
+    answer, records = await run.send(UnregisterNode(node=node), dry_run=dry_run)
+    features = [] if known is not None else ["node-forgotten-already"]
+    error = error_name(answer.error)
+    refused = {} if error == "NONE" else {"raises": error}
+    return Outcome({"error": error, **refused}, features, records)
+
+
+async def get_nodes(run: ScenarioRun, args: Args, *, given: Args) -> Outcome:
+    """Describe nodes; what the scenario gives besides is not the map's: states and ownership."""
+    node_ids = tuple(args.take("nodes", []) or [])
+    states, owning = given.take("node_state", {}), given.take("has_opening_streams", {})
+    answer = await run.live.read(GetNodes(node_ids=node_ids))
+    nodes = [
+        {
+            "node": node.node_id,
+            "node_epoch": node.node_epoch - EPOCH_SHIFT,
+            "wal_config": node.wal_config,
+            "tags": dict(node.tags),
+            "state": states.get(node.node_id, "UNKNOWN"),
+            "has_opening_streams": owning.get(node.node_id, node.has_opening_streams),
+        }
+        for node in answer.nodes
+        if node.node_id != SERVICE.node_id
+    ]
+    return Outcome({"error": "NONE", "nodes": nodes})
+
+
+async def get_next_node_id(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+    """Issue a node id."""
+    del args
+    answer, records = await run.send(GetNextNodeId(request_id=run.request_id()), dry_run=dry_run)
+    return Outcome({"error": "NONE", "node_id": answer.node_id}, records=records)
+
+
+async def put_kv(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+    """Put one value."""
+    namespace, key = _namespace(run, args), args.take("key")
+    item = KVToPut(
+        namespace=namespace,
+        key=key,
+        value=str(args.take("value")).encode(),
+        overwrite=bool(args.take("overwrite", False)),
+    )
+    run.is_malformed = not key
+    answer, records = await run.send(PutKVs(items=(item,)), dry_run=dry_run)
+    return Outcome(_value(answer.results[0]), records=records)
+
+
+async def get_kv(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+    """Read one value."""
+    del dry_run
+    key = KVKey(namespace=_namespace(run, args), key=args.take("key"))
+    run.is_malformed = not key.key
+    answer = await run.live.read(GetKVs(keys=(key,)))
+    return Outcome(_value(answer.results[0]))
+
+
+async def delete_kv(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+    """Delete one key."""
+    key = KVKey(namespace=_namespace(run, args), key=args.take("key"))
+    run.is_malformed = not key.key
+    answer, records = await run.send(DeleteKVs(keys=(key,)), dry_run=dry_run)
+    return Outcome(_value(answer.results[0]), records=records)
+
+
+def _namespace(run: ScenarioRun, args: Args) -> str:
+    namespace = args.take("namespace", None)
+    return "" if namespace is None or run.level < NAMESPACES_LEVEL else str(namespace)
+
+
+def _value(result: KVResult) -> dict[str, Any]:
+    value = result.value.decode() if result.found else None
+    return {"error": error_name(result.error), "value": value}

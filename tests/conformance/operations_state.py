@@ -1,0 +1,115 @@
+"""Operations that put a state in place: foreign records, streams and keys by hand, bare ranges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.metadata.requests import OpenStreams, StreamToOpen
+from controller.metadata.values import StreamState
+from controller.records.codec import RecordCodecError
+from controller.records.record import RangesRemoved
+from tests.conformance.conformance_report import Mismatch
+from tests.conformance.foreign_records import ForeignRecords
+from tests.conformance.live_controller import LiveController
+from tests.conformance.map_rows import MapRows
+from tests.conformance.scenario_args import Args
+from tests.conformance.scenario_run import SERVICE, Outcome, ScenarioRun
+
+
+class UnknownFieldsError(Exception):
+    """Part of a scenario is in words the runner does not know."""
+
+    def __init__(self, mismatches: list[Mismatch]) -> None:
+        super().__init__("unknown fields")
+        self.mismatches = mismatches
+
+
+async def inject_records(run: ScenarioRun, args: Args) -> Outcome:
+    """Replay records; one that the log refuses raises as a malformed argument would."""
+    try:
+        unknown = run.foreign.replay(args.take("records"))
+    except RecordCodecError as error:
+        return Outcome({"raises": "IllegalArgument", "error": str(error)})
+    if unknown:
+        raise UnknownFieldsError(unknown)
+    return Outcome({"error": "NONE"})
+
+
+async def set_state(run: ScenarioRun, args: Args) -> Outcome:
+    """Put streams and keys in place, take streams away."""
+    rows = MapRows(run.live.freeze().sections())
+    for index, content in enumerate(args.take("streams", []) or []):
+        _set_stream(rows, args, content, f"args.streams[{index}]")
+    for stream_id in args.take("removed_streams", []) or []:
+        for section in ("streams", "stream_tags", "ranges"):
+            rows.drop(section, stream_id=stream_id)
+    for item in args.take("kv_keys", []) or []:
+        named = item if isinstance(item, dict) else {"key": item}
+        key = {"namespace": named.get("namespace") or "", "key": named["key"]}
+        rows.put("kvs", key, value=str(named.get("value", "")).encode(), version=1)
+    for item in args.take("removed_kv_keys", []) or []:
+        rows.drop("kvs", namespace="", key=item)
+    run.live.load(rows.sections())
+    return Outcome({"error": "NONE"})
+
+
+def _set_stream(rows: MapRows, args: Args, content: dict[str, Any], path: str) -> None:
+    item = Args(content, path)
+    stream_id, start = item.take("stream"), item.take("start", 0)
+    rows.put(
+        "streams",
+        {"stream_id": stream_id},
+        epoch=item.take("epoch", 0),
+        range_index=-1,
+        start_offset=start,
+        end_offset=item.take("end", start),
+        state=int(StreamState[item.take("state", "CLOSED")]),
+    )
+    rows.drop("stream_tags", stream_id=stream_id)
+    for key, value in sorted((item.take("tags", {}) or {}).items()):
+        tag = {"stream_id": stream_id, "key": str(key)}
+        rows.put("stream_tags", tag, value=str(value))
+    counters = rows.rows("counters")[0]
+    counters["next_stream_id"] = max(counters["next_stream_id"], stream_id + 1)
+    args.nested(item)
+
+
+async def removable_ranges(run: ScenarioRun, args: Args) -> Outcome:
+    """Ask which ranges opening a stream would drop, of a stream made up on the side."""
+    ranges, current = list(args.take("ranges")), args.take("current_range_index", None)
+    objects = list(args.take("stream_objects", []) or [])
+    generated = args.take("stream_objects_generated", None)
+    if generated:
+        step = generated["step"]
+        objects += [
+            {"object": i, "start": step * i, "end": step * (i + 1)}
+            for i in range(generated["count"])
+        ]
+    last = max(item["index"] for item in ranges)
+    epoch = max(item["epoch"] for item in ranges)
+    live = LiveController(run.clock)
+    start = min((item["start"] for item in [*ranges, *objects]), default=0)
+    records: list[dict[str, Any]] = [
+        {"type": "NodeWALMetadata", "node": SERVICE.node_id, "node_epoch": -1},
+        {
+            "type": "S3Stream",
+            "stream": 0,
+            "epoch": epoch,
+            "range_index": last if current is None else current,
+            "start": start,
+        },
+        *({"type": "Range", "stream": 0, **item} for item in ranges),
+        *({"type": "S3StreamObject", "stream": 0, **item} for item in objects),
+    ]
+    unknown = ForeignRecords(live).replay(records)
+    if unknown:
+        raise UnknownFieldsError(unknown)
+    item = StreamToOpen(0, epoch + 1)
+    _, decided = live.judge(OpenStreams(node=SERVICE, streams=(item,)))
+    removed = [
+        index
+        for record in decided
+        if isinstance(record, RangesRemoved)
+        for index in record.range_index.tolist()
+    ]
+    return Outcome({"removable": removed})

@@ -1,0 +1,225 @@
+"""One scenario of operations: its controller, its clock and what the steps have in common.
+
+Sends requests, keeps what the scenarios know that the map does not (the end a current range had
+when it was recorded, data times of objects that are gone), and shifts node epochs. Operations and
+facts are built on it; it judges nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.errors import ErrorCode
+from controller.metadata.answers import NodeDescription, ObjectDescription, StreamDescription
+from controller.metadata.requests import (
+    DescribeObjects,
+    DescribeStreams,
+    GetNodes,
+    RegisterNode,
+    WriteRequest,
+)
+from controller.metadata.values import NodeIdentity, ObjectKind, ObjectState, PageRequest
+from controller.records.record import Record
+from tests.conformance.foreign_records import EPOCH_SHIFT, ForeignRecords
+from tests.conformance.live_controller import LiveController, ManualClock
+from tests.conformance.map_rows import MapRows
+from tests.conformance.overload_world import OverloadWorld
+from tests.conformance.storage_world import StorageWorld
+
+SERVICE = NodeIdentity(999, 0)
+"""Makes the calls that the scenarios make without a node; ids below 1000 are never issued."""
+
+PAGE = PageRequest(page_size=10_000)
+GIVEN_TTL_MS = 24 * 3_600_000
+ISSUED_AHEAD_MAX = 100_000
+"""How far above the issued ids a stream may be that is to be one that was deleted."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an operation came to: answered fields, and the deviations' conditions it met."""
+
+    answer: dict[str, Any] = field(default_factory=dict)
+    features: list[str] = field(default_factory=list)
+    records: tuple[Record, ...] | None = None
+
+
+class ScenarioRun:
+    """What operations and facts share."""
+
+    def __init__(self, scenario: Mapping[str, Any]) -> None:
+        clock = dict(scenario.get("clock") or {})
+        self.is_timed = bool(clock)
+        self.scenario = scenario
+        self.config = dict(scenario.get("config") or {})
+        self.level = int(str(scenario.get("version", "V6")).lstrip("V"))
+        self.clock = ManualClock(int(clock.get("t0", 0)))
+        self.live = LiveController(self.clock)
+        self.foreign = ForeignRecords(self.live)
+        self.storage = StorageWorld(self)
+        self.overload: OverloadWorld | None = None
+        self.topics = _topics_of(scenario)
+        self.data_times: dict[int, int] = {}
+        self.committed_once: set[int] = set()
+        self.is_malformed = False
+        self.expects_success = True
+        self.registered_epochs: dict[str, dict[int, int]] = {}
+        self._requests = 0
+
+    async def prepare(self) -> None:
+        """Register the runner's node and put the given objects in place."""
+        await self.live.write(RegisterNode(node=SERVICE))
+        given = self.scenario.get("given_objects") or {}
+        prepared, committed = given.get("prepared") or [], given.get("committed") or []
+        if prepared or committed:
+            rows = MapRows(self.live.freeze().sections())
+            for object_id in prepared:
+                self._given(rows, object_id, ObjectState.PREPARED)
+            for object_id in committed:
+                self._given(rows, object_id, ObjectState.COMMITTED)
+            rows.rows("counters")[0]["next_object_id"] = max([*prepared, *committed]) + 1
+            self.live.load(rows.sections())
+        self.live.take_records()
+
+    def _given(self, rows: MapRows, object_id: int, state: ObjectState) -> None:
+        is_prepared = state is ObjectState.PREPARED
+        rows.put(
+            "objects",
+            {"object_id": object_id},
+            state=int(state),
+            kind=int(ObjectKind.UNKNOWN if is_prepared else ObjectKind.STREAM_SET),
+            node_id=-1 if is_prepared else SERVICE.node_id,
+            order_id=-1 if is_prepared else object_id,
+            timestamp_ms=self.clock.now_ms + (GIVEN_TTL_MS if is_prepared else 0),
+        )
+
+    # ---- requests ----
+
+    def request_id(self) -> str:
+        """Return a new request id."""
+        self._requests += 1
+        return f"request-{self._requests}"
+
+    def is_behind_other_registry(self, registry: str, node: NodeIdentity, stored: int) -> bool:
+        """Whether a node is behind `stored` only by what it told another registry.
+
+        The scenarios have two registries of node epochs, the contract has one.
+        """
+        known = self.registered_epochs.setdefault(registry, {})
+        latest = known.get(node.node_id, -1)
+        known[node.node_id] = max(latest, node.node_epoch)
+        return latest <= node.node_epoch < stored
+
+    def node(self, node_id: int, node_epoch: int) -> NodeIdentity:
+        """Return a node as the contract numbers its epochs."""
+        return NodeIdentity(node_id, node_epoch + EPOCH_SHIFT)
+
+    async def send(self, request: WriteRequest, *, dry_run: bool = False) -> tuple[Any, Any]:
+        """Return the answer, and the records if the request was only judged."""
+        if dry_run:
+            return self.live.judge(request)
+        return await self.live.write(request), None
+
+    async def send_about(
+        self, stream_ids: Iterable[int], request: WriteRequest, *, dry_run: bool
+    ) -> tuple[Any, Any, bool]:
+        """Send a request about streams of which some may never have been created.
+
+        To the scenarios a stream that is not there is one that was deleted; here an id that was
+        never issued is an error. So such ids are issued while the request is made. Returns whether
+        there were any besides the answer and the records.
+        """
+        rows = MapRows(self.live.freeze().sections())
+        next_id = rows.rows("counters")[0]["next_stream_id"]
+        beyond = max(stream_ids, default=-1)
+        if not next_id <= beyond < next_id + ISSUED_AHEAD_MAX:
+            return *(await self.send(request, dry_run=dry_run)), False
+        self._set_next_stream_id(beyond + 1)
+        try:
+            return *(await self.send(request, dry_run=dry_run)), True
+        finally:
+            self._set_next_stream_id(next_id)
+
+    def _set_next_stream_id(self, stream_id: int) -> None:
+        rows = MapRows(self.live.freeze().sections())
+        rows.rows("counters")[0]["next_stream_id"] = stream_id
+        self.live.load(rows.sections())
+
+    def next_stream_id(self) -> int:
+        """Return the id the next stream gets."""
+        counters = MapRows(self.live.freeze().sections()).rows("counters")[0]
+        return int(counters["next_stream_id"])
+
+    # ---- reading ----
+
+    async def streams(self) -> dict[int, StreamDescription]:
+        """Return all streams with what they are made of."""
+        found: dict[int, StreamDescription] = {}
+        page = PAGE
+        while True:
+            request = DescribeStreams(include_ranges=True, include_stream_objects=True, page=page)
+            answer = await self.live.read(request)
+            found.update((stream.stream_id, stream) for stream in answer.streams)
+            if not answer.next_page_token:
+                return found
+            page = PageRequest(page_size=10_000, page_token=answer.next_page_token)
+
+    async def nodes(self) -> dict[int, NodeDescription]:
+        """Return all nodes but the runner's own."""
+        answer = await self.live.read(GetNodes(include_stream_set_objects=True))
+        return {node.node_id: node for node in answer.nodes if node.node_id != SERVICE.node_id}
+
+    async def objects(self) -> dict[int, ObjectDescription]:
+        """Return all objects."""
+        found: dict[int, ObjectDescription] = {}
+        page = PAGE
+        while True:
+            answer = await self.live.read(DescribeObjects(page=page))
+            found.update((item.object_id, item) for item in answer.objects)
+            if not answer.next_page_token:
+                return found
+            page = PageRequest(page_size=10_000, page_token=answer.next_page_token)
+
+    def pending_uploads(self) -> dict[int, dict[int, tuple[int, int]]]:
+        """Return by node and stream what is owed, also what no longer matters."""
+        rows = MapRows(self.live.freeze().sections())
+        found: dict[int, dict[int, tuple[int, int]]] = {}
+        for row in rows.rows("pending_uploads"):
+            owed = found.setdefault(row["node_id"], {})
+            owed[row["stream_id"]] = (row["start_offset"], row["end_offset"])
+        return found
+
+    async def current_epoch(self, stream_id: int) -> int:
+        """Return the epoch of a stream, 0 if there is none."""
+        stream = (await self.streams()).get(stream_id)
+        return stream.epoch if stream is not None else 0
+
+    async def remember(self) -> None:
+        """Note what later steps may ask for when it is gone."""
+        for item in (await self.objects()).values():
+            if item.state is ObjectState.COMMITTED:
+                self.committed_once.add(item.object_id)
+        for node in (await self.nodes()).values():
+            for held in node.stream_set_objects:
+                self.data_times.setdefault(held.object_id, held.data_time_ms)
+
+
+def error_name(error: ErrorCode | int) -> str:
+    """Return the name of an error."""
+    return ErrorCode(error).name
+
+
+_TOPIC_NOTE = re.compile(r"[Tt]opic '([^']+)' has id ([A-Za-z0-9_-]{22})")
+
+
+def _topics_of(scenario: Mapping[str, Any]) -> dict[str, str]:
+    """Return ids by name of the topics a scenario speaks of: the cluster's, not the map's."""
+    topics = dict(_TOPIC_NOTE.findall(str(scenario.get("notes", ""))))
+    for step in scenario.get("steps") or []:
+        for item in (step.get("expect") or {}).get("streams") or []:
+            if isinstance(item, dict) and item.get("topic_name") and item.get("topic_id"):
+                topics.setdefault(item["topic_name"], item["topic_id"])
+    return topics

@@ -1,0 +1,362 @@
+"""All scenarios hold, and each kind of fact that does not hold is found and said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import yaml
+
+from tests.conformance.conformance_files import run_file
+from tests.conformance.conformance_main import main, quiet
+from tests.conformance.conformance_report import ScenarioResult
+from tests.conformance.deviation_rules import rules, rules_for
+from tests.conformance.scenario_steps import OPERATIONS, run_scenario
+
+VECTORS = Path(__file__).parent.parent / "vectors"
+OWN = Path(__file__).parent / "own_scenarios.yaml"
+OF_THE_FORMAT = "object_format.yaml"
+"""Bytes of objects, which tests of the format check."""
+
+FILES = [*(path for path in sorted(VECTORS.glob("*.yaml")) if path.name != OF_THE_FORMAT), OWN]
+
+REGISTER = {"op": "get_opening_streams", "args": {"node": 0, "node_epoch": -1}}
+CREATE = {"op": "create_stream", "args": {"node": 0}}
+OPEN = {"op": "open_stream", "args": {"node": 0, "stream": 0, "epoch": 0}}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    before = structlog.get_config()
+    quiet()
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_scenario_holds(path: Path) -> None:
+    results = list(run_file(path))
+    failures = [line for result in results for line in result.lines() if line.startswith("FAILED")]
+    assert not failures, "\n".join(failures)
+    assert any(result.is_counted for result in results)
+
+
+def _run(*steps: Mapping[str, Any], **fields: Any) -> ScenarioResult:
+    return run_scenario("made up", {"name": "one", "steps": [REGISTER, *steps], **fields})
+
+
+def _only_failure(result: ScenarioResult) -> str:
+    lines = [line for line in result.lines() if line.startswith("FAILED")]
+    assert len(lines) == 1, lines
+    return lines[0].removeprefix("FAILED made up one, ")
+
+
+WRONG: dict[str, tuple[list[Mapping[str, Any]], str]] = {
+    "error": (
+        [CREATE | {"expect": {"error": "STREAM_FENCED"}}],
+        "step 2 (create_stream): expect.error: expected STREAM_FENCED, got NONE",
+    ),
+    "answered number": (
+        [CREATE | {"expect": {"stream_id": 1}}],
+        "step 2 (create_stream): expect.stream_id: expected 1, got 0",
+    ),
+    "offset": (
+        [CREATE, OPEN | {"expect": {"next_offset": 7}}],
+        "step 3 (open_stream): expect.next_offset: expected 7, got 0",
+    ),
+    "answer without the field": (
+        [CREATE | {"expect": {"colour": 7}}],
+        "step 2 (create_stream): expect.colour: expected 7, got no such field",
+    ),
+    "state of a stream": (
+        [CREATE, OPEN | {"state_after": {"streams": {0: {"state": "CLOSED"}}}}],
+        "step 3 (open_stream): state_after.streams[0].state: expected CLOSED, got OPENED",
+    ),
+    "end of a range": (
+        [CREATE, OPEN | {"state_after": {"streams": {0: {"current_range": {"end": 5}}}}}],
+        "step 3 (open_stream): state_after.streams[0].current_range.end: expected 5, got 0",
+    ),
+    "stream that must not be": (
+        [CREATE | {"state_after": {"streams": {0: None}}}],
+        "step 2 (create_stream): state_after.streams[0]: expected does not exist, got exists",
+    ),
+    "node that must be": (
+        [CREATE | {"state_after": {"nodes": {5: {"epoch": 1}}}}],
+        "step 2 (create_stream): state_after.nodes[5]: expected {'epoch': 1}, got does not exist",
+    ),
+    "state of a node": (
+        [CREATE | {"state_after": {"nodes": {0: {"epoch": 1}}}}],
+        "step 2 (create_stream): state_after.nodes[0].epoch: expected 1, got -1",
+    ),
+    "key that must not be": (
+        [
+            {
+                "op": "put_kv",
+                "args": {"key": "k", "value": "v"},
+                "state_after": {"kv_absent": [{"key": "k", "namespace": None}]},
+            }
+        ],
+        (
+            "step 2 (put_kv): state_after.kv_absent: expected {'key': 'k', 'namespace': None}, "
+            "got key exists"
+        ),
+    ),
+    "count of records": (
+        [CREATE | {"records": {"count": 0}}],
+        "step 2 (create_stream): records.count: expected 0, got 1 records of ours",
+    ),
+    "types of records": (
+        [CREATE | {"records": {"types": ["S3Stream"]}}],
+        (
+            "step 2 (create_stream): records.types: expected ['S3Stream'], "
+            "got AssignedStreamId, S3Stream"
+        ),
+    ),
+    "record that must not be": (
+        [CREATE | {"records": {"excludes": ["S3Stream"]}}],
+        (
+            "step 2 (create_stream): records.excludes: expected S3Stream, "
+            "got AssignedStreamId, S3Stream"
+        ),
+    ),
+    "exception": (
+        [CREATE | {"expect": {"raises": "IllegalArgument"}}],
+        "step 2 (create_stream): expect.raises: expected IllegalArgument, got no exception",
+    ),
+    "list of streams": (
+        [REGISTER | {"expect": {"streams": [{"stream": 0}]}}],
+        "step 2 (get_opening_streams): expect.streams: expected [{'stream': 0}], got []",
+    ),
+}
+UNKNOWN: dict[str, tuple[Mapping[str, Any], str]] = {
+    "operation": (
+        {"op": "shrink"},
+        "step 2 (shrink): op: expected shrink, got unknown operation",
+    ),
+    "argument": (
+        {"op": "create_stream", "args": {"node": 0, "size": 3}},
+        "step 2 (create_stream): args.size: expected 3, got unknown field",
+    ),
+    "missing argument": (
+        {"op": "create_stream", "args": {}},
+        "step 2 (create_stream): args: expected args.node is missing, got missing argument",
+    ),
+    "field of a step": (
+        CREATE | {"afterwards": 1},
+        "step 2 (create_stream): step.afterwards: expected 1, got unknown field",
+    ),
+    "fact of the state": (
+        CREATE | {"state_after": {"moons": 1}},
+        "step 2 (create_stream): state_after.moons: expected 1, got unknown field",
+    ),
+    "field of a stream": (
+        CREATE | {"state_after": {"streams": {0: {"moons": 1}}}},
+        "step 2 (create_stream): state_after.streams[0].moons: expected 1, got no such field",
+    ),
+    "fact of records": (
+        CREATE | {"records": {"moons": 1}},
+        "step 2 (create_stream): records.moons: expected 1, got unknown field",
+    ),
+    "record": (
+        {"op": "inject_records", "args": {"records": [{"type": "Moon"}]}},
+        "step 2 (inject_records): records[0].type: expected Moon, got unknown record type",
+    ),
+    "field of a record": (
+        {"op": "inject_records", "args": {"records": [{"type": "S3Stream", "moons": 1}]}},
+        "step 2 (inject_records): records[0].moons: expected 1, got unknown field",
+    ),
+    "given context": (
+        {"op": "get_nodes", "args": {}, "given": {"moons": 1}},
+        "step 2 (get_nodes): given.moons: expected 1, got unknown field",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_fact_that_does_not_hold_is_found(name: str) -> None:
+    steps, message = WRONG[name]
+    assert _only_failure(_run(*steps)) == message
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_the_runner_does_not_know_fails(name: str) -> None:
+    step, message = UNKNOWN[name]
+    assert _only_failure(_run(step)) == message
+
+
+def test_fields_of_a_scenario_that_the_runner_does_not_know_fail() -> None:
+    assert _only_failure(_run(moons=1)) == (
+        "step 0 (scenario): scenario.moons: expected 1, got unknown field"
+    )
+
+
+def test_derived_facts_fail_only_where_the_contract_has_the_field() -> None:
+    derived = {"streams": {0: {"epoch": 5, "moons": 1}}, "moons": 2}
+    assert _only_failure(_run(CREATE, derived_final_state=derived)) == (
+        "step 2 (end): derived_final_state.streams[0].epoch: expected 5, got -1"
+    )
+
+
+def test_a_step_judged_only_changes_nothing() -> None:
+    result = _run(CREATE | {"dry_run": True, "records": {"count": 2}}, CREATE)
+    assert list(result.lines()) == []
+    changed = _run(CREATE | {"dry_run": True, "state_after": {"stream_count": 1}})
+    assert "stream_count: expected 1, got 0" in _only_failure(changed)
+
+
+def test_a_deviation_is_said_and_its_own_expectation_must_hold() -> None:
+    args = {"node": 0, "stream": 0, "epoch": 0, "end_offset": 10}
+    fast_close = {"op": "close_stream", "args": args}
+    wanted = {"expect": {"error": "UNSUPPORTED_VERSION"}, "records": {"count": 0}}
+    result = _run(CREATE, OPEN, fast_close | wanted, version="V5")
+    assert [line.split(": ")[2] for line in result.lines()] == ["feature-level"]
+    fenced_close = {"op": "close_stream", "args": {**args, "epoch": 1}, **wanted}
+    failed = _run(CREATE, OPEN, fenced_close, version="V5")
+    assert not failed.is_passed
+
+
+def test_a_deviation_belongs_to_operations_that_are_named() -> None:
+    with pytest.raises(KeyError, match="is not listed for trim_stream"):
+        rules_for("trim_stream", ["feature-level"])
+    sections = {"bucket_uris", "id_uris", "position_cache", "index_keys", "wal_paths"}
+    known = OPERATIONS | sections | {"codecs", "parse_object_id"}
+    assert {op for rule in rules().values() for op in rule.ops} <= known
+
+
+def test_every_operation_of_the_vectors_is_known() -> None:
+    listed = {
+        step["op"]
+        for path in (VECTORS / "controller.yaml", OWN)
+        for scenario in yaml.safe_load(path.read_text())["scenarios"]
+        for step in scenario["steps"]
+    }
+    assert listed <= OPERATIONS
+    assert OPERATIONS - listed <= {"notify_objects_deleted", "get_next_node_id"}
+
+
+WRONG_FILES = {
+    "query": (
+        {
+            "scenarios": [
+                {
+                    "name": "one",
+                    "image": {
+                        "streams": {0: {"stream_objects": [{"object": 1, "start": 0, "end": 9}]}}
+                    },
+                    "queries": [{"stream": 0, "start": 0, "end": 9, "expect": {"objects": [2]}}],
+                }
+            ]
+        },
+        "one, step 1 (get_objects): expect.objects[0]: expected 2, got 1",
+    ),
+    "query without an image": (
+        {"scenarios": [{"name": "one", "image_same_as": "two", "queries": []}]},
+        "one, step 0 (scenario): image: expected two, got no such image",
+    ),
+    "image": (
+        {
+            "scenarios": [
+                {
+                    "name": "one",
+                    "start": "empty",
+                    "steps": [
+                        {
+                            "replay": [{"type": "AssignedStreamId", "assigned": 3}],
+                            "expect": {"next_stream_id": 3},
+                        }
+                    ],
+                }
+            ]
+        },
+        "one, step 1 (replay): expect.next_stream_id: expected 3, got 4",
+    ),
+    "record of an image": (
+        {
+            "scenarios": [
+                {"name": "one", "start": "empty", "steps": [{"replay": [{"type": "Moon"}]}]}
+            ]
+        },
+        "one, step 1 (replay): records[0].type: expected Moon, got unknown record type",
+    ),
+    "fact of an image": (
+        {
+            "scenarios": [
+                {"name": "one", "start": "empty", "steps": [{"replay": [], "expect": {"moons": 1}}]}
+            ]
+        },
+        "one, step 1 (replay): expect.moons: expected 1, got unknown field",
+    ),
+    "key": (
+        {"object_keys": [{"object": 1, "namespace": "N", "key": "00000000/N/1"}]},
+        "object_keys 1, step 1 (object_keys): key: expected 00000000/N/1, got 10000000/N/1",
+    ),
+    "order of a list": (
+        {
+            "ordered_list": [
+                {
+                    "name": "one",
+                    "steps": [
+                        {
+                            "op": "add",
+                            "args": {"objects": [{"object": 1, "order": 2}]},
+                            "expect": {"order_ids": [1]},
+                        }
+                    ],
+                }
+            ]
+        },
+        "one, step 1 (add): expect.order_ids[0]: expected 1, got 2",
+    ),
+    "section": (
+        {"moons": []},
+        "moons, step 0 (section): section: expected moons, got unknown section",
+    ),
+    "scenario": (
+        {"scenarios": [{"name": "one"}]},
+        "one, step 0 (scenario): steps: expected steps, replays or queries, got ['name']",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FILES)
+def test_files_of_every_kind_fail_with_a_message_and_exit_code(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, message = WRONG_FILES[name]
+    path = tmp_path / "wrong.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert main([str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert f"FAILED wrong.yaml {message}" in lines
+    assert lines[-1].endswith(" failed")
+    assert not lines[-1].endswith(" 0 failed")
+
+
+def test_the_last_line_and_the_document_count_scenarios(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = {"name": "good", "steps": [REGISTER]}
+    bad = {"name": "bad", "steps": [{"op": "shrink"}]}
+    path = tmp_path / "mixed.yaml"
+    path.write_text(yaml.safe_dump({"scenarios": [good, bad], "position_cache": [{}]}))
+    assert main([str(path)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 1 failed"
+    assert main(["--format", "json", str(path)]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["ok"], document["passed"], document["failed"]) == (False, 1, 1)
+    assert [item["passed"] for item in document["scenarios"]] == [None, True, False]
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", None], ids=["a list", "no YAML", "no file"])
+def test_a_file_that_holds_no_scenarios_is_refused(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "broken.yaml"
+    if text is not None:
+        path.write_text(text)
+    assert main([str(path)]) == 2
+    assert capsys.readouterr().out.startswith(f"error: {path}: ")

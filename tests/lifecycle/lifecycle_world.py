@@ -1,0 +1,174 @@
+"""A leader over a log in memory that commits by itself, a clock of its own, a bucket that records.
+
+The bucket knows what the committed log says of each object at the moment its bytes are deleted.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from controller.loop.controller import MetadataController
+from controller.metadata.answers import CheckObjectsAnswer, PrepareObjectsAnswer
+from controller.metadata.cluster_map import ClusterMap
+from controller.metadata.requests import (
+    CheckObjects,
+    ExpireObjects,
+    PrepareObjects,
+    RegisterNode,
+    WriteRequest,
+)
+from controller.metadata.values import NodeIdentity, ObjectState
+from storage.errors import StorageError
+from storage.object_format.object_key import key_for
+from storage.object_store.base import DeleteResult
+from storage.object_store.memory import MemoryObjectStore
+from tests.loop.memory_log import MemoryLog
+
+NAMESPACE = "_streammeta_test"
+BROKER = NodeIdentity(1001, 1)
+PATIENCE_S = 20.0
+
+
+class HandClock:
+    """Monotonic and wall time that the test moves, and that creep on by themselves if told."""
+
+    def __init__(self) -> None:
+        self.monotonic = 5_000
+        self.wall = 1_700_000_000_000
+
+    def monotonic_ms(self) -> int:
+        return self.monotonic
+
+    def wall_ms(self) -> int:
+        return self.wall
+
+    def advance(self, ms: int) -> None:
+        self.monotonic += ms
+        self.wall += ms
+
+
+class CommittingLog(MemoryLog):
+    """Commits what is appended at the loop's next turn, unless held."""
+
+    def __init__(self, controller: MetadataController) -> None:
+        super().__init__(controller)
+        self.is_held = False
+
+    def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
+        end_offset = super().append(payloads, required_base_offset=required_base_offset)
+        asyncio.get_running_loop().call_soon(self._commit_soon)
+        return end_offset
+
+    def release(self) -> None:
+        """Commit what was held back, and what comes."""
+        self.is_held = False
+        self.commit()
+
+    def _commit_soon(self) -> None:
+        if not self.is_held and self.next_offset > self.committed:
+            self.commit()
+
+
+class RecordingStore(MemoryObjectStore):
+    """Remembers each request, and refuses or delays what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[tuple[str, ...]] = []
+        self.refuses: Callable[[str], bool] = lambda _: False
+        self.is_throttling = False
+        self.fails_with: Callable[[Sequence[str]], StorageError | None] = lambda _: None
+        self.on_delete: Callable[[Sequence[str]], None] = lambda _: None
+        self.slow_key = ""
+        self.go_on = threading.Event()
+
+    def delete_many(self, keys: Iterable[str]) -> DeleteResult:
+        wanted = tuple(keys)
+        self.requests.append(wanted)
+        self.on_delete(wanted)
+        if self.slow_key in wanted:
+            self.go_on.wait(PATIENCE_S)
+        failure = self.fails_with(wanted)
+        if failure is not None:
+            raise failure
+        refused = {key: "AccessDenied: held" for key in wanted if self.refuses(key)}
+        if self.is_throttling:
+            refused = dict.fromkeys(wanted, "SlowDown: reduce your rate")
+        done = super().delete_many(key for key in wanted if key not in refused)
+        throttled = frozenset(refused) if self.is_throttling else frozenset()
+        return DeleteResult(done.deleted, refused, throttled)
+
+
+class World:
+    """One controller that leads, and its bucket; `succeed` replaces it by another."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.store = RecordingStore()
+        self.controller = MetadataController(ClusterMap(), self.clock)
+        self.log = CommittingLog(self.controller)
+        self.controller.bind(self.log)
+
+    async def start(self) -> None:
+        """Lead, with one broker registered."""
+        self.log.lead()
+        await self.controller.write(RegisterNode(node=BROKER))
+
+    def succeed(self) -> None:
+        """Go on with a new controller that knows what was committed, and nothing else."""
+        committed, batches = self.log.committed, self.log.batches
+        self.controller = MetadataController(ClusterMap(), self.clock)
+        self.log = CommittingLog(self.controller)
+        self.log.batches = [batch for batch in batches if batch.end_offset <= committed]
+        self.log.next_offset = self.log.committed = committed
+        self.controller.bind(self.log)
+        self.controller.on_committed(self.log.batches, committed)
+        self.log.epoch = self.log.batches[-1].epoch
+
+    async def destroyed_objects(self, count: int, request_id: str = "a") -> list[int]:
+        """Put `count` objects into the bucket and mark them destroyed in the map."""
+        prepare = PrepareObjects(request_id=request_id, node=BROKER, count=count, ttl_ms=1_000)
+        answer = (await self.controller.write(prepare)).answer
+        assert isinstance(answer, PrepareObjectsAnswer)
+        ids = list(range(answer.first_object_id, answer.first_object_id + count))
+        for object_id in ids:
+            self.store.put(key_for(object_id, NAMESPACE), b"data")
+        self.clock.advance(2_000)
+        await self.controller.write(ExpireObjects(limit=count))
+        return ids
+
+    async def write(self, request: WriteRequest) -> Any:
+        return (await self.controller.write(request)).answer
+
+    def states(self, ids: Sequence[int]) -> set[ObjectState]:
+        """What this controller's map says of objects, committed or not."""
+        return states(self.controller, ids)
+
+    def committed_states(self, ids: Sequence[int]) -> set[ObjectState]:
+        """What a replica that has replayed the committed log says of objects."""
+        replica = MetadataController(ClusterMap(), self.clock)
+        batches = [one for one in self.log.batches if one.end_offset <= self.log.committed]
+        replica.on_committed(batches, self.log.committed)
+        return states(replica, ids)
+
+
+def states(controller: MetadataController, ids: Sequence[int]) -> set[ObjectState]:
+    answer = controller.cluster_map.query(CheckObjects(object_ids=tuple(ids)))
+    assert isinstance(answer, CheckObjectsAnswer)
+    return {ObjectState(state) for state in answer.states}
+
+
+async def until(condition: Callable[[], bool], what: str, tick: Callable[[], None]) -> None:
+    """Wait for a condition; `tick` moves time on."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE_S
+    while not condition():
+        assert loop.time() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
+        tick()
+        await asyncio.sleep(0.001)
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    """Run an asynchronous test."""
+    asyncio.run(scenario)

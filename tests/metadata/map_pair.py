@@ -1,0 +1,279 @@
+"""The map and the slow model side by side: every answer, description and view must be equal.
+
+Whoever drives a `Pair` draws the requests and says when to undo, commit, freeze or restart. All
+comparisons raise `AssertionError`. Records go through their encoding on the way to the map.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import controller.metadata.stream_decisions as stream_decisions
+from controller.errors import InvalidRequestError
+from controller.metadata import requests as r
+from controller.metadata.cluster_map import ClusterMap
+from controller.metadata.frozen import FrozenMap
+from controller.metadata.values import ObjectState
+from controller.records.codec import decode_records, encode_records
+from controller.records.record import ObjectsDestroyed, Record
+from tests.metadata.slow_model import Model
+from tests.metadata.slow_model_objects import deletable
+from tests.metadata.slow_model_reads import size_of
+from tests.metadata.slow_model_streams import kept_alive, swept
+
+_VIEWS_MAX = 3
+_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+def plain(value: Any) -> Any:
+    """Return a value that can be compared: dataclasses and columns as tuples."""
+    kind = type(value)
+    names = _FIELDS.get(kind)
+    if names is None:
+        fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+        names = _FIELDS[kind] = tuple(field.name for field in fields)
+    if names:
+        return (kind.__name__, *[plain(getattr(value, name)) for name in names])
+    if kind is tuple:
+        return tuple([plain(item) for item in value])
+    return tuple(value.tolist()) if kind is np.ndarray else value
+
+
+def same(got: Any, want: Any, what: object) -> None:
+    """Raise unless two values are equal, with the first difference."""
+    left, right = plain(got), plain(want)
+    if left == right:
+        return
+    while isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
+        unequal = [(a, b) for a, b in zip(left, right, strict=True) if a != b]
+        if len(unequal) != 1 or not isinstance(unequal[0][0], tuple):
+            break
+        left, right = unequal[0]
+    raise AssertionError(f"{what}: map has {left}, model has {right}")
+
+
+@dataclass(slots=True)
+class _View:
+    frozen: FrozenMap
+    digest: bytes
+    model: Model
+    now: int
+    in_the_log: bool = True
+    """Whether everything below its offset is still in the log."""
+
+
+class Pair:
+    """A map, a model, and the log that made them."""
+
+    def __init__(self) -> None:
+        self.map = ClusterMap()
+        self.model = Model()
+        self.now = 1_000
+        self.log: list[tuple[int, bytes]] = []
+        self.uncommitted: list[tuple[int, Model]] = []
+        """Offset of each entry that can be undone, and the model before it."""
+        self._views: list[_View] = []
+
+    # ---- writing ----
+
+    def write(self, request: Any, offset: int | None = None) -> Any:
+        """Let both answer a write, and apply it; return the answer."""
+        at = self.map.applied_end_offset if offset is None else offset
+        before = self.model.copy()
+        try:
+            decision = self.map.decide(request, self.now, at)
+        except InvalidRequestError:
+            self._expect_refusal(request, at)
+            return None
+        if decision.records:
+            payload = encode_records(decision.records)
+            self.map.apply(at, decode_records(payload))
+            self.log.append((at, payload))
+            self.uncommitted.append((at, before))
+        answer = self._write_model(request, at, decision.records)
+        same(decision.answer, answer, request)
+        if not decision.records:
+            assert self.model.state == before.state, f"{request} changed the model, not the map"
+        self._check_promises(before, request)
+        return decision.answer
+
+    def _expect_refusal(self, request: Any, at: int) -> None:
+        try:
+            self.model.write(request, self.now, at)
+        except InvalidRequestError:
+            return
+        raise AssertionError(f"the map refuses {request} as malformed")
+
+    def _write_model(self, request: Any, at: int, records: Sequence[Record]) -> Any:
+        if isinstance(request, r.SweepDeletedStreams):
+            return self._sweep(records, request.limit, self.model.state.sweeping)
+        existing = set(self.model.state.streams)
+        try:
+            answer = self.model.write(request, self.now, at)
+        except InvalidRequestError as error:
+            raise AssertionError(f"the map takes {request}: {error}") from error
+        if isinstance(request, r.DeleteStreams):
+            deleted = existing - set(self.model.state.streams)
+            self._sweep(records, stream_decisions.DESTROYED_AT_ONCE_MAX, deleted)
+        return answer
+
+    def _sweep(self, records: Sequence[Record], limit: int, streams: set[int]) -> Any:
+        """Which objects of deleted streams go first is up to the map, but not how many."""
+        named = [
+            object_id
+            for record in records
+            if isinstance(record, ObjectsDestroyed)
+            for object_id in record.object_id.tolist()
+        ]
+        sweepable = swept(self.model.state, streams)
+        assert len(named) == len(set(named)), f"swept twice: {named}"
+        assert set(named) <= sweepable, f"swept {named}, of {sweepable}"
+        assert len(named) == min(limit, len(sweepable)), f"swept {named} of {sweepable}"
+        return self.model.sweep(set(named), self.now)
+
+    def _check_promises(self, before: Model, request: Any) -> None:
+        """What must hold whatever the rules say."""
+        state = self.model.state
+        for stream_id, stream in state.streams.items():
+            was = before.state.streams.get(stream_id, stream)
+            assert was.end <= stream.end, f"{request} lowers the end of stream {stream_id}"
+            assert was.start <= stream.start, f"{request} lowers the start of stream {stream_id}"
+        assert before.state.next_object <= state.next_object, f"{request} lowers the next id"
+        still = kept_alive(state)
+        states = self._states(sorted(still))
+        for object_id, found in zip(sorted(still), states, strict=True):
+            kept = found in (ObjectState.COMMITTED, ObjectState.LINKED)
+            assert kept, f"{request} lost object {object_id}, now {found.name}"
+
+    def _states(self, ids: Sequence[int]) -> Sequence[ObjectState]:
+        if not ids:
+            return ()
+        answer: Any = self.map.query(r.CheckObjects(object_ids=tuple(ids)))
+        states: Sequence[ObjectState] = answer.states
+        return states
+
+    # ---- the log ----
+
+    def undo(self, index: int) -> None:
+        """Take back the uncommitted entry at `index`, and what came after it."""
+        offset, self.model = self.uncommitted[index]
+        del self.uncommitted[index:]
+        self.log = [entry for entry in self.log if entry[0] < offset]
+        self.map.undo_to(offset)
+        for view in self._views:
+            view.in_the_log &= view.frozen.end_offset <= offset
+
+    def commit(self, count: int) -> None:
+        """The oldest `count` uncommitted entries can't be undone any more."""
+        self.uncommitted = self.uncommitted[count:]
+        end = self.uncommitted[0][0] if self.uncommitted else self.map.applied_end_offset
+        self.map.forget_undo(end)
+
+    def freeze(self) -> None:
+        """Take a view, to be looked at later."""
+        frozen = self.map.freeze()
+        self._views.append(_View(frozen, self.map.state_hash(), self.model.copy(), self.now))
+        del self._views[:-_VIEWS_MAX]
+
+    def restart(self) -> None:
+        """Go on with a map made from the sections of this one; everything is committed."""
+        self.commit(len(self.uncommitted))
+        frozen = self.map.freeze()
+        restored = ClusterMap.from_sections(frozen.sections(), frozen.end_offset)
+        assert restored.state_hash() == self.map.state_hash(), "the sections lose something"
+        self.map = restored
+
+    def check_views(self) -> None:
+        """Views are what they were, make maps that answer as the model did, and can be replayed."""
+        for view in self._views:
+            assert view.frozen.digest() == view.digest, "a view has changed"
+            restored = ClusterMap.from_sections(view.frozen.sections(), view.frozen.end_offset)
+            assert restored.state_hash() == view.digest, "the sections lose something"
+            compare(restored, view.model, view.now)
+            names = r.ListKVs(namespaces=True)
+            same(restored.query(names), view.model.query(names), "namespaces")
+            if view.in_the_log:
+                self._replay(restored)
+
+    def check_log(self) -> None:
+        """The whole log makes the same map."""
+        self._replay(ClusterMap())
+
+    def _replay(self, replayed: ClusterMap) -> None:
+        for offset, payload in self.log:
+            if offset >= replayed.applied_end_offset:
+                replayed.apply(offset, decode_records(payload))
+        assert replayed.state_hash() == self.map.state_hash(), "replay makes another map"
+
+    def check(self) -> None:
+        """Compare everything that can be asked."""
+        compare(self.map, self.model, self.now)
+
+
+def compare(cluster_map: ClusterMap, model: Model, now: int) -> None:
+    """Ask both everything."""
+    state = model.state
+    reads: list[Any] = [
+        r.DescribeStreams(include_ranges=True, include_stream_objects=True),
+        r.DescribeObjects(),
+        r.CheckObjects(object_ids=tuple(range(state.next_object + 2))),
+        r.GetNodes(include_stream_set_objects=True),
+        r.ListKVs(namespace="n"),
+    ]
+    queries = tuple(
+        r.ObjectQuery(stream_id, start, end, limit)
+        for stream_id, stream in (*state.streams.items(), (state.next_stream, None))
+        for start in (_starts(stream) if stream is not None else (0,))
+        for end, limit in ((-1, 0), (start + 4, 2))
+    )
+    reads.append(r.GetObjects(queries=queries))
+    for read in reads:
+        same(cluster_map.query(read), model.query(read), type(read).__name__)
+    same(cluster_map.size(), size_of(state), "size")
+    _compare_what_is_due(cluster_map, model, now)
+    _check_data(cluster_map, model)
+
+
+def _starts(stream: Any) -> set[int]:
+    return {
+        max(0, stream.start - 1),
+        stream.start,
+        stream.start + 3,
+        stream.end,
+        *(min(stream.lost, default=stream.start), max(stream.lost, default=stream.start)),
+    }
+
+
+def _compare_what_is_due(cluster_map: ClusterMap, model: Model, now: int) -> None:
+    prepared = [i for i in model.state.objects if model.state.is_prepared(i)]
+    deadlines = [model.state.objects[i].timestamp for i in prepared]
+    same(cluster_map.prepared_deadline(), min(deadlines, default=None), "prepared_deadline")
+    for marked_before in (now + 1, now - 200):
+        got = cluster_map.destroyed(marked_before, 1_000, now)
+        assert len(got) == len(set(got)), f"destroyed: {got} names an object twice"
+        same(tuple(sorted(got)), tuple(sorted(deletable(model.state, marked_before, now))), "due")
+    needed = kept_alive(model.state)
+    assert needed.isdisjoint(cluster_map.destroyed(now + 1, 1_000, now)), "needed, yet destroyed"
+    same(cluster_map.has_sweepings(), bool(model.sweepable()), "has_sweepings")
+
+
+def _check_data(cluster_map: ClusterMap, model: Model) -> None:
+    """Every offset that was uploaded and not trimmed is found in exactly one slice."""
+    for stream_id, stream in model.state.streams.items():
+        found: list[int] = []
+        at = stream.start
+        offsets = sorted(model.state.data.get(stream_id, ()))
+        while rest := [offset for offset in offsets if offset >= at]:
+            query = r.ObjectQuery(stream_id, rest[0], -1)
+            answer: Any = cluster_map.query(r.GetObjects(queries=(query,)))
+            slices = answer.results[0].objects
+            assert slices, f"offset {rest[0]} of stream {stream_id} is in no object"
+            for one, following in itertools.pairwise(slices):
+                assert one.end_offset == following.start_offset, f"slices of stream {stream_id}"
+            found.extend(range(max(rest[0], slices[0].start_offset), slices[-1].end_offset))
+            at = slices[-1].end_offset
+        assert found == offsets, f"stream {stream_id} holds {found}, uploaded was {offsets}"

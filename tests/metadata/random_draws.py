@@ -1,0 +1,87 @@
+"""Draws that all random requests are made of: nodes, streams and ids that mostly fit a state.
+
+Draws come from any `random.Random`, so hypothesis can shrink them.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import TypeVar
+
+from controller.metadata.values import NodeIdentity, RangeColumns, Tags, column
+from tests.metadata.slow_model_state import State
+from tests.metadata.slow_model_uploads import Row
+
+NODE_IDS = (7, 1_000, 1_001)
+_T = TypeVar("_T")
+
+
+class RandomDraws:
+    """Draws for one sequence of requests."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def _one(self, values: Sequence[_T]) -> _T:
+        return values[self._rng.randrange(len(values))]
+
+    def _chance(self, percent: int) -> bool:
+        return self._rng.randrange(100) >= 100 - percent
+
+    def _some(self, values: Sequence[_T], most: int) -> list[_T]:
+        rest = list(values)
+        count = self._rng.randint(1, max(1, min(most, len(rest)))) if rest else 0
+        return [rest.pop(self._rng.randrange(len(rest))) for _ in range(count)]
+
+    def _request_id(self) -> str:
+        # A few are used again and again, most only once.
+        return f"r{self._rng.randrange(4 if self._chance(15) else 2**32)}"
+
+    def _identity(self, state: State, node_id: int) -> NodeIdentity:
+        node = state.nodes.get(node_id)
+        epoch = node.epoch if node is not None else 1
+        return NodeIdentity(node_id, max(0, epoch + self._one((0,) * 30 + (1, -1))))
+
+    def _node(self, state: State) -> NodeIdentity:
+        usable = [i for i, node in state.nodes.items() if not (node.failover or node.departed)]
+        if usable and not self._chance(15):
+            return self._identity(state, self._one(usable))
+        return self._identity(state, self._one(NODE_IDS))
+
+    def _owner(self, state: State, stream_id: int) -> NodeIdentity:
+        stream = state.streams.get(stream_id)
+        if stream is None or stream.node < 0 or self._chance(8):
+            return self._node(state)
+        return self._identity(state, stream.node)
+
+    def _stream(self, state: State) -> int:
+        if state.streams and not self._chance(4):
+            return self._one(sorted(state.streams))
+        return self._rng.randrange(state.next_stream + 2)
+
+    def _epoch(self, state: State, stream_id: int, *, least: int = 0) -> int:
+        stream = state.streams.get(stream_id)
+        epoch = stream.epoch if stream is not None else 0
+        return max(least, epoch + self._one((0,) * 30 + (1, -1)))
+
+    def _prepared(self, state: State, count: int) -> list[int]:
+        """Return `count` different ids, mostly prepared ones."""
+        prepared = [i for i in state.objects if state.is_prepared(i)]
+        others = [i for i in range(state.next_object + count) if i not in prepared]
+        chosen: list[int] = []
+        for _ in range(count):
+            source = others if not prepared or self._chance(3) else prepared
+            chosen.append(source.pop(self._rng.randrange(len(source))))
+        return chosen
+
+    def _tags(self) -> Tags:
+        return self._one(((), (("k", "v"),), (("z", "1"), ("a", "2"))))
+
+
+def range_columns(rows: list[Row], *, epochs: bool) -> RangeColumns:
+    """Return rows as columns; without `epochs` that column is empty."""
+    return RangeColumns(
+        stream_id=column([row.stream for row in rows]),
+        stream_epoch=column([row.epoch for row in rows] if epochs else ()),
+        start_offset=column([row.start for row in rows]),
+        end_offset=column([row.end for row in rows]),
+    )

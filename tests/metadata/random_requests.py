@@ -1,0 +1,227 @@
+"""Random well-formed requests that a model's state makes likely to get somewhere, or to collide.
+
+Most are what a correct broker would send next; the rest is off by one in an epoch, an owner, an
+object or an offset.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from controller.metadata import requests as r
+from controller.metadata.values import NodeIdentity, ObjectState, PageRequest
+from tests.metadata.random_commits import RandomCommits
+from tests.metadata.random_draws import NODE_IDS
+from tests.metadata.slow_model import Model
+from tests.metadata.slow_model_state import State
+
+STREAMS_MAX = 5
+
+
+class RandomRequests(RandomCommits):
+    """Makes requests for one model, which it only reads."""
+
+    def start(self, model: Model) -> Iterator[Any]:
+        """Yield the writes that a cluster begins with, each to be made before the next."""
+        for node_id in NODE_IDS:
+            yield r.RegisterNode(node=NodeIdentity(node_id, 1))
+        for node_id in NODE_IDS[:2]:
+            node = NodeIdentity(node_id, 1)
+            new = (r.NewStream(), r.NewStream())
+            yield r.CreateStreams(request_id=f"s{node_id}", node=node, streams=new)
+            first = model.state.next_stream - 2
+            items = tuple(r.StreamToOpen(stream, 1) for stream in (first, first + 1))
+            yield r.OpenStreams(node=node, streams=items)
+            yield r.PrepareObjects(request_id=f"p{node_id}", node=node, count=8, ttl_ms=60_000)
+
+    def any(self, model: Model) -> Any:
+        """Return some write; ids to commit are prepared when they run out."""
+        if sum(map(model.state.is_prepared, model.state.objects)) < 4 and self._chance(80):
+            return self.make("prepare", model)
+        kinds, weights = zip(*_WEIGHTS.items(), strict=True)
+        (kind,) = self._rng.choices(kinds, weights)
+        return self.make(kind, model)
+
+    def make(self, kind: str, model: Model) -> Any:
+        """Return a write of one kind; see `_WEIGHTS`."""
+        return getattr(self, f"_{kind}")(model.state)
+
+    # ---- streams ----
+
+    def _create(self, state: State) -> Any:
+        if len(state.streams) >= STREAMS_MAX:
+            return self._open(state)
+        new = tuple(r.NewStream(self._tags()) for _ in range(self._rng.randint(1, 2)))
+        return r.CreateStreams(request_id=self._request_id(), node=self._node(state), streams=new)
+
+    def _streams(self, state: State, *, opened: bool) -> list[int]:
+        """Return some streams of one owner."""
+        fitting = [i for i, stream in state.streams.items() if stream.opened is opened]
+        if not fitting or self._chance(10):
+            return [self._stream(state)]
+        first = self._one(fitting)
+        owner = state.streams[first].node
+        return self._some([i for i in fitting if state.streams[i].node == owner], 3)
+
+    def _open(self, state: State) -> Any:
+        streams = self._streams(state, opened=False)
+        node = self._node(state) if self._chance(60) else self._owner(state, streams[0])
+        items = []
+        for stream_id in streams:
+            stream = state.streams.get(stream_id)
+            epoch = (stream.epoch if stream is not None else 0) + self._one((1, 1, 1, 0, 2))
+            items.append(r.StreamToOpen(stream_id, max(0, epoch), self._tags()))
+        return r.OpenStreams(node=node, streams=tuple(items))
+
+    def _close(self, state: State) -> Any:
+        streams = self._streams(state, opened=not self._chance(10))
+        items = []
+        for stream_id in streams:
+            stream = state.streams.get(stream_id)
+            end = None
+            if stream is not None and self._chance(60):
+                end = max(0, stream.end + self._one((0, 5, 5, 9, 9, 12, -1)))
+            items.append(r.StreamToClose(stream_id, self._epoch(state, stream_id), end))
+        return r.CloseStreams(node=self._owner(state, streams[0]), streams=tuple(items))
+
+    def _trim(self, state: State) -> Any:
+        streams = self._streams(state, opened=True)
+        items = []
+        for stream_id in streams:
+            stream = state.streams.get(stream_id)
+            low, high = (stream.start, stream.end) if stream is not None else (0, 0)
+            start = self._one((low, (low + high) // 2, (low + 3 * high) // 4, high, high + 3))
+            start = max(0, start + self._one((0, 0, 1, -1)))
+            items.append(r.StreamToTrim(stream_id, self._epoch(state, stream_id), start))
+        return r.TrimStreams(node=self._owner(state, streams[0]), streams=tuple(items))
+
+    def _delete(self, state: State) -> Any:
+        streams = self._streams(state, opened=False)[:2]
+        items = tuple(r.StreamToDelete(i, self._epoch(state, i, least=-1)) for i in streams)
+        return r.DeleteStreams(node=self._node(state), streams=items)
+
+    def _opening(self, state: State) -> Any:
+        identity = self._node(state)
+        page = PageRequest()
+        if self._chance(30):
+            page = PageRequest(1, "" if self._chance(50) else str(self._rng.randrange(4)))
+        return r.GetOpeningStreams(node=identity, failover=self._chance(15), page=page)
+
+    def _abandon(self, state: State) -> Any:
+        owing = [node for node, _ in state.pending] or NODE_IDS
+        streams = self._some(range(state.next_stream), 2) if self._chance(30) else ()
+        return r.AbandonUploads(node_id=self._one(owing), stream_ids=tuple(streams))
+
+    def _sweep(self, _state: State) -> Any:
+        return r.SweepDeletedStreams(limit=self._rng.randint(1, 3))
+
+    # ---- objects ----
+
+    def _prepare(self, state: State) -> Any:
+        return r.PrepareObjects(
+            request_id=self._request_id(),
+            node=self._node(state),
+            count=8,
+            ttl_ms=self._one((1_000, 60_000, 60_000)),
+        )
+
+    def _expire(self, _state: State) -> Any:
+        return r.ExpireObjects(limit=self._one((1, 3, 1_000)))
+
+    def _remove(self, state: State) -> Any:
+        marked = [
+            i for i, item in state.objects.items() if item.state is ObjectState.MARK_DESTROYED
+        ]
+        ids = self._some(marked, 5) if marked else [self._rng.randrange(state.next_object + 1)]
+        if self._chance(10):
+            ids.append(self._rng.randrange(state.next_object + 1))
+        return r.RemoveObjects(object_ids=tuple(ids))
+
+    def _hold(self, _state: State) -> Any:
+        return r.HoldDeletions(hold_ms=self._one((1, 300, 900)))
+
+    def _destroy_dead(self, state: State) -> Any:
+        after = self._one((-1, -1, state.next_object // 2))
+        return r.DestroyDeadSetObjects(
+            node_id=self._one(NODE_IDS), after_object_id=after, limit=self._one((1, 2, 100))
+        )
+
+    # ---- nodes and keys ----
+
+    def _register(self, state: State) -> Any:
+        identity = self._node(state)
+        epoch = identity.node_epoch + self._one((0, 0, 0, 1))
+        return r.RegisterNode(
+            node=NodeIdentity(identity.node_id, epoch), wal_config=f"w{epoch}", tags=self._tags()
+        )
+
+    def _unregister(self, state: State) -> Any:
+        idle = [i for i in state.nodes if not state.open_streams_of(i) and not state.owed_by(i)]
+        node_id = self._one(idle) if idle and self._chance(70) else self._one(NODE_IDS)
+        return r.UnregisterNode(node=self._identity(state, node_id))
+
+    def _supervise(self, state: State) -> Any:
+        return r.SuperviseNode(node=self._node(state))
+
+    def _lock(self, _state: State) -> Any:
+        return r.SetNodeLock(node_id=self._one(NODE_IDS), locked=self._chance(60))
+
+    def _next_node_id(self, _state: State) -> Any:
+        return r.GetNextNodeId(request_id=self._request_id())
+
+    def _assign(self, state: State) -> Any:
+        targets = []
+        for node_id in self._some(NODE_IDS, 2):
+            identity = self._identity(state, node_id)
+            target = self._one([i for i in NODE_IDS if i != node_id] + [-1])
+            targets.append(r.RecoveryTarget(node_id, identity.node_epoch, target))
+        return r.AssignRecoveries(targets=tuple(targets))
+
+    def _put(self, _state: State) -> Any:
+        items = tuple(
+            r.KVToPut(
+                namespace=self._one("mn"),
+                key=key,
+                value=str(self._rng.randrange(9)).encode(),
+                overwrite=self._chance(50),
+                expected_version=self._one((None, None, 0, 7)),
+            )
+            for key in self._some("abc", 2)
+        )
+        return r.PutKVs(items=items)
+
+    def _delete_keys(self, _state: State) -> Any:
+        keys = tuple(
+            r.KVKey(namespace=self._one("mn"), key=key, expected_version=self._one((None, None, 7)))
+            for key in self._some("abc", 2)
+        )
+        return r.DeleteKVs(keys=keys)
+
+
+_WEIGHTS = {
+    "upload": 24,
+    "batch": 9,
+    "repeat_upload": 2,
+    "compact_set": 12,
+    "compact_stream": 14,
+    "open": 9,
+    "close": 7,
+    "trim": 4,
+    "create": 3,
+    "delete": 2,
+    "opening": 4,
+    "abandon": 2,
+    "sweep": 2,
+    "prepare": 5,
+    "expire": 2,
+    "remove": 3,
+    "hold": 1,
+    "destroy_dead": 2,
+    "register": 2,
+    "unregister": 2,
+    "supervise": 1,
+    "lock": 3,
+    "next_node_id": 1,
+    "assign": 1,
+    "put": 1,
+    "delete_keys": 1,
+}

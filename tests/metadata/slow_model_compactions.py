@@ -1,0 +1,236 @@
+"""The slow model's compactions: what they may replace by what, offset by offset."""
+
+from collections.abc import Callable
+
+from controller.errors import ErrorCode
+from controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
+from controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
+from controller.metadata.values import ObjectKind, ObjectState, SourceOperation
+from tests.metadata.slow_model_state import HOLDERS, Object, State
+from tests.metadata.slow_model_uploads import (
+    Row,
+    Verdicts,
+    answer_of,
+    commit_set_object,
+    commit_stream_objects,
+    failed,
+    kind_of,
+    object_code,
+    remembered,
+    rows_of,
+)
+
+GONE = (ObjectState.MARK_DESTROYED, ObjectState.REMOVED)
+Fits = Callable[[Object], bool]
+"""Whether an object is of the kind and owner that the compaction may replace."""
+
+
+def compact_set_objects(
+    state: State, request: CommitStreamSetObject, now: int
+) -> CommitStreamSetObjectAnswer:
+    """Replace set objects of one node by a set object and stream objects."""
+    ranges = rows_of(request.ranges, request.object_id)
+    objects = rows_of(request.stream_objects, -1)
+    return answer_of(_compact(state, request, ranges, objects, now))
+
+
+def _compact(
+    state: State,
+    request: CommitStreamSetObject,
+    ranges: list[Row],
+    objects: list[Row],
+    now: int,
+) -> Verdicts:
+    def fits(item: Object) -> bool:
+        return item.kind is ObjectKind.STREAM_SET and item.node == request.node.node_id
+
+    sources = request.compacted_object_ids.tolist()
+    error = state.check(request.node, fence=not request.failover)
+    if error:
+        return failed(error, ranges, objects)
+    if sources == [request.object_id]:
+        error = _set_attributes(state, request.object_id, request.attributes, fits)
+        return failed(error, ranges, objects)
+    if _was_made(state, request.object_id, objects, sources):
+        return ErrorCode.NONE, remembered(state, ranges), remembered(state, objects)
+    if request.object_id >= 0 and not state.is_prepared(request.object_id):
+        return failed(ErrorCode.OBJECT_NOT_EXIST, ranges, objects)
+    items = _committed(state, sources, fits)
+    if items is None:
+        return failed(ErrorCode.COMPACTED_OBJECTS_NOT_FOUND, ranges, objects)
+    verdicts = _judge(state, items, ranges, objects)
+    if verdicts[0]:
+        return verdicts
+    if request.object_id >= 0:
+        order = request.order_id if request.order_id >= 0 else min(item.order for item in items)
+        commit_set_object(state, request, ranges, order=order, now=now)
+        state.objects[request.object_id].data_time = min(item.data_time for item in items)
+    commit_stream_objects(state, objects, now)
+    state.destroy(sources, now)
+    return verdicts
+
+
+def _was_made(state: State, object_id: int, objects: list[Row], sources: list[int]) -> bool:
+    if object_id >= 0:
+        return state.was_committed(object_id)
+    if objects:
+        return state.was_committed(objects[0].object_id)
+    return all(_is_gone(state, source) and state.was_committed(source) for source in sources)
+
+
+def _is_gone(state: State, object_id: int) -> bool:
+    item = state.objects.get(object_id)
+    return object_id < state.next_object if item is None else item.state in GONE
+
+
+def _committed(state: State, sources: list[int], fits: Fits) -> list[Object] | None:
+    items = [state.objects.get(source) for source in sources]
+    found = [
+        item
+        for item in items
+        if item is not None and item.state is ObjectState.COMMITTED and fits(item)
+    ]
+    return found if len(found) == len(sources) else None
+
+
+def _set_attributes(state: State, object_id: int, attributes: int, fits: Fits) -> ErrorCode:
+    """An object that "replaces" itself changes its attributes alone."""
+    item = state.objects.get(object_id)
+    if item is None:
+        return ErrorCode.OBJECT_NOT_EXIST
+    if item.state is not ObjectState.COMMITTED:
+        return ErrorCode.OBJECT_NOT_COMMITED
+    if not fits(item):
+        return ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
+    item.attributes = attributes
+    return ErrorCode.NONE
+
+
+def _judge(state: State, sources: list[Object], ranges: list[Row], objects: list[Row]) -> Verdicts:
+    """Outputs lie inside the sources, and cover what a reader could ask of these."""
+    held = state.alive(row for item in sources for row in item.held)
+    range_codes = [_inside(state, held, row) for row in ranges]
+    object_codes = [object_code(state, row) or _inside(state, held, row) for row in objects]
+    first_error = next((code for code in range_codes + object_codes if code), ErrorCode.NONE)
+    if first_error:
+        return first_error, range_codes, object_codes
+    brought = state.alive(row.held for row in ranges + objects)
+    covered = all(offsets <= brought.get(stream, set()) for stream, offsets in held.items())
+    error = ErrorCode.NONE if covered else ErrorCode.OFFSET_NOT_MATCHED
+    return error, range_codes, object_codes
+
+
+def _inside(state: State, held: dict[int, set[int]], row: Row) -> ErrorCode:
+    if row.stream >= state.next_stream:
+        return ErrorCode.OFFSET_NOT_MATCHED
+    alive = state.alive([row.held]).get(row.stream, set())
+    inside = alive <= held.get(row.stream, set())
+    return ErrorCode.NONE if inside else ErrorCode.OFFSET_NOT_MATCHED
+
+
+def compact_stream_objects(state: State, request: CommitStreamObject, now: int) -> ErrorAnswer:
+    """Replace stream objects of one stream by one, or by none."""
+    error = (
+        state.check(request.node)
+        or state.own(request.node.node_id, request.stream_id, request.stream_epoch)
+        or _compact_stream(state, request, now)
+    )
+    return ErrorAnswer(error=error)
+
+
+def _compact_stream(state: State, request: CommitStreamObject, now: int) -> ErrorCode:
+    sources = request.source_object_ids.tolist()
+    operations = request.operations or (SourceOperation.DELETE,) * len(sources)
+    pairs = list(zip(sources, operations, strict=True))
+    fits = _of_stream(request.stream_id)
+    if sources == [request.object_id]:
+        return _set_attributes(state, request.object_id, request.attributes, fits)
+    if request.object_id >= 0:
+        if state.was_committed(request.object_id):
+            return ErrorCode.NONE
+        if not state.is_prepared(request.object_id):
+            return ErrorCode.OBJECT_NOT_EXIST
+    elif _expiry_was_made(state, pairs):
+        return ErrorCode.NONE
+    unused = [
+        source
+        for source, operation in pairs
+        if state.is_prepared(source) and operation is SourceOperation.DELETE
+    ]
+    items = _committed(state, [source for source in sources if source not in unused], fits)
+    if items is None:
+        return ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
+    for source, operation in pairs:
+        is_composite = state.objects[source].kind is ObjectKind.COMPOSITE
+        if is_composite and operation is SourceOperation.KEEP_DATA:
+            return ErrorCode.INVALID_REQUEST
+    if not _covers(state, request, items):
+        return ErrorCode.OFFSET_NOT_MATCHED
+    _replace(state, request, pairs, now)
+    return ErrorCode.NONE
+
+
+def _of_stream(stream_id: int) -> Fits:
+    def fits(item: Object) -> bool:
+        return item.kind in HOLDERS and item.held[0][0] == stream_id
+
+    return fits
+
+
+def _expiry_was_made(state: State, pairs: list[tuple[int, SourceOperation]]) -> bool:
+    """An id that was never committed may be among them, see `unused` above."""
+    for source, operation in pairs:
+        known = state.was_committed(source) or (
+            operation is SourceOperation.DELETE and source in state.objects
+        )
+        if not (known and _is_gone(state, source)):
+            return False
+    return any(state.was_committed(source) for source, _ in pairs)
+
+
+def _covers(state: State, request: CommitStreamObject, sources: list[Object]) -> bool:
+    held = state.alive(row for item in sources for row in item.held)
+    row = (request.stream_id, request.start_offset, request.end_offset)
+    brought = state.alive([row]) if request.object_id >= 0 else {}
+    return held.get(request.stream_id, set()) == brought.get(request.stream_id, set())
+
+
+def _replace(
+    state: State, request: CommitStreamObject, pairs: list[tuple[int, SourceOperation]], now: int
+) -> None:
+    result = request.object_id
+    blocks: set[int] = set()
+    for source, operation in pairs:
+        if operation is SourceOperation.KEEP_DATA:
+            blocks.add(source)
+            continue
+        blocks |= state.blocks.get(source, set())
+        for link in state.links_of(source):
+            ends_below = state.objects[link].held[0][2] <= request.start_offset
+            if result < 0 or kind_of(request.attributes) is ObjectKind.STREAM or ends_below:
+                state.destroy([link], now, deep=operation is SourceOperation.DEEP_DELETE)
+            else:
+                _link(state, link, result)
+        state.destroy([source], now, deep=operation is SourceOperation.DEEP_DELETE)
+    if result < 0:
+        return
+    row = Row(
+        stream=request.stream_id,
+        start=request.start_offset,
+        end=request.end_offset,
+        epoch=None,
+        object_id=result,
+        size=request.object_size,
+        attributes=request.attributes,
+    )
+    commit_stream_objects(state, [row], now)
+    if state.objects[result].kind is ObjectKind.COMPOSITE:
+        state.blocks[result] = blocks
+    for source, operation in pairs:
+        if operation is SourceOperation.KEEP_DATA:
+            _link(state, source, result)
+
+
+def _link(state: State, object_id: int, composite: int) -> None:
+    item = state.objects[object_id]
+    item.state, item.composite = ObjectState.LINKED, composite

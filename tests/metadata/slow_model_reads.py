@@ -1,0 +1,303 @@
+"""The slow model's answers to reads, put together from what `State` holds."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from controller.errors import ErrorCode
+from controller.metadata.answers import (
+    CheckObjectsAnswer,
+    DescribeObjectsAnswer,
+    DescribeStreamsAnswer,
+    GetNodesAnswer,
+    GetObjectsAnswer,
+    KVEntry,
+    KVResultsAnswer,
+    ListKVsAnswer,
+    MapSize,
+    NodeDescription,
+    ObjectDescription,
+    ObjectList,
+    ObjectSlice,
+    PendingUpload,
+    StreamDescription,
+    StreamObjectRange,
+    StreamRange,
+    StreamSetObject,
+)
+from controller.metadata.requests import (
+    CheckObjects,
+    DescribeObjects,
+    DescribeStreams,
+    GetKVs,
+    GetNodes,
+    GetObjects,
+    ListKVs,
+    ObjectQuery,
+)
+from controller.metadata.values import (
+    ObjectKind,
+    ObjectState,
+    PageRequest,
+    RangeColumns,
+    StreamState,
+    column,
+)
+from tests.metadata.slow_model_nodes import result
+from tests.metadata.slow_model_state import HOLDERS, State
+from tests.metadata.slow_model_streams import PAGE_SIZE
+
+_T = TypeVar("_T")
+
+
+def _page(
+    ids: Sequence[int], page: PageRequest, describe: Callable[[int], _T]
+) -> tuple[tuple[_T, ...], str]:
+    first = int(page.page_token) if page.page_token else 0
+    rest = [item for item in sorted(ids) if item >= first]
+    size = page.page_size or PAGE_SIZE
+    token = str(rest[size]) if len(rest) > size else ""
+    return tuple(describe(item) for item in rest[:size]), token
+
+
+def describe_streams(state: State, request: DescribeStreams) -> DescribeStreamsAnswer:
+    """Streams by id order; a page of asked ids counts unknown ones too."""
+    owner = request.owner_node_id
+
+    def wanted(stream_id: int) -> bool:
+        stream = state.streams.get(stream_id)
+        return stream is not None and owner in (None, stream.node)
+
+    if request.stream_ids:
+        page, token = _page(sorted(set(request.stream_ids)), request.page, int)
+        streams = tuple(describe_stream(state, request, i) for i in page if wanted(i))
+    else:
+        ids = [stream_id for stream_id in state.streams if wanted(stream_id)]
+        streams, token = _page(ids, request.page, lambda i: describe_stream(state, request, i))
+    return DescribeStreamsAnswer(streams=streams, next_page_token=token, total=len(state.streams))
+
+
+def describe_stream(state: State, request: DescribeStreams, stream_id: int) -> StreamDescription:
+    """Everything about one stream."""
+    stream = state.streams[stream_id]
+    ranges = [
+        StreamRange(past.index, past.epoch, past.start, past.end, past.node) for past in stream.past
+    ]
+    if stream.index >= 0:
+        current = (stream.index, stream.epoch, stream.range_start, stream.end, stream.node)
+        ranges.append(StreamRange(*current))
+    owed = sorted(
+        (first, end, node)
+        for node, stream_of in state.pending
+        if stream_of == stream_id
+        for first, end in [state.owed(node, stream_id) or (0, 0)]
+        if first < end
+    )
+    return StreamDescription(
+        stream_id=stream_id,
+        epoch=stream.epoch,
+        range_index=stream.index,
+        start_offset=stream.start,
+        end_offset=stream.end,
+        state=StreamState.OPENED if stream.opened else StreamState.CLOSED,
+        node_id=stream.node,
+        tags=stream.tags,
+        ranges=tuple(ranges) if request.include_ranges else (),
+        stream_objects=_stream_objects(state, stream_id) if request.include_stream_objects else (),
+        pending_uploads=tuple(
+            PendingUpload(node, stream_id, first, end) for first, end, node in owed
+        ),
+        lost=_runs(stream.lost),
+    )
+
+
+def _runs(offsets: set[int]) -> tuple[tuple[int, int], ...]:
+    starts = sorted(offset for offset in offsets if offset - 1 not in offsets)
+    ends = sorted(offset + 1 for offset in offsets if offset + 1 not in offsets)
+    return tuple(zip(starts, ends, strict=True))
+
+
+def _stream_objects(state: State, stream_id: int) -> tuple[StreamObjectRange, ...]:
+    found = sorted(
+        (end, object_id, start)
+        for object_id, item in state.objects.items()
+        if item.kind in HOLDERS and item.state is ObjectState.COMMITTED
+        for stream, start, end in item.held
+        if stream == stream_id
+    )
+    return tuple(StreamObjectRange(object_id, start, end) for end, object_id, start in found)
+
+
+def get_objects(state: State, request: GetObjects) -> GetObjectsAnswer:
+    """What holds each queried range, by looking at every row."""
+    return GetObjectsAnswer(results=tuple(_find(state, query) for query in request.queries))
+
+
+def _find(state: State, query: ObjectQuery) -> ObjectList:
+    stream = state.streams.get(query.stream_id)
+    if stream is None:
+        return ObjectList(error=ErrorCode.STREAM_NOT_EXIST)
+    if query.start_offset < stream.start:
+        return ObjectList(
+            error=ErrorCode.OFFSET_NOT_MATCHED,
+            stream_start_offset=stream.start,
+            stream_end_offset=stream.end,
+        )
+    held = [
+        (start, end, object_id)
+        for object_id, item in state.objects.items()
+        if item.state is ObjectState.COMMITTED
+        for stream_id, start, end in item.held
+        if stream_id == query.stream_id
+    ]
+    found: list[ObjectSlice] = []
+    at = query.start_offset
+    while len(found) < (query.limit or PAGE_SIZE):
+        if query.end_offset != -1 and found and at >= query.end_offset:
+            break
+        fitting = [row for row in held if (row[0] == at if found else row[0] <= at) and row[1] > at]
+        if not fitting:
+            break
+        ((start, end, object_id),) = fitting
+        item = state.objects[object_id]
+        found.append(ObjectSlice(object_id, item.kind, start, end, item.size, item.attributes))
+        at = end
+    return ObjectList(
+        error=ErrorCode.NONE,
+        objects=tuple(found),
+        stream_start_offset=stream.start,
+        stream_end_offset=stream.end,
+        lost_end_offset=state.lost_at(query.stream_id, query.start_offset),
+    )
+
+
+def describe_objects(state: State, request: DescribeObjects) -> DescribeObjectsAnswer:
+    """Objects by id order; a page of asked ids counts unknown ones too."""
+    if request.object_ids:
+        page, token = _page(sorted(set(request.object_ids)), request.page, int)
+        objects = tuple(describe_object(state, i) for i in page if i in state.objects)
+    else:
+        ids = list(state.objects)
+        objects, token = _page(ids, request.page, lambda i: describe_object(state, i))
+    return DescribeObjectsAnswer(objects=objects, next_page_token=token, total=len(state.objects))
+
+
+def describe_object(state: State, object_id: int) -> ObjectDescription:
+    """Everything about one object."""
+    item = state.objects[object_id]
+    streams, starts, ends = zip(*item.held, strict=True) if item.held else ((), (), ())
+    of_one = item.kind in HOLDERS and item.held
+    return ObjectDescription(
+        object_id=object_id,
+        state=item.state,
+        kind=item.kind,
+        object_size=item.size,
+        timestamp_ms=item.timestamp,
+        attributes=item.attributes,
+        node_id=item.node,
+        stream_id=item.held[0][0] if of_one else -1,
+        ranges=RangeColumns(
+            stream_id=column(streams), start_offset=column(starts), end_offset=column(ends)
+        ),
+        composite_id=item.composite,
+        data_time_ms=item.data_time,
+    )
+
+
+def check_objects(state: State, request: CheckObjects) -> CheckObjectsAnswer:
+    """The state of any id."""
+    states = tuple(
+        state.objects[i].state
+        if i in state.objects
+        else (ObjectState.REMOVED if i < state.next_object else ObjectState.NOT_ISSUED)
+        for i in request.object_ids
+    )
+    return CheckObjectsAnswer(states=states, next_object_id=state.next_object)
+
+
+def get_nodes(state: State, request: GetNodes) -> GetNodesAnswer:
+    """Nodes with what they own, counted anew."""
+    ids = sorted(set(request.node_ids) or state.nodes)
+    return GetNodesAnswer(
+        nodes=tuple(
+            describe_node(state, node_id, with_objects=request.include_stream_set_objects)
+            for node_id in ids
+            if node_id in state.nodes
+        )
+    )
+
+
+def describe_node(state: State, node_id: int, *, with_objects: bool) -> NodeDescription:
+    """Everything about one node."""
+    node = state.nodes[node_id]
+    held = sorted((state.objects[i].order, i) for i in state.set_objects_of(node_id))
+    set_objects = [(order, i, state.objects[i]) for order, i in held]
+    return NodeDescription(
+        node_id=node_id,
+        node_epoch=node.epoch,
+        failover=node.failover,
+        wal_config=node.wal_config,
+        tags=node.tags,
+        has_opening_streams=bool(state.open_streams_of(node_id)),
+        stream_set_object_count=len(held),
+        stream_set_objects=tuple(
+            StreamSetObject(
+                object_id=object_id,
+                order_id=order,
+                data_time_ms=item.data_time,
+                object_size=item.size,
+                range_count=len(item.held),
+            )
+            for order, object_id, item in set_objects
+        )
+        if with_objects
+        else (),
+        locked=node.locked,
+        pending_upload_count=len(state.owed_by(node_id)),
+        recovered_by=node.recovered_by,
+        departed=node.departed,
+        supervised=node.supervised,
+    )
+
+
+def get_kvs(state: State, request: GetKVs) -> KVResultsAnswer:
+    """Values; an absent key is no error."""
+    results = (result(state, (key.namespace, key.key), ErrorCode.NONE) for key in request.keys)
+    return KVResultsAnswer(results=tuple(results))
+
+
+def list_kvs(state: State, request: ListKVs) -> ListKVsAnswer:
+    """Keys of a namespace, or the namespaces."""
+    after = request.page.page_token
+    size = request.page.page_size or PAGE_SIZE
+    if request.namespaces:
+        names = sorted({n for n, _ in state.kvs if n.startswith(request.prefix) and n > after})
+        token = names[size - 1] if len(names) > size else ""
+        return ListKVsAnswer(namespace_names=tuple(names[:size]), next_page_token=token)
+    keys = sorted(
+        key
+        for namespace, key in state.kvs
+        if namespace == request.namespace and key.startswith(request.prefix) and key > after
+    )
+    entries = []
+    for key in keys[:size]:
+        value, version = state.kvs[(request.namespace, key)]
+        entries.append(KVEntry(key=key, value=b"" if request.keys_only else value, version=version))
+    token = keys[size - 1] if len(keys) > size else ""
+    return ListKVsAnswer(entries=tuple(entries), next_page_token=token)
+
+
+def size_of(state: State) -> MapSize:
+    """Count everything."""
+    states: list[Any] = [item.state for item in state.objects.values()]
+    committed = [i for i in state.objects.values() if i.state is ObjectState.COMMITTED]
+    return MapSize(
+        streams=len(state.streams),
+        objects=len(state.objects),
+        prepared_objects=states.count(ObjectState.PREPARED),
+        committed_objects=len(committed),
+        destroyed_objects=states.count(ObjectState.MARK_DESTROYED),
+        stream_set_objects=sum(item.kind is ObjectKind.STREAM_SET for item in committed),
+        nodes=len(state.nodes),
+        keys=len(state.kvs),
+        committed_bytes=sum(item.size for item in committed),
+    )

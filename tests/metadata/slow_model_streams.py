@@ -1,0 +1,290 @@
+"""The slow model's streams: their creation, owners, ends, trims and deletion."""
+
+from controller.errors import ErrorCode, InvalidRequestError
+from controller.metadata.answers import (
+    AbandonUploadsAnswer,
+    CreateStreamsAnswer,
+    GetOpeningStreamsAnswer,
+    OpenedStream,
+    OpeningStream,
+    OpenStreamsAnswer,
+    PendingUpload,
+    StreamErrorsAnswer,
+)
+from controller.metadata.requests import (
+    AbandonUploads,
+    CloseStreams,
+    CreateStreams,
+    DeleteStreams,
+    GetOpeningStreams,
+    OpenStreams,
+    StreamToClose,
+    StreamToDelete,
+    StreamToOpen,
+    StreamToTrim,
+    TrimStreams,
+)
+from controller.metadata.values import ObjectKind, ObjectState
+from tests.metadata.slow_model_nodes import set_epoch
+from tests.metadata.slow_model_state import HOLDERS, Range, State, Stream
+
+PAGE_SIZE = 1_000
+
+
+def issued_before(
+    state: State, key: tuple[str, int, str], count: int
+) -> tuple[int, int, int] | None:
+    """Return what a request was answered before; the same id for another count is malformed."""
+    issued = state.requests.get(key)
+    if issued is not None and issued[1] != count:
+        raise InvalidRequestError("request_id", "used for another count")
+    return issued
+
+
+def create(state: State, request: CreateStreams) -> CreateStreamsAnswer:
+    """Streams are created once a request id."""
+    error = state.check(request.node)
+    if error:
+        return CreateStreamsAnswer(error=error)
+    key = ("create", request.node.node_id, request.request_id)
+    issued = issued_before(state, key, len(request.streams))
+    if issued is None:
+        issued = (state.next_stream, len(request.streams), -1)
+        state.requests[key] = issued
+        for stream in request.streams:
+            state.streams[state.next_stream] = Stream(tags=tuple(sorted(stream.tags)))
+            state.next_stream += 1
+    ids = tuple(range(issued[0], issued[0] + issued[1]))
+    return CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
+
+
+def open_streams(state: State, request: OpenStreams) -> OpenStreamsAnswer:
+    """Each stream on its own."""
+    results = []
+    for item in request.streams:
+        error = state.check(request.node) or _may_open(state, request.node.node_id, item)
+        if error:
+            results.append(OpenedStream(error))
+            continue
+        stream = state.streams[item.stream_id]
+        results.append(OpenedStream(error, stream.start, stream.end))
+        if stream.epoch < item.stream_epoch:
+            _begin_range(state, request.node.node_id, item)
+        stream.opened = True
+    return OpenStreamsAnswer(streams=tuple(results))
+
+
+def _may_open(state: State, node_id: int, item: StreamToOpen) -> ErrorCode:
+    stream = state.streams.get(item.stream_id)
+    if stream is None:
+        return ErrorCode.STREAM_NOT_EXIST
+    if stream.epoch > item.stream_epoch:
+        return ErrorCode.STREAM_FENCED
+    if stream.epoch == item.stream_epoch and stream.node != node_id:
+        return ErrorCode.STREAM_FENCED
+    if stream.epoch < item.stream_epoch and stream.opened:
+        return ErrorCode.STREAM_NOT_CLOSED
+    if state.owed(node_id, item.stream_id):
+        return ErrorCode.STREAM_NOT_CLOSED
+    owner = state.nodes.get(stream.node)
+    if stream.node != node_id and owner is not None and owner.locked:
+        return ErrorCode.NODE_LOCKED
+    return ErrorCode.NONE
+
+
+def _begin_range(state: State, node_id: int, item: StreamToOpen) -> None:
+    stream = state.streams[item.stream_id]
+    covered = _covered(state, item.stream_id)
+    if covered is not None:
+        stream.past = [
+            past
+            for past in stream.past
+            if past.start != past.end and not (covered[0] <= past.start and past.end <= covered[1])
+        ]
+    if stream.index >= 0:
+        ended = Range(stream.index, stream.epoch, stream.range_start, stream.end, stream.node)
+        stream.past.append(ended)
+    stream.index += 1
+    stream.epoch, stream.node, stream.range_start = item.stream_epoch, node_id, stream.end
+    if not stream.tags:
+        stream.tags = tuple(sorted(item.tags))
+
+
+def _covered(state: State, stream_id: int) -> tuple[int, int] | None:
+    """Return the first contiguous run of its stream objects."""
+    held = sorted(
+        (end, object_id, start)
+        for object_id, item in state.objects.items()
+        if item.kind in HOLDERS and item.state is ObjectState.COMMITTED
+        for stream, start, end in item.held
+        if stream == stream_id
+    )
+    if not held:
+        return None
+    low, high = held[0][2], held[0][0]
+    for end, _, start in held[1:]:
+        if start != high:
+            break
+        high = end
+    return low, high
+
+
+def close(state: State, request: CloseStreams) -> StreamErrorsAnswer:
+    """Each stream on its own; a recovery may close for its node."""
+    errors = []
+    for item in request.streams:
+        error = state.check(request.node, fence=False)
+        errors.append(error or _close(state, request.node.node_id, item))
+    return StreamErrorsAnswer(errors=tuple(errors))
+
+
+def _close(state: State, node_id: int, item: StreamToClose) -> ErrorCode:
+    error = state.own(node_id, item.stream_id, item.stream_epoch)
+    if error:
+        return error
+    stream, end = state.streams[item.stream_id], item.end_offset
+    if not stream.opened:
+        return ErrorCode.NONE if end in (None, stream.end) else ErrorCode.OFFSET_NOT_MATCHED
+    if end is not None and end < stream.end:
+        return ErrorCode.OFFSET_NOT_MATCHED
+    stream.opened = False
+    if end is not None and end > stream.end:
+        state.pending[(node_id, item.stream_id)] = (stream.end, end)
+        stream.end = end
+    return ErrorCode.NONE
+
+
+def trim(state: State, request: TrimStreams) -> StreamErrorsAnswer:
+    """Each stream on its own."""
+    errors = tuple(
+        state.check(request.node) or _trim(state, request.node.node_id, item)
+        for item in request.streams
+    )
+    return StreamErrorsAnswer(errors=errors)
+
+
+def _trim(state: State, node_id: int, item: StreamToTrim) -> ErrorCode:
+    error = state.own(node_id, item.stream_id, item.stream_epoch)
+    if error:
+        return error
+    stream, start = state.streams[item.stream_id], item.new_start_offset
+    if not stream.opened:
+        return ErrorCode.STREAM_NOT_OPENED
+    if start < stream.start:
+        return ErrorCode.OFFSET_NOT_MATCHED
+    if start == stream.start:
+        return ErrorCode.NONE
+    stream.start, stream.end = start, max(stream.end, start)
+    stream.range_start = max(stream.range_start, start)
+    stream.past = [past for past in stream.past if past.end > start]
+    for past in stream.past:
+        past.start = max(past.start, start)
+    stream.lost = {offset for offset in stream.lost if offset >= start}
+    data = state.data.get(item.stream_id, set())
+    state.data[item.stream_id] = {offset for offset in data if offset >= start}
+    return ErrorCode.NONE
+
+
+def delete(state: State, request: DeleteStreams) -> StreamErrorsAnswer:
+    """The stream is gone at once; what holds it alone is swept, see `sweep`."""
+    errors = tuple(state.check(request.node) or _delete(state, item) for item in request.streams)
+    return StreamErrorsAnswer(errors=errors)
+
+
+def _delete(state: State, item: StreamToDelete) -> ErrorCode:
+    stream = state.streams.get(item.stream_id)
+    if stream is None:
+        return ErrorCode.NONE
+    if stream.epoch != item.stream_epoch:
+        later = stream.epoch > item.stream_epoch
+        return ErrorCode.STREAM_FENCED if later else ErrorCode.STREAM_INNER_ERROR
+    if stream.opened:
+        return ErrorCode.STREAM_NOT_CLOSED
+    del state.streams[item.stream_id]
+    state.data.pop(item.stream_id, None)
+    if swept(state, {item.stream_id}):
+        state.sweeping.add(item.stream_id)
+    return ErrorCode.NONE
+
+
+def swept(state: State, streams: set[int]) -> set[int]:
+    """What is still to be destroyed of deleted streams."""
+    return {
+        object_id
+        for object_id, item in state.objects.items()
+        if item.kind in HOLDERS
+        and item.state in (ObjectState.COMMITTED, ObjectState.LINKED)
+        and any(stream in streams for stream, _, _ in item.held)
+    }
+
+
+def sweep(state: State, chosen: set[int], now: int) -> None:
+    """Destroy some of it; which of it comes first is up to the map."""
+    state.destroy(sorted(chosen), now, deep=True)
+    state.sweeping = {stream for stream in state.sweeping if swept(state, {stream})}
+
+
+def opening(state: State, request: GetOpeningStreams) -> GetOpeningStreamsAnswer:
+    """Set the node's epoch, and list what it has open and what it owes."""
+    node_id = request.node.node_id
+    if request.page.page_token:
+        error = state.check(request.node, fence=False)
+    else:
+        error = set_epoch(state, request.node, failover=request.failover)
+    if error:
+        return GetOpeningStreamsAnswer(error=error)
+    found = []
+    for stream_id in state.open_streams_of(node_id):
+        stream = state.streams[stream_id]
+        found.append(OpeningStream(stream_id, stream.epoch, stream.start, stream.end))
+    for stream_id, (first, end) in state.owed_by(node_id).items():
+        stream = state.streams[stream_id]
+        epochs = [past.epoch for past in stream.past if past.node == node_id and past.end == end]
+        if stream.node == node_id and stream.end == end and stream.range_start < end:
+            epochs.append(stream.epoch)
+        epoch = epochs[-1]
+        found.append(OpeningStream(stream_id, epoch, stream.start, first, end))
+    found.sort(key=lambda item: item.stream_id)
+    if request.page.page_token:
+        found = [item for item in found if item.stream_id >= int(request.page.page_token)]
+    size = request.page.page_size or PAGE_SIZE
+    token = str(found[size].stream_id) if len(found) > size else ""
+    return GetOpeningStreamsAnswer(error=error, streams=tuple(found[:size]), next_page_token=token)
+
+
+def abandon(state: State, request: AbandonUploads) -> AbandonUploadsAnswer:
+    """What the node owes of these streams is lost."""
+    if request.node_id not in state.nodes:
+        return AbandonUploadsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+    given_up = []
+    for stream_id, (first, end) in state.owed_by(request.node_id).items():
+        if not request.stream_ids or stream_id in request.stream_ids:
+            del state.pending[(request.node_id, stream_id)]
+            state.streams[stream_id].lost.update(range(first, end))
+            given_up.append(PendingUpload(request.node_id, stream_id, first, end))
+    return AbandonUploadsAnswer(error=ErrorCode.NONE, abandoned=tuple(given_up))
+
+
+def kept_alive(state: State) -> set[int]:
+    """Objects a reader of some live stream may ask for, composites' blocks included."""
+    needed = {
+        object_id
+        for object_id, item in state.objects.items()
+        if item.state is ObjectState.COMMITTED and state.alive(item.held)
+    }
+    composites = [i for i in needed if state.objects[i].kind is ObjectKind.COMPOSITE]
+    for composite in composites:
+        (stream_id, low, _) = state.objects[composite].held[0]
+        first = max(low, state.streams[stream_id].start)
+        needed |= {block for block, end in block_ends(state, composite).items() if end > first}
+    return needed
+
+
+def block_ends(state: State, composite: int) -> dict[int, int]:
+    """Where the blocks of a composite end, of those that are still in the map with a range."""
+    ends = {}
+    for block in state.blocks.get(composite, ()):
+        item = state.objects.get(block)
+        if item is not None and item.held:
+            ends[block] = item.held[0][2]
+    return ends

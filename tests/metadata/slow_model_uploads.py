@@ -1,0 +1,224 @@
+"""The slow model's uploads, one or many, judged row by row."""
+
+from dataclasses import dataclass
+
+from controller.errors import ErrorCode
+from controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
+from controller.metadata.requests import CommitStreamSetObject, CommitUploads
+from controller.metadata.values import (
+    NodeIdentity,
+    ObjectKind,
+    ObjectState,
+    OnConflict,
+    RangeColumns,
+    StreamObjectColumns,
+    column,
+)
+from tests.metadata.slow_model_state import State
+
+
+@dataclass(slots=True)
+class Row:
+    """One range, of the object that is to hold it."""
+
+    stream: int
+    start: int
+    end: int
+    epoch: int | None
+    object_id: int
+    size: int = 0
+    attributes: int = 0
+
+    @property
+    def held(self) -> tuple[int, int, int]:
+        """What the object holds."""
+        return self.stream, self.start, self.end
+
+
+Verdicts = tuple[ErrorCode, list[ErrorCode], list[ErrorCode]]
+"""Of the whole, of each range, of each stream object."""
+
+
+def rows_of(columns: RangeColumns | StreamObjectColumns, object_id: int) -> list[Row]:
+    """Return columns as rows."""
+    rows = []
+    for index, stream in enumerate(columns.stream_id.tolist()):
+        epochs = columns.stream_epoch
+        row = Row(
+            stream=stream,
+            start=int(columns.start_offset[index]),
+            end=int(columns.end_offset[index]),
+            epoch=int(epochs[index]) if len(epochs) else None,
+            object_id=object_id,
+        )
+        if isinstance(columns, StreamObjectColumns):
+            row.object_id = int(columns.object_id[index])
+            row.size = int(columns.object_size[index])
+            row.attributes = int(columns.attributes[index]) if len(columns.attributes) else 0
+        rows.append(row)
+    return rows
+
+
+def failed(error: ErrorCode, ranges: list[Row], objects: list[Row]) -> Verdicts:
+    """Return the verdicts of a call that fails before its rows are looked at."""
+    return error, [error] * len(ranges), [error] * len(objects)
+
+
+def answer_of(verdicts: Verdicts) -> CommitStreamSetObjectAnswer:
+    """Return the answer that gives these verdicts."""
+    return CommitStreamSetObjectAnswer(
+        error=verdicts[0],
+        range_errors=column([int(code) for code in verdicts[1]]),
+        stream_object_errors=column([int(code) for code in verdicts[2]]),
+    )
+
+
+def upload(state: State, request: CommitStreamSetObject, now: int) -> CommitStreamSetObjectAnswer:
+    """Register one upload."""
+    ranges = rows_of(request.ranges, request.object_id)
+    objects = rows_of(request.stream_objects, -1)
+    error = state.check(request.node, fence=not request.failover)
+    if error:
+        return answer_of(failed(error, ranges, objects))
+    accept_valid = request.on_conflict is OnConflict.ACCEPT_VALID
+    verdicts = _upload(state, request, ranges, objects, accept_valid=accept_valid, now=now)
+    return answer_of(verdicts)
+
+
+def uploads(state: State, request: CommitUploads, now: int) -> CommitUploadsAnswer:
+    """Register uploads, one after the other."""
+    errors: list[int] = []
+    range_errors: list[int] = []
+    first = 0
+    for index, object_id in enumerate(request.object_id.tolist()):
+        last = first + int(request.range_count[index])
+        one = CommitStreamSetObject(
+            node=request.node,
+            object_id=object_id,
+            order_id=object_id,
+            object_size=int(request.object_size[index]),
+            ranges=_part(request.ranges, first, last),
+        )
+        answer = upload(state, one, now)
+        errors.append(answer.error)
+        range_errors.extend(answer.range_errors.tolist())
+        first = last
+    return CommitUploadsAnswer(errors=column(errors), range_errors=column(range_errors))
+
+
+def _part(ranges: RangeColumns, first: int, last: int) -> RangeColumns:
+    return RangeColumns(
+        stream_id=ranges.stream_id[first:last],
+        stream_epoch=ranges.stream_epoch[first:last],
+        start_offset=ranges.start_offset[first:last],
+        end_offset=ranges.end_offset[first:last],
+    )
+
+
+def _upload(
+    state: State,
+    request: CommitStreamSetObject,
+    ranges: list[Row],
+    objects: list[Row],
+    *,
+    accept_valid: bool,
+    now: int,
+) -> Verdicts:
+    object_id = request.object_id
+    deciding = [object_id] if object_id >= 0 else [row.object_id for row in objects]
+    if any(map(state.was_committed, deciding)):
+        return ErrorCode.NONE, remembered(state, ranges), remembered(state, objects)
+    if object_id >= 0 and not state.is_prepared(object_id):
+        return failed(ErrorCode.OBJECT_NOT_EXIST, ranges, objects)
+    range_codes = [_continuity(state, request.node, row) for row in ranges]
+    object_codes = [
+        object_code(state, row) or _continuity(state, request.node, row) for row in objects
+    ]
+    codes = range_codes + object_codes
+    first_error = next((code for code in codes if code), ErrorCode.NONE)
+    if first_error and (not accept_valid or all(codes)):
+        return first_error, range_codes, object_codes
+    good_ranges = [row for row, code in zip(ranges, range_codes, strict=True) if not code]
+    good_objects = [row for row, code in zip(objects, object_codes, strict=True) if not code]
+    if object_id >= 0:
+        commit_set_object(state, request, good_ranges, order=request.order_id, now=now)
+        state.objects[object_id].data_time = now
+    commit_stream_objects(state, good_objects, now)
+    for row, code in zip(ranges + objects, codes, strict=True):
+        if code:
+            state.rejected[(row.object_id, row.stream)] = code
+    state.raise_ends(row.held for row in good_ranges + good_objects)
+    _take_off(state, request.node.node_id, good_ranges + good_objects)
+    return ErrorCode.NONE, range_codes, object_codes
+
+
+def remembered(state: State, rows: list[Row]) -> list[ErrorCode]:
+    """Return the verdicts of the first time."""
+    return [state.rejected.get((row.object_id, row.stream), ErrorCode.NONE) for row in rows]
+
+
+def object_code(state: State, row: Row) -> ErrorCode:
+    """Whether the row's own object can be committed."""
+    if state.was_committed(row.object_id):
+        return ErrorCode.INVALID_REQUEST
+    prepared = state.is_prepared(row.object_id)
+    return ErrorCode.NONE if prepared else ErrorCode.OBJECT_NOT_EXIST
+
+
+def _continuity(state: State, node: NodeIdentity, row: Row) -> ErrorCode:
+    if row.stream >= state.next_stream:
+        return ErrorCode.STREAM_NOT_EXIST
+    stream = state.streams.get(row.stream)
+    if stream is None or row.end <= stream.start:
+        return ErrorCode.NONE
+    owed = state.owed(node.node_id, row.stream)
+    if owed is not None:
+        began_before_trim = row.start < stream.start == owed[0]
+        fits = row.end <= owed[1] and (row.start == owed[0] or began_before_trim)
+        return ErrorCode.NONE if fits else ErrorCode.OFFSET_NOT_MATCHED
+    if row.epoch is not None and stream.epoch != row.epoch:
+        later = stream.epoch > row.epoch
+        return ErrorCode.STREAM_FENCED if later else ErrorCode.STREAM_INNER_ERROR
+    if not stream.opened:
+        return ErrorCode.STREAM_NOT_OPENED
+    if stream.node != node.node_id:
+        return ErrorCode.STREAM_FENCED
+    fits = row.start == stream.end if stream.end > stream.start else row.start <= stream.start
+    return ErrorCode.NONE if fits else ErrorCode.OFFSET_NOT_MATCHED
+
+
+def _take_off(state: State, node_id: int, rows: list[Row]) -> None:
+    """What was uploaded is owed no more."""
+    for row in rows:
+        owed = state.owed(node_id, row.stream)
+        if owed is not None and row.end > state.streams[row.stream].start:
+            state.pending[(node_id, row.stream)] = (row.end, owed[1])
+
+
+def commit_set_object(
+    state: State, request: CommitStreamSetObject, rows: list[Row], *, order: int, now: int
+) -> None:
+    """The prepared set object holds these rows now."""
+    item = state.objects[request.object_id]
+    item.state, item.kind, item.timestamp = ObjectState.COMMITTED, ObjectKind.STREAM_SET, now
+    item.size, item.attributes = request.object_size, request.attributes
+    item.node, item.order = request.node.node_id, order
+    item.held = [row.held for row in rows]
+
+
+def commit_stream_objects(state: State, rows: list[Row], now: int) -> None:
+    """Each prepared stream object holds its row now; of a stream that is gone it is of no use."""
+    for row in rows:
+        item = state.objects[row.object_id]
+        item.state, item.timestamp = ObjectState.COMMITTED, now
+        item.kind = kind_of(row.attributes)
+        item.size, item.attributes = row.size, row.attributes
+        item.held = [row.held]
+    state.destroy(
+        [row.object_id for row in rows if row.stream not in state.streams], now, deep=True
+    )
+
+
+def kind_of(attributes: int) -> ObjectKind:
+    """The two lowest bits say which objects are composites."""
+    return ObjectKind.COMPOSITE if attributes & 3 == 1 else ObjectKind.STREAM

@@ -1,0 +1,39 @@
+"""Makes the map's tables tiny, so that a few entities reach what a million would.
+
+Pages of a few rows, a directory whose newest part holds sixteen ids, arrays that grow at once, and
+streams deleted two objects at a time. Nothing here changes an answer.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import controller.metadata.columns as columns
+import controller.metadata.paging as paging
+import controller.metadata.shared_dict as shared_dict
+import controller.metadata.stream_decisions as stream_decisions
+import controller.metadata.stream_index as stream_index
+from controller.metadata.object_directory import ObjectDirectory
+
+_SMALL = (
+    (columns, "_PAGE_SHIFT", 2),
+    (columns, "_PAGE_ROWS", 4),
+    (columns, "_CAPACITY_MIN", 4),
+    (columns, "RESERVE_ABOVE", 32),
+    (columns, "RESERVED_ROWS", 128),
+    (shared_dict, "_PAGES", 8),
+    (shared_dict, "_MASK", 7),
+    (paging, "_CHUNK_ROWS", 3),
+    (stream_index, "_SHRINK_ABOVE", 4),
+    (stream_decisions, "DESTROYED_AT_ONCE_MAX", 2),
+    (ObjectDirectory.__init__, "__defaults__", (16, 4)),
+)
+
+
+@contextmanager
+def small_tables() -> Iterator[None]:
+    """Make tables tiny; maps made meanwhile must not outlive it."""
+    with ExitStack() as patches:
+        for owner, name, value in _SMALL:
+            patches.enter_context(patch.object(owner, name, value))
+        yield

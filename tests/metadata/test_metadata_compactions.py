@@ -1,0 +1,230 @@
+"""Compactions: readers see the same offsets before and after, and sources go in the same entry."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from controller.errors import ErrorCode, InvalidRequestError
+from controller.metadata.requests import (
+    CloseStreams,
+    CommitStreamObject,
+    DeleteStreams,
+    DescribeObjects,
+    GetObjects,
+    ObjectQuery,
+    StreamToClose,
+    StreamToDelete,
+    StreamToTrim,
+    SweepDeletedStreams,
+    TrimStreams,
+)
+from controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
+from tests.metadata.test_metadata_uploads import NODE, OTHER, World, stream_objects
+
+DELETE, KEEP, DEEP = SourceOperation
+COMPOSITE = 1
+
+
+def _uploaded() -> World:
+    """Set objects 0 and 1 hold streams 0 and 1 up to 20, object 2 holds stream 2 up to 10."""
+    world = World()
+    world.commit(0, (0, 0, 10), (1, 0, 10))
+    world.commit(1, (0, 10, 20), (1, 10, 20))
+    world.commit(2, (2, 0, 10))
+    return world
+
+
+def _compact(world: World, object_id: int, sources: Sequence[int], *rows: Any, **more: Any) -> Any:
+    if not rows:
+        more["ranges"] = RangeColumns()
+        rows = ((0, 0, 1),)
+    return world.commit(object_id, *rows, compacted_object_ids=column(sources), **more)
+
+
+def _seen(world: World, stream_id: int, start: int = 0) -> list[tuple[int, int, int]]:
+    answer: Any = world.map.query(GetObjects(queries=(ObjectQuery(stream_id, start, -1),)))
+    return [(o.object_id, o.start_offset, o.end_offset) for o in answer.results[0].objects]
+
+
+def test_one_entry_swaps_sources_for_the_result() -> None:
+    world = _uploaded()
+    entries = world.map.applied_end_offset
+    answer = _compact(world, 3, (0, 1), (0, 0, 20), (1, 0, 20), order_id=-1)
+    assert answer.error is ErrorCode.NONE
+    assert world.map.applied_end_offset == entries + 1
+    assert (_seen(world, 0), _seen(world, 1)) == ([(3, 0, 20)], [(3, 0, 20)])
+    assert world.state(0) is world.state(1) is ObjectState.MARK_DESTROYED
+    described: Any = world.map.query(DescribeObjects(object_ids=(3,)))
+    assert described.objects[0].data_time_ms >= 0
+    again = _compact(world, 3, (0, 1), (0, 0, 20), (1, 0, 20))
+    assert again.error is ErrorCode.NONE
+    assert world.map.applied_end_offset == entries + 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdicts"),
+    [
+        (((0, 0, 20),), [0]),  # stream 1 is missing
+        (((0, 0, 20), (1, 0, 19)), [0, 0]),  # so is a part of it
+        (((0, 0, 20), (1, 0, 21)), [0, 509]),
+        (((0, 0, 20), (1, 0, 20), (2, 0, 10)), [0, 0, 509]),  # not held by these sources
+        (((0, 0, 20), (1, 0, 20), (9, 0, 10)), [0, 0, 509]),  # never created
+    ],
+)
+def test_results_hold_what_the_sources_hold_or_nothing_happens(rows: Any, verdicts: Any) -> None:
+    world = _uploaded()
+    before = world.map.state_hash()
+    answer = _compact(world, 3, (0, 1), *rows)
+    assert answer.error is ErrorCode.OFFSET_NOT_MATCHED
+    assert answer.range_errors.tolist() == verdicts
+    assert world.map.state_hash() == before
+
+
+def test_trimmed_and_deleted_ranges_need_no_result_and_may_have_one() -> None:
+    world = _uploaded()
+    world.write(TrimStreams(node=NODE, streams=(StreamToTrim(0, 1, 20),)))
+    world.write(CloseStreams(node=NODE, streams=(StreamToClose(1, 1),)))
+    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(1, 1),)))
+    assert _compact(world, 3, (0,), (0, 5, 9)).error is ErrorCode.NONE
+    assert _compact(world, -1, (1,)).error is ErrorCode.NONE
+    assert _compact(world, -1, (1,)).error is ErrorCode.NONE
+    assert world.state(1) is ObjectState.MARK_DESTROYED
+    assert _compact(world, -1, (2,)).error is ErrorCode.OFFSET_NOT_MATCHED
+
+
+@pytest.mark.parametrize(("sources", "node"), [((0, 0), NODE), ((0, 9), NODE), ((0,), OTHER)])
+def test_sources_are_set_objects_of_the_node_named_once(sources: Any, node: Any) -> None:
+    answer = _compact(_uploaded(), 3, sources, (0, 0, 10), (1, 0, 10), node=node)
+    assert answer.error is ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
+    assert set(answer.range_errors.tolist()) == {int(answer.error)}
+
+
+def test_attributes_alone_are_replaced() -> None:
+    world = _uploaded()
+    assert _compact(world, 0, (0,), attributes=8).error is ErrorCode.NONE
+    entries = world.map.applied_end_offset
+    assert _compact(world, 0, (0,), attributes=8).error is ErrorCode.NONE
+    assert world.map.applied_end_offset == entries
+    assert _compact(world, 9, (9,)).error is ErrorCode.OBJECT_NOT_COMMITED
+    assert _compact(world, 99, (99,)).error is ErrorCode.OBJECT_NOT_EXIST
+    described: Any = world.map.query(DescribeObjects(object_ids=(0,)))
+    assert (described.objects[0].attributes, described.objects[0].object_size) == (8, 100)
+
+
+def _split(world: World, *objects: tuple[int, int, int, int]) -> None:
+    rows = stream_objects(*objects)
+    answer = world.commit(-1, (0, 0, 1), ranges=RangeColumns(), stream_objects=rows)
+    assert answer.error is ErrorCode.NONE
+
+
+def _merge(
+    world: World, object_id: int, start: int, end: int, sources: Sequence[int], **more: Any
+) -> ErrorCode:
+    fields: dict[str, Any] = {"node": NODE, "object_id": object_id, "object_size": 5}
+    fields |= {"stream_id": 0, "stream_epoch": 1, "start_offset": start, "end_offset": end}
+    fields |= {"source_object_ids": column(sources)}
+    answer: Any = world.write(CommitStreamObject(**(fields | more)))
+    error: ErrorCode = answer.error
+    return error
+
+
+def _with_stream_objects() -> World:
+    """Stream objects 0, 1 and 2 hold 10 offsets each of stream 0."""
+    world = World()
+    for object_id in range(3):
+        _split(world, (object_id, 0, 10 * object_id, 10 * object_id + 10))
+    return world
+
+
+def test_stream_objects_are_merged() -> None:
+    world = _with_stream_objects()
+    mismatch = ErrorCode.OFFSET_NOT_MATCHED
+    assert _merge(world, 3, 0, 20, (0, 2)) is mismatch
+    assert _merge(world, 3, 0, 20, (0, 1, 2)) is mismatch
+    assert _merge(world, 3, 0, 20, (0, 1), stream_epoch=0) is ErrorCode.STREAM_FENCED
+    assert _merge(world, 3, 0, 20, (0, 1)) is ErrorCode.NONE
+    assert _merge(world, 3, 0, 20, (0, 1)) is ErrorCode.NONE
+    assert _seen(world, 0) == [(3, 0, 20), (2, 20, 30)]
+    assert _merge(world, -1, -1, -1, (3,)) is mismatch
+    world.write(TrimStreams(node=NODE, streams=(StreamToTrim(0, 1, 20),)))
+    # An id prepared for a result that is not needed goes too; all of it can be repeated.
+    for _ in range(2):
+        assert _merge(world, -1, -1, -1, (3, 9)) is ErrorCode.NONE
+    assert world.state(3) is world.state(9) is ObjectState.MARK_DESTROYED
+
+
+def test_a_composite_keeps_the_data_of_its_sources_and_hands_it_on() -> None:
+    world = _with_stream_objects()
+    assert _merge(world, 3, 0, 20, (0, 1), attributes=COMPOSITE, operations=(KEEP, KEEP)) is (
+        ErrorCode.NONE
+    )
+    assert _seen(world, 0) == [(3, 0, 20), (2, 20, 30)]
+    assert world.state(0) is world.state(1) is ObjectState.LINKED
+    described: Any = world.map.query(DescribeObjects(object_ids=(1,)))
+    assert described.objects[0].composite_id == 3
+    again = {"attributes": COMPOSITE, "operations": (DELETE, KEEP)}
+    kept = {"attributes": COMPOSITE, "operations": (KEEP,)}
+    assert _merge(world, 4, 0, 20, (3,), **kept) is ErrorCode.INVALID_REQUEST
+    world.write(TrimStreams(node=NODE, streams=(StreamToTrim(0, 1, 10),)))
+    assert _merge(world, 4, 10, 30, (3, 2), **again) is ErrorCode.NONE
+    states = [world.state(object_id) for object_id in (0, 1, 2, 3)]
+    gone, linked = ObjectState.MARK_DESTROYED, ObjectState.LINKED
+    assert states == [gone, linked, linked, gone]
+    # What is no composite holds copies: nothing stays linked.
+    assert _merge(world, 5, 10, 30, (4,), operations=(DEEP,)) is ErrorCode.NONE
+    assert [world.state(object_id) for object_id in (1, 2, 4)] == [gone] * 3
+    with pytest.raises(InvalidRequestError, match="KEEP_DATA"):
+        _merge(world, 6, 10, 30, (5,), operations=(KEEP,))
+
+
+def test_a_deleted_stream_takes_links_along_and_is_swept_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = _with_stream_objects()
+    both = {"attributes": COMPOSITE, "operations": (KEEP, KEEP)}
+    assert _merge(world, 3, 0, 20, (0, 1), **both) is ErrorCode.NONE
+    objects: Any = world.map._objects
+    held = objects.to_destroy((0,), 10_000)
+    assert held.tolist() == [0, 1, 3, 2]
+    monkeypatch.setattr(objects, "to_destroy", lambda ids, limit: held[:1])
+    world.write(CloseStreams(node=NODE, streams=(StreamToClose(0, 1),)))
+    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(0, 1),)))
+    monkeypatch.undo()
+    assert world.map.has_sweepings()
+    assert world.restored().map.has_sweepings()
+    world.assert_undone_and_restored([SweepDeletedStreams(limit=2), SweepDeletedStreams(limit=2)])
+    assert world.map.has_sweepings()
+    for left in (2, 1):
+        answer: Any = world.write(SweepDeletedStreams(limit=2))
+        assert answer.destroyed == left
+    assert not world.map.has_sweepings()
+    assert not world.restored().map.has_sweepings()
+    assert {world.state(each) for each in range(4)} == {ObjectState.MARK_DESTROYED}
+
+
+def test_compactions_are_undone_and_restored() -> None:
+    world = _with_stream_objects()
+    fields: dict[str, Any] = {"node": NODE, "object_size": 5, "stream_id": 0, "stream_epoch": 1}
+    fields |= {"start_offset": 0, "attributes": COMPOSITE}
+    steps = [
+        CommitStreamObject(
+            **fields,
+            object_id=result,
+            end_offset=end,
+            source_object_ids=column(sources),
+            operations=operations,
+        )
+        for result, end, sources, operations in (
+            (3, 20, (0, 1), (KEEP, DELETE)),
+            (4, 30, (3, 2), (DELETE, KEEP)),
+            (4, 30, (4,), ()),
+        )
+    ]
+    steps[-1] = CommitStreamObject(
+        **(fields | {"attributes": COMPOSITE | 8}),
+        object_id=4,
+        end_offset=30,
+        source_object_ids=column((4,)),
+    )
+    world.assert_undone_and_restored(steps)

@@ -1,0 +1,188 @@
+"""Rows never move, those that are free are used again, and what is shared is never written."""
+
+import numpy as np
+import pytest
+
+from controller.metadata import columns
+from controller.metadata.columns import Table, Undo
+from controller.metadata.due import DueObjects
+from controller.metadata.free_blocks import FreeBlocks, block_rows
+from controller.metadata.request_log import Window
+from controller.metadata.requests import ExpireObjects, HoldDeletions, PrepareObjects, RemoveObjects
+from controller.metadata.shared_dict import SharedDict
+from controller.metadata.stream_index import StreamIndex
+from tests.metadata.test_metadata_uploads import NODE, NOW, World, upload
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stream_lists_hold_what_was_put_in_and_undo_restores_them(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    index, lists = StreamIndex(), {stream: list[int]() for stream in range(40)}
+    for step in range(150):
+        streams = np.flatnonzero(rng.random(40) < 0.3)
+        if not len(streams):
+            continue
+        undo = Undo()
+        after = {stream: list(rows) for stream, rows in lists.items()}
+        if rng.random() < 0.7:
+            rows = rng.integers(0, 1_000, len(streams))
+            index.append(streams, rows, undo)
+            for stream, row in zip(streams.tolist(), rows.tolist(), strict=True):
+                after[stream].append(row)
+        else:
+            for stream in streams.tolist():
+                after[stream] = after[stream][: int(rng.integers(3))] * int(rng.integers(1, 90))
+            flat = [row for stream in streams.tolist() for row in after[stream]]
+            counts = np.array([len(after[stream]) for stream in streams.tolist()])
+            index.replace(streams, counts, np.array(flat, dtype=np.int64), undo)
+        if rng.random() < 0.3:
+            for action in reversed(undo):
+                action()
+        else:
+            lists = after
+        found = {stream: index.rows(stream).tolist() for stream in range(40)}
+        assert found == lists, f"seed {seed}, step {step}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_that_are_in_use_never_overlap(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    unused, table, used = FreeBlocks(), Table({"a": np.int8}), dict[int, int]()
+    for _ in range(400):
+        if used and rng.random() < 0.5:
+            first = int(rng.choice(list(used)))
+            unused.give(used.pop(first), np.array([first]))
+        else:
+            size = int(block_rows(np.array([rng.integers(1, 70)]))[0])
+            reused = unused.take(size, 1).tolist()
+            used[reused[0] if reused else table.extend(size).start] = size
+        rows = [row for first, size in used.items() for row in range(first, first + size)]
+        assert len(rows) == len(set(rows)), f"seed {seed}"
+        assert len(rows) + unused.rows() == len(table), f"seed {seed}"
+
+
+def test_a_large_table_reserves_what_it_will_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "RESERVE_ABOVE", 2_000)
+    monkeypatch.setattr(columns, "RESERVED_ROWS", 100_000)
+    table = Table({"a": np.int64})
+    table.extend(3_000)
+    table.write("a", slice(0, 3_000), 7)
+    before = table["a"]
+    table.extend(90_000)
+    assert np.shares_memory(before, table["a"])
+    table.extend(10_000)
+    assert not np.shares_memory(before, table["a"])
+    assert table["a"][:3_000].tolist() == [7] * 3_000
+
+
+def test_tables_do_not_grow_while_objects_come_and_go() -> None:
+    world = World()
+    objects = world.map._objects
+
+    def live_and_die(number: int) -> None:
+        request = PrepareObjects(request_id=f"r{number}", node=NODE, count=20, ttl_ms=1_000)
+        first = world.write(request).first_object_id
+        world.write(
+            upload(first, *((stream, 10 * number, 10 * number + 10) for stream in range(4)))
+        )
+        for object_id in range(first + 1, first + 20):
+            assert objects.row(object_id) >= 0
+        world.write(ExpireObjects(limit=10))
+        held = np.array([first], dtype=np.int64)
+        entry = world.map.applied_end_offset
+        destroyed = objects.decide_expire(NOW + 10_000, 10_000)
+        assert destroyed is not None
+        world.apply(destroyed, type(destroyed)(object_id=held, marked_at_ms=NOW))
+        world.write(RemoveObjects(object_ids=tuple(range(first, first + 20))))
+        assert world.map.applied_end_offset == entry + 2
+        world.map.forget_undo(entry)  # the removal itself can still be undone
+
+    live_and_die(0)
+    live_and_die(1)
+    sizes = (len(objects._table), len(objects.ranges._table))
+    for number in range(2, 12):
+        live_and_die(number)
+    assert (len(objects._table), len(objects.ranges._table)) == sizes
+    assert world.restored().map.state_hash() == world.map.state_hash()
+
+
+def test_a_row_is_not_used_again_while_its_removal_can_be_undone() -> None:
+    world = World()
+    world.map.forget_undo(world.map.applied_end_offset)
+    destroyed = world.map._objects.decide_expire(NOW + 100_000, 10_000)
+    assert destroyed is not None
+    world.apply(destroyed)
+    before, entry = world.map.state_hash(), world.map.applied_end_offset
+    world.write(RemoveObjects(object_ids=tuple(range(50))))
+    world.write(PrepareObjects(request_id="q", node=NODE, count=50, ttl_ms=5_000))
+    world.map.undo_to(entry)
+    assert world.map.state_hash() == before
+    assert world.map.destroyed(NOW + 100_001, 100, NOW) == tuple(range(50))
+
+
+def test_a_shared_dictionary_does_not_change_its_views() -> None:
+    shared: SharedDict[int, int] = SharedDict()
+    shared.load((number, number) for number in range(10_000))
+    view = shared.view()
+    for number in range(5_000):
+        shared.pop(number)
+        shared[number + 5_000] = -1
+    shared[10_000] = 1
+    assert sorted(view.items()) == [(number, number) for number in range(10_000)]
+    assert (len(view), len(shared)) == (10_000, 5_001)
+    assert dict(shared.items()) == {**dict.fromkeys(range(5000, 10000), -1), 10_000: 1}
+    assert (shared.pop(3), shared.get(3), 10_000 in shared) == (None, None, True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_window_forgets_the_oldest_and_its_views_nothing(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    window: Window[int, int] = Window(1_500)
+    states = [list[tuple[int, int]]()]
+    undos: list[Undo] = []
+    views = []
+    for number in range(5_000):
+        if rng.random() < 0.2 and undos:
+            for action in reversed(undos.pop()):
+                action()
+            states.pop()
+        else:
+            undo = Undo()
+            window.put(number, number * 2, undo)
+            undos.append(undo)
+            states.append([*states[-1], (number, number * 2)][-1_500:])
+            undos, states = undos[-40:], states[-41:]
+        if rng.random() < 0.01:
+            views.append((window.view(), states[-1]))
+    for view, expected in [*views, (window.view(), states[-1])]:
+        assert list(view) == expected, f"seed {seed}"
+    assert all(window.get(key) == value for key, value in states[-1])
+
+
+def test_due_objects_are_named_earliest_first_and_only_while_they_are_due() -> None:
+    times = {number: 10_000 - 700 * number for number in range(10)}
+    due = DueObjects(lambda ids: np.array([times.get(each, -1) for each in ids.tolist()]))
+    for number, time_ms in times.items():
+        due.add(time_ms, number, 1)
+    due.add_ids(times[3], np.array([3, 77], dtype=np.int64))
+    assert due.before(10_001, 100) == tuple(range(9, -1, -1))
+    assert due.before(times[7] + 1, 100) == (9, 8, 7)
+    assert due.before(times[7], 100) == (9, 8)
+    assert due.before(10_001, 2) == (9, 8)
+    del times[9], times[8]
+    assert due.first_time() == times[7]
+    assert due.before(10_001, 2) == (7, 6)
+
+
+def test_held_deletions_wait_and_a_longer_hold_stays() -> None:
+    world = World()
+    hold = HoldDeletions(hold_ms=5_000)
+    assert world.write(hold).until_ms == NOW + 5_000
+    assert world.write(HoldDeletions(hold_ms=1_000)).until_ms == NOW + 5_000
+    destroyed = world.map._objects.decide_expire(NOW + 100_000, 3)
+    assert destroyed is not None
+    world.apply(type(destroyed)(object_id=destroyed.object_id, marked_at_ms=NOW))
+    assert world.map.destroyed(NOW + 10_000, 10, NOW + 4_999) == ()
+    assert world.restored().map.destroyed(NOW + 10_000, 10, NOW + 4_999) == ()
+    assert world.map.destroyed(NOW + 10_000, 10, NOW + 5_000) == (0, 1, 2)
+    world.assert_undone_and_restored([HoldDeletions(hold_ms=9_000)])

@@ -1,0 +1,168 @@
+"""Real controllers miss a broker that falls silent, and let another one recover its data."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from broker_client import BrokerSession, ControllerClient, Heartbeat, NodeFencedError, methods
+from broker_client.methods import Method
+from controller.cli.local_cluster import LocalCluster
+from proto import common_pb2, nodes_pb2, objects_pb2, streams_pb2
+from tests.server.running import FAST, describe, running_cluster
+
+pytestmark = pytest.mark.process
+
+GET_NODES = Method("NodeService", "GetNodes", nodes_pb2.GetNodesRequest, nodes_pb2.GetNodesResponse)
+SESSION_TIMEOUT_MS = 1_500
+OPTIONS = (*FAST, "--session-timeout-ms", str(SESSION_TIMEOUT_MS))
+FAILED, TARGET, QUIET = 1001, 1002, 1003
+PATIENCE_S = 60.0
+
+
+@asynccontextmanager
+async def beating(session: BrokerSession) -> AsyncIterator[Heartbeat]:
+    """Send a session's heartbeats as long as the test is inside."""
+    heartbeat = Heartbeat(session, lambda _: None)
+    heartbeat.start()
+    try:
+        yield heartbeat
+    finally:
+        await heartbeat.stop()
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    while not await condition():
+        assert asyncio.get_running_loop().time() < deadline, f"not within {PATIENCE_S} s: {what}"
+        await asyncio.sleep(0.05)
+
+
+async def node(client: ControllerClient, node_id: int) -> nodes_pb2.NodeDescription:
+    answer = await client.call(GET_NODES, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
+    return answer.nodes[0]
+
+
+async def prepare(session: BrokerSession) -> int:
+    request = objects_pb2.PrepareObjectsRequest(node=session.node, count=1, ttl_ms=60_000)
+    answer = await session.client.call(methods.PREPARE_OBJECTS, request)
+    assert answer.error == common_pb2.NONE
+    object_id: int = answer.first_object_id
+    return object_id
+
+
+async def upload(
+    client: ControllerClient,
+    owner: common_pb2.NodeIdentity,
+    object_id: int,
+    rows: dict[int, tuple[int, int]],
+    *,
+    failover: bool = False,
+) -> common_pb2.ErrorCode.ValueType:
+    """Commit an upload of (stream: start, end) in the name of `owner`."""
+    request = objects_pb2.CommitStreamSetObjectRequest(
+        node=owner,
+        object_id=object_id,
+        order_id=object_id,
+        object_size=100,
+        ranges=objects_pb2.RangeColumns(
+            stream_id=sorted(rows),
+            start_offset=[rows[stream_id][0] for stream_id in sorted(rows)],
+            end_offset=[rows[stream_id][1] for stream_id in sorted(rows)],
+        ),
+        failover=failover,
+    )
+    return (await client.call(methods.COMMIT_STREAM_SET_OBJECT, request)).error
+
+
+async def fast_close(session: BrokerSession, stream_id: int, end_offset: int) -> None:
+    """Close a stream, owing the upload of what lies below `end_offset`."""
+    closing = streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1, end_offset=end_offset)
+    request = streams_pb2.CloseStreamsRequest(node=session.node, streams=[closing])
+    assert (await session.client.call(methods.CLOSE_STREAMS, request)).errors == [common_pb2.NONE]
+
+
+async def owing(failed: BrokerSession) -> list[int]:
+    """Leave behind: a stream with data and one without, both open, and one that owes [10, 20)."""
+    streams = await failed.create_streams([{}] * 3)
+    (await failed.open_streams(dict.fromkeys(streams, 1))).require_all()
+    rows = {streams[0]: (0, 10), streams[2]: (0, 10)}
+    assert await upload(failed.client, failed.node, await prepare(failed), rows) == common_pb2.NONE
+    await fast_close(failed, streams[2], 20)
+    return streams
+
+
+async def recover(client: ControllerClient, target: BrokerSession, streams: list[int]) -> None:
+    """Do in the failed node's name what its recovery is made of."""
+    owner = common_pb2.NodeIdentity(node_id=FAILED, node_epoch=1)
+    request = streams_pb2.GetOpeningStreamsRequest(node=owner, failover=True)
+    left = await client.call(methods.GET_OPENING_STREAMS, request)
+    found = {one.stream_id: (one.end_offset, one.upload_end_offset) for one in left.streams}
+    assert found == {streams[0]: (10, -1), streams[1]: (0, -1), streams[2]: (10, 20)}
+    # The log of the failed node held [10, 15) of the first stream, never committed.
+    rows = {streams[0]: (10, 15), streams[2]: (10, 20)}
+    object_id = await prepare(target)
+    assert await upload(client, owner, object_id, rows) == common_pb2.NODE_FENCED
+    assert await upload(client, owner, object_id, rows, failover=True) == common_pb2.NONE
+    closing = streams_pb2.CloseStreamsRequest(
+        node=owner,
+        streams=[streams_pb2.StreamToClose(stream_id=i, stream_epoch=1) for i in streams[:2]],
+    )
+    assert list((await client.call(methods.CLOSE_STREAMS, closing)).errors) == [common_pb2.NONE] * 2
+
+
+async def scenario(cluster: LocalCluster) -> None:
+    async with ControllerClient(cluster.endpoints) as client:
+        failed = await BrokerSession.register(client, FAILED, 1, wal_config="file:///wal/1001")
+        target = await BrokerSession.register(client, TARGET, 1)
+        quiet = await BrokerSession.register(client, QUIET, 1)
+        (untouched,) = await quiet.create_streams([{}])
+        (await quiet.open_streams({untouched: 1})).require_all()
+        streams = await owing(failed)
+        async with beating(target) as heartbeat:
+            await failed.heartbeat()
+            assert (await node(client, FAILED)).state == nodes_pb2.NODE_STATE_ACTIVE
+
+            async def is_assigned() -> bool:
+                return [one.node_id for one in heartbeat.recoveries] == [FAILED]
+
+            await until(is_assigned, "the failed node's data to be assigned")
+            assert (await node(client, FAILED)).state == nodes_pb2.NODE_STATE_FENCED
+            assert heartbeat.recoveries[0].wal_config == "file:///wal/1001"
+
+            # The assignment outlives the leader that made it.
+            leader = describe(cluster).leader_id
+            cluster.children[leader].kill()
+            await recover(client, target, streams)
+            await asyncio.to_thread(cluster.start, leader)
+            with pytest.raises(NodeFencedError):
+                await failed.heartbeat()
+
+            async def is_over() -> bool:
+                described = await node(client, FAILED)
+                return described.recovered_by == -1 and not heartbeat.recoveries
+
+            await until(is_over, "the assignment to end")
+            described = await node(client, FAILED)
+            assert not described.has_opening_streams
+            assert described.pending_upload_count == 0
+            assert described.stream_set_object_count == 2
+
+            # Whoever opens the streams now goes on where the data ends.
+            opened = (await target.open_streams(dict.fromkeys(streams, 2))).require_all()
+            assert [opened[i].next_offset for i in streams] == [15, 0, 20]
+
+        # A broker that never sent a heartbeat was let alone all the while.
+        described = await node(client, QUIET)
+        assert described.state == nodes_pb2.NODE_STATE_UNKNOWN
+        assert described.has_opening_streams
+        assert await upload(client, quiet.node, await prepare(quiet), {untouched: (0, 5)}) == 0
+
+
+def test_a_silent_brokers_data_is_recovered_by_another(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, options=OPTIONS) as cluster:
+        asyncio.run(scenario(cluster))

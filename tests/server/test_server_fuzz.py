@@ -1,0 +1,215 @@
+"""Random bytes and random messages for every RPC: a controller refuses them or answers them.
+
+Whatever is refused changes nothing; nothing is answered as a defect of ours, logged as an error,
+ends the leader's epoch or the process. `STREAMMETA_FUZZ_SEEDS=100:200` runs those seeds instead of
+CI's, `STREAMMETA_FUZZ_CALLS` sets the calls of each; a failure names its seed.
+
+Of the quorum's own calls all are made in the name of another cluster: peers are trusted.
+"""
+
+import os
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from controller.cli.local_cluster import LocalCluster
+from proto import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    kv_pb2,
+    metadata_pb2,
+    nodes_pb2,
+    objects_pb2,
+    quorum_pb2,
+    streams_pb2,
+)
+from tests.server.fuzz_messages import RandomMessages
+from tests.server.quorum_tools import wait_until
+from tests.server.running import running_cluster
+
+pytestmark = pytest.mark.process
+
+_FIRST, _LAST = map(int, os.environ.get("STREAMMETA_FUZZ_SEEDS", "0:2").split(":"))
+_CALLS = int(os.environ.get("STREAMMETA_FUZZ_CALLS", "700"))
+_FILES: tuple[Any, ...] = (
+    admin_pb2,
+    kv_pb2,
+    metadata_pb2,
+    nodes_pb2,
+    objects_pb2,
+    quorum_pb2,
+    streams_pb2,
+)
+_METHODS: list[MethodDescriptor] = [
+    method
+    for file in _FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+_DEFECTS = (
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.DATA_LOSS,
+)
+# They may wait for something that never comes.
+_PATIENT = ("AddVoter", "RemoveVoter", "Watch", "GetSnapshot", "StateHash", "TransferLeadership")
+_QUIET = (
+    *("--election-timeout-ms", "400", "--fetch-timeout-ms", "1000"),
+    # The controller's own work would change the map between two looks at it.
+    *("--lifecycle-interval-ms", "3600000", "--sweep-interval-ms", "3600000"),
+    *("--session-timeout-ms", "3600000"),
+)
+
+
+class _Fuzz:
+    """Makes calls of one seed at one controller."""
+
+    def __init__(self, channel: grpc.Channel, seed: int) -> None:
+        self._channel = channel
+        self._rng = Random(seed)
+        self._messages = RandomMessages(self._rng, ("other", ""))
+        self._admin = admin_pb2_grpc.AdminServiceStub(channel)
+        self.seed = seed
+        self.statuses: dict[str, int] = {}
+
+    def hash(self) -> bytes:
+        """The hash of the map as it is."""
+        answer = self._admin.StateHash(admin_pb2.StateHashRequest(), timeout=10)
+        state_hash: bytes = answer.hash
+        return state_hash
+
+    def has_leader(self) -> bool:
+        """Whether the controller leads by now."""
+        answer = self._admin.DescribeCluster(admin_pb2.DescribeClusterRequest(), timeout=10)
+        return bool(answer.leader_id == 1)
+
+    def epoch(self) -> int:
+        """The epoch of the leader, which there must be."""
+        answer = self._admin.DescribeCluster(admin_pb2.DescribeClusterRequest(), timeout=10)
+        assert answer.leader_id == 1, f"seed {self.seed}: leader {answer.leader_id}"
+        return int(answer.epoch)
+
+    def prepare(self) -> None:
+        """Make nodes, streams and objects for later calls to name."""
+        for node_id in (7, 1_000):
+            node = common_pb2.NodeIdentity(node_id=node_id, node_epoch=1)
+            for name, request in _first_calls(node):
+                found = [method for method in _METHODS if method.name == name]
+                answer, error = self._send(found[0], request.SerializeToString())
+                assert answer is not None, f"{name}: {error}"
+
+    def call(self, before: bytes) -> bytes:
+        """Make one call; return the hash of the map after it."""
+        method = self._rng.choice(_METHODS)
+        if method.name in _PATIENT and self._rng.random() < 0.8:
+            return before
+        payload = self._messages.make(method.input_type).SerializeToString()
+        if self._rng.random() < 0.25:
+            payload = self._messages.spoil(payload)
+        answer, error = self._send(method, payload)
+        after = self.hash()
+        code = "OK" if error is None else error.code().name
+        self.statuses[f"{method.name} {code}"] = self.statuses.get(f"{method.name} {code}", 0) + 1
+        where = f"seed {self.seed}: {method.full_name} {_shown(method, payload)}"
+        if error is not None:
+            assert error.code() not in _DEFECTS, f"{where}: {error.code()} {error.details()}"
+            assert after == before, f"{where}: refused with {error.code()}, but the map changed"
+        elif answer is not None and _is_refused(answer):
+            assert after == before, f"{where}: answered {answer}, but the map changed"
+        return after
+
+    def _send(self, method: MethodDescriptor, payload: bytes) -> tuple[Message | None, Any | None]:
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        read = GetMessageClass(method.output_type).FromString
+        timeout = 1.5 if method.name in _PATIENT else 10
+        kinds = (method.client_streaming, method.server_streaming)
+        try:
+            if kinds == (False, False):
+                unary = self._channel.unary_unary(path, _as_it_is, read)
+                return unary(payload, timeout=timeout), None
+            if kinds == (False, True):
+                answers = self._channel.unary_stream(path, _as_it_is, read)(
+                    payload, timeout=timeout
+                )
+            else:
+                answers = self._channel.stream_stream(path, _as_it_is, read)(
+                    iter([payload, payload]), timeout=timeout
+                )
+            first = next(iter(answers), None)
+            answers.cancel()
+        except grpc.RpcError as error:
+            failed: Any = error
+            waited = method.name in _PATIENT and failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return None, None if waited else failed
+        # A stream goes on after its first answer; only unary answers say what became of the call.
+        del first
+        return None, None
+
+
+def _is_refused(answer: Message) -> bool:
+    refused: Any = answer
+    return "error" in answer.DESCRIPTOR.fields_by_name and refused.error != 0
+
+
+def _as_it_is(payload: bytes) -> bytes:
+    return payload
+
+
+def _shown(method: MethodDescriptor, payload: bytes) -> str:
+    try:
+        message = GetMessageClass(method.input_type).FromString(payload)
+    except DecodeError:
+        return payload.hex()
+    return str(message).replace("\n", " ")[:2_000]
+
+
+def _first_calls(node: common_pb2.NodeIdentity) -> Iterator[tuple[str, Message]]:
+    new = [streams_pb2.NewStream() for _ in range(6)]
+    first = 0 if node.node_id == 7 else 6
+    opened = [
+        streams_pb2.StreamToOpen(stream_id=stream_id, stream_epoch=1)
+        for stream_id in range(first, first + 4)
+    ]
+    yield "RegisterNode", nodes_pb2.RegisterNodeRequest(node=node)
+    yield (
+        "CreateStreams",
+        streams_pb2.CreateStreamsRequest(request_id="first", node=node, streams=new),
+    )
+    yield "OpenStreams", streams_pb2.OpenStreamsRequest(node=node, streams=opened)
+    yield (
+        "PrepareObjects",
+        objects_pb2.PrepareObjectsRequest(
+            request_id="first", node=node, count=12, ttl_ms=3_600_000
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with running_cluster(tmp_path_factory.mktemp("fuzz"), 1, _QUIET) as started:
+        yield started
+
+
+@pytest.mark.parametrize("seed", range(_FIRST, _LAST))
+def test_no_call_hurts_a_controller(cluster: LocalCluster, seed: int) -> None:
+    with grpc.insecure_channel(cluster.endpoints[0]) as channel:
+        fuzz = _Fuzz(channel, seed)
+        wait_until(fuzz.has_leader, "the controller leads")
+        fuzz.prepare()
+        epoch, state_hash = fuzz.epoch(), fuzz.hash()
+        for _ in range(_CALLS):
+            state_hash = fuzz.call(state_hash)
+            assert cluster.children[1].is_running, f"seed {seed}: {cluster.children[1].log_tail()}"
+        assert fuzz.epoch() == epoch, f"seed {seed}: the leader was deposed"
+    text = cluster.children[1].log_path.read_text()
+    for word in ("Traceback", '"level": "error"', "[error", "[critical", "InvariantError"):
+        assert word not in text, f"seed {seed}: {text[max(0, text.index(word) - 400) :][:3_000]}"

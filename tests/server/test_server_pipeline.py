@@ -1,0 +1,325 @@
+"""CommitPipeline over a real gRPC server and a log whose high watermark the test moves."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from broker_client.controller_client import error_info
+from controller.loop.controller import MetadataController
+from controller.metadata.answers import CreateStreamsAnswer, PrepareObjectsAnswer
+from controller.metadata.requests import OpenStreams, PrepareObjects, StreamToOpen
+from controller.rpc.commit_pipeline import CommitPipeline
+from controller.rpc.routes import service_handler
+from proto import common_pb2, objects_pb2
+from tests.broker_client.client_helpers import until
+from tests.loop.loop_helpers import NODE, REGISTER, committed, create, new_controller
+from tests.loop.memory_log import MemoryLog
+
+PATH = "/streammeta.v1.ObjectService/CommitPipeline"
+SERVICE = objects_pb2.DESCRIPTOR.services_by_name["ObjectService"]
+DEADLINE_S = 20.0
+STREAMS = 4
+READ_AHEAD = 3
+
+
+@dataclass
+class Scene:
+    controller: MetadataController
+    log: MemoryLog
+    call: Any
+    ends: dict[int, int] = field(default_factory=dict)
+
+    async def send(self, message: objects_pb2.CommitBatchRequest) -> None:
+        await self.call.write(message.SerializeToString())
+
+    async def receive(self) -> objects_pb2.CommitBatchResponse:
+        data = await self.call.read()
+        assert data is not grpc.aio.EOF
+        return objects_pb2.CommitBatchResponse.FromString(data)
+
+    async def refusal(self) -> tuple[grpc.StatusCode, str, dict[str, str]]:
+        """Read until the stream ends; return its status, reason and metadata."""
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await self.call.read()
+        info = error_info(raised.value)
+        assert info is not None
+        return raised.value.code(), info.reason, dict(info.metadata)
+
+    async def appended(self, payloads: int) -> None:
+        """Wait until so many entries are in the log beyond what is committed."""
+        await until(
+            lambda: self.log.next_offset >= self.log.committed + payloads, f"{payloads} entries"
+        )
+
+
+def scenario(test: Callable[[Scene], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(DEADLINE_S), pipeline() as scene:
+                await test(scene)
+
+        asyncio.run(bounded())
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+@asynccontextmanager
+async def pipeline() -> AsyncIterator[Scene]:
+    """Yield a stream of messages to a leader with open streams 0.. and prepared objects 0..99."""
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    created = await committed(log, controller.write(create("streams", STREAMS)))
+    assert created.answer == CreateStreamsAnswer(
+        error=created.answer.error, stream_ids=tuple(range(STREAMS))
+    )
+    streams = tuple(StreamToOpen(stream_id, 1) for stream_id in range(STREAMS))
+    await committed(log, controller.write(OpenStreams(node=NODE, streams=streams)))
+    prepare = PrepareObjects(request_id="objects", node=NODE, count=100, ttl_ms=60_000)
+    prepared = await committed(log, controller.write(prepare))
+    assert prepared.answer == PrepareObjectsAnswer(
+        error=prepared.answer.error, first_object_id=0, deadline_ms=prepared.answer.deadline_ms
+    )
+    server = grpc.aio.server()
+    handle = CommitPipeline(controller, READ_AHEAD).handle
+    server.add_generic_rpc_handlers((service_handler(SERVICE, {}, {}, {"CommitPipeline": handle}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.stream_stream(PATH)()
+            yield Scene(controller, log, call)
+            call.cancel()
+    finally:
+        await server.stop(None)
+
+
+def node() -> common_pb2.NodeIdentity:
+    return common_pb2.NodeIdentity(node_id=NODE.node_id, node_epoch=NODE.node_epoch)
+
+
+def uploads(sequence: int, *rows: tuple[int, int, int]) -> objects_pb2.CommitBatchRequest:
+    """One upload of 10 offsets for each (object id, stream id, start)."""
+    return objects_pb2.CommitBatchRequest(
+        sequence=sequence,
+        uploads=objects_pb2.UploadColumns(
+            node=node(),
+            object_id=[row[0] for row in rows],
+            object_size=[100] * len(rows),
+            range_count=[1] * len(rows),
+            ranges=objects_pb2.RangeColumns(
+                stream_id=[row[1] for row in rows],
+                start_offset=[row[2] for row in rows],
+                end_offset=[row[2] + 10 for row in rows],
+            ),
+        ),
+    )
+
+
+def commit(object_id: int, stream_id: int, start: int) -> objects_pb2.CommitStreamSetObjectRequest:
+    return objects_pb2.CommitStreamSetObjectRequest(
+        node=node(),
+        object_id=object_id,
+        order_id=object_id,
+        object_size=100,
+        ranges=objects_pb2.RangeColumns(
+            stream_id=[stream_id], start_offset=[start], end_offset=[start + 10]
+        ),
+    )
+
+
+@scenario
+async def test_answers_come_in_order_and_only_when_committed(scene: Scene) -> None:
+    await scene.send(uploads(7, (0, 0, 0), (1, 1, 0)))
+    await scene.send(uploads(8, (2, 0, 10)))
+    await scene.appended(2)
+    early = asyncio.create_task(scene.receive())
+    done, _ = await asyncio.wait([early], timeout=0.05)
+    assert not done
+
+    scene.log.commit()
+
+    first, second = await early, await scene.receive()
+    assert (first.sequence, second.sequence) == (7, 8)
+    assert first.HasField("uploads")
+    assert not first.uploads.errors
+    assert not second.uploads.range_errors
+
+
+@scenario
+async def test_commits_are_judged_before_uploads_of_the_same_message(scene: Scene) -> None:
+    message = uploads(1, (0, 0, 10))
+    message.commits.extend([commit(1, 0, 0), commit(2, 0, 50)])
+    await scene.send(message)
+    await scene.appended(2)
+    scene.log.commit()
+
+    answer = await scene.receive()
+
+    assert [one.error for one in answer.commits] == [
+        common_pb2.NONE,
+        common_pb2.OFFSET_NOT_MATCHED,
+    ]
+    assert list(answer.commits[1].range_errors) == [common_pb2.OFFSET_NOT_MATCHED]
+    assert not answer.uploads.errors
+
+
+@scenario
+async def test_a_bad_upload_rejects_itself_alone(scene: Scene) -> None:
+    await scene.send(uploads(1, (0, 0, 0), (1, 1, 5), (2, 2, 0)))
+    await scene.appended(1)
+    scene.log.commit()
+
+    answer = await scene.receive()
+
+    wanted = [common_pb2.NONE, common_pb2.OFFSET_NOT_MATCHED, common_pb2.NONE]
+    assert list(answer.uploads.errors) == wanted
+    assert list(answer.uploads.range_errors) == wanted
+
+
+@scenario
+async def test_a_repeated_upload_gets_the_first_answer(scene: Scene) -> None:
+    for sequence in (1, 2):
+        await scene.send(uploads(sequence, (0, 0, 0)))
+    await scene.appended(1)
+    scene.log.commit()
+    for sequence in (1, 2):
+        answer = await scene.receive()
+        assert answer.sequence == sequence
+        assert not answer.uploads.errors
+
+
+@scenario
+async def test_a_deposed_leader_confirms_no_repetition(scene: Scene) -> None:
+    """An answer that appends nothing is given by a proven leader only."""
+    await scene.send(uploads(1, (0, 0, 0)))
+    await scene.appended(1)
+    scene.log.commit()
+    await scene.receive()
+    scene.log.is_deposed = True
+    await scene.send(uploads(2, (0, 0, 0)))
+    code, reason, metadata = await scene.refusal()
+    assert (code, reason, metadata["sequence"]) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "NOT_LEADER",
+        "2",
+    )
+
+
+@scenario
+async def test_reads_no_further_than_the_bound(scene: Scene) -> None:
+    """Back-pressure: what is not answered is bounded, whatever the caller sends."""
+    for sequence in range(READ_AHEAD + 5):
+        await scene.send(uploads(sequence, (sequence, 0, 10 * sequence)))
+    await scene.appended(READ_AHEAD)
+    await asyncio.sleep(0.05)
+    assert scene.log.next_offset == scene.log.committed + READ_AHEAD
+    answered = 0
+    while answered < READ_AHEAD + 5:
+        scene.log.commit()
+        answer = await scene.receive()
+        assert answer.sequence == answered
+        assert not answer.uploads.errors
+        answered += 1
+
+
+@scenario
+async def test_a_malformed_message_ends_the_stream_after_the_answers_before_it(
+    scene: Scene,
+) -> None:
+    await scene.send(uploads(1, (0, 0, 0)))
+    bad = uploads(2, (1, 1, 0))
+    bad.uploads.range_count[0] = 2
+    await scene.send(bad)
+    await scene.send(uploads(3, (2, 2, 0)))
+    await scene.appended(1)
+    scene.log.commit()
+
+    assert (await scene.receive()).sequence == 1
+    code, reason, metadata = await scene.refusal()
+
+    assert (code, reason, metadata["sequence"]) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "INVALID_FIELD",
+        "2",
+    )
+    assert "range_count" in metadata["field"]
+    assert scene.log.next_offset == scene.log.committed
+    assert scene.controller.is_active
+
+
+@scenario
+async def test_a_message_that_can_not_be_read_changes_nothing(scene: Scene) -> None:
+    message = uploads(4, (1, 1, 0))
+    message.commits.extend([commit(0, 0, 0), commit(2, 2, 0)])
+    message.commits[1].on_conflict = 9  # type: ignore[assignment]
+    await scene.send(message)
+    code, _, metadata = await scene.refusal()
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert metadata == {"field": "commits[1].on_conflict", "sequence": "4"}
+    assert scene.log.next_offset == scene.log.committed
+
+
+@scenario
+async def test_bytes_that_are_no_message(scene: Scene) -> None:
+    await scene.call.write(b"\xff\xff\xff")
+    code, reason, metadata = await scene.refusal()
+    assert (code, reason, metadata["field"]) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "INVALID_FIELD",
+        "message",
+    )
+
+
+@scenario
+async def test_lost_leadership_ends_the_stream(scene: Scene) -> None:
+    await scene.send(uploads(1, (0, 0, 0)))
+    await scene.send(uploads(2, (1, 1, 0)))
+    await scene.appended(2)
+    scene.log.lose_leadership(truncate=True)
+    code, reason, metadata = await scene.refusal()
+    assert (code, reason, metadata) == (
+        grpc.StatusCode.ABORTED,
+        "OUTCOME_UNKNOWN",
+        {"sequence": "1"},
+    )
+
+
+@scenario
+async def test_a_follower_sends_the_caller_on(scene: Scene) -> None:
+    scene.log.lose_leadership(truncate=False)
+    await scene.send(uploads(5, (0, 0, 0)))
+    code, reason, metadata = await scene.refusal()
+    assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_LEADER")
+    assert metadata.keys() == {"leader_id", "leader_endpoint", "epoch", "sequence"}
+
+
+@scenario
+async def test_a_full_log_is_said_and_leaves_the_leader_alone(scene: Scene) -> None:
+    scene.log.refuse_appends = True
+    await scene.send(uploads(1, (0, 0, 0)))
+    code, reason, metadata = await scene.refusal()
+    assert (code, reason, metadata) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "LIMIT_EXCEEDED",
+        {"sequence": "1"},
+    )
+    assert scene.controller.is_active
+
+
+@scenario
+async def test_the_stream_ends_well_when_the_caller_is_done(scene: Scene) -> None:
+    await scene.send(uploads(1, (0, 0, 0)))
+    await scene.call.done_writing()
+    await scene.appended(1)
+    scene.log.commit()
+    assert (await scene.receive()).sequence == 1
+    assert await scene.call.read() is grpc.aio.EOF
+    assert await scene.call.code() is grpc.StatusCode.OK

@@ -1,0 +1,188 @@
+"""Columns as bytes say what the contract's messages say, however the sender encoded them."""
+
+import numpy as np
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from controller.errors import ErrorCode, InvalidRequestError
+from controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
+from controller.metadata.values import OnConflict, column
+from controller.rpc.wire_columns import (
+    commit_stream_set_object_in,
+    commit_stream_set_object_out,
+    parse_batch,
+    parse_commit,
+    uploads_in,
+    uploads_out,
+)
+from proto import columns_pb2, common_pb2, objects_pb2
+
+SCALARS = (FieldDescriptor.TYPE_SFIXED64, FieldDescriptor.TYPE_ENUM)
+
+
+def commit_request() -> objects_pb2.CommitStreamSetObjectRequest:
+    return objects_pb2.CommitStreamSetObjectRequest(
+        request_id="r",
+        node=common_pb2.NodeIdentity(node_id=1000, node_epoch=3),
+        object_id=5,
+        order_id=5,
+        object_size=1 << 40,
+        attributes=-1,
+        ranges=objects_pb2.RangeColumns(
+            stream_id=[1, 1 << 62], stream_epoch=[0, -1], start_offset=[0, 7], end_offset=[3, 9]
+        ),
+        stream_objects=objects_pb2.StreamObjectColumns(
+            object_id=[6], object_size=[10], stream_id=[3], start_offset=[0], end_offset=[1],
+            attributes=[-2],
+        ),
+        compacted_object_ids=[1, 2, 3],
+        failover=True,
+        on_conflict=common_pb2.ACCEPT_VALID,
+    )  # fmt: skip
+
+
+def assert_read(data: bytes) -> None:
+    request = commit_stream_set_object_in(parse_commit(data))
+    assert request.ranges.stream_id.tolist() == [1, 1 << 62]
+    assert request.ranges.stream_epoch.tolist() == [0, -1]
+    assert request.ranges.start_offset.tolist() == [0, 7]
+    assert request.ranges.end_offset.tolist() == [3, 9]
+    assert request.stream_objects.object_id.tolist() == [6]
+    assert request.stream_objects.stream_epoch.tolist() == []
+    assert request.stream_objects.attributes.tolist() == [-2]
+    assert request.compacted_object_ids.tolist() == [1, 2, 3]
+    assert (request.object_id, request.object_size, request.attributes) == (5, 1 << 40, -1)
+    assert request.failover
+    assert request.on_conflict is OnConflict.ACCEPT_VALID
+    assert not request.ranges.stream_id.flags.writeable
+
+
+def unpacked(field: int, values: list[int]) -> bytes:
+    """Encode a column of sfixed64 as old protobuf does: one tag a row."""
+    tag = bytes([field << 3 | 1])
+    return b"".join(tag + value.to_bytes(8, "little", signed=True) for value in values)
+
+
+def test_packed_columns() -> None:
+    assert_read(commit_request().SerializeToString())
+
+
+def test_unpacked_columns() -> None:
+    request = commit_request()
+    request.ClearField("compacted_object_ids")
+    assert_read(request.SerializeToString() + unpacked(9, [1, 2, 3]))
+    request.ranges.ClearField("end_offset")
+    nested = unpacked(4, [3, 9])
+    more = bytes([7 << 3 | 2, len(nested)]) + nested  # a repeated message field is merged
+    assert_read(request.SerializeToString() + more + unpacked(9, [1, 2, 3]))
+
+
+def test_a_column_in_pieces() -> None:
+    request = commit_request()
+    request.ClearField("compacted_object_ids")
+    pieces = [
+        objects_pb2.CommitStreamSetObjectRequest(compacted_object_ids=ids).SerializeToString()
+        for ids in ([1], [2, 3])
+    ]
+    assert_read(request.SerializeToString() + b"".join(pieces))
+
+
+def test_a_field_of_a_newer_version_is_passed_over() -> None:
+    assert_read(commit_request().SerializeToString() + b"\xf8\x3f\x01")
+
+
+def test_a_column_that_is_cut_names_its_field() -> None:
+    cut = columns_pb2.RangeColumns(stream_id=[b"1234567"])
+    data = columns_pb2.CommitStreamSetObjectRequest(ranges=cut).SerializeToString()
+    with pytest.raises(InvalidRequestError, match=r"ranges\.stream_id: a column of 7 bytes"):
+        commit_stream_set_object_in(parse_commit(data))
+
+
+def test_bytes_that_are_no_message() -> None:
+    for parse in (parse_commit, parse_batch):
+        with pytest.raises(InvalidRequestError, match="3 bytes that are no"):
+            parse(b"\xff\xff\xff")
+
+
+def test_an_enum_value_of_a_newer_version_names_its_field() -> None:
+    request = commit_request()
+    request.on_conflict = 7  # type: ignore[assignment]
+    with pytest.raises(
+        InvalidRequestError, match=r"on_conflict: 7; wanted one of REJECT_ALL \(0\)"
+    ):
+        commit_stream_set_object_in(parse_commit(request.SerializeToString()))
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_uploads(packs: bool) -> None:
+    message = objects_pb2.CommitBatchRequest(
+        sequence=9,
+        commits=[commit_request()],
+        uploads=objects_pb2.UploadColumns(
+            node=common_pb2.NodeIdentity(node_id=1000, node_epoch=3),
+            object_id=[7, 8],
+            range_count=[1, 2],
+            ranges=objects_pb2.RangeColumns(
+                stream_id=[1, 1, 2], start_offset=[0, 1, 0], end_offset=[1, 2, 1]
+            ),
+        ),
+    )
+    tail = b""
+    if packs:
+        message.uploads.object_size.extend([10, 11])
+    else:
+        tail = unpacked(3, [10, 11])
+        tail = bytes([3 << 3 | 2, len(tail)]) + tail
+    parsed = parse_batch(message.SerializeToString() + tail)
+    uploads = uploads_in(parsed.uploads)
+    assert parsed.sequence == 9
+    assert uploads.object_id.tolist() == [7, 8]
+    assert uploads.object_size.tolist() == [10, 11]
+    assert uploads.range_count.tolist() == [1, 2]
+    assert uploads.ranges.stream_id.tolist() == [1, 1, 2]
+    assert uploads.ranges.stream_epoch.tolist() == []
+
+
+def test_twins_have_the_contracts_fields() -> None:
+    """Same numbers and names; the only other type is bytes for packed columns."""
+    for name, twin in columns_pb2.DESCRIPTOR.message_types_by_name.items():
+        _assert_twin(twin, objects_pb2.DESCRIPTOR.message_types_by_name[name])
+
+
+def _assert_twin(twin: Descriptor, contract: Descriptor) -> None:
+    assert set(twin.fields_by_name) == set(contract.fields_by_name), twin.name
+    for name, field in twin.fields_by_name.items():
+        original = contract.fields_by_name[name]
+        where = f"{twin.name}.{name}"
+        assert field.number == original.number, where
+        if field.type == FieldDescriptor.TYPE_BYTES:
+            assert original.type in SCALARS, where
+            assert original.is_repeated, where
+        else:
+            assert field.is_repeated == original.is_repeated, where
+            assert field.type == original.type, where
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [[0] * 5, [0, 509, 0], [-1, 0], []],
+)
+def test_verdicts_read_back_by_the_contracts_message(codes: list[int]) -> None:
+    answer = CommitStreamSetObjectAnswer(
+        error=ErrorCode(max(codes, default=0)),
+        range_errors=column(codes),
+        stream_object_errors=column(codes[:1]),
+    )
+    sent = commit_stream_set_object_out(answer).SerializeToString()
+    response = objects_pb2.CommitStreamSetObjectResponse.FromString(sent)
+    assert list(response.range_errors) == codes
+    assert list(response.stream_object_errors) == codes[:1]
+    assert response.error == int(answer.error)
+
+
+def test_verdicts_of_uploads_are_left_out_when_all_is_well() -> None:
+    fine = np.zeros(3, dtype=np.int64)
+    bad = column([0, 509, 0])
+    assert uploads_out(CommitUploadsAnswer(errors=fine, range_errors=fine)).ByteSize() == 0
+    told = uploads_out(CommitUploadsAnswer(errors=bad, range_errors=bad))
+    assert list(told.errors) == list(told.range_errors) == [0, 509, 0]

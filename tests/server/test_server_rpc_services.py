@@ -1,0 +1,279 @@
+"""Every RPC of the map carries its fields to the map and back; a bad one names its field."""
+
+from typing import Any
+
+import grpc
+import pytest
+
+from controller.rpc.routes import routed, routes
+from proto import common_pb2, nodes_pb2, objects_pb2, streams_pb2
+from proto.common_pb2 import (
+    COMPACTED_OBJECTS_NOT_FOUND,
+    NODE_EPOCH_EXPIRED,
+    NODE_EPOCH_NOT_EXIST,
+    NONE,
+    OFFSET_NOT_MATCHED,
+    STREAM_NOT_CLOSED,
+)
+from tests.server.rpc_server import NODE, SESSION_TIMEOUT_MS, Rpcs, rpc_test
+
+NODES = "NodeService"
+OBJECTS = "ObjectService"
+STREAMS = "StreamService"
+
+
+def commit(object_id: int, *rows: tuple[int, int, int]) -> objects_pb2.CommitStreamSetObjectRequest:
+    return objects_pb2.CommitStreamSetObjectRequest(
+        node=NODE,
+        object_id=object_id,
+        order_id=object_id,
+        object_size=100,
+        ranges=objects_pb2.RangeColumns(
+            stream_id=[row[0] for row in rows],
+            start_offset=[row[1] for row in rows],
+            end_offset=[row[2] for row in rows],
+        ),
+    )
+
+
+async def committed(rpcs: Rpcs, request: objects_pb2.CommitStreamSetObjectRequest) -> None:
+    answer = await rpcs.call(
+        f"{OBJECTS}/CommitStreamSetObject", request, objects_pb2.CommitStreamSetObjectResponse
+    )
+    assert answer.error == NONE
+    assert list(answer.range_errors) == [NONE] * len(request.ranges.stream_id)
+
+
+async def nodes(rpcs: Rpcs, **fields: object) -> list[nodes_pb2.NodeDescription]:
+    request = nodes_pb2.GetNodesRequest(**fields)  # type: ignore[arg-type]
+    answer = await rpcs.call(f"{NODES}/GetNodes", request, nodes_pb2.GetNodesResponse)
+    return list(answer.nodes)
+
+
+@rpc_test
+async def test_a_node_from_its_id_to_its_end(rpcs: Rpcs) -> None:
+    issue = nodes_pb2.GetNextNodeIdRequest(request_id="first")
+    for _ in range(2):
+        issued = await rpcs.call(f"{NODES}/GetNextNodeId", issue, nodes_pb2.GetNextNodeIdResponse)
+        assert issued.node_id == 1000
+    await rpcs.register()
+    for name, locked in (("LockNode", True), ("UnlockNode", False)):
+        request = getattr(nodes_pb2, f"{name}Request")(node_id=1000)
+        answer = await rpcs.call(f"{NODES}/{name}", request, nodes_pb2.LockNodeResponse)
+        assert answer.error == NONE
+        (node,) = await nodes(rpcs)
+        assert node.locked is locked
+    (stream_id,) = await rpcs.open_streams(1)
+    leave = nodes_pb2.UnregisterNodeRequest(node=NODE)
+    left = await rpcs.call(f"{NODES}/UnregisterNode", leave, nodes_pb2.UnregisterNodeResponse)
+    assert left.error == STREAM_NOT_CLOSED
+    close = streams_pb2.CloseStreamsRequest(
+        node=NODE, streams=[streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1)]
+    )
+    await rpcs.call(f"{STREAMS}/CloseStreams", close, streams_pb2.CloseStreamsResponse)
+    left = await rpcs.call(f"{NODES}/UnregisterNode", leave, nodes_pb2.UnregisterNodeResponse)
+    assert left.error == NONE
+    assert await nodes(rpcs) == []
+    lock = nodes_pb2.LockNodeRequest(node_id=1000)
+    refused = await rpcs.call(f"{NODES}/LockNode", lock, nodes_pb2.LockNodeResponse)
+    assert refused.error == NODE_EPOCH_NOT_EXIST
+
+
+@rpc_test
+async def test_heartbeats_renew_a_session_that_nodes_show(rpcs: Rpcs) -> None:
+    beat = nodes_pb2.HeartbeatRequest(node=NODE)
+    answer = await rpcs.call(f"{NODES}/Heartbeat", beat, nodes_pb2.HeartbeatResponse)
+    assert answer.error == NODE_EPOCH_NOT_EXIST
+    await rpcs.register()
+    assert [one.state for one in await nodes(rpcs)] == [nodes_pb2.NODE_STATE_UNKNOWN]
+    answer = await rpcs.call(f"{NODES}/Heartbeat", beat, nodes_pb2.HeartbeatResponse)
+    assert (answer.error, answer.session_timeout_ms) == (NONE, SESSION_TIMEOUT_MS)
+    assert not answer.recoveries
+    assert [one.state for one in await nodes(rpcs)] == [nodes_pb2.NODE_STATE_ACTIVE]
+    old = common_pb2.NodeIdentity(node_id=1000, node_epoch=0)
+    answer = await rpcs.call(
+        f"{NODES}/Heartbeat", nodes_pb2.HeartbeatRequest(node=old), nodes_pb2.HeartbeatResponse
+    )
+    assert answer.error == NODE_EPOCH_EXPIRED
+
+
+@rpc_test
+async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
+    await rpcs.register()
+    (stream_id,) = await rpcs.open_streams(1)
+    first = await rpcs.prepare(1)
+    await committed(rpcs, commit(first, (stream_id, 0, 10)))
+    close = streams_pb2.CloseStreamsRequest(
+        node=NODE,
+        streams=[streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1, end_offset=25)],
+    )
+    closed = await rpcs.call(f"{STREAMS}/CloseStreams", close, streams_pb2.CloseStreamsResponse)
+    assert list(closed.errors) == [NONE]
+    owed = streams_pb2.PendingUpload(
+        node_id=1000, stream_id=stream_id, start_offset=10, end_offset=25
+    )
+    describe = streams_pb2.DescribeStreamsRequest(stream_ids=[stream_id])
+    described = await rpcs.call(
+        f"{STREAMS}/DescribeStreams", describe, streams_pb2.DescribeStreamsResponse
+    )
+    assert list(described.streams[0].pending_uploads) == [owed]
+    assert [one.pending_upload_count for one in await nodes(rpcs)] == [1]
+    opening = await rpcs.call(
+        f"{STREAMS}/GetOpeningStreams",
+        streams_pb2.GetOpeningStreamsRequest(node=NODE),
+        streams_pb2.GetOpeningStreamsResponse,
+    )
+    assert [(one.end_offset, one.upload_end_offset) for one in opening.streams] == [(10, 25)]
+
+    gave_up = await rpcs.call(
+        f"{STREAMS}/AbandonUploads",
+        streams_pb2.AbandonUploadsRequest(node_id=1000, stream_ids=[stream_id]),
+        streams_pb2.AbandonUploadsResponse,
+    )
+
+    assert gave_up.error == NONE
+    assert list(gave_up.abandoned) == [owed]
+    described = await rpcs.call(
+        f"{STREAMS}/DescribeStreams", describe, streams_pb2.DescribeStreamsResponse
+    )
+    assert not described.streams[0].pending_uploads
+    lost = streams_pb2.OffsetRange(start_offset=10, end_offset=25)
+    assert list(described.streams[0].lost) == [lost]
+    found = await rpcs.call(
+        f"{OBJECTS}/GetObjects",
+        objects_pb2.GetObjectsRequest(
+            queries=[
+                objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=start, end_offset=-1)
+                for start in (0, 12)
+            ]
+        ),
+        objects_pb2.GetObjectsResponse,
+    )
+    assert [one.lost_end_offset for one in found.results] == [-1, 25]
+
+
+@rpc_test
+async def test_set_objects_are_compacted(rpcs: Rpcs) -> None:
+    await rpcs.register()
+    streams = await rpcs.open_streams(2)
+    first = await rpcs.prepare(3)
+    await committed(rpcs, commit(first, (streams[0], 0, 10)))
+    rpcs.clock.now_ms += 5_000
+    await committed(rpcs, commit(first + 1, (streams[0], 10, 20), (streams[1], 0, 5)))
+    compaction = commit(first + 2, (streams[0], 0, 20), (streams[1], 0, 5))
+    compaction.order_id = -1
+    compaction.compacted_object_ids.extend([first, first + 1])
+    await committed(rpcs, compaction)
+    described = await rpcs.call(
+        f"{OBJECTS}/DescribeObjects",
+        objects_pb2.DescribeObjectsRequest(object_ids=[first + 2]),
+        objects_pb2.DescribeObjectsResponse,
+    )
+    (one,) = described.objects
+    assert one.data_time_ms == rpcs.clock.now_ms - 5_000
+    assert one.timestamp_ms == rpcs.clock.now_ms
+    assert one.composite_id == -1
+    assert list(one.ranges.end_offset) == [20, 5]
+
+
+@rpc_test
+async def test_stream_objects_are_linked_by_a_composite(rpcs: Rpcs) -> None:
+    await rpcs.register()
+    (stream_id,) = await rpcs.open_streams(1)
+    first = await rpcs.prepare(3)
+    upload = objects_pb2.CommitStreamSetObjectRequest(
+        node=NODE,
+        object_id=-1,
+        order_id=-1,
+        stream_objects=objects_pb2.StreamObjectColumns(
+            object_id=[first], object_size=[7], stream_id=[stream_id],
+            start_offset=[0], end_offset=[10],
+        ),
+    )  # fmt: skip
+    await committed(rpcs, upload)
+    compaction = objects_pb2.CommitStreamObjectRequest(
+        node=NODE,
+        object_id=first + 1,
+        object_size=7,
+        stream_id=stream_id,
+        stream_epoch=1,
+        start_offset=0,
+        end_offset=10,
+        attributes=1,
+        source_object_ids=[first],
+        operations=[objects_pb2.KEEP_DATA],
+    )
+    for _ in range(2):
+        answer = await rpcs.call(
+            f"{OBJECTS}/CommitStreamObject", compaction, objects_pb2.CommitStreamObjectResponse
+        )
+        assert answer.error == NONE
+    described = await rpcs.call(
+        f"{OBJECTS}/DescribeObjects",
+        objects_pb2.DescribeObjectsRequest(object_ids=[first]),
+        objects_pb2.DescribeObjectsResponse,
+    )
+    assert described.objects[0].composite_id == first + 1
+    assert described.objects[0].state == common_pb2.OBJECT_STATE_LINKED
+    compaction.object_id = first + 2
+    answer = await rpcs.call(
+        f"{OBJECTS}/CommitStreamObject", compaction, objects_pb2.CommitStreamObjectResponse
+    )
+    assert answer.error == COMPACTED_OBJECTS_NOT_FOUND
+    compaction.operations[0] = 9  # type: ignore[call-overload]
+    refused = await rpcs.refusal(f"{OBJECTS}/CommitStreamObject", compaction)
+    assert refused == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "INVALID_FIELD",
+        {"field": "operations[0]"},
+    )
+
+
+@rpc_test
+async def test_verdicts_of_a_refused_commit(rpcs: Rpcs) -> None:
+    await rpcs.register()
+    streams = await rpcs.open_streams(2)
+    first = await rpcs.prepare(1)
+    request = commit(first, (streams[0], 0, 10), (streams[1], 3, 5))
+    answer = await rpcs.call(
+        f"{OBJECTS}/CommitStreamSetObject", request, objects_pb2.CommitStreamSetObjectResponse
+    )
+    assert answer.error == OFFSET_NOT_MATCHED
+    assert list(answer.range_errors) == [NONE, OFFSET_NOT_MATCHED]
+
+
+@rpc_test
+async def test_bytes_that_are_no_message_are_the_callers_mistake(rpcs: Rpcs) -> None:
+    for method in (f"{OBJECTS}/CommitStreamSetObject", f"{NODES}/Heartbeat", "KVService/PutKVs"):
+        code, reason, metadata = await rpcs.refusal(method, b"\xff\xff\xff")
+        assert (code, reason, metadata) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "INVALID_FIELD",
+            {"field": "message"},
+        )
+    assert rpcs.controller.is_active
+
+
+class LateContext:
+    """A call whose deadline has passed before it is looked at."""
+
+    def time_remaining(self) -> float:
+        return -0.001
+
+    async def abort(self, code: grpc.StatusCode, _: str, __: object) -> None:
+        raise AbortedError(code)
+
+
+class AbortedError(Exception):
+    """How the call ended."""
+
+
+@rpc_test
+async def test_a_passed_deadline_decides_nothing(rpcs: Rpcs) -> None:
+    await rpcs.register()
+    before = rpcs.log.next_offset
+    route = routes("here", rpcs.sessions.state)["streammeta.v1.NodeService.LockNode"]
+    context: Any = LateContext()
+    with pytest.raises(AbortedError, match="DEADLINE_EXCEEDED"):
+        await routed(route, rpcs.controller)(nodes_pb2.LockNodeRequest(node_id=1000), context)
+    assert rpcs.log.next_offset == before

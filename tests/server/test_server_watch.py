@@ -1,0 +1,491 @@
+"""Watch over real gRPC: in order, once, filtered, resumable, and never a burden on the server."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from broker_client.controller_client import ControllerClient, error_info
+from broker_client.errors import ControllerUnavailableError, InvalidRequestError
+from broker_client.metadata_watch import Change, MetadataWatch, SnapshotRequired
+from broker_client.methods import PUT_KVS
+from controller.ids import EndOffset, Epoch
+from controller.loop.change_feed import ChangeFeed
+from controller.metadata.values import column
+from controller.quorum.messages import Batch, BatchKind
+from controller.records.codec import encode_records
+from controller.records.record import KVsPut, Record, StreamsTrimmed
+from controller.rpc import watch as watch_module
+from controller.rpc.watch import WatchHandler
+from proto import kv_pb2, records_pb2
+from proto import metadata_pb2 as pb
+from proto.metadata_pb2_grpc import MetadataServiceStub
+from tests.server.quorum_tools import wait_until
+from tests.server.running import describe, running_cluster
+
+PATIENCE_S = 60.0
+
+
+def kv(key: str, size: int = 1) -> KVsPut:
+    return KVsPut(namespaces=("",), keys=(key,), values=(bytes(size),))
+
+
+def trimmed(*stream_ids: int) -> StreamsTrimmed:
+    return StreamsTrimmed(stream_id=column(stream_ids), start_offset=column(stream_ids))
+
+
+class Node:
+    """A controller as far as watchers see one: a feed that the test extends, and its server."""
+
+    def __init__(self, ring_bytes: int = 1 << 20) -> None:
+        self.changes = ChangeFeed(ring_bytes)
+        self.endpoint = ""
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        handler = grpc.unary_stream_rpc_method_handler(
+            WatchHandler(self.changes).watch,
+            request_deserializer=pb.WatchRequest.FromString,
+            response_serializer=pb.WatchResponse.SerializeToString,
+        )
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    "streammeta.v1.MetadataService", {"Watch": handler}
+                ),
+            )
+        )
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        self.endpoint = f"127.0.0.1:{port}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+
+    def commit(self, *entries: Record | None) -> None:
+        """Commit one entry after the other; None is a control record."""
+        for entry in entries:
+            at = self.changes.end_offset
+            kind = BatchKind.CONTROL if entry is None else BatchKind.DATA
+            payload = b"{}" if entry is None else encode_records([entry])
+            batch = Batch(EndOffset(at), Epoch(1), kind, (payload,))
+            self.changes.extend([batch], at + 1)
+
+
+@contextlib.asynccontextmanager
+async def nodes(count: int = 1, ring_bytes: int = 1 << 20) -> AsyncIterator[list[Node]]:
+    started = [Node(ring_bytes) for _ in range(count)]
+    try:
+        for node in started:
+            await node.start()
+        yield started
+    finally:
+        for node in started:
+            await node.stop()
+
+
+@contextlib.asynccontextmanager
+async def watching(node: Node, **request: Any) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(node.endpoint) as channel:
+        call: Any = channel.unary_stream(
+            "/streammeta.v1.MetadataService/Watch",
+            request_serializer=pb.WatchRequest.SerializeToString,
+            response_deserializer=pb.WatchResponse.FromString,
+        )(pb.WatchRequest(**request))
+        yield call
+        call.cancel()
+
+
+async def next_change(call: Any) -> tuple[int, records_pb2.RecordSet]:
+    while True:
+        response = await call.read()
+        assert response is not grpc.aio.EOF
+        if response.records:
+            return response.offset, records_pb2.RecordSet.FromString(response.records)
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+async def status_of(call: Any) -> tuple[grpc.StatusCode, str, dict[str, str]]:
+    """The status that a call ends with, its reason and what is said besides."""
+    try:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    except grpc.aio.AioRpcError as error:
+        info = error_info(error)
+        return error.code(), info.reason if info else "", dict(info.metadata) if info else {}
+    return grpc.StatusCode.OK, "", {}
+
+
+def test_a_watch_tells_what_was_and_what_is_to_come() -> None:
+    async def scenario() -> None:
+        async with nodes() as (node,):
+            node.commit(None, kv("a"), kv("b"))
+            async with watching(node, from_offset=2) as call:
+                offset, records = await next_change(call)
+                assert (offset, list(records.records[0].kvs_put.keys)) == (2, ["b"])
+                node.commit(kv("c"))
+                assert (await next_change(call))[0] == 3
+
+    run(scenario)
+
+
+def test_filters_cut_rows_and_entries() -> None:
+    async def scenario() -> None:
+        async with nodes() as (node,):
+            node.commit(kv("a"), trimmed(1, 2, 3), trimmed(9), trimmed(3))
+            async with watching(node, kinds=[pb.ENTITY_KIND_STREAM], stream_ids=[3, 1]) as call:
+                offset, records = await next_change(call)
+                column_bytes = records.records[0].streams_trimmed.stream_id
+                assert (offset, column_bytes) == (1, column([1, 3]).tobytes())
+                assert (await next_change(call))[0] == 3
+
+    run(scenario)
+
+
+def test_a_watcher_without_changes_learns_where_to_resume() -> None:
+    async def scenario() -> None:
+        async with nodes() as (node,):
+            node.commit(kv("a"), kv("b"), None)
+            async with watching(node, kinds=[pb.ENTITY_KIND_NODE]) as call:
+                first, second = await call.read(), await call.read()
+                for told in (first, second):
+                    assert (told.offset, told.high_watermark, told.records) == (2, 3, b"")
+
+    run(scenario)
+
+
+def test_an_offset_above_the_end_is_waited_for() -> None:
+    async def scenario() -> None:
+        async with nodes() as (node,):
+            node.commit(kv("a"))
+            async with watching(node, from_offset=3) as call:
+                assert (await call.read()).offset == 2
+                node.commit(kv("b"), kv("c"), kv("d"))
+                assert (await next_change(call))[0] == 3
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "field"),
+    [
+        ({"from_offset": -1}, "from_offset"),
+        ({"kinds": [77]}, "kinds"),
+        ({"stream_ids": [-1]}, "stream_ids"),
+        ({"node_ids": [-2]}, "node_ids"),
+        ({"stream_ids": range(watch_module.IDS_MAX + 1)}, "stream_ids"),
+    ],
+)
+def test_bad_requests_are_refused(request_fields: dict[str, Any], field: str) -> None:
+    async def scenario() -> None:
+        async with nodes() as (node,), watching(node, **request_fields) as call:
+            assert await status_of(call) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "INVALID_FIELD",
+                {"field": field},
+            )
+
+    run(scenario)
+
+
+def test_what_is_gone_from_the_ring_needs_a_snapshot() -> None:
+    async def scenario() -> None:
+        async with nodes(ring_bytes=2_000) as (node,):
+            node.commit(*(kv(f"{number}", size=500) for number in range(20)))
+            async with watching(node, from_offset=3) as call:
+                assert (await call.read()).snapshot_required
+                assert await status_of(call) == (grpc.StatusCode.OK, "", {})
+
+    run(scenario)
+
+
+def test_a_snapshot_that_is_loaded_meanwhile_needs_one_at_the_watcher_too() -> None:
+    async def scenario() -> None:
+        async with nodes() as (node,):
+            node.commit(kv("a"))
+            async with watching(node) as call:
+                assert (await next_change(call))[0] == 0
+                node.changes.restart(100)
+                while not (told := await call.read()).snapshot_required:
+                    pass
+                assert told.offset + 1 == 1, "where the sequence broke"
+                assert await status_of(call) == (grpc.StatusCode.OK, "", {})
+
+    run(scenario)
+
+
+def test_a_watcher_that_does_not_read_is_cut_off_and_told_where_to_resume() -> None:
+    async def scenario() -> None:
+        async with nodes(ring_bytes=1 << 20) as (node,), watching(node) as call:
+            node.commit(kv("first"))
+            assert (await next_change(call))[0] == 0
+            for number in range(300):  # 30 MB: more than a connection takes on
+                node.commit(kv(f"{number}", size=100_000))
+                await asyncio.sleep(0.01)
+            code, reason, told = await status_of(call)
+            assert (code, reason) == (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "WATCHER_TOO_SLOW",
+            )
+            assert 0 < int(told["from_offset"]) <= 300
+
+    run(scenario)
+
+
+def test_a_watcher_that_never_reads_again_does_not_keep_his_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PROGRESS_S", "ABORT_PATIENCE_S"):
+        monkeypatch.setattr(watch_module, name, 0.1)
+    monkeypatch.setattr(watch_module, "WATCHERS_MAX", 1)
+
+    async def scenario() -> None:
+        async with nodes(ring_bytes=1 << 20) as (node,), watching(node) as stuck:
+            node.commit(kv("first"))
+            await next_change(stuck)
+            for number in range(300):
+                node.commit(kv(f"{number}", size=100_000))
+                await asyncio.sleep(0.01)
+            start = node.changes.start_offset
+            async with MetadataWatch([node.endpoint], from_offset=start) as other:
+                assert isinstance(await anext(other.follow()), Change)
+
+    run(scenario)
+
+
+def test_watchers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "WATCHERS_MAX", 1)
+
+    async def scenario() -> None:
+        async with nodes() as (node,):
+            node.commit(kv("a"))
+            async with watching(node) as first:
+                await next_change(first)
+                async with watching(node) as second:
+                    code, reason, _ = await status_of(second)
+                    assert (code, reason) == (
+                        grpc.StatusCode.RESOURCE_EXHAUSTED,
+                        "LIMIT_EXCEEDED",
+                    )
+            async with MetadataWatch([node.endpoint]) as again:  # the first one's place is free
+                assert isinstance(await anext(again.follow()), Change)
+
+    run(scenario)
+
+
+# -- the client
+
+
+def test_the_client_goes_on_elsewhere_without_gap_or_repeat() -> None:
+    async def scenario() -> None:
+        async with nodes(3) as cluster:
+            for node in cluster:
+                node.commit(*(kv(f"{number}") for number in range(10)))
+            async with MetadataWatch([node.endpoint for node in cluster]) as watch:
+                seen: list[int] = []
+                async for event in watch.follow():
+                    assert isinstance(event, Change)
+                    seen.append(event.offset)
+                    if len(seen) == 5:
+                        served = next(n for n in cluster if n.endpoint == watch.endpoint)
+                        await served.stop()
+                    if len(seen) == 10:
+                        for node in cluster:
+                            node.commit(kv("more"))
+                    if len(seen) == 11:
+                        break
+                assert seen == list(range(11))
+                assert watch.endpoint != served.endpoint
+                assert watch.next_offset == 11
+
+    run(scenario)
+
+
+def test_the_client_gives_up_a_controller_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "PROGRESS_S", 3600.0)  # silent as a machine that hangs
+
+    async def scenario() -> None:
+        async with nodes(2) as cluster:
+            for node in cluster:
+                node.commit(kv("a"))
+            endpoints = [node.endpoint for node in cluster]
+            async with MetadataWatch(endpoints, silence=0.2) as watch:
+                events = watch.follow()
+                await anext(events)
+                hangs = watch.endpoint
+                other = next(node for node in cluster if node.endpoint != hangs)
+                other.commit(kv("b"))
+                assert (await anext(events)) == Change(
+                    1, records_pb2.RecordSet.FromString(encode_records([kv("b")]))
+                )
+                assert watch.endpoint == other.endpoint
+
+    run(scenario)
+
+
+def test_the_client_asks_everybody_before_it_wants_a_snapshot() -> None:
+    async def scenario() -> None:
+        async with nodes(3) as cluster:
+            for node in cluster:
+                node.commit(*(kv(f"{number}") for number in range(10)))
+            for node in cluster[:2]:
+                node.changes.restart(10)
+            endpoints = [node.endpoint for node in cluster]
+            async with MetadataWatch(endpoints, from_offset=4) as watch:
+                events = watch.follow()
+                event = await anext(events)
+                assert isinstance(event, Change)
+                assert event.offset == 4
+                await events.aclose()
+            cluster[2].changes.restart(10)
+            async with MetadataWatch(endpoints, from_offset=4) as watch:
+                assert [event async for event in watch.follow()] == [SnapshotRequired(4)]
+
+    run(scenario)
+
+
+def test_the_client_says_whom_it_tried_and_what_was_refused() -> None:
+    async def scenario() -> None:
+        async with nodes() as (node,):
+            async with MetadataWatch([node.endpoint], from_offset=-1) as watch:
+                with pytest.raises(InvalidRequestError, match="from_offset"):
+                    await anext(watch.follow())
+            await node.stop()
+            async with MetadataWatch([node.endpoint], deadline=0.2) as watch:
+                with pytest.raises(ControllerUnavailableError, match=node.endpoint):
+                    await anext(watch.follow())
+
+    run(scenario)
+
+
+# -- real processes
+
+
+async def put(client: ControllerClient, number: int) -> None:
+    item = kv_pb2.KVToPut(key=f"k{number:05}", value=b"v")
+    answer = await client.call(PUT_KVS, kv_pb2.PutKVsRequest(items=[item]))
+    assert answer.results[0].error == 0
+
+
+@pytest.mark.process
+def test_a_watch_outlives_the_controllers_it_watches(tmp_path: Path) -> None:
+    """The leader is watched and killed, then another; every write is seen once, in order."""
+    with running_cluster(tmp_path) as cluster:
+        wait_until(lambda: bool(describe(cluster).leader_endpoint), "a leader is known")
+
+        async def scenario() -> None:
+            leader_first = [describe(cluster).leader_endpoint]
+            leader_first += [each for each in cluster.endpoints if each != leader_first[0]]
+            async with (
+                ControllerClient(cluster.endpoints, deadline=60) as client,
+                MetadataWatch(leader_first, kinds=[pb.ENTITY_KIND_KV], silence=3) as watch,
+            ):
+                writing = asyncio.create_task(write_and_kill(client, watch))
+                keys, offsets = [], []
+                async for event in watch.follow():
+                    assert isinstance(event, Change)
+                    offsets.append(event.offset)
+                    keys += [key for one in event.records.records for key in one.kvs_put.keys]
+                    if keys[-1] == "k00299":
+                        break
+                await writing
+                assert keys == [f"k{number:05}" for number in range(300)]
+                assert offsets == sorted(set(offsets))
+
+        async def write_and_kill(client: ControllerClient, watch: MetadataWatch) -> None:
+            for number in range(300):
+                if number in (100, 200):
+                    watched = cluster.endpoints.index(watch.endpoint) + 1
+                    await asyncio.to_thread(cluster.children[watched].kill)
+                    if number == 100:
+                        await put(client, number)  # the other two have elected a leader
+                        await asyncio.to_thread(cluster.start, watched)
+                        continue
+                    await asyncio.to_thread(cluster.start, watched)
+                await put(client, number)
+
+        asyncio.run(asyncio.wait_for(scenario(), 100))
+
+
+async def end_of_snapshot(
+    channel: grpc.aio.Channel, hold_ms: int, not_before_offset: int = 0
+) -> int:
+    request = pb.GetSnapshotRequest(hold_ms=hold_ms, not_before_offset=not_before_offset)
+    ends = [chunk.end_offset async for chunk in MetadataServiceStub(channel).GetSnapshot(request)]
+    return ends[-1]
+
+
+@pytest.mark.process
+def test_bytes_that_are_no_request_are_the_callers_mistake(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, 1) as cluster:
+
+        async def scenario() -> None:
+            async with grpc.aio.insecure_channel(cluster.endpoints[0]) as channel:
+                for name in ("Watch", "GetSnapshot"):
+                    call: Any = channel.unary_stream(f"/streammeta.v1.MetadataService/{name}")
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await call(b"\xff\xff\xff").read()
+                    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+        asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+
+
+@pytest.mark.process
+def test_a_snapshot_holds_deletions_from_before_it_and_watching_goes_on_behind_it(
+    tmp_path: Path,
+) -> None:
+    with running_cluster(tmp_path, 1) as cluster:
+
+        async def scenario() -> None:
+            (endpoint,) = cluster.endpoints
+            async with (
+                grpc.aio.insecure_channel(endpoint) as channel,
+                ControllerClient([endpoint]) as client,
+            ):
+                await put(client, 0)
+                for bad in (-1, 604_800_001):
+                    with pytest.raises(grpc.aio.AioRpcError, match="hold_ms") as refused:
+                        await end_of_snapshot(channel, bad)
+                    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+                with pytest.raises(grpc.aio.AioRpcError, match="not_before_offset") as refused:
+                    await end_of_snapshot(channel, 1, not_before_offset=2**63 - 1)
+                assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+                end_offset = await end_of_snapshot(channel, 60_000, not_before_offset=1)
+                await put(client, 1)
+                async with MetadataWatch([endpoint]) as watch:
+                    seen = [change async for change in upto(watch, "k00001")]
+            held = [
+                (change.offset, one.deletions_held)
+                for change in seen
+                for one in change.records.records
+                if one.HasField("deletions_held")
+            ]
+            ((offset, hold),) = held
+            assert offset < end_offset
+            assert hold.until_ms - hold.since_ms == 60_000
+            assert end_offset <= seen[-1].offset
+
+        asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+
+
+async def upto(watch: MetadataWatch, key: str) -> AsyncIterator[Change]:
+    """Changes up to the one that puts `key`."""
+    async with contextlib.aclosing(watch.follow()) as events:
+        async for event in events:
+            assert isinstance(event, Change)
+            yield event
+            if any(key in one.kvs_put.keys for one in event.records.records):
+                return

@@ -1,0 +1,217 @@
+"""The real map as part of what the simulated quorum replicates, and what must hold of it.
+
+A `MapReplica` is one node's map. A `MapWatch` has the committed one: after each committed entry
+everything that a reader may need must be in the map and its bytes in the bucket, and it is asked
+before any bytes are deleted.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import zlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from controller.errors import ApiError
+from controller.metadata import requests as r
+from controller.metadata.cluster_map import ClusterMap
+from controller.metadata.values import ObjectKind, ObjectState, StreamState
+from controller.records.codec import decode_records, encode_records
+from controller.records.record import ObjectsLinked
+from tests.metadata.slow_model_state import Node, Object, State, Stream
+from tests.sim.sim_check import check
+
+MAP_KEY = "map"
+
+
+@dataclass(frozen=True, slots=True)
+class MapWrite:
+    """A request to the map."""
+
+    request: Any
+
+
+@dataclass(frozen=True, slots=True)
+class MapSettled:
+    """Answered once everything this leader has decided so far is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapAnswer:
+    """What the map answered, or None if it refused."""
+
+    answer: Any
+
+
+class MapReplica:
+    """One replica of the map; entries that may be undone are kept to be applied again."""
+
+    images: ClassVar[dict[int, bytes]] = {}
+    """Snapshots by their checksum: files of the simulator hold no more than that."""
+
+    def __init__(self) -> None:
+        self.map = ClusterMap()
+        self._undoable: list[tuple[int, bytes]] = []
+
+    def decide(self, request: Any, now_ms: int, offset: int) -> tuple[MapAnswer, bytes | None]:
+        """Answer a request; return the record of what it changes."""
+        try:
+            decision = self.map.decide(request, now_ms, offset)
+        except ApiError:
+            return MapAnswer(None), None
+        if not decision.records:
+            return MapAnswer(decision.answer), None
+        payload = base64.b64encode(encode_records(decision.records))
+        return MapAnswer(decision.answer), b"map map " + payload
+
+    def apply(self, offset: int, payload: bytes, *, undoable: bool) -> None:
+        """Replay one entry."""
+        self.map.apply(offset, decode_records(base64.b64decode(payload)))
+        if undoable:
+            self._undoable.append((offset, payload))
+        else:
+            self.map.forget_undo(offset + 1)
+
+    def undo_to(self, end_offset: int) -> list[tuple[int, bytes]]:
+        """Take back what was applied from `end_offset` on, and return it."""
+        undone = [entry for entry in self._undoable if entry[0] >= end_offset]
+        self._undoable = [entry for entry in self._undoable if entry[0] < end_offset]
+        self.map.undo_to(end_offset)
+        return undone
+
+    def forget_undo(self, end_offset: int) -> None:
+        """What lies below `end_offset` is committed."""
+        self._undoable = [entry for entry in self._undoable if entry[0] >= end_offset]
+        self.map.forget_undo(end_offset)
+
+    def image(self, end_offset: int) -> tuple[int, bytes]:
+        """Write the map as of `end_offset`; return what names it there, and its hash."""
+        undone = self.undo_to(end_offset)
+        frozen = self.map.freeze()
+        for offset, payload in undone:
+            self.apply(offset, payload, undoable=True)
+        sections = {name: dict(section) for name, section in frozen.sections().items()}
+        data = pickle.dumps((frozen.end_offset, sections))
+        name = zlib.crc32(data)
+        self.images[name] = data
+        return name, frozen.digest()
+
+    @classmethod
+    def load(cls, name: int) -> MapReplica:
+        """Return the map that an image was written of."""
+        end_offset, sections = pickle.loads(cls.images[name])
+        replica = cls()
+        replica.map = ClusterMap.from_sections(sections, end_offset)
+        return replica
+
+
+class MapWatch:
+    """The committed map and the bucket."""
+
+    def __init__(self) -> None:
+        self._map = ClusterMap()
+        self.bucket: set[int] = set()
+        """Objects whose bytes are there."""
+        self._hashes: dict[int, bytes] = {}
+        self._block_ends: dict[int, dict[int, int]] = {}
+        """Per composite the objects that were linked to it, and where each ends."""
+        self._ends: dict[int, int] = {}
+
+    def commit(self, cluster_map: ClusterMap, offset: int, payload: bytes) -> None:
+        """An entry is committed, and this is the committed map with it."""
+        self._map = cluster_map
+        for record in decode_records(base64.b64decode(payload.split()[-1])):
+            if isinstance(record, ObjectsLinked):
+                ids = record.object_id.tolist()
+                ends = {one.object_id: _end_of(one) for one in self._describe(ids)}
+                self._block_ends.setdefault(record.composite_id, {}).update(ends)
+        self._hashes[offset + 1] = cluster_map.state_hash()
+        self._check(offset)
+
+    def check_replica(self, who: object, end_offset: int, state_hash: bytes) -> None:
+        """A replica that has everything below `end_offset` is this map as it was there."""
+        known = self._hashes.get(max((end for end in self._hashes if end <= end_offset), default=0))
+        check(known in (None, state_hash), "equal maps at equal offsets", f"{who} at {end_offset}")
+
+    def check_deletion(self, object_ids: tuple[int, ...]) -> None:
+        """Bytes go when the mark is committed, and only what nobody can need."""
+        states: Any = self._map.query(r.CheckObjects(object_ids=object_ids))
+        gone = (ObjectState.MARK_DESTROYED, ObjectState.REMOVED)
+        for object_id, state in zip(object_ids, states.states, strict=True):
+            marked = f"object {object_id} is {state.name}"
+            check(state in gone, "bytes go after the mark is committed", marked)
+        needed = self._needed(state_of(self._map)) & set(object_ids)
+        check(not needed, "nothing needed is deleted", f"{needed} of {object_ids}")
+
+    def _check(self, offset: int) -> None:
+        state = state_of(self._map)
+        for stream_id, stream in state.streams.items():
+            before = self._ends.get(stream_id, 0)
+            check(stream.end >= before, "ends grow", f"stream {stream_id} at {offset}")
+            self._ends[stream_id] = stream.end
+        for object_id in self._needed(state):
+            item = state.objects.get(object_id)
+            kept = item is not None and item.state in (ObjectState.COMMITTED, ObjectState.LINKED)
+            check(kept, "nothing needed is destroyed", f"object {object_id} at {offset}")
+            there = object_id in self.bucket
+            check(there, "bytes of what is needed are there", f"object {object_id} at {offset}")
+
+    def _needed(self, state: State) -> set[int]:
+        needed = set()
+        for object_id, item in state.objects.items():
+            if item.state is not ObjectState.COMMITTED or not state.alive(item.held):
+                continue
+            needed.add(object_id)
+            if item.kind is ObjectKind.COMPOSITE:
+                stream_id, low, _ = item.held[0]
+                first = max(low, state.streams[stream_id].start)
+                blocks = self._block_ends.get(object_id, {})
+                needed |= {block for block, end in blocks.items() if end > first}
+        return needed
+
+    def _describe(self, object_ids: list[int]) -> tuple[Any, ...]:
+        answer: Any = self._map.query(r.DescribeObjects(object_ids=tuple(object_ids)))
+        return tuple(answer.objects)
+
+
+def _end_of(described: Any) -> int:
+    return int(described.ranges.end_offset[0])
+
+
+def state_of(cluster_map: ClusterMap) -> State:
+    """Return what the map tells of itself as the state that random requests are made from."""
+    streams: Any = cluster_map.query(r.DescribeStreams())
+    objects: Any = cluster_map.query(r.DescribeObjects())
+    nodes: Any = cluster_map.query(r.GetNodes())
+    checked: Any = cluster_map.query(r.CheckObjects(object_ids=(0,)))
+    state = State(next_object=checked.next_object_id)
+    for one in streams.streams:
+        state.streams[one.stream_id] = Stream(
+            epoch=one.epoch,
+            index=one.range_index,
+            start=one.start_offset,
+            end=one.end_offset,
+            opened=one.state is StreamState.OPENED,
+            node=one.node_id,
+        )
+        for owed in one.pending_uploads:
+            key = (owed.node_id, owed.stream_id)
+            state.pending[key] = (owed.start_offset, owed.end_offset)
+    state.next_stream = max(state.streams, default=-1) + 1
+    for one in objects.objects:
+        columns = (one.ranges.stream_id, one.ranges.start_offset, one.ranges.end_offset)
+        state.objects[one.object_id] = Object(
+            timestamp=one.timestamp_ms,
+            state=one.state,
+            kind=one.kind,
+            attributes=one.attributes,
+            node=one.node_id,
+            composite=one.composite_id,
+            held=list(zip(*(values.tolist() for values in columns), strict=True)),
+        )
+    for one in nodes.nodes:
+        state.nodes[one.node_id] = Node(
+            epoch=one.node_epoch, failover=one.failover, departed=one.departed
+        )
+    return state

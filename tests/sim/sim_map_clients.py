@@ -1,0 +1,124 @@
+"""Virtual brokers that use the real map, and the janitor that deletes what is destroyed.
+
+They choose what to ask by what some node's map says, stale or not, put an object's bytes into the
+bucket before they commit it, and repeat what they got no answer to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from controller.metadata import requests as r
+from tests.metadata.random_requests import RandomRequests
+from tests.metadata.slow_model import Model
+from tests.sim.sim_map import MAP_KEY, MapSettled, MapWrite, state_of
+from tests.sim.sim_service import Answered, Outcome, Refused
+
+if TYPE_CHECKING:
+    from tests.sim.sim_world import World
+
+_TIMEOUT_MS = 250
+_DELAY_MS = 60
+"""How long a destroyed object's bytes stay in the bucket."""
+_PASS_MS = 40
+
+
+class MapClient:
+    """Makes one request after another."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.rngs.clients
+        self._requests = RandomRequests(self._rng)
+        self._model = Model()
+        self._first = self._requests.start(self._model)
+        self._target = self._rng.randrange(len(world.nodes))
+        self._call = 0
+
+    def think(self) -> None:
+        """Wait a little, then ask something."""
+        if self._world.clients_may_go_on:
+            pause = 1 + self._rng.randrange(2 * self._world.profile.think_ms)
+            self._world.timeline.later(pause, self._act)
+
+    def _act(self) -> None:
+        service = self._world.nodes[self._target].service
+        if self._world.nodes[self._target].core is not None:
+            self._model.state = state_of(service.store.replica.map)
+        request = next(self._first, None) or self._requests.any(self._model)
+        self._upload(request)
+        self._ask(request, 3)
+
+    def _upload(self, request: Any) -> None:
+        """Nobody commits what is not in the bucket yet."""
+        bucket = self._world.ghost.ledger.map_watch.bucket
+        if isinstance(request, r.CommitUploads):
+            bucket.update(request.object_id.tolist())
+        elif isinstance(request, r.CommitStreamSetObject):
+            bucket.update((request.object_id, *request.stream_objects.object_id.tolist()))
+        elif isinstance(request, r.CommitStreamObject):
+            bucket.add(request.object_id)
+
+    def _ask(self, request: Any, attempts: int) -> None:
+        self._call += 1
+        call = self._call
+
+        def go_on(outcome: Outcome | None) -> None:
+            if call != self._call:
+                return
+            self._call += 1
+            if isinstance(outcome, Answered):
+                self._world.counts["map requests answered"] += 1
+                self.think()
+                return
+            hint = outcome.leader if isinstance(outcome, Refused) else None
+            self._target = self._rng.randrange(len(self._world.nodes)) if hint is None else hint
+            if attempts and self._world.clients_may_go_on:
+                self._world.timeline.later(10, lambda: self._ask(request, attempts - 1))
+            else:
+                self.think()
+
+        self._world.call(self._target, MAP_KEY, MapWrite(request), None, go_on)
+        self._world.timeline.later(_TIMEOUT_MS, lambda: go_on(None))
+
+
+class Janitor:
+    """Deletes bytes for whoever believes to lead."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def begin(self) -> None:
+        """Look for work now and then."""
+        if self._world.clients_may_go_on:
+            self._world.timeline.later(_PASS_MS, self._look)
+
+    def _look(self) -> None:
+        world = self._world
+        for node in world.nodes:
+            if node.core is None or node.service.claimed_epoch is None:
+                continue
+            now = node.service.map_now
+            cluster_map = node.service.store.replica.map
+            due = cluster_map.destroyed(now - _DELAY_MS, 5, now)
+            if due:
+                self._delete_when_settled(node.node_id, due)
+        self.begin()
+
+    def _delete_when_settled(self, node_id: int, object_ids: tuple[int, ...]) -> None:
+        world = self._world
+
+        def delete(outcome: Outcome) -> None:
+            if isinstance(outcome, Answered):
+                world.counts["objects deleted"] += len(object_ids)
+                watch = world.ghost.ledger.map_watch
+                watch.check_deletion(object_ids)
+                watch.bucket.difference_update(object_ids)
+                done = MapWrite(r.RemoveObjects(object_ids=object_ids))
+                world.call(node_id, MAP_KEY, done, None, _nothing)
+
+        world.call(node_id, MAP_KEY, MapSettled(), None, delete)
+
+
+def _nothing(outcome: Outcome) -> None:
+    """Whether it was forgotten shows at the next look."""

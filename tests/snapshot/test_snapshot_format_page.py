@@ -1,0 +1,41 @@
+"""docs/format.md lists the sections of a checkpoint as they are written, with their columns."""
+
+import io
+import re
+from pathlib import Path
+
+from controller.ids import ClusterId, EndOffset, Epoch
+from controller.loop.map_snapshots import FrozenCheckpoint
+from controller.loop.state_machine import SnapshotPoint
+from controller.metadata.cluster_map import ClusterMap
+from controller.quorum.messages import SnapshotId
+from controller.quorum.voters import VoterSet
+from controller.snapshot.reader import CheckpointReader
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "format.md"
+ARROW_NAMES = {"": "int64", "text": "string", "bytes": "binary"}
+
+
+def documented() -> dict[str, list[tuple[str, str]]]:
+    """Columns and Arrow types by section, as the table under "Sections" says."""
+    table = PAGE.read_text().split("### Sections")[1].split("###")[0]
+    return {
+        name: [
+            (column, ARROW_NAMES.get(kind, kind))
+            for column, kind in re.findall(r"`(\w+)`(?: (text|bytes|int8|int32|bool))?", columns)
+        ]
+        for name, columns in re.findall(r"^\| `(\w+)` \|[^|]*\| (.*) \|$", table, re.M)
+    }
+
+
+def test_the_page_lists_every_section_and_column_in_order() -> None:
+    point = SnapshotPoint(SnapshotId(EndOffset(0), Epoch(0)), ClusterId("c"), VoterSet())
+    file = io.BytesIO()
+    FrozenCheckpoint(point, ClusterMap().freeze(), bytes(16)).write(file)
+    reader = CheckpointReader(file)
+    written = {
+        section: [(field.name, str(field.type)) for field in reader.table(section).schema]
+        for section in reader.entries
+    }
+    assert documented() == written
+    assert list(documented()) == list(written)
