@@ -287,10 +287,15 @@ class Ghost:
             f"{replica.key} leads from {leads_from}, committed is {committed}",
         )
 
-    def on_truncate(self, key: ReplicaKey, end_offset: int) -> None:
-        """A replica cuts its log."""
+    def on_truncate(self, key: ReplicaKey, end_offset: int, epoch: int) -> None:
+        """A replica cuts its log in an epoch.
+
+        What only leaders of later epochs have committed does not need this copy: it did not count,
+        for whoever acknowledges to such a leader is in that leader's epoch.
+        """
         replica = self.replicas[key]
-        log, ledger = replica.log, self.ledger.batches
+        log = replica.log
+        ledger = self.ledger.batches[: self.ledger.count_before_epoch(epoch + 1)]
         keep = log.count_up_to(end_offset)
         check(
             end_offset >= replica.high_watermark,

@@ -329,7 +329,7 @@ class SimNode:
                 self.watch.state = state
             case TruncateLog(end_offset=end_offset):
                 self.world.count("truncations")
-                ghost.on_truncate(self._key, end_offset)
+                ghost.on_truncate(self._key, end_offset, core.epoch)
                 self.check_voters()
             case InstallSnapshot():
                 ghost.on_installing(self._key)

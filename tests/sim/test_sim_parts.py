@@ -153,7 +153,7 @@ def test_what_is_committed_stays() -> None:
         pair.append(node, data(0))
     pair.commit(0, 1)
     with pytest.raises(Violation, match="never truncated"):
-        pair.ghost.on_truncate(pair.keys[1], 0)
+        pair.ghost.on_truncate(pair.keys[1], 0, 1)
     pair.append(2, data(0, 2))
     with pytest.raises(Violation, match="state machine safety"):
         pair.ghost.on_commit(pair.keys[2], 1, 2, is_leader=False)
