@@ -4,11 +4,13 @@ Mirrors the responses in `proto/`: same fields, same meaning. Per-item outcomes 
 values; a request that fails as a whole raises instead.
 """
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias, overload
 
 from controller.errors import ErrorCode
 from controller.metadata.values import (
+    EMPTY_COLUMN,
     Int64Column,
     ObjectKind,
     ObjectState,
@@ -176,8 +178,7 @@ class ErrorAnswer:
     error: ErrorCode
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectSlice:
+class ObjectSlice(NamedTuple):
     """One object and the part of the stream it holds."""
 
     object_id: int
@@ -186,6 +187,40 @@ class ObjectSlice:
     end_offset: int
     object_size: int
     attributes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectSlices(Sequence[ObjectSlice]):
+    """Slices in columns: a row becomes an `ObjectSlice` when it is asked for."""
+
+    object_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    kind: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    start_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    end_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    object_size: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    attributes: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+
+    def __len__(self) -> int:
+        return len(self.object_id)
+
+    @overload
+    def __getitem__(self, row: int) -> ObjectSlice: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[ObjectSlice]: ...
+
+    def __getitem__(self, row: int | slice) -> ObjectSlice | list[ObjectSlice]:
+        return list(self)[row]
+
+    def __iter__(self) -> Iterator[ObjectSlice]:
+        kinds = [_KINDS[kind] for kind in self.kind.tolist()]
+        cells = (self.start_offset, self.end_offset, self.object_size, self.attributes)
+        columns = (self.object_id.tolist(), kinds, *(values.tolist() for values in cells))
+        return map(ObjectSlice._make, zip(*columns, strict=True))
+
+
+# Looking a member up by its number is slow; answers have thousands.
+_KINDS = tuple(ObjectKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +232,7 @@ class ObjectList:
     """
 
     error: ErrorCode
-    objects: tuple[ObjectSlice, ...] = ()
+    objects: Sequence[ObjectSlice] = ()
     stream_start_offset: int = -1
     stream_end_offset: int = -1
     lost_end_offset: int = -1

@@ -17,27 +17,47 @@ def block_rows(counts: Int64Column) -> Int64Column:
     return rows
 
 
+def block_size(count: int) -> int:
+    """Return `block_rows` of one count."""
+    step = 1 << max(count.bit_length() - 4, 0)
+    return -(-count // step) * step
+
+
 class FreeBlocks:
     """Unused blocks, last in first out within a size."""
 
     def __init__(self) -> None:
         self._stacks: dict[int, list[Int64Column]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there has been an unused block."""
+        return bool(self._stacks)
+
     def take(self, size: int, count: int) -> Int64Column:
-        """Return the first rows of at most `count` blocks of `size` rows."""
-        stacks = self._stacks
-        if not stacks:
+        """Return the first rows of at most `count` blocks of `size` rows; cuts larger ones."""
+        if not self._stacks:
             return EMPTY_COLUMN
+        taken = [self.take_alike(size, count)]
+        left = count - len(taken[0])
+        while left and self._split(size):
+            taken.append(self.take_alike(size, left))
+            left -= len(taken[-1])
+        return np.concatenate(taken) if len(taken) > 1 else taken[0]
+
+    def take_alike(self, size: int, count: int) -> Int64Column:
+        """Return the first rows of at most `count` blocks that were given back as `size` rows."""
+        parts = self._stacks.get(size)
         taken: list[Int64Column] = []
-        left = count
-        while left and (stacks.get(size) or self._split(size)):
-            firsts = stacks[size].pop()
-            if len(firsts) > left:
-                stacks[size].append(firsts[left:])
-                firsts = firsts[:left]
+        while parts and count:
+            firsts = parts.pop()
+            if len(firsts) > count:
+                parts.append(firsts[count:])
+                firsts = firsts[:count]
             taken.append(firsts)
-            left -= len(firsts)
-        return np.concatenate(taken) if taken else EMPTY_COLUMN
+            count -= len(firsts)
+        if not taken:
+            return EMPTY_COLUMN
+        return np.concatenate(taken) if len(taken) > 1 else taken[0]
 
     def give(self, size: int, firsts: Int64Column) -> None:
         """Take blocks of one size back; blocks of no rows are no blocks."""

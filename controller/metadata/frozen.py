@@ -178,7 +178,7 @@ def _object_ranges(parts: FrozenParts) -> Section:
     first, count = (parts.objects.column(name)[held_by] for name in ("first_range", "range_count"))
     rows = range_rows(first, count)
     names = ("object_id", "stream_id", "start_offset", "end_offset")
-    return {name: parts.object_ranges.column(name)[rows] for name in names}
+    return {name: parts.object_ranges.column(name)[rows].astype(np.int64) for name in names}
 
 
 def _object_rows(parts: FrozenParts) -> Int64Column:

@@ -241,7 +241,8 @@ class Nodes:
 
     def replay_unregistered(self, record: NodeUnregistered, undo: Undo) -> None:
         """See `NodeUnregistered`."""
-        self._set(replace(self._nodes[record.node_id], departed=True), undo)
+        # Nobody is to wait for its heartbeats any more.
+        self._set(replace(self._nodes[record.node_id], departed=True, supervised=False), undo)
         self.forget_departed(undo)
 
     def forget_departed(self, undo: Undo) -> None:

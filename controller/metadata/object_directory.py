@@ -86,6 +86,8 @@ class ObjectDirectory:
 
     def rows(self, object_ids: Int64Column) -> Int64Column:
         """Return ids' rows; they are negative where there is none."""
+        if len(object_ids) == 1:
+            return np.array([self.row(int(object_ids[0]))])
         in_ring = (object_ids >= self._first) & (object_ids < self.next_id)
         rows: Int64Column = self._ring[object_ids & self._mask].astype(np.int64)
         if np.count_nonzero(in_ring) == len(object_ids):

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from controller.metadata.columns import Table, TableView, Undo
-from controller.metadata.free_blocks import FreeBlocks, block_rows
+from controller.metadata.free_blocks import FreeBlocks, block_rows, block_size
 from controller.metadata.stream_index import StreamIndex, range_rows
 from controller.metadata.values import Int64Column
 from controller.records.record import SetObjectRanges, StreamObjectsCommitted
 
 _RANGE_COLUMNS = {
-    "stream_id": np.int64,
+    "stream_id": np.int32,  # like row numbers: a map of more streams would not fit into memory
     "start_offset": np.int64,
     "end_offset": np.int64,
     "object_id": np.int64,
@@ -62,16 +62,17 @@ class ObjectRanges:
 
         The first `range_count[0]` of the ranges are the first object's, and so on.
         """
-        firsts = self._allocate(range_count, undo)
-        if len(firsts) == 1:
+        if len(range_count) == 1:
+            firsts = self._allocate_one(len(ranges.stream_id), undo)
             first = int(firsts[0])
             rows = np.arange(first, first + len(ranges.stream_id), dtype=np.int64)
             at: slice | Int64Column = slice(first, first + len(rows))
             owners = object_id
-        elif len(firsts) == len(ranges.stream_id):
-            at = rows = firsts
+        elif len(range_count) == len(ranges.stream_id):
+            at = rows = firsts = self._allocate(range_count, undo)
             owners = object_id
         else:
+            firsts = self._allocate(range_count, undo)
             at = rows = range_rows(firsts, range_count)
             owners = np.repeat(object_id, range_count)
         table = self._table
@@ -80,6 +81,12 @@ class ObjectRanges:
         table.write("end_offset", at, ranges.end_offset)
         table.write("object_id", at, owners)
         return firsts, rows
+
+    def _allocate_one(self, count: int, undo: Undo) -> Int64Column:
+        size = block_size(count)
+        firsts = self._blocks(size, 1)
+        undo.append(lambda: self._unused.give(size, firsts))
+        return firsts
 
     def _allocate(self, counts: Int64Column, undo: Undo) -> Int64Column:
         sizes = block_rows(counts)
@@ -115,7 +122,8 @@ class ObjectRanges:
     ) -> tuple[Int64Column, Int64Column, Int64Column]:
         """Return (stream ids, starts, ends) of rows."""
         table = self._table
-        return table["stream_id"][rows], table["start_offset"][rows], table["end_offset"][rows]
+        stream_id = table["stream_id"][rows].astype(np.int64)
+        return stream_id, table["start_offset"][rows], table["end_offset"][rows]
 
     def object_ids(self, rows: npt.NDArray[np.integer]) -> Int64Column:
         """Return the objects rows belong to."""
@@ -149,7 +157,7 @@ class ObjectRanges:
         """Take rows out of their streams' lists; those that are in none are passed over."""
         dead = np.zeros(len(self._table), dtype=np.bool_)
         dead[rows] = True
-        streams = np.unique(self._table["stream_id"][rows])
+        streams = np.unique(self._table["stream_id"][rows]).astype(np.int64)
         counts, listed = self._index.lists(streams)
         self._keep(streams, counts, listed, ~dead[listed], undo)
 

@@ -509,7 +509,8 @@ class Objects:
     def _count_commit(
         self, rows: Int64Column, deadlines_ms: Int64Column, sizes: Int64Column, undo: Undo
     ) -> None:
-        count, size = len(rows), int(np.add.reduce(sizes))
+        count = len(rows)
+        size = int(sizes[0]) if count == 1 else int(np.add.reduce(sizes))
         self.counts.change(_PREPARED, -count)
         self.counts.change(_COMMITTED, count, size)
         undo.append(lambda: self._take_back_commit(rows, deadlines_ms, size))

@@ -14,7 +14,7 @@ from controller.metadata.answers import (
     NodeDescription,
     ObjectDescription,
     ObjectList,
-    ObjectSlice,
+    ObjectSlices,
     StreamSetObject,
 )
 from controller.metadata.nodes import Node, Nodes
@@ -74,19 +74,13 @@ class Reads:
             stream_id, query.start_offset, query.end_offset, query.limit or OBJECTS_LIMIT_DEFAULT
         )
         rows = self._objects.rows(ids)
-        columns = (
+        slices = ObjectSlices(
             ids,
             self._objects["kind"][rows],
             starts,
             ends,
             self._objects["object_size"][rows],
             self._objects["attributes"][rows],
-        )
-        slices = tuple(
-            ObjectSlice(object_id, ObjectKind(kind), start, end, size, attributes)
-            for object_id, kind, start, end, size, attributes in zip(
-                *(values.tolist() for values in columns), strict=True
-            )
         )
         return ObjectList(
             error=ErrorCode.NONE,

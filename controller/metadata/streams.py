@@ -72,6 +72,7 @@ class Streams:
         self.lost = LostRanges()
         self.open_counts = NodeCounts()
         self._table = Table({**STREAM_COLUMNS, "past_head": np.int32})
+        self._live = 0
         self.past = PastRanges()
         self.requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
         self._tags: SharedDict[int, tuple[str, ...]] = SharedDict()
@@ -92,7 +93,7 @@ class Streams:
 
     def live_count(self) -> int:
         """Return how many streams exist."""
-        return int(np.count_nonzero(self._table["state"] != DELETED))
+        return self._live
 
     def exists(self, stream_id: int) -> bool:
         """Return whether the stream was created and not deleted."""
@@ -153,6 +154,7 @@ class Streams:
         rows = self._table.append(record.count, undo)
         for name in ("epoch", "range_index", "node_id"):
             self._table.write(name, rows, -1)
+        self._count_live(record.count, undo)
         for stream_id, tags in enumerate(record.tags, first):
             self._set_tags(stream_id, tags, undo)
         key = RequestKey(RequestKind.CREATE_STREAMS, record.node_id, record.request_id)
@@ -207,6 +209,11 @@ class Streams:
         for node_id in np.unique(owners[owed]).tolist():
             self.pending.put(node_id, spans.take(owed & (owners == node_id)), undo)
 
+    def _count_live(self, delta: int, undo: Undo) -> None:
+        before = self._live
+        self._live += delta
+        undo.append(lambda: setattr(self, "_live", before))
+
     def _count_open(self, rows: Int64Column, delta: int, undo: Undo) -> None:
         """Count streams that are open now under their owners."""
         opened = rows[self._table["state"][rows] == _OPENED]
@@ -260,6 +267,7 @@ class Streams:
         """See `StreamsDeleted`."""
         rows = record.stream_id
         self._count_open(rows, -1, undo)
+        self._count_live(-len(rows), undo)
         self.lost.drop(rows, undo)
         for stream_id in rows.tolist():
             head = int(self._table["past_head"][stream_id])
@@ -287,6 +295,7 @@ class Streams:
         if not next_stream_id:
             return
         rows = streams["stream_id"]
+        self._live = len(rows)
         full = {name: np.zeros(next_stream_id, dtype) for name, dtype in STREAM_COLUMNS.items()}
         full["past_head"] = np.zeros(next_stream_id, dtype=np.int32)
         full["state"][:] = DELETED

@@ -177,11 +177,12 @@ class Uploads:
         rows, good = request.stream_objects, verdicts.stream_objects == 0
         if len(rows.stream_id):
             yield from self.stream_object_records(rows, good, now_ms)
-        yield from self._owed_records(
-            request.node.node_id,
-            np.concatenate((ranges.stream_id, rows.stream_id[good])),
-            np.concatenate((ranges.end, rows.end_offset[good])),
-        )
+        owed = self._streams.pending.of_node(request.node.node_id)
+        if len(owed):
+            stream_id = np.concatenate((ranges.stream_id, rows.stream_id[good]))
+            end = np.concatenate((ranges.end, rows.end_offset[good]))
+            after = self._continuity.owed_after(owed, stream_id, end)
+            yield from _owed_changes(request.node.node_id, owed, after)
         yield from _rejections(request, verdicts)
 
     def stream_object_records(
@@ -205,15 +206,6 @@ class Uploads:
         if gone.any():
             # Nobody will ever read or compact an object of a stream that is gone.
             yield ObjectsDestroyed(object_id=object_id[gone], marked_at_ms=now_ms, deep=True)
-
-    def _owed_records(
-        self, node_id: int, stream_id: Int64Column, end: Int64Column
-    ) -> Iterator[PendingUploadsSet]:
-        """What an upload of streams up to `end` changes of what the node owes."""
-        owed = self._streams.pending.of_node(node_id)
-        if len(owed):
-            after = self._continuity.owed_after(owed, stream_id, end)
-            yield from _owed_changes(node_id, owed, after)
 
     # ---- deciding a batch ----
 
@@ -298,11 +290,18 @@ class Uploads:
         """See `StreamSetObjectsCommitted`."""
         rows = self._objects.replay_set_objects(record, undo)
         streams, ends = record.ranges.stream_id, record.ranges.end_offset
-        if len(record.object_id) == 1 or not has_twins(streams):
+        if len(record.object_id) == 1 or not self._may_have_twins(record.ranges):
             self._advance(streams, ends, rows, undo)
             return
         for turn in _turns(streams):
             self._advance(streams[turn], ends[turn], rows[turn], undo)
+
+    def _may_have_twins(self, ranges: SetObjectRanges) -> bool:
+        """Whether a stream may be there twice; not if all rows continue what there is."""
+        expected = self._streams["end_offset"][ranges.stream_id]
+        if np.count_nonzero(ranges.start_offset == expected) == len(expected):
+            return False
+        return has_twins(ranges.stream_id)
 
     def replay_stream_objects(self, record: StreamObjectsCommitted, undo: Undo) -> None:
         """See `StreamObjectsCommitted`."""

@@ -76,7 +76,9 @@ def _decode(index: int, message: Any) -> Record:
 
 
 def _check_range_counts(index: int, record: StreamSetObjectsCommitted) -> None:
-    counted, rows = int(np.add.reduce(record.range_count)), len(record.ranges.stream_id)
+    counts = record.range_count
+    counted = int(counts[0]) if len(counts) == 1 else int(np.add.reduce(counts))
+    rows = len(record.ranges.stream_id)
     if counted != rows:
         raise RecordCodecError(
             f"record {index} (stream_set_objects_committed) counts {counted} ranges in "
@@ -89,11 +91,13 @@ _Decoder = Callable[[Any], Any]
 
 
 def _encode_column(message: Any, name: str, value: Int64Column) -> None:
-    setattr(message, name, np.ascontiguousarray(value, dtype=_COLUMN_DTYPE).tobytes())
+    if value.dtype != _COLUMN_DTYPE:
+        value = value.astype(_COLUMN_DTYPE)
+    setattr(message, name, value.tobytes())
 
 
 def _decode_column(value: bytes) -> Int64Column:
-    return np.frombuffer(value, dtype=_COLUMN_DTYPE)
+    return np.frombuffer(value, _COLUMN_DTYPE)
 
 
 def _encode_repeated(message: Any, name: str, value: Iterable[Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import BinaryIO
 
 from controller.errors import InvalidRequestError
+from controller.loop.admission import RequestClass
 from controller.loop.controller import MetadataController
 from controller.metadata.requests import HoldDeletions
 from controller.rpc.door import StreamHandler
@@ -31,14 +32,17 @@ class MetadataHandlers:
         return {"GetSnapshot": self._get_snapshot, "Watch": self._watch.watch}
 
     async def _get_snapshot(self, request: pb.GetSnapshotRequest, context: Context) -> None:
-        try:
-            await self._require_offset(request.not_before_offset)
-            await self._hold_deletions(request.hold_ms)
-            frozen = await self._controller.frozen()
-        except Exception as error:  # noqa: BLE001 - every failure of a call is a status
-            await abort(context, error)
         with tempfile.TemporaryFile() as file:
-            total = await asyncio.to_thread(frozen.write, file)
+            try:
+                # Few copies are made at a time; how slowly they are read is nobody else's concern.
+                gate = self._controller.gate
+                async with gate.admitted(RequestClass.SNAPSHOT, context.time_remaining()):
+                    await self._require_offset(request.not_before_offset)
+                    await self._hold_deletions(request.hold_ms)
+                    frozen = await self._controller.frozen()
+                    total = await asyncio.to_thread(frozen.write, file)
+            except Exception as error:  # noqa: BLE001 - every failure of a call is a status
+                await abort(context, error)
             for position in range(0, total, CHUNK_BYTES_MAX):
                 chunk = pb.SnapshotChunk(
                     end_offset=frozen.id.end_offset,

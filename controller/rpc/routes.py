@@ -1,7 +1,6 @@
 """Which RPC becomes which request of the map, and gRPC handlers made from that table.
 
-The table is the list of what is built: an RPC of the contract that is not in it, nor among the
-handlers a service brings along, is answered UNIMPLEMENTED.
+Calls that are no request to the map are not in it: their services bring handlers along.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import message_factory
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from controller.lifecycle.sessions import NodeState
@@ -19,7 +18,7 @@ from controller.loop.controller import MetadataController
 from controller.rpc import convert_kv, convert_nodes, convert_objects, convert_streams, wire_columns
 from controller.rpc.door import StreamHandler, UnaryHandler, guarded, parsed
 from controller.rpc.session import longest_wait_ms, quote_offset, read_after
-from controller.rpc.status import Context, abort_unimplemented
+from controller.rpc.status import Context
 
 PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
 
@@ -116,45 +115,23 @@ def service_handler(
     streams: Mapping[str, StreamHandler],
     pipelines: Mapping[str, PipelineHandler] | None = None,
 ) -> grpc.GenericRpcHandler:
-    """Return a handler for a whole service.
-
-    `unary`, `streams` and `pipelines` are by method name; every other method answers UNIMPLEMENTED.
-    """
-    handlers = {
-        method.name: _method_handler(method, unary, streams, pipelines or {})
-        for method in service.methods
-    }
+    """Return a handler for a service; `unary`, `streams` and `pipelines` are by method name."""
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for method in service.methods:
+        request_class = message_factory.GetMessageClass(method.input_type)
+        parse = _PARSERS.get(method.full_name, request_class.FromString)
+        if (call := unary.get(method.name)) is not None:
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(
+                parsed(call, parse), response_serializer=_serialized
+            )
+        elif (stream := streams.get(method.name)) is not None:
+            handlers[method.name] = grpc.unary_stream_rpc_method_handler(
+                parsed(stream, parse), response_serializer=_serialized
+            )
+        elif (pipeline := (pipelines or {}).get(method.name)) is not None:
+            handlers[method.name] = grpc.stream_stream_rpc_method_handler(pipeline)
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
-def _method_handler(
-    method: MethodDescriptor,
-    unary: Mapping[str, UnaryHandler],
-    streams: Mapping[str, StreamHandler],
-    pipelines: Mapping[str, PipelineHandler],
-) -> "grpc.RpcMethodHandler[Any, Any]":
-    request_class = message_factory.GetMessageClass(method.input_type)
-    parse = _PARSERS.get(method.full_name, request_class.FromString)
-    codec: Any = {"response_serializer": lambda message: message.SerializeToString()}
-    if method.name in unary:
-        return grpc.unary_unary_rpc_method_handler(parsed(unary[method.name], parse), **codec)
-    if method.name in streams:
-        return grpc.unary_stream_rpc_method_handler(parsed(streams[method.name], parse), **codec)
-    if method.name in pipelines:
-        return grpc.stream_stream_rpc_method_handler(pipelines[method.name])
-    return _not_built(method)
-
-
-def _not_built(method: MethodDescriptor) -> "grpc.RpcMethodHandler[Any, Any]":
-    async def refuse(_: Any, context: Context) -> Message:
-        await abort_unimplemented(context, method.full_name)
-
-    async def refuse_stream(_: Any, context: Context) -> Any:
-        await abort_unimplemented(context, method.full_name)
-        yield
-
-    if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(refuse_stream)
-    if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(refuse_stream)
-    return grpc.unary_unary_rpc_method_handler(refuse)
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()

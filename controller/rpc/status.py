@@ -55,21 +55,12 @@ async def abort(
     if code is grpc.StatusCode.INTERNAL:
         _log.error("request_failed", exc_info=error)
         message = f"defect in the controller ({type(error).__name__}); nothing was changed"
-    await _abort(context, code, reason, message, metadata)
-
-
-async def abort_unimplemented(
-    context: Context,
-    method: str,
-) -> NoReturn:
-    """End the call of an RPC that the contract names and this version does not build."""
-    await _abort(
-        context,
-        grpc.StatusCode.UNIMPLEMENTED,
-        "NOT_BUILT",
-        f"{method} is part of the contract but not built in this version",
-        {},
-    )
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
+    number: int = code.value[0]
+    status = status_pb2.Status(code=number, message=message, details=[detail])
+    await context.abort(code, message, ((_DETAILS_TRAILER, status.SerializeToString()),))
+    raise AssertionError("abort returned")
 
 
 def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
@@ -122,18 +113,3 @@ def _classify_quorum(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
             return grpc.StatusCode.FAILED_PRECONDITION, "SNAPSHOT_FAILED", {}
         case _:
             return None
-
-
-async def _abort(
-    context: Context,
-    code: grpc.StatusCode,
-    reason: str,
-    message: str,
-    metadata: dict[str, str],
-) -> NoReturn:
-    detail = any_pb2.Any()
-    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
-    number: int = code.value[0]
-    status = status_pb2.Status(code=number, message=message, details=[detail])
-    await context.abort(code, message, ((_DETAILS_TRAILER, status.SerializeToString()),))
-    raise AssertionError("abort returned")

@@ -55,6 +55,11 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
         UnhealthyError: a restarted controller did not answer.
         PlotError: plots are wanted and can't be drawn.
     """
+    # Only who wants plots needs the library that draws them; that it is missing is said at once.
+    from scripts.benchmarks.map_plots import draw, drawing_library
+
+    if settings.plot is not None:
+        drawing_library()
     maps, restarts, reads = [], [], []
     for size in settings.all_sizes():
         progress(f"map: {size} streams and objects")
@@ -67,9 +72,6 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
     calls = await map_controller.measure_reads(root / "reads", settings.set_objects, progress)
     growth = Growth(maps, restarts, reads, calls)
     if settings.plot is not None:
-        # Only who wants plots needs the library that draws them.
-        from scripts.benchmarks.map_plots import draw
-
         draw(settings.plot, growth)
     return _outcome(settings, growth)
 

@@ -9,10 +9,23 @@ from scripts.benchmarks.map_growth import Growth
 
 DPI = 110
 SIZE_INCHES = (6.4, 3.8)
+INSTALL = ".venv/bin/python -m pip install -c scripts/constraints.txt -e '.[plots]'"
 
 
 class PlotError(Exception):
     """Plots can't be drawn."""
+
+
+def drawing_library() -> Any:
+    """Return the module that has figures; by name, as the project doesn't know its types.
+
+    Raises:
+        PlotError: matplotlib is not installed.
+    """
+    try:
+        return importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise PlotError(f"--plot: needs matplotlib; install it with: {INSTALL}") from None
 
 
 def draw(folder: Path, growth: Growth) -> list[Path]:
@@ -80,10 +93,5 @@ def _plot(
 
 
 def _axes() -> tuple[Any, Any]:
-    try:
-        # By name: the project neither needs the library nor knows its types.
-        library = importlib.import_module("matplotlib.figure")
-    except ImportError:
-        raise PlotError("--plot: needs matplotlib; install it into the environment") from None
-    figure = library.Figure(figsize=SIZE_INCHES)
+    figure = drawing_library().Figure(figsize=SIZE_INCHES)
     return figure.subplots(), figure

@@ -86,6 +86,7 @@ def serving() -> Iterator[tuple[FakeController, str]]:
         node_epoch=11,
         state=nodes_pb2.NODE_STATE_FENCED,
         locked=True,
+        supervised=True,
         recovered_by=8,
         pending_upload_count=2,
         stream_set_object_count=3,
@@ -112,7 +113,8 @@ def test_a_list_shows_what_is_to_be_settled() -> None:
         code, answer = node(endpoint, "list")
         (row,) = answer["nodes"]
         assert code == 0
-        assert (row["node_id"], row["state"], row["locked"]) == (7, "FENCED", True)
+        assert (row["node_id"], row["state"]) == (7, "FENCED")
+        assert (row["supervised"], row["locked"]) == (True, True)
         assert (row["recovered_by"], row["pending_uploads"], row["stream_set_objects"]) == (8, 2, 3)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import controller.metadata.stream_decisions as stream_decisions
 from controller.errors import InvalidRequestError
 from controller.metadata import requests as r
+from controller.metadata.answers import ObjectSlices
 from controller.metadata.cluster_map import ClusterMap
 from controller.metadata.frozen import FrozenMap
 from controller.metadata.values import ObjectState
@@ -31,6 +32,8 @@ _FIELDS: dict[type, tuple[str, ...]] = {}
 
 def plain(value: Any) -> Any:
     """Return a value that can be compared: dataclasses and columns as tuples."""
+    if isinstance(value, ObjectSlices):
+        value = tuple(value)
     kind = type(value)
     names = _FIELDS.get(kind)
     if names is None:

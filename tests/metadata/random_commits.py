@@ -49,14 +49,14 @@ class RandomCommits(RandomDraws):
             node_id = self._one(NODE_IDS)
         mine = [i for node, i in (*owing, *opened) if node == node_id] or [self._stream(state)]
         streams = self._some(sorted(set(mine)), 3)
-        if self._chance(6):
-            streams.append(self._stream(state))
+        if self._chance(8):
+            streams.append(self._any_stream(state))
         return self._identity(state, node_id), sorted(set(streams))
 
     def _upload(self, state: State) -> Any:
         node, streams = self._writer(state)
         rows = [self._row(state, node.node_id, stream) for stream in streams]
-        split = 0 if self._chance(30) else self._rng.randint(0, len(rows))
+        split = 0 if self._chance(self._stream_objects_percent) else self._rng.randint(0, len(rows))
         object_id, *ids = self._prepared(state, 1 + len(rows) - split)
         return self._commit(node, object_id if split else -1, rows[:split], rows[split:], ids)
 
@@ -119,8 +119,9 @@ class RandomCommits(RandomDraws):
 
     def _repeat_upload(self, state: State) -> Any:
         """Name an object that is committed, or was."""
-        known = [i for i in range(state.next_object) if state.was_committed(i)]
         request = self._upload(state)
+        others = set(request.stream_objects.object_id.tolist())
+        known = [i for i in range(state.next_object) if state.was_committed(i) and i not in others]
         if not known or request.object_id < 0:
             return request
         fields = {name: getattr(request, name) for name in request.__slots__}
@@ -138,7 +139,7 @@ class RandomCommits(RandomDraws):
             sources.append(self._rng.randrange(state.next_object))
             sources = sorted(set(sources))
         node = self._identity(state, node_id)
-        if self._chance(6):
+        if self._chance(8):
             return self._replace_set(state, node, sources[0])
         ranges, objects = self._outputs(state, sources)
         object_id, *ids = self._prepared(state, 1 + len(objects))
@@ -155,7 +156,8 @@ class RandomCommits(RandomDraws):
         )
 
     def _replace_set(self, state: State, node: NodeIdentity, source: int) -> Any:
-        del state
+        if self._chance(30):
+            source = self._rng.randrange(state.next_object)
         return r.CommitStreamSetObject(
             node=node,
             object_id=source,
@@ -183,7 +185,7 @@ class RandomCommits(RandomDraws):
             if self._chance(2):
                 continue
             row = Row(stream_id, low, max(low + 1, high), 0, -1)
-            (objects if self._chance(40) else ranges).append(row)
+            (objects if self._chance(self._stream_objects_percent) else ranges).append(row)
         if self._chance(3):
             other = Row(self._stream(state), 0, 3, 0, -1)
             if other.stream not in {row.stream for row in (*ranges, *objects)}:
@@ -247,5 +249,5 @@ class RandomCommits(RandomDraws):
         if attributes & 3 != 1:
             return delete
         is_composite = item is not None and item.kind is ObjectKind.COMPOSITE
-        keep = self._chance(5 if is_composite else 85)
+        keep = self._chance(10 if is_composite else 85)
         return SourceOperation.KEEP_DATA if keep else delete

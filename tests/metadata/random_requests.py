@@ -5,6 +5,7 @@ object or an offset.
 """
 
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 from controller.metadata import requests as r
@@ -19,6 +20,14 @@ STREAMS_MAX = 5
 
 class RandomRequests(RandomCommits):
     """Makes requests for one model, which it only reads."""
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
+        # Each sequence has its favourites: what is common in none of them is common in some.
+        factors = rng.choices((0.2, 1, 1, 1, 4), k=len(_WEIGHTS))
+        self._weights = [
+            weight * factor for weight, factor in zip(_WEIGHTS.values(), factors, strict=True)
+        ]
 
     def start(self, model: Model) -> Iterator[Any]:
         """Yield the writes that a cluster begins with, each to be made before the next."""
@@ -37,8 +46,7 @@ class RandomRequests(RandomCommits):
         """Return some write; ids to commit are prepared when they run out."""
         if sum(map(model.state.is_prepared, model.state.objects)) < 4 and self._chance(80):
             return self.make("prepare", model)
-        kinds, weights = zip(*_WEIGHTS.items(), strict=True)
-        (kind,) = self._rng.choices(kinds, weights)
+        (kind,) = self._rng.choices(list(_WEIGHTS), self._weights)
         return self.make(kind, model)
 
     def make(self, kind: str, model: Model) -> Any:
@@ -63,6 +71,8 @@ class RandomRequests(RandomCommits):
         return self._some([i for i in fitting if state.streams[i].node == owner], 3)
 
     def _open(self, state: State) -> Any:
+        if all(stream.opened for stream in state.streams.values()) and self._chance(80):
+            return self._close(state)
         streams = self._streams(state, opened=False)
         node = self._node(state) if self._chance(60) else self._owner(state, streams[0])
         items = []
@@ -88,11 +98,20 @@ class RandomRequests(RandomCommits):
         items = []
         for stream_id in streams:
             stream = state.streams.get(stream_id)
-            low, high = (stream.start, stream.end) if stream is not None else (0, 0)
-            start = self._one((low, (low + high) // 2, (low + 3 * high) // 4, high, high + 3))
-            start = max(0, start + self._one((0, 0, 1, -1)))
+            start = self._trimmed_to(state, stream_id) if stream is not None else 0
             items.append(r.StreamToTrim(stream_id, self._epoch(state, stream_id), start))
         return r.TrimStreams(node=self._owner(state, streams[0]), streams=tuple(items))
+
+    def _trimmed_to(self, state: State, stream_id: int) -> int:
+        stream = state.streams[stream_id]
+        low, high = stream.start, stream.end
+        offsets = [low, (low + high) // 2, (low + 3 * high) // 4, high, high + 3]
+        if self._chance(60):
+            # Where one object's data ends and another's begins.
+            held = (row for item in state.objects.values() for row in item.held)
+            ends = {end for stream, _, end in held if stream == stream_id and low < end < high}
+            offsets = sorted(ends) or offsets
+        return max(0, self._one(offsets) + self._one((0, 0, 1, -1)))
 
     def _delete(self, state: State) -> Any:
         streams = self._streams(state, opened=False)[:2]
@@ -162,8 +181,11 @@ class RandomRequests(RandomCommits):
     def _supervise(self, state: State) -> Any:
         return r.SuperviseNode(node=self._node(state))
 
-    def _lock(self, _state: State) -> Any:
-        return r.SetNodeLock(node_id=self._one(NODE_IDS), locked=self._chance(60))
+    def _lock(self, state: State) -> Any:
+        # A lock is felt by who would open what the node had.
+        left = [stream.node for stream in state.streams.values() if not stream.opened]
+        node_id = self._one(left) if left and self._chance(70) else self._one(NODE_IDS)
+        return r.SetNodeLock(node_id=max(0, node_id), locked=self._chance(70))
 
     def _next_node_id(self, _state: State) -> Any:
         return r.GetNextNodeId(request_id=self._request_id())
@@ -176,23 +198,33 @@ class RandomRequests(RandomCommits):
             targets.append(r.RecoveryTarget(node_id, identity.node_epoch, target))
         return r.AssignRecoveries(targets=tuple(targets))
 
-    def _put(self, _state: State) -> Any:
+    def _version(self, state: State, namespace: str, key: str) -> int | None:
+        _, version = state.kvs.get((namespace, key), (b"", 0))
+        return self._one((None, None, version, version, version + 1))
+
+    def _put(self, state: State) -> Any:
+        namespace = self._one("mn")
         items = tuple(
             r.KVToPut(
-                namespace=self._one("mn"),
+                namespace=namespace,
                 key=key,
                 value=str(self._rng.randrange(9)).encode(),
                 overwrite=self._chance(50),
-                expected_version=self._one((None, None, 0, 7)),
+                expected_version=self._version(state, namespace, key),
             )
             for key in self._some("abc", 2)
         )
         return r.PutKVs(items=items)
 
-    def _delete_keys(self, _state: State) -> Any:
+    def _delete_keys(self, state: State) -> Any:
+        known = sorted(state.kvs)
+        if not known or self._chance(20):
+            known = [("m", "a"), ("n", "b")]
         keys = tuple(
-            r.KVKey(namespace=self._one("mn"), key=key, expected_version=self._one((None, None, 7)))
-            for key in self._some("abc", 2)
+            r.KVKey(
+                namespace=namespace, key=key, expected_version=self._version(state, namespace, key)
+            )
+            for namespace, key in self._some(known, 2)
         )
         return r.DeleteKVs(keys=keys)
 
@@ -203,13 +235,13 @@ _WEIGHTS = {
     "repeat_upload": 2,
     "compact_set": 12,
     "compact_stream": 14,
-    "open": 9,
+    "open": 11,
     "close": 7,
     "trim": 4,
     "create": 3,
-    "delete": 2,
+    "delete": 3,
     "opening": 4,
-    "abandon": 2,
+    "abandon": 3,
     "sweep": 2,
     "prepare": 5,
     "expire": 2,
@@ -219,9 +251,9 @@ _WEIGHTS = {
     "register": 2,
     "unregister": 2,
     "supervise": 1,
-    "lock": 3,
+    "lock": 4,
     "next_node_id": 1,
     "assign": 1,
-    "put": 1,
-    "delete_keys": 1,
+    "put": 3,
+    "delete_keys": 2,
 }

@@ -67,7 +67,7 @@ def unregister(state: State, request: UnregisterNode) -> ErrorAnswer:
     if node.locked:
         return ErrorAnswer(error=ErrorCode.NODE_LOCKED)
     if state.set_objects_of(node_id):
-        node.departed = True
+        node.departed, node.supervised = True, False
     else:
         state.forget_node(node_id)
     return ErrorAnswer(error=ErrorCode.NONE)

@@ -37,7 +37,7 @@ class _Nonsense:
         """Return a value of an annotated type."""
         rng = self._rng
         if kind == Int64Column:
-            return column([self._integer() for _ in range(self._count())])
+            return column(self._integers(self._count()))
         origin = typing.get_origin(kind)
         if origin in (typing.Union, types.UnionType):
             return self.value(rng.choice(typing.get_args(kind)))
@@ -46,12 +46,19 @@ class _Nonsense:
         if kind is type(None):
             return None
         if dataclasses.is_dataclass(kind):
-            make: Any = kind
-            hints = typing.get_type_hints(kind)
-            return make(**{name: self.value(hint) for name, hint in hints.items()})
+            return self._dataclass(kind, typing.get_type_hints(kind))
         if issubclass(kind, enum.Enum):
             return rng.choice(list(kind))
         return self._plain(kind)
+
+    def _dataclass(self, make: Any, hints: dict[str, Any]) -> Any:
+        if _is_table(hints):
+            rows = self._count()
+            return make(**{name: column(self._integers(rows)) for name in hints})
+        return make(**{name: self.value(hint) for name, hint in hints.items()})
+
+    def _integers(self, count: int) -> list[int]:
+        return [self._integer() for _ in range(count)]
 
     def _plain(self, kind: type) -> Any:
         rng = self._rng
@@ -82,6 +89,11 @@ class _Nonsense:
         return self._rng.choice(_NODES) if drawn < 0.4 else self._rng.randrange(30)
 
 
+def _is_table(hints: dict[str, Any]) -> bool:
+    """Whether these are columns of one table: what reads them makes them equally long."""
+    return all(hint == Int64Column for hint in hints.values())
+
+
 def _spoilt(request: Any, nonsense: _Nonsense, rng: Random) -> Any:
     """Return a sensible request with one field, at any depth, replaced."""
     hints = typing.get_type_hints(type(request))
@@ -89,7 +101,9 @@ def _spoilt(request: Any, nonsense: _Nonsense, rng: Random) -> Any:
     old = getattr(request, name)
     if dataclasses.is_dataclass(old) and rng.random() < 0.8:
         return dataclasses.replace(request, **{name: _spoilt(old, nonsense, rng)})
-    if hints[name] == Int64Column and len(old) and rng.random() < 0.8:
+    if _is_table(hints) and not len(old):
+        return request
+    if hints[name] == Int64Column and len(old):
         values = old.tolist()
         values[rng.randrange(len(values))] = nonsense.value(int)
         return dataclasses.replace(request, **{name: column(values)})

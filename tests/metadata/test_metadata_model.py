@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -25,6 +26,7 @@ from tests.metadata.small_tables import small_tables
 
 _EXAMPLES = int(os.environ.get("STREAMMETA_MODEL_EXAMPLES", "0"))
 _STEPS = int(os.environ.get("STREAMMETA_MODEL_STEPS", "50"))
+pytestmark = pytest.mark.timeout(0 if _EXAMPLES else 600)
 _SEEDS = st.integers(0, 2**32 - 1)
 """Of one request: hypothesis would take longer to draw its parts than the map to answer it."""
 
@@ -96,7 +98,7 @@ class MapMachine(RuleBasedStateMachine):
 
 
 MapMachine.TestCase.settings = settings(
-    max_examples=_EXAMPLES or 100,
+    max_examples=_EXAMPLES or 60,
     stateful_step_count=_STEPS,
     deadline=None,
     derandomize=not _EXAMPLES,

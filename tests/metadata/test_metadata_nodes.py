@@ -282,6 +282,16 @@ def test_supervision_is_remembered_once_and_stays_through_epochs() -> None:
     assert known(world).supervised
 
 
+def test_a_node_that_departs_is_supervised_no_longer() -> None:
+    world = World(streams=1)
+    world.commit(1, (0, 0, 5))
+    close(world, 0)
+    world.write(SuperviseNode(node=NODE))
+    world.write(UnregisterNode(node=NODE))
+    assert known(world).departed
+    assert not known(world).supervised
+
+
 def test_everything_here_is_undone_and_restored() -> None:
     world = World(streams=1)
     world.commit(1, (0, 0, 5))

@@ -18,9 +18,10 @@ from controller.lifecycle.sessions import Sessions
 from controller.loop.controller import MetadataController
 from controller.metadata.cluster_map import ClusterMap
 from controller.rpc.commit_pipeline import CommitPipeline
+from controller.rpc.metadata_service import MetadataHandlers
 from controller.rpc.node_service import NodeHandlers
 from controller.rpc.routes import routed, routes, service_handler
-from proto import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
+from proto import common_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.loop.loop_helpers import StillClock
 from tests.loop.memory_log import MemoryLog
 
@@ -28,7 +29,7 @@ DEADLINE_S = 20.0
 CLUSTER_ID = "here"
 NODE = common_pb2.NodeIdentity(node_id=1000, node_epoch=1)
 SESSION_TIMEOUT_MS = 9_000
-MODULES = (streams_pb2, objects_pb2, nodes_pb2, kv_pb2)
+MODULES = (streams_pb2, objects_pb2, nodes_pb2, kv_pb2, metadata_pb2)
 
 
 class PromptLog(MemoryLog):
@@ -140,9 +141,10 @@ def _handlers(
     }
     heartbeats = Heartbeats(controller, sessions, clock)
     unary |= NodeHandlers(heartbeats, controller.gate).unary()
+    streams = MetadataHandlers(controller).streams()
     pipelines = {"CommitPipeline": CommitPipeline(controller).handle}
     return tuple(
-        service_handler(service, unary, {}, pipelines)
+        service_handler(service, unary, streams, pipelines)
         for module in MODULES
         for service in module.DESCRIPTOR.services_by_name.values()
     )

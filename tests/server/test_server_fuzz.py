@@ -8,6 +8,7 @@ Of the quorum's own calls all are made in the name of another cluster: peers are
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -31,6 +32,7 @@ from proto import (
     streams_pb2,
 )
 from tests.server.fuzz_messages import RandomMessages
+from tests.server.fuzz_state import SensibleCalls
 from tests.server.quorum_tools import wait_until
 from tests.server.running import running_cluster
 
@@ -60,6 +62,7 @@ _DEFECTS = (
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.DATA_LOSS,
 )
+_SENSIBLE_SHARE = 0.4
 # They may wait for something that never comes.
 _PATIENT = ("AddVoter", "RemoveVoter", "Watch", "GetSnapshot", "StateHash", "TransferLeadership")
 _QUIET = (
@@ -77,9 +80,11 @@ class _Fuzz:
         self._channel = channel
         self._rng = Random(seed)
         self._messages = RandomMessages(self._rng, ("other", ""))
+        self._sensible = SensibleCalls(channel, self._rng)
         self._admin = admin_pb2_grpc.AdminServiceStub(channel)
         self.seed = seed
-        self.statuses: dict[str, int] = {}
+        self.changed: Counter[str] = Counter()
+        """How often a call of each method changed the map."""
 
     def hash(self) -> bytes:
         """The hash of the map as it is."""
@@ -88,9 +93,10 @@ class _Fuzz:
         return state_hash
 
     def has_leader(self) -> bool:
-        """Whether the controller leads by now."""
-        answer = self._admin.DescribeCluster(admin_pb2.DescribeClusterRequest(), timeout=10)
-        return bool(answer.leader_id == 1)
+        """Whether the controller leads and serves by now: an elected one first replays its log."""
+        get_nodes = next(method for method in _METHODS if method.name == "GetNodes")
+        answer, _ = self._send(get_nodes, b"")
+        return answer is not None
 
     def epoch(self) -> int:
         """The epoch of the leader, which there must be."""
@@ -109,16 +115,20 @@ class _Fuzz:
 
     def call(self, before: bytes) -> bytes:
         """Make one call; return the hash of the map after it."""
-        method = self._rng.choice(_METHODS)
-        if method.name in _PATIENT and self._rng.random() < 0.8:
-            return before
-        payload = self._messages.make(method.input_type).SerializeToString()
+        if self._rng.random() < _SENSIBLE_SHARE:
+            name, message = self._sensible.draw()
+            (method,) = (method for method in _METHODS if method.name == name)
+        else:
+            method = self._rng.choice(_METHODS)
+            if method.name in _PATIENT and self._rng.random() < 0.8:
+                return before
+            message = self._messages.make(method.input_type)
+        payload = message.SerializeToString()
         if self._rng.random() < 0.25:
             payload = self._messages.spoil(payload)
         answer, error = self._send(method, payload)
         after = self.hash()
-        code = "OK" if error is None else error.code().name
-        self.statuses[f"{method.name} {code}"] = self.statuses.get(f"{method.name} {code}", 0) + 1
+        self.changed[method.name] += after != before
         where = f"seed {self.seed}: {method.full_name} {_shown(method, payload)}"
         if error is not None:
             assert error.code() not in _DEFECTS, f"{where}: {error.code()} {error.details()}"
@@ -209,6 +219,9 @@ def test_no_call_hurts_a_controller(cluster: LocalCluster, seed: int) -> None:
         for _ in range(_CALLS):
             state_hash = fuzz.call(state_hash)
             assert cluster.children[1].is_running, f"seed {seed}: {cluster.children[1].log_tail()}"
+        assert len(+fuzz.changed) > 8, (
+            f"seed {seed}: hardly anything changed the map: {+fuzz.changed}"
+        )
         assert fuzz.epoch() == epoch, f"seed {seed}: the leader was deposed"
     text = cluster.children[1].log_path.read_text()
     for word in ("Traceback", '"level": "error"', "[error", "[critical", "InvariantError"):

@@ -1,12 +1,15 @@
 """Every RPC of the map carries its fields to the map and back; a bad one names its field."""
 
+import asyncio
+import contextlib
 from typing import Any
 
 import grpc
 import pytest
 
+from controller.loop.admission import LIMITS, RequestClass
 from controller.rpc.routes import routed, routes
-from proto import common_pb2, nodes_pb2, objects_pb2, streams_pb2
+from proto import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from proto.common_pb2 import (
     COMPACTED_OBJECTS_NOT_FOUND,
     NODE_EPOCH_EXPIRED,
@@ -15,6 +18,7 @@ from proto.common_pb2 import (
     OFFSET_NOT_MATCHED,
     STREAM_NOT_CLOSED,
 )
+from tests.broker_client.client_helpers import until
 from tests.server.rpc_server import NODE, SESSION_TIMEOUT_MS, Rpcs, rpc_test
 
 NODES = "NodeService"
@@ -85,11 +89,13 @@ async def test_heartbeats_renew_a_session_that_nodes_show(rpcs: Rpcs) -> None:
     answer = await rpcs.call(f"{NODES}/Heartbeat", beat, nodes_pb2.HeartbeatResponse)
     assert answer.error == NODE_EPOCH_NOT_EXIST
     await rpcs.register()
-    assert [one.state for one in await nodes(rpcs)] == [nodes_pb2.NODE_STATE_UNKNOWN]
+    (silent,) = await nodes(rpcs)
+    assert (silent.state, silent.supervised) == (nodes_pb2.NODE_STATE_UNKNOWN, False)
     answer = await rpcs.call(f"{NODES}/Heartbeat", beat, nodes_pb2.HeartbeatResponse)
     assert (answer.error, answer.session_timeout_ms) == (NONE, SESSION_TIMEOUT_MS)
     assert not answer.recoveries
-    assert [one.state for one in await nodes(rpcs)] == [nodes_pb2.NODE_STATE_ACTIVE]
+    (heard,) = await nodes(rpcs)
+    assert (heard.state, heard.supervised) == (nodes_pb2.NODE_STATE_ACTIVE, True)
     old = common_pb2.NodeIdentity(node_id=1000, node_epoch=0)
     answer = await rpcs.call(
         f"{NODES}/Heartbeat", nodes_pb2.HeartbeatRequest(node=old), nodes_pb2.HeartbeatResponse
@@ -277,3 +283,29 @@ async def test_a_passed_deadline_decides_nothing(rpcs: Rpcs) -> None:
     with pytest.raises(AbortedError, match="DEADLINE_EXCEEDED"):
         await routed(route, rpcs.controller)(nodes_pb2.LockNodeRequest(node_id=1000), context)
     assert rpcs.log.next_offset == before
+
+
+@rpc_test
+async def test_few_copies_of_the_map_are_made_at_a_time(rpcs: Rpcs) -> None:
+    gate, kind = rpcs.controller.gate, RequestClass.SNAPSHOT
+    get: Any = rpcs.channel.unary_stream("/streammeta.v1.MetadataService/GetSnapshot")
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(LIMITS[kind].running):
+            await stack.enter_async_context(gate.admitted(kind))
+        read = asyncio.ensure_future(get(b"").read())
+        await until(lambda: gate._admission.waiting(kind) == 1, "a call that waits")
+        assert not read.done()
+    assert metadata_pb2.SnapshotChunk.FromString(await read).total_bytes > 0
+
+
+@rpc_test
+async def test_a_snapshot_that_is_refused_holds_nothing(rpcs: Rpcs) -> None:
+    end_offset = rpcs.log.next_offset
+    get: Any = rpcs.channel.unary_stream("/streammeta.v1.MetadataService/GetSnapshot")
+    for fields in ({"not_before_offset": end_offset + 1}, {"hold_ms": -1}):
+        request = metadata_pb2.GetSnapshotRequest(**{"hold_ms": 1000, **fields})
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await get(request.SerializeToString()).read()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert next(iter(fields)) in str(refused.value.details())
+    assert rpcs.log.next_offset == end_offset

@@ -50,6 +50,7 @@ def test_a_linked_object_names_its_composite_and_a_node_what_is_to_be_settled() 
     cluster.objects[68].composite_id = 90
     cluster.nodes[1].locked = True
     cluster.nodes[1].departed = True
+    cluster.nodes[1].supervised = True
     cluster.nodes[1].recovered_by = 2
     cluster.nodes[1].pending_upload_count = 4
     with shell_on(cluster) as state:
@@ -60,7 +61,7 @@ def test_a_linked_object_names_its_composite_and_a_node_what_is_to_be_settled() 
     assert not any("composite_id" in line for line in other)
     said = {line.split(":")[0]: line.split(":")[1].strip() for line in node if ":" in line}
     assert (said["locked"], said["departed"], said["recovered_by"]) == ("yes", "yes", "2")
-    assert said["pending_upload_count"] == "4"
+    assert (said["pending_upload_count"], said["supervised"]) == ("4", "yes")
 
 
 def big_cluster() -> FakeCluster:

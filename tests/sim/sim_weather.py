@@ -199,7 +199,8 @@ class Weather:
         self._count(f"bits turned over: {path.suffix or path.name}")
         node.disk.flip(path, self._rng.randrange(len(data)), self._rng.randrange(8))
         self._world.ghost.replicas[node.key].is_rotten = True
-        if self._rng.random() < 0.6:
+        # An observer has to notice: a voter to be must not bring damage that nobody counted.
+        if self._rng.random() < 0.6 or not self._world.is_voter(node):
             self._world.crash(node, power=self._rng.random() < 0.5)
 
     def _wipe(self) -> None:

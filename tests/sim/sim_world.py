@@ -260,6 +260,13 @@ class World:
         known = [self.ghost.replicas[node.key].log.voters for node in self.nodes]
         return [self.ghost.ledger.voters, *(voters for voters in known if len(voters))]
 
+    def is_voter(self, node: SimNode) -> bool:
+        """Whether a node votes, whichever voter set is in force."""
+        return all(
+            any(voter.key.node_id == node.node_id for voter in voters)
+            for voters in self.possible_voters()
+        )
+
     def may_be_harmed(self, node: SimNode) -> bool:
         """Whether the others remain a majority if this node's disk is lost."""
         return node.core is not None and all(
