@@ -1,7 +1,8 @@
 """When a controller writes a checkpoint of its own. Reads no clock; times are monotonic ms.
 
 What was counted is forgotten when a checkpoint begins or one is loaded, never because leadership
-was won or lost, so that a cluster whose leaders change often still gets its checkpoints.
+was won or lost, so that a cluster whose leaders change often still gets its checkpoints. A large
+state waits for more log, so that checkpoints never cost more than twice the log they stand for.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ class CheckpointLimits:
     """How much log, and how much time, may lie behind the last checkpoint."""
 
     log_bytes: int = 20 << 20
-    """Bytes of committed payload."""
+    """Bytes of committed payload; half the size of the last checkpoint where that is more."""
     interval_ms: int = 3_600_000
     """Milliseconds, if anything at all was committed in them."""
     retry_ms: int = 30_000
@@ -31,6 +32,7 @@ class CheckpointSchedule:
 
     def __init__(self, limits: CheckpointLimits, now_ms: int) -> None:
         self._limits = limits
+        self._log_bytes = limits.log_bytes
         self._bytes = 0
         self._since = now_ms
         self._not_before = now_ms
@@ -51,6 +53,10 @@ class CheckpointSchedule:
         self._since = self._not_before = now_ms
         self._is_owed = False
 
+    def written(self, size: int) -> None:
+        """The one that had begun is complete and has `size` bytes."""
+        self._log_bytes = max(self._limits.log_bytes, size // 2)
+
     def failed(self, now_ms: int) -> None:
         """The one that had begun could not be written: it is still owed, after a pause."""
         self._is_owed = True
@@ -63,7 +69,7 @@ class CheckpointSchedule:
 
     def deadline(self) -> int | None:
         """Return from when on one is due if nothing more is committed; None for never."""
-        if self._is_owed or self._bytes >= self._limits.log_bytes:
+        if self._is_owed or self._bytes >= self._log_bytes:
             return self._not_before
         if self._bytes:
             return max(self._not_before, self._since + self._limits.interval_ms)

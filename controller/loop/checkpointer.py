@@ -252,10 +252,12 @@ class Checkpointer:
             await self._publish(attempt, writer)
         finally:
             self._attempt = None
+        self._schedule.written(writer.size)
         _log.info(
             "checkpoint_written",
             end_offset=point.snapshot_id.end_offset,
             epoch=point.snapshot_id.epoch,
+            bytes=writer.size,
             took_ms=self._clock.monotonic_ms() - started,
         )
 

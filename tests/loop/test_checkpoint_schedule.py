@@ -15,6 +15,20 @@ def test_bytes_make_one_due_at_once() -> None:
     assert schedule.is_due(10)
 
 
+def test_a_large_checkpoint_waits_for_half_its_size_of_log() -> None:
+    schedule = CheckpointSchedule(LIMITS, now_ms=0)
+    schedule.begun(0)
+    schedule.written(500)
+    schedule.committed(249)
+    assert not schedule.is_due(10)
+    schedule.committed(1)
+    assert schedule.is_due(10)
+    schedule.begun(10)
+    schedule.written(20)
+    schedule.committed(100)
+    assert schedule.is_due(10)
+
+
 def test_time_makes_one_due_only_with_something_new() -> None:
     schedule = CheckpointSchedule(LIMITS, now_ms=0)
     assert schedule.deadline() is None
