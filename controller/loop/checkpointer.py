@@ -1,6 +1,7 @@
 """Writes this controller's own checkpoints, one at a time, while everything else goes on.
 
-The state is frozen at the end of a batch and written in a thread. What a leader freezes is not all
+The state is frozen at the end of a batch and written in a thread that rests more than it works, so
+that commits keep their pace however large the state is. What a leader freezes is not all
 committed yet, so the file gets its name only when it is; if leadership is lost before that, the
 file is thrown away and the next one is made of what is committed. A full disk only puts it off.
 """
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
@@ -29,6 +32,9 @@ from controller.quorum.messages import SnapshotId
 from controller.snapshot.writer import Sink
 
 _log = structlog.get_logger(component="checkpoint")
+
+_REST = 3
+"""How many times as long as the writing thread computes does it rest."""
 
 
 class CheckpointHost(Protocol):
@@ -58,29 +64,32 @@ class _Attempt:
 
     point: SnapshotPoint
     write: Callable[[Sink], object]
-    is_abandoned: bool = False
+    abandoned: threading.Event = field(default_factory=threading.Event)
     published: asyncio.Future[None] | None = None
 
     def abandon(self) -> None:
-        self.is_abandoned = True
+        self.abandoned.set()
         if self.published is not None and not self.published.done():
             self.published.set_exception(_AbandonedError())
 
     def require(self) -> None:
-        if self.is_abandoned:
+        if self.abandoned.is_set():
             raise _AbandonedError
 
 
 @dataclass(slots=True)
 class _WatchfulSink:
-    """Stops the writing thread when its checkpoint is abandoned."""
+    """Slows the writing thread down, and stops it when its checkpoint is abandoned."""
 
     attempt: _Attempt
     sink: Sink
+    _computed: float = field(default_factory=time.thread_time)
 
     def write(self, data: bytes) -> None:
-        self.attempt.require()
         self.sink.write(data)
+        self.attempt.abandoned.wait(_REST * (time.thread_time() - self._computed))
+        self.attempt.require()
+        self._computed = time.thread_time()
 
 
 class Checkpointer:

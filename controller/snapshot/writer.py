@@ -1,6 +1,11 @@
-"""Writes checkpoint files, section by section, so that only one section is in memory at a time."""
+"""Writes checkpoint files, section by section, in pieces of a few megabytes.
+
+Only one section is in memory at a time, and what is done with the interpreter's lock held takes no
+longer than such a piece: the thread that writes shares its process with commits.
+"""
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -49,10 +54,11 @@ def write_checkpoint(
     entries = []
     for name in sections:
         table = _as_table(name, sections[name])
-        body = _ipc_stream(table)
-        crc = google_crc32c.value(body)
-        entries.append(SectionEntry(name, output.position, len(body), table.num_rows, crc))
-        output.write(body)
+        body = _SectionSink(output)
+        with pa.ipc.new_stream(body, table.schema) as writer:
+            writer.write_table(table, max_chunksize=BATCH_ROWS)
+        start = output.position - body.size
+        entries.append(SectionEntry(name, start, body.size, table.num_rows, body.crc))
     index = json.dumps({"sections": [asdict(entry) for entry in entries]}).encode()
     output.write(index)
     footer = FOOTER.pack(output.digest(), google_crc32c.value(index), len(index), END_MAGIC)
@@ -75,6 +81,25 @@ class _HashingSink:
 
     def digest(self) -> bytes:
         return self._hash.digest()
+
+
+class _SectionSink(io.RawIOBase):
+    """The file that Arrow writes one section to: counts it and sums it up."""
+
+    def __init__(self, output: _HashingSink) -> None:
+        super().__init__()
+        self._output = output
+        self.size = 0
+        self.crc = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._output.write(data)
+        self.size += len(data)
+        self.crc = google_crc32c.extend(self.crc, data)
+        return len(data)
 
 
 def _header(checkpoint_id: CheckpointId, cluster_id: str) -> bytes:
@@ -109,10 +134,8 @@ def _as_array(section: str, name: str, values: npt.NDArray[Any] | Sequence[Any])
 def _fixed_array(values: npt.NDArray[Any]) -> "pa.Array[Any]":
     kind = pa.from_numpy_dtype(values.dtype)
     is_boolean = values.dtype == np.bool_
-    data = np.packbits(values, bitorder="little") if is_boolean else values
-    array: pa.Array[Any] = pa.Array.from_buffers(
-        kind, len(values), [None, pa.py_buffer(data.tobytes())]
-    )
+    data = np.packbits(values, bitorder="little") if is_boolean else np.ascontiguousarray(values)
+    array: pa.Array[Any] = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(data.data)])
     return array
 
 
@@ -123,11 +146,3 @@ def _variable_array(kind: pa.DataType, values: Sequence[str | bytes]) -> "pa.Arr
     buffers = [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(encoded))]
     array: pa.Array[Any] = pa.Array.from_buffers(kind, len(encoded), buffers)
     return array
-
-
-def _ipc_stream(table: pa.Table) -> bytes:
-    buffer = pa.BufferOutputStream()
-    with pa.ipc.new_stream(buffer, table.schema) as writer:
-        writer.write_table(table, max_chunksize=BATCH_ROWS)
-    body: bytes = buffer.getvalue().to_pybytes()
-    return body
