@@ -26,8 +26,12 @@ from broker_client.errors import (
     ObjectNotCommittedError,
     OffsetMismatchError,
     OffsetTrimmedError,
+    OutcomeUnknownError,
     PermissionDeniedError,
     ProtocolViolationError,
+    ReadDeadlineError,
+    ReaderClosedError,
+    RecoveryNeededError,
     RefusedError,
     StreamEpochMismatchError,
     StreamFailedError,
@@ -40,11 +44,21 @@ from broker_client.errors import (
     WriterClosedError,
 )
 from broker_client.heartbeat import Heartbeat
-from broker_client.object_source import ReaderStats
 from broker_client.observer import SilentObserver, UploadObserver
-from broker_client.reader import ReaderConfig, StreamQuery, StreamReader
+from broker_client.reader import StreamReader
+from broker_client.reader_config import ReaderConfig
+from broker_client.reading.lookups import StreamQuery
+from broker_client.reading.range_reader import Fetched
+from broker_client.reading.reader_stats import ReaderStats
+from broker_client.reading.stream_tail import StreamTail
+from broker_client.reading.time_lookup import OffsetAtTime, kafka_timestamp
 from broker_client.session import BrokerSession, OpenedStream, Outcomes
-from broker_client.writer import StreamWriter, WriterConfig
+from broker_client.write_ahead_log.config import LogConfig
+from broker_client.write_ahead_log.identity import LogIdentity
+from broker_client.write_ahead_log.log import WriteAheadLog
+from broker_client.write_ahead_log.recovery import RecoveryReport
+from broker_client.writer import StreamWriter
+from broker_client.writer_config import WriterConfig
 
 __all__ = [
     "BrokerClientError",
@@ -55,11 +69,14 @@ __all__ = [
     "ControllerDefectError",
     "ControllerUnavailableError",
     "CorruptObjectError",
+    "Fetched",
     "Heartbeat",
     "InvalidRequestError",
     "KeyConflictError",
     "KeyNotFoundError",
     "LimitExceededError",
+    "LogConfig",
+    "LogIdentity",
     "MissingObjectError",
     "NodeEpochExpiredError",
     "NodeFencedError",
@@ -67,14 +84,20 @@ __all__ = [
     "NodeNotRegisteredError",
     "ObjectExpiredError",
     "ObjectNotCommittedError",
+    "OffsetAtTime",
     "OffsetMismatchError",
     "OffsetTrimmedError",
     "OpenedStream",
+    "OutcomeUnknownError",
     "Outcomes",
     "PermissionDeniedError",
     "ProtocolViolationError",
+    "ReadDeadlineError",
+    "ReaderClosedError",
     "ReaderConfig",
     "ReaderStats",
+    "RecoveryNeededError",
+    "RecoveryReport",
     "RefusedError",
     "SilentObserver",
     "StreamEpochMismatchError",
@@ -85,12 +108,15 @@ __all__ = [
     "StreamNotOpenedError",
     "StreamQuery",
     "StreamReader",
+    "StreamTail",
     "StreamWriter",
     "UnsupportedError",
     "Upload",
     "UploadFailedError",
     "UploadObserver",
     "UploadVerdict",
+    "WriteAheadLog",
     "WriterClosedError",
     "WriterConfig",
+    "kafka_timestamp",
 ]

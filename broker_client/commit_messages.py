@@ -23,6 +23,9 @@ MESSAGE_ROWS_MAX = 20_000
 MESSAGE_BYTES_MAX = 1 << 20
 """One commit that is larger goes alone; what the controller refuses, it refuses then."""
 
+TIMESTAMP_MAX = 2**63 - 1
+CRC32C_MAX = 2**32 - 1
+
 _METHOD = "CommitPipeline"
 
 ResultT = TypeVar("ResultT")
@@ -34,7 +37,9 @@ class Upload:
     """A stream set object in the store: one row for each stream in it, sorted by stream id.
 
     `stream_epochs` are those the streams were opened with; empty: not checked. Offsets are
-    half-open. Raises `ValueError` for columns that no message can hold.
+    half-open. No record in the object is older than `min_timestamp_ms` or newer than
+    `max_timestamp_ms` (ms since 1970-01-01, both known or neither); `crc32c` is that of all its
+    bytes; -1: unknown. Raises `ValueError` for what no message can hold.
     """
 
     object_id: int
@@ -43,6 +48,9 @@ class Upload:
     start_offsets: Sequence[int]
     end_offsets: Sequence[int]
     stream_epochs: Sequence[int] = ()
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
 
     def __post_init__(self) -> None:
         rows = len(self.stream_ids)
@@ -55,6 +63,17 @@ class Upload:
         if not 1 <= rows <= MESSAGE_ROWS_MAX:
             raise ValueError(
                 f"object {self.object_id} has {rows} ranges, wanted 1..{MESSAGE_ROWS_MAX}"
+            )
+        low, high = self.min_timestamp_ms, self.max_timestamp_ms
+        if not -1 <= low <= high <= TIMESTAMP_MAX or (low == -1 != high):
+            raise ValueError(
+                f"object {self.object_id} has records from {low} to {high} ms, wanted"
+                f" 0 <= from <= to <= {TIMESTAMP_MAX}, or -1 and -1 if that is not known"
+            )
+        if not -1 <= self.crc32c <= CRC32C_MAX:
+            raise ValueError(
+                f"object {self.object_id} has the CRC-32C {self.crc32c}, wanted 0..{CRC32C_MAX},"
+                " or -1 if it is not known"
             )
 
 
@@ -80,6 +99,7 @@ class PendingUpload:
     object_size: int
     rows: int
     columns: tuple[bytes, bytes, bytes, bytes]
+    facts: tuple[int, int, int]
     done: asyncio.Future[UploadVerdict]
     expires: float
 
@@ -95,12 +115,13 @@ class PendingUpload:
             _column(upload.end_offsets),
         )
         rows = len(upload.stream_ids)
-        return cls(upload.object_id, upload.object_size, rows, columns, done, expires)
+        facts = (upload.min_timestamp_ms, upload.max_timestamp_ms, upload.crc32c)
+        return cls(upload.object_id, upload.object_size, rows, columns, facts, done, expires)
 
     @property
     def size(self) -> int:
         """Bytes it takes of a message, about."""
-        return 32 * self.rows + 24
+        return 32 * self.rows + 48
 
 
 @dataclass(slots=True, eq=False)
@@ -142,6 +163,8 @@ class CommitMessage:
         if self.uploads:
             columns = zip(*(one.columns for one in self.uploads), strict=True)
             stream_id, stream_epoch, start_offset, end_offset = map(b"".join, columns)
+            facts = zip(*(one.facts for one in self.uploads), strict=True)
+            min_timestamp_ms, max_timestamp_ms, crc32c = map(_known_column, facts)
             message.uploads.CopyFrom(
                 columns_pb2.UploadColumns(
                     node=node,
@@ -154,6 +177,9 @@ class CommitMessage:
                         start_offset=[start_offset],
                         end_offset=[end_offset],
                     ),
+                    min_timestamp_ms=min_timestamp_ms,
+                    max_timestamp_ms=max_timestamp_ms,
+                    crc32c=crc32c,
                 )
             )
         return message.SerializeToString()
@@ -283,6 +309,11 @@ def _in_time(waiting: Iterable[PendingT], now: float, error: Exception) -> list[
 
 def _column(values: Sequence[int]) -> bytes:
     return array("q", values).tobytes()
+
+
+def _known_column(values: Sequence[int]) -> list[bytes]:
+    """Return the pieces of a column that is left out if all of it is unknown."""
+    return [_column(values)] if any(value != -1 for value in values) else []
 
 
 def _resolve(done: asyncio.Future[ResultT], result: ResultT) -> None:

@@ -68,6 +68,7 @@ class CommitPipeline:
         self._failures = 0
         self._tried: dict[str, str] = {}
         self._closed = False
+        self._ended: Exception | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -86,7 +87,7 @@ class CommitPipeline:
 
         The result is a future of the verdict. It fails with `ControllerUnavailableError` when the
         deadline passes, and with a `RefusedError` when the controller refuses the whole. Raises
-        `WriterClosedError` after `close`.
+        `WriterClosedError` after `close`, and what ended the pipeline if it ended by itself.
         """
         await self._wait_for_room()
         loop = asyncio.get_running_loop()
@@ -104,13 +105,18 @@ class CommitPipeline:
         self._add(PendingCommit(request, done, loop.time() + self._deadline))
         return done
 
-    async def close(self) -> None:
-        """Wait until everything handed in is answered or has failed, then stop."""
+    async def close(self, deadline: float | None = None) -> None:
+        """Wait until everything handed in is answered or has failed, then stop.
+
+        What is not answered `deadline` seconds from now fails with `WriterClosedError`.
+        """
         self._closed = True
         self._room.set()
-        while self._pending:
-            self._room.clear()
-            await self._room.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline):
+                while self._pending:
+                    self._room.clear()
+                    await self._room.wait()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -121,6 +127,8 @@ class CommitPipeline:
         while self._pending >= PENDING_MAX and not self._closed:
             self._room.clear()
             await self._room.wait()
+        if self._ended is not None:
+            raise self._ended
         if self._closed:
             raise WriterClosedError("a commit came after its pipeline was closed")
 
@@ -149,7 +157,7 @@ class CommitPipeline:
             while True:
                 endpoint = await self._serve(endpoint)
         except Exception as error:  # noqa: BLE001 - callers wait: whatever it is, they hear of it
-            ended = error
+            ended = self._ended = error
         finally:
             self._closed = True
             self._fail_all(ended)

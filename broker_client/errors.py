@@ -226,6 +226,21 @@ class ControllerUnavailableError(BrokerClientError):
         )
 
 
+class OutcomeUnknownError(BrokerClientError):
+    """A commit got no answer in time: its records may be committed, all of them or none.
+
+    The next offset of their streams, once opened with larger epochs, tells which.
+    """
+
+    def __init__(self, subject: str, cause: Exception) -> None:
+        self.subject = subject
+        self.__cause__ = cause
+        super().__init__(
+            f"the outcome of {subject} is unknown ({cause}); open the stream again with a larger"
+            " epoch: its next offset tells whether the records are committed"
+        )
+
+
 class UploadFailedError(BrokerClientError):
     """The object store did not take an object; nothing of it was committed."""
 
@@ -240,6 +255,38 @@ class UploadFailedError(BrokerClientError):
 
 class WriterClosedError(BrokerClientError):
     """The writer is closed and takes no more records."""
+
+
+class RecoveryNeededError(BrokerClientError):
+    """The write-ahead log holds records of an earlier process that may not be committed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the write-ahead log holds records of an earlier process; attach the streams that the"
+            " session inherited and await recover() before the first append"
+        )
+
+
+class ReaderClosedError(BrokerClientError):
+    """The reader was closed while, or before, something was read with it."""
+
+    def __init__(self, stream_id: int) -> None:
+        self.stream_id = stream_id
+        super().__init__(f"read of stream {stream_id}: the reader is closed; make a new one")
+
+
+class ReadDeadlineError(BrokerClientError):
+    """A read was not done when its deadline passed; it changed nothing."""
+
+    retriable = True
+
+    def __init__(self, subject: str, deadline: float) -> None:
+        self.subject = subject
+        self.deadline = deadline
+        super().__init__(
+            f"{subject} was not done in {deadline:g} s; check that the object store answers, then"
+            " repeat it, with less to read or a longer deadline"
+        )
 
 
 class CorruptObjectError(BrokerClientError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -47,7 +47,18 @@ class SnapshotRequired:
     from_offset: int
 
 
-WatchEvent: TypeAlias = Change | SnapshotRequired
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """All changes asked for that lie below `next_offset` have been given out.
+
+    `high_watermark` is the committed end of the log as last heard of, from any controller.
+    """
+
+    next_offset: int
+    high_watermark: int
+
+
+WatchEvent: TypeAlias = Change | SnapshotRequired | Progress
 
 
 class MetadataWatch:
@@ -55,7 +66,9 @@ class MetadataWatch:
 
     Empty `kinds`, `stream_ids` and `node_ids` mean all. A controller that sends nothing for
     `silence` seconds, not even how far it is, is given up for the next; after `deadline` seconds
-    without any that serves, the watch fails.
+    without any that serves, the watch fails. `channel` gives the connection to an endpoint, which
+    stays its owner's; without it the watch makes its own. With `progress` each answer of a
+    controller is followed by how far the watch is.
     """
 
     def __init__(
@@ -69,6 +82,8 @@ class MetadataWatch:
         silence: float = DEFAULT_SILENCE,
         deadline: float = DEFAULT_DEADLINE,
         rng: random.Random | None = None,
+        channel: Callable[[str], grpc.aio.Channel] | None = None,
+        progress: bool = False,
     ) -> None:
         if not endpoints:
             raise ValueError("endpoints is empty, wanted one or more host:port addresses")
@@ -80,6 +95,8 @@ class MetadataWatch:
         self._deadline = deadline
         self._rng = rng or random.Random()
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channel = channel or self._own_channel
+        self._tells_progress = progress
         self._next_offset = from_offset
         self._high_watermark = -1
         self._endpoint = ""
@@ -96,7 +113,7 @@ class MetadataWatch:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the watch's own connections."""
         channels = list(self._channels.values())
         self._channels.clear()
         await asyncio.gather(*(channel.close() for channel in channels))
@@ -136,6 +153,8 @@ class MetadataWatch:
                         change = self._take(response)
                         if change is not None:
                             yield change
+                        if self._tells_progress:
+                            yield Progress(self._next_offset, self._high_watermark)
                     else:
                         search.failed(endpoint, "the watch ended")
             except grpc.aio.AioRpcError as error:
@@ -173,7 +192,7 @@ class MetadataWatch:
         finally:
             call.cancel()
 
-    def _channel(self, endpoint: str) -> grpc.aio.Channel:
+    def _own_channel(self, endpoint: str) -> grpc.aio.Channel:
         if endpoint not in self._channels:
             self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
         return self._channels[endpoint]

@@ -16,7 +16,7 @@ class UploadObserver(Protocol):
     """
 
     async def on_prepared(self, object_ids: Sequence[int], deadline_ms: int) -> None:
-        """Learn that ids were issued; uncommitted ones expire at `deadline_ms`, leader's clock."""
+        """Learn that a batch has ids; uncommitted ones expire at `deadline_ms`, leader's clock."""
 
     async def on_uploaded(self, keys: Sequence[str]) -> None:
         """Learn that the objects with these keys are in the store, and not yet in the map."""

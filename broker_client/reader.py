@@ -1,78 +1,51 @@
-"""Reading streams back: ask the map which objects hold a range, fetch their blocks, check the join.
+"""Reading streams back, in order and complete, as they are and as they grow.
 
-Owns the order and completeness of what it returns: records of a stream follow each other without a
-gap, from the offset asked for. Objects vanish under a reader when they are compacted away, so a
-missing one makes it ask the map again; only one that the map goes on listing is an error.
-Streams are read one by one with `read` and `iterate`, or many at once, object by object, with
-`read_streams`.
+Owns what a caller sees: records of a stream follow each other without a gap from the offset asked
+for, whatever happens to the objects that hold them; each call ends by its deadline; memory stays
+within the bounds of the configuration. How it is done is in `broker_client.reading`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
+from typing import Any, Self, TypeVar
 
-from broker_client import methods
 from broker_client.controller_client import ControllerClient
-from broker_client.errors import (
-    CorruptObjectError,
-    MissingObjectError,
-    OffsetTrimmedError,
-    ProtocolViolationError,
-    refusal,
-)
-from broker_client.object_source import Block, ObjectSource, ReaderStats, merge_blocks
+from broker_client.errors import ReadDeadlineError, ReaderClosedError, refusal
+from broker_client.object_source import ObjectSource
+from broker_client.reader_config import ReaderConfig
+from broker_client.reading.block_cache import BlockCache
+from broker_client.reading.block_fetcher import BlockFetcher
+from broker_client.reading.bulk_reader import BulkReader
+from broker_client.reading.cursors import Cursors
+from broker_client.reading.lookups import Lookups, StreamQuery
+from broker_client.reading.map_follower import MapFollower
+from broker_client.reading.range_reader import Fetched, RangeReader
+from broker_client.reading.reader_stats import ReaderStats
+from broker_client.reading.slice_cache import SliceCache
+from broker_client.reading.stream_tail import NewsWait, StreamTail
+from broker_client.reading.time_lookup import Bound, OffsetAtTime, TimestampOf
+from broker_client.reading.timed_stream import TimedStreams
 from broker_client.store_threads import StoreThreads
 from proto import common_pb2, objects_pb2
-from storage.errors import ObjectNotFoundError
 from storage.object_format.index_block import UNLIMITED
-from storage.object_format.object_key import OwnKey, parse_key
 from storage.object_format.record import RecordBatch
 from storage.object_store.base import ObjectStore
 
-_MIB = 1024 * 1024
-_QUERIES_PER_CALL = 2_000
-_OBJECTS_PER_READ = 16
-_VANISHED_RETRIES = 3
-_VANISHED_WAIT = 0.05
+DEFAULT_READ_BYTES = 8 * 1024 * 1024
 
-
-@dataclass(frozen=True, slots=True)
-class ReaderConfig:
-    """Bounds of a reader, in bytes unless named otherwise."""
-
-    index_cache_bytes: int = 64 * _MIB  # indexes kept for the next read
-    bulk_bytes: int = 64 * _MIB  # blocks that `read_streams` holds at the same time
-    fetch_threads: int = 8  # requests to the store at the same time
-
-
-@dataclass(frozen=True, slots=True)
-class StreamQuery:
-    """Asks for the objects of `[start, end)` of a stream; `end` -1: no end; `limit` 0: 1000."""
-
-    stream_id: int
-    start: int
-    end: int = UNLIMITED
-    limit: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamPlan:
-    """All blocks of one stream, in offset order, covering `[start, end)`."""
-
-    stream_id: int
-    start: int
-    end: int
-    blocks: tuple[Block, ...]
-
-    @property
-    def size(self) -> int:
-        return sum(block.entry.size for block in self.blocks)
+_ResultT = TypeVar("_ResultT")
 
 
 class StreamReader:
-    """Reads streams of the cluster whose objects have `namespace` in their keys."""
+    """Reads streams of the cluster whose objects have `namespace` in their keys.
+
+    Safe for many concurrent calls on one event loop; use it as an async context manager or call
+    `close`. Every call raises `StreamNotFoundError`, `OffsetTrimmedError`, `CorruptObjectError`,
+    `MissingObjectError`, `ReadDeadlineError`, `ReaderClosedError`, what a call to the controllers
+    raises, and `storage.errors` that are no fault of the object. `deadline` is in seconds.
+    """
 
     def __init__(
         self,
@@ -81,19 +54,67 @@ class StreamReader:
         namespace: str,
         config: ReaderConfig | None = None,
     ) -> None:
-        self._config = config or ReaderConfig()
-        self._client = client
-        self._namespace = namespace
-        self._threads = StoreThreads(store, self._config.fetch_threads, "fetch")
-        self._source = ObjectSource(self._threads, namespace, self._config.index_cache_bytes)
+        self._config = config = config or ReaderConfig()
+        self._stats = ReaderStats()
+        self._threads = StoreThreads(store, config.fetch_threads, "fetch")
+        self._lookups = Lookups(client)
+        self._slices = SliceCache(
+            self._lookups, self._stats, config.max_slices, config.max_staleness
+        )
+        self._follower = MapFollower(client, self._slices)
+        self._slices.follow(self._follower)
+        self._source = ObjectSource(
+            self._threads, namespace, config.index_cache_bytes, config.request_timeout, self._stats
+        )
+        self._blocks = BlockCache(config.block_cache_bytes)
+        self._fetcher = BlockFetcher(self._source, self._blocks, self._stats, config.read_bytes)
+        self._source.on_whole = self._fetcher.take_whole
+        cursors = Cursors(
+            self._blocks,
+            self._stats,
+            config.readahead_bytes,
+            max(1, min(config.max_readahead_bytes, config.block_cache_bytes // 2)),
+        )
+        self._ranges = RangeReader(
+            namespace,
+            self._slices,
+            self._source,
+            self._fetcher,
+            cursors,
+            self._stats,
+            config.read_bytes // 2,
+        )
+        self._bulk = BulkReader(namespace, self._lookups, self._source, config.bulk_bytes)
+        self._timed = TimedStreams(
+            namespace, self._lookups, self._source, self._fetcher, self._slices
+        )
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def stats(self) -> ReaderStats:
-        """What was asked of the store so far."""
-        return self._source.stats
+        """What was asked of the store and the map so far, and what was found in memory."""
+        return self._stats
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of indexes, blocks and unfinished reads in memory now."""
+        return self._source.cached_bytes + self._blocks.size + self._fetcher.held_bytes
 
     def close(self) -> None:
-        """Stop the threads; reads that wait fail."""
+        """Stop everything; reads that wait fail."""
+        self._closed = True
+        self._follower.close()
+        self._slices.on_gap()  # who waits for news has to hear of it
+        self._ranges.close()
+        self._lookups.close()
+        self._source.close()
+        self._fetcher.close()
         self._threads.close()
 
     async def locate(self, queries: Sequence[StreamQuery]) -> list[objects_pb2.ObjectList]:
@@ -101,50 +122,76 @@ class StreamReader:
 
         Error codes are left in the answers.
         """
-        answers: list[objects_pb2.ObjectList] = []
-        for at in range(0, len(queries), _QUERIES_PER_CALL):
-            part = queries[at : at + _QUERIES_PER_CALL]
-            request = objects_pb2.GetObjectsRequest(
-                queries=[
-                    objects_pb2.ObjectQuery(
-                        stream_id=one.stream_id,
-                        start_offset=one.start,
-                        end_offset=one.end,
-                        limit=one.limit,
-                    )
-                    for one in part
-                ]
+        return await self._lookups.ask_many(queries)
+
+    async def fetch(
+        self,
+        stream_id: int,
+        offset: int,
+        max_bytes: int = DEFAULT_READ_BYTES,
+        *,
+        min_bytes: int = 1,
+        wait: float = 0.0,
+        deadline: float | None = None,
+    ) -> Fetched:
+        """Read from `offset` on; wait up to `wait` seconds until there are `min_bytes` of payload.
+
+        About `max_bytes` of payload are read, at least one batch if there is any, fewer if the
+        memory allowed does not suffice. The first batch may begin before `offset`. Where the stream
+        ends nothing is returned; offsets that were given up are passed over. The deadline counts
+        beside `wait`.
+        """
+        _check_read(stream_id, offset, None, max_bytes)
+        if min_bytes > max_bytes or wait < 0:
+            raise ValueError(
+                f"fetch of stream {stream_id}: min_bytes is {min_bytes}, wait {wait}; wanted at"
+                f" most max_bytes, {max_bytes}, and no time below 0"
             )
-            answer = await self._client.call(methods.GET_OBJECTS, request)
-            if len(answer.results) != len(part):
-                raise ProtocolViolationError(
-                    "GetObjects", detail=f"{len(answer.results)} lists answer {len(part)} queries"
-                )
-            answers.extend(answer.results)
-        return answers
+        fetched = await self._fetch_once(stream_id, offset, max_bytes, deadline)
+        if wait <= 0 or fetched.payload_bytes >= min_bytes:
+            return fetched
+        ends_at = asyncio.get_running_loop().time() + wait
+        with self._news(stream_id) as news:
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    await news.ready()
+                while fetched.payload_bytes < min_bytes:
+                    news.expect()
+                    if not news.nothing_at(fetched.next_offset):
+                        left = max_bytes - fetched.payload_bytes
+                        more = await self._fetch_once(
+                            stream_id, fetched.next_offset, left, deadline
+                        )
+                        fetched = _joined(fetched, more)
+                        if more.records:
+                            continue
+                    async with asyncio.timeout_at(ends_at):
+                        await news.wait()
+            except TimeoutError:
+                pass
+        return fetched
 
     async def read(
-        self, stream_id: int, start: int, end: int | None = None, max_bytes: int = 8 * _MIB
+        self,
+        stream_id: int,
+        start: int,
+        end: int | None = None,
+        max_bytes: int = DEFAULT_READ_BYTES,
+        *,
+        deadline: float | None = None,
     ) -> list[RecordBatch]:
         """Read record batches that cover `[start, end)`, or the front of it, without a gap.
 
         The first may begin before `start` and the last reach beyond `end`, since batches are not
         cut. About `max_bytes` of payload are read, at least one batch if there is any; none at
-        the stream's end. Raises `StreamNotFoundError`, `OffsetTrimmedError`, `CorruptObjectError`,
-        `MissingObjectError`.
+        the stream's end.
         """
-        if start < 0 or (end is not None and end <= start) or max_bytes < 1:
-            raise ValueError(
-                f"read of stream {stream_id} [{start}, {end}), max_bytes {max_bytes}: wanted"
-                " 0 <= start < end and at least 1 byte"
-            )
-        query = StreamQuery(stream_id, start, UNLIMITED if end is None else end, _OBJECTS_PER_READ)
-        for attempt in range(_VANISHED_RETRIES + 1):
-            try:
-                return await self._read_once(query, max_bytes)
-            except ObjectNotFoundError as error:
-                await self._pause_or_raise(error, stream_id, attempt)
-        raise AssertionError("the last attempt returns or raises")
+        _check_read(stream_id, start, end, max_bytes)
+        query = StreamQuery(stream_id, start, UNLIMITED if end is None else end)
+        fetched = await self._bounded(
+            self._ranges.read(query, max_bytes), f"read of stream {stream_id}", stream_id, deadline
+        )
+        return fetched.records
 
     async def iterate(
         self, stream_id: int, start: int | None = None, end: int | None = None
@@ -162,6 +209,20 @@ class StreamReader:
                 yield record
             at = records[-1].end_offset
 
+    def tail(
+        self, stream_id: int, offset: int, *, max_bytes: int = DEFAULT_READ_BYTES
+    ) -> StreamTail:
+        """Go through a stream from `offset` on without end, waiting for what is not there yet.
+
+        All tails of a reader share one watch. About `max_bytes` of payload are read at a time.
+        """
+        _check_read(stream_id, offset, None, max_bytes)
+
+        def read(at: int) -> Awaitable[Fetched]:
+            return self._fetch_once(stream_id, at, max_bytes, None)
+
+        return StreamTail(self._news(stream_id), read, offset)
+
     async def read_streams(
         self, stream_ids: Iterable[int]
     ) -> AsyncIterator[tuple[int, list[RecordBatch]]]:
@@ -171,31 +232,32 @@ class StreamReader:
         of neighbouring ids of at most `bulk_bytes`, each object once for a group. A stream larger
         than that makes a group alone, whole in memory: use `iterate` for such.
         """
-        wanted = sorted(set(stream_ids))
-        for at in range(0, len(wanted), _QUERIES_PER_CALL):
-            pending = wanted[at : at + _QUERIES_PER_CALL]
-            attempt = 0
-            while pending:
-                try:
-                    for group in self._groups(await self._plan(pending)):
-                        for stream_id, records in await self._read_group(group):
-                            yield stream_id, records
-                        pending = pending[len(group) :]
-                        attempt = 0
-                except ObjectNotFoundError as error:
-                    await self._pause_or_raise(error, pending[0], attempt)
-                    attempt += 1
+        async for one in self._bulk.read(stream_ids):
+            yield one
 
-    async def _pause_or_raise(
-        self, error: ObjectNotFoundError, stream_id: int, attempt: int
-    ) -> None:
-        """Wait before the map is asked again, unless that was done often enough."""
-        if attempt < _VANISHED_RETRIES:
-            await asyncio.sleep(_VANISHED_WAIT * 2**attempt)
-            return
-        parsed = parse_key(error.key, self._namespace)
-        object_id = parsed.object_id if isinstance(parsed, OwnKey) else -1
-        raise MissingObjectError(error.key, object_id, stream_id) from error
+    async def offset_for_timestamp(
+        self,
+        stream_id: int,
+        timestamp_ms: int,
+        bound: Bound = "lower",
+        *,
+        timestamp_of: TimestampOf,
+        deadline: float | None = None,
+    ) -> OffsetAtTime:
+        """Find an offset by time, which `timestamp_of` reads from a record, in ms.
+
+        `lower`: the first record that is not older; `upper`: the last one that is not newer. See
+        `OffsetAtTime` for what is found if there is none, and `reading.time_lookup` for streams
+        whose times do not ascend.
+        """
+        if bound not in ("lower", "upper"):
+            raise ValueError(f"bound is {bound!r}, wanted 'lower' or 'upper'")
+        return await self._bounded(
+            self._timed.find(stream_id, timestamp_ms, bound, timestamp_of),
+            f"look-up of time {timestamp_ms} in stream {stream_id}",
+            stream_id,
+            deadline,
+        )
 
     async def _first_offset(self, stream_id: int) -> int:
         located = (await self.locate([StreamQuery(stream_id, 0, limit=1)]))[0]
@@ -203,167 +265,51 @@ class StreamReader:
             raise refusal(located.error, f"read of stream {stream_id}")
         return located.stream_start_offset
 
-    async def _read_once(self, query: StreamQuery, max_bytes: int) -> list[RecordBatch]:
-        located = (await self.locate([query]))[0]
-        _check_located(query, located)
-        blocks = await self._find_blocks(query, located.objects, max_bytes)
-        records = await self._fetch(blocks)
-        return _trimmed(records, query, max_bytes)
+    async def _fetch_once(
+        self, stream_id: int, offset: int, max_bytes: int, deadline: float | None
+    ) -> Fetched:
+        reading = self._ranges.read(StreamQuery(stream_id, offset), max_bytes)
+        return await self._bounded(reading, f"read of stream {stream_id}", stream_id, deadline)
 
-    async def _find_blocks(
+    def _news(self, stream_id: int) -> NewsWait:
+        return NewsWait(self._slices, self._follower, stream_id, self._config.poll_interval)
+
+    async def _bounded(
         self,
-        query: StreamQuery,
-        pieces: Iterable[objects_pb2.ObjectSlice],
-        max_bytes: int,
-    ) -> list[Block]:
-        """List the blocks of a stream, object after object, until the end or `max_bytes`."""
-        blocks: list[Block] = []
-        at, left = query.start, max_bytes
-        for piece in pieces:
-            if left <= 0 or (query.end != UNLIMITED and at >= query.end):
-                break
-            index = await self._source.index(piece, query.stream_id)
-            wanted_end = piece.end_offset if query.end == UNLIMITED else query.end
-            for block in index.find(query.stream_id, at, min(wanted_end, piece.end_offset), left):
-                if blocks and block.entry.start_offset != at:
-                    raise self._mismatch(piece, query, f"a block starts below offset {at}")
-                blocks.append(block)
-                at = block.entry.end_offset
-                left -= block.entry.payload_size
-            self._check_covered(piece, query, at, left)
-        return blocks
+        work: Coroutine[Any, Any, _ResultT],
+        subject: str,
+        stream_id: int,
+        deadline: float | None,
+    ) -> _ResultT:
+        """Await `work` until the deadline, or until the reader is closed."""
+        seconds = self._config.deadline if deadline is None else deadline
+        if self._closed:
+            work.close()
+            raise ReaderClosedError(stream_id)
+        expiry = asyncio.timeout(seconds)
+        try:
+            async with expiry:
+                return await work
+        except TimeoutError:
+            if expiry.expired():
+                raise ReadDeadlineError(subject, seconds) from None
+            raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and task is not None and not task.cancelling():
+                raise ReaderClosedError(stream_id) from None  # what it waited for was given up
+            raise
 
-    def _check_covered(
-        self, piece: objects_pb2.ObjectSlice, query: StreamQuery, at: int, left: int
-    ) -> None:
-        """Hold an object's index against what the map says is in it."""
-        wanted = piece.end_offset
-        if query.end != UNLIMITED:
-            wanted = min(wanted, query.end)
-        if at < wanted and left > 0:
-            raise self._mismatch(piece, query, f"its index holds nothing at offset {at}")
 
-    def _mismatch(
-        self, piece: objects_pb2.ObjectSlice, query: StreamQuery, found: str
-    ) -> CorruptObjectError:
-        return CorruptObjectError(
-            self._source.key(piece.object_id),
-            piece.object_id,
-            query.stream_id,
-            f"{found}; the map lists [{piece.start_offset}, {piece.end_offset}) in it",
+def _check_read(stream_id: int, start: int, end: int | None, max_bytes: int) -> None:
+    if start < 0 or (end is not None and end <= start) or max_bytes < 1:
+        raise ValueError(
+            f"read of stream {stream_id} [{start}, {end}), max_bytes {max_bytes}: wanted"
+            " 0 <= start < end and at least 1 byte"
         )
 
-    async def _fetch(self, blocks: Sequence[Block]) -> list[RecordBatch]:
-        """Fetch and decode blocks of one stream, and put them into offset order."""
-        ranges = merge_blocks(blocks)
-        decoded = await asyncio.gather(*(self._source.records(one) for one in ranges))
-        by_entry = {
-            (block.object_id, block.entry.position): records
-            for one, lists in zip(ranges, decoded, strict=True)
-            for block, records in zip(one.blocks, lists, strict=True)
-        }
-        return [
-            record for block in blocks for record in by_entry[block.object_id, block.entry.position]
-        ]
 
-    async def _plan(self, stream_ids: Sequence[int]) -> list[_StreamPlan]:
-        """Find all blocks of each stream."""
-        located = await self._locate_whole(stream_ids)
-        await self._warm_indexes(located)
-        plans: list[_StreamPlan] = []
-        for query, pieces in located:
-            blocks = await self._find_blocks(query, pieces, 1 << 62)
-            plans.append(_StreamPlan(query.stream_id, query.start, query.end, tuple(blocks)))
-            await asyncio.sleep(0)  # cached indexes never wait: let other work of the loop run
-        return plans
-
-    async def _locate_whole(
-        self, stream_ids: Sequence[int]
-    ) -> list[tuple[StreamQuery, list[objects_pb2.ObjectSlice]]]:
-        """List the objects of whole streams, from their first visible offset to their end."""
-        found: dict[int, tuple[StreamQuery, list[objects_pb2.ObjectSlice]]] = {}
-        queries = [StreamQuery(stream_id, 0) for stream_id in stream_ids]
-        while queries:
-            further: list[StreamQuery] = []
-            for query, answer in zip(queries, await self.locate(queries), strict=True):
-                trimmed = answer.error == common_pb2.OFFSET_NOT_MATCHED
-                if trimmed and answer.stream_start_offset > query.start:
-                    further.append(StreamQuery(query.stream_id, answer.stream_start_offset))
-                    continue
-                _check_located(query, answer)
-                whole = StreamQuery(query.stream_id, query.start, answer.stream_end_offset)
-                known, pieces = found.setdefault(query.stream_id, (whole, []))
-                pieces.extend(answer.objects)
-                if answer.objects and answer.objects[-1].end_offset < known.end:
-                    further.append(StreamQuery(query.stream_id, answer.objects[-1].end_offset))
-            queries = further
-        return [found[stream_id] for stream_id in stream_ids]
-
-    async def _warm_indexes(
-        self, located: Iterable[tuple[StreamQuery, list[objects_pb2.ObjectSlice]]]
-    ) -> None:
-        """Fetch the index of each object once, side by side."""
-        first_use = {
-            piece.object_id: (piece, query.stream_id) for query, pieces in located
-            for piece in reversed(pieces)
-        }  # fmt: skip
-        await asyncio.gather(*(self._source.index(*use) for use in first_use.values()))
-
-    def _groups(self, plans: Sequence[_StreamPlan]) -> Iterable[Sequence[_StreamPlan]]:
-        """Cut `plans` into groups of at most `bulk_bytes`, or of one stream."""
-        group: list[_StreamPlan] = []
-        size = 0
-        for plan in plans:
-            if group and size + plan.size > self._config.bulk_bytes:
-                yield group
-                group, size = [], 0
-            group.append(plan)
-            size += plan.size
-        if group:
-            yield group
-
-    async def _read_group(
-        self, group: Sequence[_StreamPlan]
-    ) -> list[tuple[int, list[RecordBatch]]]:
-        """Read the streams of a group together, and cut the result by stream again."""
-        records = await self._fetch([block for plan in group for block in plan.blocks])
-        by_stream: dict[int, list[RecordBatch]] = {plan.stream_id: [] for plan in group}
-        for record in records:
-            by_stream[record.stream_id].append(record)
-        return [
-            (plan.stream_id, _trimmed(by_stream[plan.stream_id], plan, 1 << 62)) for plan in group
-        ]
-
-
-def _check_located(query: StreamQuery, located: objects_pb2.ObjectList) -> None:
-    """Raise what the map says against a query, or what is wrong with its answer."""
-    if located.error == common_pb2.OFFSET_NOT_MATCHED:
-        raise OffsetTrimmedError(query.stream_id, query.start, located.stream_start_offset)
-    if located.error != common_pb2.NONE:
-        raise refusal(located.error, f"read of stream {query.stream_id}")
-    at = query.start
-    for piece in located.objects:
-        joins = piece.start_offset == at or (at == query.start and piece.start_offset <= at)
-        if not joins or piece.end_offset <= at:
-            raise ProtocolViolationError(
-                f"GetObjects of stream {query.stream_id}",
-                detail=f"object {piece.object_id} holds [{piece.start_offset},"
-                f" {piece.end_offset}), wanted offset {at}",
-            )
-        at = piece.end_offset
-
-
-def _trimmed(
-    records: Sequence[RecordBatch], query: StreamQuery | _StreamPlan, max_bytes: int
-) -> list[RecordBatch]:
-    """Keep the batches that overlap the range asked for, until `max_bytes` are spent."""
-    kept: list[RecordBatch] = []
-    left = max_bytes
-    for record in records:
-        if record.end_offset <= query.start:
-            continue
-        if left <= 0 or (query.end != UNLIMITED and record.base_offset >= query.end):
-            break
-        kept.append(record)
-        left -= len(record.payload)
-    return kept
+def _joined(one: Fetched, more: Fetched) -> Fetched:
+    return Fetched(
+        [*one.records, *more.records], more.next_offset, more.start_offset, more.end_offset
+    )

@@ -1,71 +1,106 @@
-"""One batch on its way into the map: prepare ids, build and upload objects, commit them.
+"""One batch on its way into the map: build its objects, upload them, commit them.
 
 Owns what each answer of the controller means for each stream of the batch. It knows neither the
-buffer nor the order between batches; the writer calls `upload` when it likes and `commit` in order.
-An object whose id expired, or whose id fell behind that of a committed one, is uploaded anew under
-a new id, since its records are still in memory.
+buffer nor the order between batches; the writer calls `encode`, `upload`, `submit` and `finish` of
+each batch, the last two in the order of batches. An object whose id expired, or whose id fell
+behind that of a committed one, is uploaded anew under a new id: its bytes are still in memory and
+do not depend on the id.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from broker_client import methods
+from broker_client.batch_commit import BatchCommit, UploadedObject
+from broker_client.commit_pipeline import CommitPipeline
 from broker_client.errors import (
     BrokerClientError,
+    ControllerUnavailableError,
     NodeFencedError,
     NodeNotRegisteredError,
     ObjectExpiredError,
     OffsetMismatchError,
-    ProtocolViolationError,
+    OutcomeUnknownError,
+    StreamFailedError,
     UploadFailedError,
     refusal,
 )
+from broker_client.free_memory import give_back
+from broker_client.object_encoder import EncodedObject, encode_object
+from broker_client.object_ids import ObjectIds, TakenIds
 from broker_client.observer import UploadObserver
 from broker_client.session import BrokerSession
 from broker_client.store_threads import StoreThreads
-from broker_client.upload_batch import ObjectPlan, StreamRun, plan_objects
+from broker_client.upload_batch import StreamRun, WriterStream, plan_objects
 from proto import common_pb2, objects_pb2
+from proto.common_pb2 import ErrorCode
 from storage.errors import StorageError
 from storage.object_format.index_block import StreamRange
 from storage.object_format.object_key import key_for
 
 _DESCRIBE_DEADLINE = 2.0
+_PAUSE = 0.5
+_LONGEST_PAUSE = 10.0
+"""Seconds between attempts of what is repeated until it succeeds; they double."""
+
+_WORTH_GIVING_BACK = 1024 * 1024
+"""Bytes moved into objects from which on the memory they came from is returned to the system."""
 
 _log = logging.getLogger(__name__)
+
+Answer = asyncio.Future[objects_pb2.CommitStreamSetObjectResponse]
+Late = dict[StreamRun, Exception]
 
 
 @dataclass(frozen=True, slots=True)
 class UploadSettings:
-    """How objects are laid out and registered; see `WriterConfig` for the meaning of each."""
+    """How objects are laid out and registered; see `WriterConfig` for the meaning of each.
+
+    `is_persistent`: what fails for a reason that may pass is repeated for ever.
+    """
 
     split_bytes: int
     block_bytes: int
     ttl_ms: int
     commit_deadline: float
     reupload_attempts: int
+    is_persistent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class UploadedObject:
-    """An object in the store that no commit names yet."""
-
-    plan: ObjectPlan
-    object_id: int
-    size: int
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class BatchUpload:
-    """The state of one batch: what is in the store, in the map, and what failed, by run."""
+    """The state of one batch: its objects, what is in the store and the map, and what failed."""
 
     runs: list[StreamRun]
+    encoded_bytes: int
+    before: BatchUpload | None = None
+    log_end: int | None = None
+    objects: list[EncodedObject] = field(default_factory=list)
     uploaded: list[UploadedObject] = field(default_factory=list)
     committed: set[StreamRun] = field(default_factory=set)
     failures: dict[StreamRun, Exception] = field(default_factory=dict)
+    reuploads: int = 0
+    submission: int = -1
+    submitted: asyncio.Event = field(default_factory=asyncio.Event)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open_runs(self, content: EncodedObject) -> list[StreamRun]:
+        """Return the runs of an object that are neither committed nor failed."""
+        return [
+            run for run in content.runs if run not in self.committed and run not in self.failures
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A commit that was handed in; `answer` is None if nothing was left to commit."""
+
+    commit: BatchCommit
+    answer: Answer | None
 
 
 class Uploader:
@@ -82,144 +117,223 @@ class Uploader:
         self._store = store
         self._settings = settings
         self._observer = observer
-        self._prepare_order = asyncio.Lock()
+        self._ids = ObjectIds(session, settings.ttl_ms)
+        self._pipeline = CommitPipeline(
+            session.client, session.node, deadline=settings.commit_deadline
+        )
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self._encoding = asyncio.Lock()
         self._newest_shared_id = -1
+        self._submissions = 0
 
-    async def upload(self, batch: BatchUpload, runs: Iterable[StreamRun]) -> None:
-        """Put `runs` of `batch` into the store under fresh ids.
+    async def close(self, deadline: float | None = None) -> None:
+        """Stop; commits under way have `deadline` seconds left."""
+        self._encoder.shutdown(wait=False, cancel_futures=True)
+        await self._pipeline.close(deadline)
+
+    # -- building and uploading
+
+    async def encode(self, batch: BatchUpload) -> None:
+        """Move the records of `batch` into objects; batches come in their order."""
+        block_bytes = self._settings.block_bytes
+        plans = plan_objects(batch.runs, self._settings.split_bytes)
+
+        def build() -> list[EncodedObject]:
+            contents = [encode_object(plan, block_bytes) for plan in plans]
+            if sum(one.size for one in contents) >= _WORTH_GIVING_BACK:
+                give_back()
+            return contents
+
+        async with self._encoding:
+            loop = asyncio.get_running_loop()
+            batch.objects = await loop.run_in_executor(self._encoder, build)
+
+    async def upload(self, batch: BatchUpload) -> None:
+        """Put the objects of `batch` that have open runs into the store under fresh ids.
 
         What can't be prepared or uploaded lands in `batch.failures`; the rest in `batch.uploaded`.
         """
-        wanted = list(runs)
-        plans = plan_objects(wanted, self._settings.split_bytes)
-        try:
-            first_id = await self._prepare(len(plans))
-        except BrokerClientError as error:
-            batch.failures.update(dict.fromkeys(wanted, error))
+        contents = [one for one in batch.objects if batch.open_runs(one)]
+        if not contents:
             return
-        outcomes = await asyncio.gather(
-            *(self._put(plan, first_id + i) for i, plan in enumerate(plans))
-        )
-        done = [outcome for outcome in outcomes if isinstance(outcome, UploadedObject)]
-        for i, outcome in enumerate(outcomes):
-            if isinstance(outcome, UploadFailedError):
-                batch.failures.update(dict.fromkeys(plans[i].runs, outcome))
-                await self._notify(self._observer.on_refused([first_id + i], outcome))
-        batch.uploaded.extend(done)
-        if done:
-            keys = [key_for(one.object_id, self._session.namespace) for one in done]
+        try:
+            taken = await self._take_ids(len(contents))
+        except BrokerClientError as error:
+            for content in contents:
+                batch.failures.update(dict.fromkeys(batch.open_runs(content), error))
+            return
+        await self._notify(self._observer.on_prepared(taken.ids, taken.deadline_ms))
+        objects = [
+            UploadedObject(content, object_id)
+            for content, object_id in zip(contents, taken.ids, strict=True)
+        ]
+        outcomes = await asyncio.gather(*map(self._put, objects))
+        for one, failed in zip(objects, outcomes, strict=True):
+            if failed is None:
+                batch.uploaded.append(one)
+            else:
+                batch.failures.update(dict.fromkeys(batch.open_runs(one.content), failed))
+                await self._notify(self._observer.on_refused([one.object_id], failed))
+        if batch.uploaded:
+            keys = [key_for(one.object_id, self._session.namespace) for one in batch.uploaded]
             await self._notify(self._observer.on_uploaded(keys))
 
-    async def commit(self, batch: BatchUpload) -> None:
-        """Register what is uploaded; on return each run is in `committed` or in `failures`."""
-        attempts = self._settings.reupload_attempts
+    async def _take_ids(self, count: int) -> TakenIds:
+        pause = _PAUSE
         while True:
-            await self._drop_failed(batch)
-            late = self._overtaken(batch)
-            if not late and batch.uploaded:
-                late = await self._commit_once(batch)
+            try:
+                return await self._ids.take(count)
+            except ControllerUnavailableError as error:
+                if not self._settings.is_persistent:
+                    raise
+                pause = await self._pause(pause, error)
+
+    async def _put(self, one: UploadedObject) -> UploadFailedError | None:
+        key = key_for(one.object_id, self._session.namespace)
+        store, data, pause = self._store.store, one.content.data, _PAUSE
+        while True:
+            try:
+                await self._store.run(lambda: store.put(key, data))
+            except StorageError as error:
+                failed = UploadFailedError(key, one.object_id, str(error))
+                failed.__cause__ = error
+                if not self._settings.is_persistent:
+                    return failed
+                pause = await self._pause(pause, failed)
+            else:
+                return None
+
+    async def _pause(self, seconds: float, error: Exception) -> float:
+        """Wait before what failed is repeated; return how long to wait the next time."""
+        _log.warning("it is repeated in %g s: %s", seconds, error)
+        await asyncio.sleep(seconds)
+        return min(2 * seconds, _LONGEST_PAUSE)
+
+    # -- committing
+
+    async def submit(self, batch: BatchUpload) -> Submission:
+        """Hand in the commit of what is uploaded; batches come in their order.
+
+        What a later batch has overtaken is uploaded anew before.
+        """
+        await self._drop_failed(batch)
+        while late := self._overtaken(batch):
             batch.uploaded.clear()
-            again = [run for run in late if run not in batch.failures]
-            if not again:
+            if self._may_repeat(batch):
+                await self.upload(batch)
+            else:
+                batch.failures.update(late)
+        return await self._hand_in(batch)
+
+    async def finish(
+        self, batch: BatchUpload, submission: Submission, hold: Callable[[], None]
+    ) -> None:
+        """Wait for the answer; on return each run is in `committed` or in `failures`.
+
+        Every batch before this one is settled. `hold` is called before anything is committed
+        anew: no later batch may be submitted until all that are under way are settled.
+        """
+        while submission.answer is not None:
+            late = await self._take_answer(batch, submission.commit, submission.answer)
+            if not late:
                 return
-            if attempts == 0:
-                batch.failures.update({run: late[run] for run in again})
+            if not self._may_repeat(batch):
+                batch.failures.update(late)
                 return
-            attempts -= 1
-            await self.upload(batch, again)
+            hold()
+            if not _has(late, OutcomeUnknownError):
+                batch.uploaded.clear()
+                if _has(late, ObjectExpiredError):
+                    self._ids.discard()
+                await self.upload(batch)
+            submission = await self._hand_in(batch)
+            for run in late:
+                run.stream.repeated = batch.submission
 
-    async def _prepare(self, count: int) -> int:
-        """Issue `count` ids, one batch after the other, so that older batches get smaller ids."""
-        async with self._prepare_order:
-            request = objects_pb2.PrepareObjectsRequest(
-                node=self._session.node, count=count, ttl_ms=self._settings.ttl_ms
-            )
-            answer = await self._session.client.call(methods.PREPARE_OBJECTS, request)
-        if answer.error != common_pb2.NONE:
-            raise refusal(answer.error, f"preparing {count} objects for {self._node_name()}")
-        ids = range(answer.first_object_id, answer.first_object_id + count)
-        await self._notify(self._observer.on_prepared(ids, answer.deadline_ms))
-        return ids.start
+    async def _hand_in(self, batch: BatchUpload) -> Submission:
+        self._submissions += 1
+        batch.submission = self._submissions
+        commit = BatchCommit.of(batch.uploaded, batch.committed | batch.failures.keys())
+        if not commit.objects:
+            return Submission(commit, None)
+        if commit.shared is not None:
+            self._newest_shared_id = max(self._newest_shared_id, commit.shared.object_id)
+        return Submission(commit, await self._pipeline.commit(commit.request(self._session.node)))
 
-    async def _put(self, plan: ObjectPlan, object_id: int) -> UploadedObject | UploadFailedError:
-        key = key_for(object_id, self._session.namespace)
-        block_bytes = self._settings.block_bytes
-
-        def build_and_put() -> int:
-            built = plan.build(block_bytes)
-            self._store.store.put(key, built.data)
-            return built.size
-
-        try:
-            size = await self._store.run(build_and_put)
-        except StorageError as error:
-            failed = UploadFailedError(key, object_id, str(error))
-            failed.__cause__ = error
-            return failed
-        return UploadedObject(plan, object_id, size)
+    def _may_repeat(self, batch: BatchUpload) -> bool:
+        batch.reuploads += 1
+        return self._settings.is_persistent or batch.reuploads <= self._settings.reupload_attempts
 
     async def _drop_failed(self, batch: BatchUpload) -> None:
         """Leave out objects that have no run left to commit."""
         kept: list[UploadedObject] = []
         for one in batch.uploaded:
-            errors = [batch.failures[run] for run in one.plan.runs if run in batch.failures]
-            if len(errors) == len(one.plan.runs):
-                await self._notify(self._observer.on_refused([one.object_id], errors[0]))
-            else:
+            if batch.open_runs(one.content):
                 kept.append(one)
+            else:
+                errors = (batch.failures[run] for run in one.runs if run in batch.failures)
+                await self._notify(self._observer.on_refused([one.object_id], next(errors)))
         batch.uploaded = kept
 
-    def _overtaken(self, batch: BatchUpload) -> dict[StreamRun, Exception]:
-        """Return the runs of a batch whose set object is older than a committed one.
+    def _overtaken(self, batch: BatchUpload) -> Late:
+        """Return the runs of a batch whose set object is older than a submitted one.
 
         A node's set objects are in the order of their ids, so a later batch must have later ids.
         That fails only after an earlier batch was uploaded anew.
         """
-        shared = [one.object_id for one in batch.uploaded if one.plan.shared]
+        shared = [one.object_id for one in batch.uploaded if one.content.shared]
         if not shared or shared[0] > self._newest_shared_id:
             return {}
         error = ObjectExpiredError(
             f"commit of object {shared[0]}",
             detail=f"object {self._newest_shared_id} of a batch before it was committed already",
         )
-        return {run: error for one in batch.uploaded for run in one.plan.runs}
+        return {run: error for one in batch.uploaded for run in batch.open_runs(one.content)}
 
-    async def _commit_once(self, batch: BatchUpload) -> dict[StreamRun, Exception]:
-        """Commit the uploaded objects; return the runs whose object expired."""
-        commit = _Commit.of(batch)
-        request = commit.request(self._session.node)
+    async def _take_answer(self, batch: BatchUpload, commit: BatchCommit, answer: Answer) -> Late:
+        """Sort the runs of a commit by its answer; return those to be committed anew."""
         try:
-            answer = await self._session.client.call(
-                methods.COMMIT_STREAM_SET_OBJECT, request, self._settings.commit_deadline
-            )
-            verdicts = commit.verdicts(answer)
+            verdicts = commit.verdicts(await answer)
         except BrokerClientError as error:
-            batch.failures.update(dict.fromkeys(commit.runs, error))
-            await self._notify(self._observer.on_refused(commit.object_ids, error))
-            return {}
-        if commit.shared is not None and verdicts[commit.rows[0]] != common_pb2.OBJECT_NOT_EXIST:
-            self._newest_shared_id = max(self._newest_shared_id, commit.shared.object_id)
+            return await self._take_refusal(batch, commit, error)
         late = await self._judge(batch, commit, verdicts)
         await self._report(batch, commit, late)
         return late
 
+    async def _take_refusal(
+        self, batch: BatchUpload, commit: BatchCommit, error: BrokerClientError
+    ) -> Late:
+        if isinstance(error, ControllerUnavailableError):
+            unknown = OutcomeUnknownError(f"the commit of objects {commit.object_ids}", error)
+            if self._settings.is_persistent:
+                return dict.fromkeys(commit.runs, unknown)
+            error = unknown
+        for run in commit.runs:
+            batch.failures[run] = error
+        await self._notify(self._observer.on_refused(commit.object_ids, error))
+        return {}
+
     async def _judge(
         self,
         batch: BatchUpload,
-        commit: _Commit,
-        verdicts: dict[StreamRun, common_pb2.ErrorCode.ValueType],
-    ) -> dict[StreamRun, Exception]:
-        """Sort refused runs into failures of the batch and, as the result, expired ones."""
-        late: dict[StreamRun, Exception] = {}
+        commit: BatchCommit,
+        verdicts: dict[StreamRun, ErrorCode.ValueType],
+    ) -> Late:
+        """Sort refused runs into failures of the batch and, as the result, those to repeat."""
+        late: Late = {}
         mismatched: list[StreamRun] = []
-        holders = {run: one.object_id for one in commit.objects for run in one.plan.runs}
+        holders = commit.holders()
         for run, code in verdicts.items():
             if code == common_pb2.NONE:
                 batch.committed.add(run)
                 continue
             subject = f"commit of stream {run.stream.stream_id} [{run.start_offset},"
             subject += f" {run.end_offset}) in object {holders[run]}"
-            if code == common_pb2.OBJECT_NOT_EXIST:
+            if run.stream.failure is not None:
+                batch.failures[run] = failed_before(run.stream)
+            elif code == common_pb2.OBJECT_NOT_EXIST or (
+                code == common_pb2.OFFSET_NOT_MATCHED and batch.submission < run.stream.repeated
+            ):
                 late[run] = refusal(code, subject)
             elif code == common_pb2.OFFSET_NOT_MATCHED:
                 mismatched.append(run)
@@ -246,23 +360,20 @@ class Uploader:
             for run in runs
         }
 
-    async def _report(
-        self, batch: BatchUpload, commit: _Commit, late: dict[StreamRun, Exception]
-    ) -> None:
+    async def _report(self, batch: BatchUpload, commit: BatchCommit, late: Late) -> None:
         """Tell the observer which objects are in the map, and which never will be."""
+        asked = set(commit.runs)
         committed: list[int] = []
         ranges: list[StreamRange] = []
         for one in commit.objects:
-            errors = [late.get(run) or batch.failures.get(run) for run in one.plan.runs]
-            good = [run for run, error in zip(one.plan.runs, errors, strict=True) if error is None]
+            runs = [run for run in one.runs if run in asked]
+            good = [run for run in runs if run in batch.committed]
             if good:
                 committed.append(one.object_id)
-                ranges.extend(
-                    StreamRange(run.stream.stream_id, run.start_offset, run.end_offset)
-                    for run in good
-                )
-            elif errors[0] is not None:
-                await self._notify(self._observer.on_refused([one.object_id], errors[0]))
+                ranges.extend(_ranges(good))
+            elif runs:
+                error = late.get(runs[0]) or batch.failures[runs[0]]
+                await self._notify(self._observer.on_refused([one.object_id], error))
         if committed:
             await self._notify(self._observer.on_committed(committed, ranges))
 
@@ -282,77 +393,18 @@ def is_fencing(error: Exception) -> bool:
     return isinstance(error, NodeFencedError | NodeNotRegisteredError)
 
 
-@dataclass(frozen=True, slots=True)
-class _Commit:
-    """The rows of one commit: runs of the set object, then one run for each stream object."""
+def failed_before(stream: WriterStream) -> StreamFailedError:
+    """Make the error of what comes behind the failure of its stream."""
+    error = StreamFailedError(
+        f"write to stream {stream.stream_id}", detail=f"first failure: {stream.failure}"
+    )
+    error.__cause__ = stream.failure
+    return error
 
-    objects: tuple[UploadedObject, ...]
-    shared: UploadedObject | None
-    rows: tuple[StreamRun, ...]
-    alone: tuple[UploadedObject, ...]
 
-    @classmethod
-    def of(cls, batch: BatchUpload) -> _Commit:
-        """Take what is uploaded and has not failed."""
-        shared = next((one for one in batch.uploaded if one.plan.shared), None)
-        runs = () if shared is None else shared.plan.runs
-        rows = tuple(run for run in runs if run not in batch.failures)
-        alone = tuple(one for one in batch.uploaded if not one.plan.shared)
-        return cls(tuple(batch.uploaded), shared, rows, alone)
+def _has(late: Late, kind: type[Exception]) -> bool:
+    return any(isinstance(error, kind) for error in late.values())
 
-    @property
-    def runs(self) -> tuple[StreamRun, ...]:
-        """All runs, in row order."""
-        return (*self.rows, *(one.plan.runs[0] for one in self.alone))
 
-    @property
-    def object_ids(self) -> list[int]:
-        """All objects of the commit."""
-        return [one.object_id for one in self.objects]
-
-    def request(self, node: common_pb2.NodeIdentity) -> objects_pb2.CommitStreamSetObjectRequest:
-        """Make the request that accepts valid rows whatever happens to the others."""
-        shared_id = -1 if self.shared is None else self.shared.object_id
-        alone = [one.plan.runs[0] for one in self.alone]
-        return objects_pb2.CommitStreamSetObjectRequest(
-            node=node,
-            object_id=shared_id,
-            order_id=shared_id,
-            object_size=0 if self.shared is None else self.shared.size,
-            ranges=objects_pb2.RangeColumns(
-                stream_id=[run.stream.stream_id for run in self.rows],
-                stream_epoch=[run.stream.epoch for run in self.rows],
-                start_offset=[run.start_offset for run in self.rows],
-                end_offset=[run.end_offset for run in self.rows],
-            ),
-            stream_objects=objects_pb2.StreamObjectColumns(
-                object_id=[one.object_id for one in self.alone],
-                object_size=[one.size for one in self.alone],
-                stream_id=[run.stream.stream_id for run in alone],
-                stream_epoch=[run.stream.epoch for run in alone],
-                start_offset=[run.start_offset for run in alone],
-                end_offset=[run.end_offset for run in alone],
-            ),
-            on_conflict=common_pb2.ACCEPT_VALID,
-        )
-
-    def verdicts(
-        self, answer: objects_pb2.CommitStreamSetObjectResponse
-    ) -> dict[StreamRun, common_pb2.ErrorCode.ValueType]:
-        """Return the outcome of each run. A refused whole refuses the rows that it has no word on.
-
-        Raises `ProtocolViolationError` when the rows of an accepted commit don't match.
-        """
-        rows = [*answer.range_errors, *answer.stream_object_errors]
-        lengths = (len(answer.range_errors), len(answer.stream_object_errors))
-        if lengths != (len(self.rows), len(self.alone)):
-            if answer.error == common_pb2.NONE:
-                raise ProtocolViolationError(
-                    f"commit of objects {self.object_ids}",
-                    detail=f"{lengths} verdicts answer {(len(self.rows), len(self.alone))} rows",
-                )
-            rows = [answer.error] * len(self.runs)
-        return {
-            run: answer.error if code == common_pb2.NONE else code
-            for run, code in zip(self.runs, rows, strict=True)
-        }
+def _ranges(runs: Iterable[StreamRun]) -> list[StreamRange]:
+    return [StreamRange(run.stream.stream_id, run.start_offset, run.end_offset) for run in runs]

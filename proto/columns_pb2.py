@@ -26,7 +26,7 @@ from proto import common_pb2 as proto_dot_common__pb2
 from proto import objects_pb2 as proto_dot_objects__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13proto/columns.proto\x12\x15streammeta.columns.v1\x1a\x12proto/common.proto\x1a\x13proto/objects.proto\"a\n\x0cRangeColumns\x12\x11\n\tstream_id\x18\x01 \x03(\x0c\x12\x14\n\x0cstream_epoch\x18\x02 \x03(\x0c\x12\x14\n\x0cstart_offset\x18\x03 \x03(\x0c\x12\x12\n\nend_offset\x18\x04 \x03(\x0c\"\xa4\x01\n\x13StreamObjectColumns\x12\x11\n\tobject_id\x18\x01 \x03(\x0c\x12\x13\n\x0bobject_size\x18\x02 \x03(\x0c\x12\x11\n\tstream_id\x18\x03 \x03(\x0c\x12\x14\n\x0cstream_epoch\x18\x04 \x03(\x0c\x12\x14\n\x0cstart_offset\x18\x05 \x03(\x0c\x12\x12\n\nend_offset\x18\x06 \x03(\x0c\x12\x12\n\nattributes\x18\x07 \x03(\x05\"\x84\x03\n\x1c\x43ommitStreamSetObjectRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x03 \x01(\x03\x12\x10\n\x08order_id\x18\x04 \x01(\x03\x12\x13\n\x0bobject_size\x18\x05 \x01(\x03\x12\x12\n\nattributes\x18\x06 \x01(\x05\x12\x33\n\x06ranges\x18\x07 \x01(\x0b\x32#.streammeta.columns.v1.RangeColumns\x12\x42\n\x0estream_objects\x18\x08 \x01(\x0b\x32*.streammeta.columns.v1.StreamObjectColumns\x12\x1c\n\x14\x63ompacted_object_ids\x18\t \x03(\x0c\x12\x10\n\x08\x66\x61ilover\x18\n \x01(\x08\x12.\n\x0bon_conflict\x18\x0b \x01(\x0e\x32\x19.streammeta.v1.OnConflict\"\xac\x01\n\rUploadColumns\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x02 \x03(\x0c\x12\x13\n\x0bobject_size\x18\x03 \x03(\x0c\x12\x13\n\x0brange_count\x18\x04 \x03(\x0c\x12\x33\n\x06ranges\x18\x05 \x01(\x0b\x32#.streammeta.columns.v1.RangeColumns\"\xa3\x01\n\x12\x43ommitBatchRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x44\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x33.streammeta.columns.v1.CommitStreamSetObjectRequest\x12\x35\n\x07uploads\x18\x03 \x01(\x0b\x32$.streammeta.columns.v1.UploadColumns\"|\n\x1d\x43ommitStreamSetObjectResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\x14\n\x0crange_errors\x18\x02 \x01(\x0c\x12\x1c\n\x14stream_object_errors\x18\x03 \x01(\x0c\"\x9c\x01\n\x13\x43ommitBatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x45\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x34.streammeta.columns.v1.CommitStreamSetObjectResponse\x12,\n\x07uploads\x18\x03 \x01(\x0b\x32\x1b.streammeta.v1.UploadErrorsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13proto/columns.proto\x12\x15streammeta.columns.v1\x1a\x12proto/common.proto\x1a\x13proto/objects.proto\"a\n\x0cRangeColumns\x12\x11\n\tstream_id\x18\x01 \x03(\x0c\x12\x14\n\x0cstream_epoch\x18\x02 \x03(\x0c\x12\x14\n\x0cstart_offset\x18\x03 \x03(\x0c\x12\x12\n\nend_offset\x18\x04 \x03(\x0c\"\xe8\x01\n\x13StreamObjectColumns\x12\x11\n\tobject_id\x18\x01 \x03(\x0c\x12\x13\n\x0bobject_size\x18\x02 \x03(\x0c\x12\x11\n\tstream_id\x18\x03 \x03(\x0c\x12\x14\n\x0cstream_epoch\x18\x04 \x03(\x0c\x12\x14\n\x0cstart_offset\x18\x05 \x03(\x0c\x12\x12\n\nend_offset\x18\x06 \x03(\x0c\x12\x12\n\nattributes\x18\x07 \x03(\x05\x12\x18\n\x10min_timestamp_ms\x18\x08 \x03(\x0c\x12\x18\n\x10max_timestamp_ms\x18\t \x03(\x0c\x12\x0e\n\x06\x63rc32c\x18\n \x03(\x0c\"\x8c\x04\n\x1c\x43ommitStreamSetObjectRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x03 \x01(\x03\x12\x10\n\x08order_id\x18\x04 \x01(\x03\x12\x13\n\x0bobject_size\x18\x05 \x01(\x03\x12\x12\n\nattributes\x18\x06 \x01(\x05\x12\x33\n\x06ranges\x18\x07 \x01(\x0b\x32#.streammeta.columns.v1.RangeColumns\x12\x42\n\x0estream_objects\x18\x08 \x01(\x0b\x32*.streammeta.columns.v1.StreamObjectColumns\x12\x1c\n\x14\x63ompacted_object_ids\x18\t \x03(\x0c\x12\x10\n\x08\x66\x61ilover\x18\n \x01(\x08\x12.\n\x0bon_conflict\x18\x0b \x01(\x0e\x32\x19.streammeta.v1.OnConflict\x12\x1d\n\x10min_timestamp_ms\x18\x0c \x01(\x03H\x00\x88\x01\x01\x12\x1d\n\x10max_timestamp_ms\x18\r \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0e \x01(\rH\x02\x88\x01\x01\x42\x13\n\x11_min_timestamp_msB\x13\n\x11_max_timestamp_msB\t\n\x07_crc32c\"\xf0\x01\n\rUploadColumns\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x02 \x03(\x0c\x12\x13\n\x0bobject_size\x18\x03 \x03(\x0c\x12\x13\n\x0brange_count\x18\x04 \x03(\x0c\x12\x33\n\x06ranges\x18\x05 \x01(\x0b\x32#.streammeta.columns.v1.RangeColumns\x12\x18\n\x10min_timestamp_ms\x18\x06 \x03(\x0c\x12\x18\n\x10max_timestamp_ms\x18\x07 \x03(\x0c\x12\x0e\n\x06\x63rc32c\x18\x08 \x03(\x0c\"\xa3\x01\n\x12\x43ommitBatchRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x44\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x33.streammeta.columns.v1.CommitStreamSetObjectRequest\x12\x35\n\x07uploads\x18\x03 \x01(\x0b\x32$.streammeta.columns.v1.UploadColumns\"|\n\x1d\x43ommitStreamSetObjectResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\x14\n\x0crange_errors\x18\x02 \x01(\x0c\x12\x1c\n\x14stream_object_errors\x18\x03 \x01(\x0c\"\x9c\x01\n\x13\x43ommitBatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x45\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x34.streammeta.columns.v1.CommitStreamSetObjectResponse\x12,\n\x07uploads\x18\x03 \x01(\x0b\x32\x1b.streammeta.v1.UploadErrorsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,15 +36,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RANGECOLUMNS']._serialized_start=87
   _globals['_RANGECOLUMNS']._serialized_end=184
   _globals['_STREAMOBJECTCOLUMNS']._serialized_start=187
-  _globals['_STREAMOBJECTCOLUMNS']._serialized_end=351
-  _globals['_COMMITSTREAMSETOBJECTREQUEST']._serialized_start=354
-  _globals['_COMMITSTREAMSETOBJECTREQUEST']._serialized_end=742
-  _globals['_UPLOADCOLUMNS']._serialized_start=745
-  _globals['_UPLOADCOLUMNS']._serialized_end=917
-  _globals['_COMMITBATCHREQUEST']._serialized_start=920
-  _globals['_COMMITBATCHREQUEST']._serialized_end=1083
-  _globals['_COMMITSTREAMSETOBJECTRESPONSE']._serialized_start=1085
-  _globals['_COMMITSTREAMSETOBJECTRESPONSE']._serialized_end=1209
-  _globals['_COMMITBATCHRESPONSE']._serialized_start=1212
-  _globals['_COMMITBATCHRESPONSE']._serialized_end=1368
+  _globals['_STREAMOBJECTCOLUMNS']._serialized_end=419
+  _globals['_COMMITSTREAMSETOBJECTREQUEST']._serialized_start=422
+  _globals['_COMMITSTREAMSETOBJECTREQUEST']._serialized_end=946
+  _globals['_UPLOADCOLUMNS']._serialized_start=949
+  _globals['_UPLOADCOLUMNS']._serialized_end=1189
+  _globals['_COMMITBATCHREQUEST']._serialized_start=1192
+  _globals['_COMMITBATCHREQUEST']._serialized_end=1355
+  _globals['_COMMITSTREAMSETOBJECTRESPONSE']._serialized_start=1357
+  _globals['_COMMITSTREAMSETOBJECTRESPONSE']._serialized_end=1481
+  _globals['_COMMITBATCHRESPONSE']._serialized_start=1484
+  _globals['_COMMITBATCHRESPONSE']._serialized_end=1640
 # @@protoc_insertion_point(module_scope)

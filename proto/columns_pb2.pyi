@@ -78,6 +78,9 @@ class StreamObjectColumns(_message.Message):
     START_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def object_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """one per row"""
@@ -106,6 +109,18 @@ class StreamObjectColumns(_message.Message):
     def attributes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """varints, hence numbers; may be empty"""
 
+    @_builtins.property
+    def min_timestamp_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """may be empty"""
+
+    @_builtins.property
+    def max_timestamp_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """may be empty"""
+
+    @_builtins.property
+    def crc32c(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """may be empty"""
+
     def __init__(
         self,
         *,
@@ -116,10 +131,13 @@ class StreamObjectColumns(_message.Message):
         start_offset: _abc.Iterable[_builtins.bytes] | None = ...,
         end_offset: _abc.Iterable[_builtins.bytes] | None = ...,
         attributes: _abc.Iterable[_builtins.int] | None = ...,
+        min_timestamp_ms: _abc.Iterable[_builtins.bytes] | None = ...,
+        max_timestamp_ms: _abc.Iterable[_builtins.bytes] | None = ...,
+        crc32c: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "end_offset", b"end_offset", "object_id", b"object_id", "object_size", b"object_size", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "crc32c", b"crc32c", "end_offset", b"end_offset", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id", "object_size", b"object_size", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -140,6 +158,9 @@ class CommitStreamSetObjectRequest(_message.Message):
     COMPACTED_OBJECT_IDS_FIELD_NUMBER: _builtins.int
     FAILOVER_FIELD_NUMBER: _builtins.int
     ON_CONFLICT_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for tracing"""
     object_id: _builtins.int
@@ -154,6 +175,12 @@ class CommitStreamSetObjectRequest(_message.Message):
     """in the name of a node that is being recovered"""
     on_conflict: _common_pb2.OnConflict.ValueType
     """what one bad row does to the others"""
+    min_timestamp_ms: _builtins.int
+    """absent: unknown"""
+    max_timestamp_ms: _builtins.int
+    """absent: unknown"""
+    crc32c: _builtins.int
+    """absent: unknown"""
     @_builtins.property
     def node(self) -> _common_pb2.NodeIdentity:
         """owner of the data"""
@@ -184,12 +211,26 @@ class CommitStreamSetObjectRequest(_message.Message):
         compacted_object_ids: _abc.Iterable[_builtins.bytes] | None = ...,
         failover: _builtins.bool = ...,
         on_conflict: _common_pb2.OnConflict.ValueType = ...,
+        min_timestamp_ms: _builtins.int | None = ...,
+        max_timestamp_ms: _builtins.int | None = ...,
+        crc32c: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "ranges", b"ranges", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "ranges", b"ranges", "stream_objects", b"stream_objects"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "failover", b"failover", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
+    _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__max_timestamp_ms: _TypeAlias = _typing.Literal["max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_timestamp_ms: _TypeAlias = _typing.Literal["_max_timestamp_ms", b"_max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofReturnType__min_timestamp_ms: _TypeAlias = _typing.Literal["min_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__min_timestamp_ms: _TypeAlias = _typing.Literal["_min_timestamp_ms", b"_min_timestamp_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_timestamp_ms) -> _WhichOneofReturnType__max_timestamp_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_timestamp_ms) -> _WhichOneofReturnType__min_timestamp_ms | None: ...
 
 Global___CommitStreamSetObjectRequest: _TypeAlias = CommitStreamSetObjectRequest  # noqa: Y015
 
@@ -202,6 +243,9 @@ class UploadColumns(_message.Message):
     OBJECT_SIZE_FIELD_NUMBER: _builtins.int
     RANGE_COUNT_FIELD_NUMBER: _builtins.int
     RANGES_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def node(self) -> _common_pb2.NodeIdentity:
         """owner of the data"""
@@ -222,6 +266,18 @@ class UploadColumns(_message.Message):
     def ranges(self) -> Global___RangeColumns:
         """of all uploads, in their order"""
 
+    @_builtins.property
+    def min_timestamp_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """may be empty"""
+
+    @_builtins.property
+    def max_timestamp_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """may be empty"""
+
+    @_builtins.property
+    def crc32c(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """may be empty"""
+
     def __init__(
         self,
         *,
@@ -230,10 +286,13 @@ class UploadColumns(_message.Message):
         object_size: _abc.Iterable[_builtins.bytes] | None = ...,
         range_count: _abc.Iterable[_builtins.bytes] | None = ...,
         ranges: Global___RangeColumns | None = ...,
+        min_timestamp_ms: _abc.Iterable[_builtins.bytes] | None = ...,
+        max_timestamp_ms: _abc.Iterable[_builtins.bytes] | None = ...,
+        crc32c: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "ranges", b"ranges"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "object_id", b"object_id", "object_size", b"object_size", "range_count", b"range_count", "ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "range_count", b"range_count", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

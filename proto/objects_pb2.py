@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from proto import common_pb2 as proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13proto/objects.proto\x12\rstreammeta.v1\x1a\x12proto/common.proto\"u\n\x15PrepareObjectsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x03\"o\n\x16PrepareObjectsResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\x17\n\x0f\x66irst_object_id\x18\x02 \x01(\x03\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\x03\"a\n\x0cRangeColumns\x12\x11\n\tstream_id\x18\x01 \x03(\x10\x12\x14\n\x0cstream_epoch\x18\x02 \x03(\x10\x12\x14\n\x0cstart_offset\x18\x03 \x03(\x10\x12\x12\n\nend_offset\x18\x04 \x03(\x10\"\xa4\x01\n\x13StreamObjectColumns\x12\x11\n\tobject_id\x18\x01 \x03(\x10\x12\x13\n\x0bobject_size\x18\x02 \x03(\x10\x12\x11\n\tstream_id\x18\x03 \x03(\x10\x12\x14\n\x0cstream_epoch\x18\x04 \x03(\x10\x12\x14\n\x0cstart_offset\x18\x05 \x03(\x10\x12\x12\n\nend_offset\x18\x06 \x03(\x10\x12\x12\n\nattributes\x18\x07 \x03(\x05\"\xf4\x02\n\x1c\x43ommitStreamSetObjectRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x03 \x01(\x03\x12\x10\n\x08order_id\x18\x04 \x01(\x03\x12\x13\n\x0bobject_size\x18\x05 \x01(\x03\x12\x12\n\nattributes\x18\x06 \x01(\x05\x12+\n\x06ranges\x18\x07 \x01(\x0b\x32\x1b.streammeta.v1.RangeColumns\x12:\n\x0estream_objects\x18\x08 \x01(\x0b\x32\".streammeta.v1.StreamObjectColumns\x12\x1c\n\x14\x63ompacted_object_ids\x18\t \x03(\x10\x12\x10\n\x08\x66\x61ilover\x18\n \x01(\x08\x12.\n\x0bon_conflict\x18\x0b \x01(\x0e\x32\x19.streammeta.v1.OnConflict\"\xb0\x01\n\x1d\x43ommitStreamSetObjectResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12.\n\x0crange_errors\x18\x02 \x03(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\x36\n\x14stream_object_errors\x18\x03 \x03(\x0e\x32\x18.streammeta.v1.ErrorCode\"\xb8\x02\n\x19\x43ommitStreamObjectRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x03 \x01(\x03\x12\x13\n\x0bobject_size\x18\x04 \x01(\x03\x12\x11\n\tstream_id\x18\x05 \x01(\x03\x12\x14\n\x0cstream_epoch\x18\x06 \x01(\x03\x12\x14\n\x0cstart_offset\x18\x07 \x01(\x03\x12\x12\n\nend_offset\x18\x08 \x01(\x03\x12\x12\n\nattributes\x18\t \x01(\x05\x12\x19\n\x11source_object_ids\x18\n \x03(\x10\x12\x32\n\noperations\x18\x0b \x03(\x0e\x32\x1e.streammeta.v1.SourceOperation\"E\n\x1a\x43ommitStreamObjectResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\"\x93\x01\n\x12\x43ommitBatchRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12<\n\x07\x63ommits\x18\x02 \x03(\x0b\x32+.streammeta.v1.CommitStreamSetObjectRequest\x12-\n\x07uploads\x18\x03 \x01(\x0b\x32\x1c.streammeta.v1.UploadColumns\"\xa4\x01\n\rUploadColumns\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x02 \x03(\x10\x12\x13\n\x0bobject_size\x18\x03 \x03(\x10\x12\x13\n\x0brange_count\x18\x04 \x03(\x10\x12+\n\x06ranges\x18\x05 \x01(\x0b\x32\x1b.streammeta.v1.RangeColumns\"\x94\x01\n\x13\x43ommitBatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12=\n\x07\x63ommits\x18\x02 \x03(\x0b\x32,.streammeta.v1.CommitStreamSetObjectResponse\x12,\n\x07uploads\x18\x03 \x01(\x0b\x32\x1b.streammeta.v1.UploadErrors\"h\n\x0cUploadErrors\x12(\n\x06\x65rrors\x18\x01 \x03(\x0e\x32\x18.streammeta.v1.ErrorCode\x12.\n\x0crange_errors\x18\x02 \x03(\x0e\x32\x18.streammeta.v1.ErrorCode\"@\n\x11GetObjectsRequest\x12+\n\x07queries\x18\x01 \x03(\x0b\x32\x1a.streammeta.v1.ObjectQuery\"Y\n\x0bObjectQuery\x12\x11\n\tstream_id\x18\x01 \x01(\x03\x12\x14\n\x0cstart_offset\x18\x02 \x01(\x03\x12\x12\n\nend_offset\x18\x03 \x01(\x03\x12\r\n\x05limit\x18\x04 \x01(\x05\"@\n\x12GetObjectsResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.streammeta.v1.ObjectList\"\xb3\x01\n\nObjectList\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12+\n\x07objects\x18\x02 \x03(\x0b\x32\x1a.streammeta.v1.ObjectSlice\x12\x1b\n\x13stream_start_offset\x18\x03 \x01(\x03\x12\x19\n\x11stream_end_offset\x18\x04 \x01(\x03\x12\x17\n\x0flost_end_offset\x18\x05 \x01(\x03\"\x9c\x01\n\x0bObjectSlice\x12\x11\n\tobject_id\x18\x01 \x01(\x03\x12\'\n\x04kind\x18\x02 \x01(\x0e\x32\x19.streammeta.v1.ObjectKind\x12\x14\n\x0cstart_offset\x18\x03 \x01(\x03\x12\x12\n\nend_offset\x18\x04 \x01(\x03\x12\x13\n\x0bobject_size\x18\x05 \x01(\x03\x12\x12\n\nattributes\x18\x06 \x01(\x05\"V\n\x16\x44\x65scribeObjectsRequest\x12\x12\n\nobject_ids\x18\x01 \x03(\x03\x12(\n\x04page\x18\x02 \x01(\x0b\x32\x1a.streammeta.v1.PageRequest\"t\n\x17\x44\x65scribeObjectsResponse\x12\x31\n\x07objects\x18\x01 \x03(\x0b\x32 .streammeta.v1.ObjectDescription\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\x03\"\xb6\x02\n\x11ObjectDescription\x12\x11\n\tobject_id\x18\x01 \x01(\x03\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.streammeta.v1.ObjectState\x12\'\n\x04kind\x18\x03 \x01(\x0e\x32\x19.streammeta.v1.ObjectKind\x12\x13\n\x0bobject_size\x18\x04 \x01(\x03\x12\x14\n\x0ctimestamp_ms\x18\x05 \x01(\x03\x12\x12\n\nattributes\x18\x06 \x01(\x05\x12\x0f\n\x07node_id\x18\x07 \x01(\x05\x12\x11\n\tstream_id\x18\x08 \x01(\x03\x12+\n\x06ranges\x18\t \x01(\x0b\x32\x1b.streammeta.v1.RangeColumns\x12\x14\n\x0c\x63omposite_id\x18\n \x01(\x03\x12\x14\n\x0c\x64\x61ta_time_ms\x18\x0b \x01(\x03\")\n\x13\x43heckObjectsRequest\x12\x12\n\nobject_ids\x18\x01 \x03(\x03\"n\n\x14\x43heckObjectsResponse\x12*\n\x06states\x18\x01 \x03(\x0e\x32\x1a.streammeta.v1.ObjectState\x12\x16\n\x0enext_object_id\x18\x02 \x01(\x03\x12\x12\n\ncluster_id\x18\x03 \x01(\t*=\n\x0fSourceOperation\x12\n\n\x06\x44\x45LETE\x10\x00\x12\r\n\tKEEP_DATA\x10\x01\x12\x0f\n\x0b\x44\x45\x45P_DELETE\x10\x02\x32\xb8\x05\n\rObjectService\x12]\n\x0ePrepareObjects\x12$.streammeta.v1.PrepareObjectsRequest\x1a%.streammeta.v1.PrepareObjectsResponse\x12r\n\x15\x43ommitStreamSetObject\x12+.streammeta.v1.CommitStreamSetObjectRequest\x1a,.streammeta.v1.CommitStreamSetObjectResponse\x12i\n\x12\x43ommitStreamObject\x12(.streammeta.v1.CommitStreamObjectRequest\x1a).streammeta.v1.CommitStreamObjectResponse\x12[\n\x0e\x43ommitPipeline\x12!.streammeta.v1.CommitBatchRequest\x1a\".streammeta.v1.CommitBatchResponse(\x01\x30\x01\x12Q\n\nGetObjects\x12 .streammeta.v1.GetObjectsRequest\x1a!.streammeta.v1.GetObjectsResponse\x12`\n\x0f\x44\x65scribeObjects\x12%.streammeta.v1.DescribeObjectsRequest\x1a&.streammeta.v1.DescribeObjectsResponse\x12W\n\x0c\x43heckObjects\x12\".streammeta.v1.CheckObjectsRequest\x1a#.streammeta.v1.CheckObjectsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13proto/objects.proto\x12\rstreammeta.v1\x1a\x12proto/common.proto\"u\n\x15PrepareObjectsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x03\"o\n\x16PrepareObjectsResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\x17\n\x0f\x66irst_object_id\x18\x02 \x01(\x03\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\x03\"a\n\x0cRangeColumns\x12\x11\n\tstream_id\x18\x01 \x03(\x10\x12\x14\n\x0cstream_epoch\x18\x02 \x03(\x10\x12\x14\n\x0cstart_offset\x18\x03 \x03(\x10\x12\x12\n\nend_offset\x18\x04 \x03(\x10\"\xe8\x01\n\x13StreamObjectColumns\x12\x11\n\tobject_id\x18\x01 \x03(\x10\x12\x13\n\x0bobject_size\x18\x02 \x03(\x10\x12\x11\n\tstream_id\x18\x03 \x03(\x10\x12\x14\n\x0cstream_epoch\x18\x04 \x03(\x10\x12\x14\n\x0cstart_offset\x18\x05 \x03(\x10\x12\x12\n\nend_offset\x18\x06 \x03(\x10\x12\x12\n\nattributes\x18\x07 \x03(\x05\x12\x18\n\x10min_timestamp_ms\x18\x08 \x03(\x10\x12\x18\n\x10max_timestamp_ms\x18\t \x03(\x10\x12\x0e\n\x06\x63rc32c\x18\n \x03(\x10\"\xfc\x03\n\x1c\x43ommitStreamSetObjectRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x03 \x01(\x03\x12\x10\n\x08order_id\x18\x04 \x01(\x03\x12\x13\n\x0bobject_size\x18\x05 \x01(\x03\x12\x12\n\nattributes\x18\x06 \x01(\x05\x12+\n\x06ranges\x18\x07 \x01(\x0b\x32\x1b.streammeta.v1.RangeColumns\x12:\n\x0estream_objects\x18\x08 \x01(\x0b\x32\".streammeta.v1.StreamObjectColumns\x12\x1c\n\x14\x63ompacted_object_ids\x18\t \x03(\x10\x12\x10\n\x08\x66\x61ilover\x18\n \x01(\x08\x12.\n\x0bon_conflict\x18\x0b \x01(\x0e\x32\x19.streammeta.v1.OnConflict\x12\x1d\n\x10min_timestamp_ms\x18\x0c \x01(\x03H\x00\x88\x01\x01\x12\x1d\n\x10max_timestamp_ms\x18\r \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0e \x01(\rH\x02\x88\x01\x01\x42\x13\n\x11_min_timestamp_msB\x13\n\x11_max_timestamp_msB\t\n\x07_crc32c\"\xb0\x01\n\x1d\x43ommitStreamSetObjectResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12.\n\x0crange_errors\x18\x02 \x03(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\x36\n\x14stream_object_errors\x18\x03 \x03(\x0e\x32\x18.streammeta.v1.ErrorCode\"\xc0\x03\n\x19\x43ommitStreamObjectRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x03 \x01(\x03\x12\x13\n\x0bobject_size\x18\x04 \x01(\x03\x12\x11\n\tstream_id\x18\x05 \x01(\x03\x12\x14\n\x0cstream_epoch\x18\x06 \x01(\x03\x12\x14\n\x0cstart_offset\x18\x07 \x01(\x03\x12\x12\n\nend_offset\x18\x08 \x01(\x03\x12\x12\n\nattributes\x18\t \x01(\x05\x12\x19\n\x11source_object_ids\x18\n \x03(\x10\x12\x32\n\noperations\x18\x0b \x03(\x0e\x32\x1e.streammeta.v1.SourceOperation\x12\x1d\n\x10min_timestamp_ms\x18\x0c \x01(\x03H\x00\x88\x01\x01\x12\x1d\n\x10max_timestamp_ms\x18\r \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0e \x01(\rH\x02\x88\x01\x01\x42\x13\n\x11_min_timestamp_msB\x13\n\x11_max_timestamp_msB\t\n\x07_crc32c\"E\n\x1a\x43ommitStreamObjectResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\"\x93\x01\n\x12\x43ommitBatchRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12<\n\x07\x63ommits\x18\x02 \x03(\x0b\x32+.streammeta.v1.CommitStreamSetObjectRequest\x12-\n\x07uploads\x18\x03 \x01(\x0b\x32\x1c.streammeta.v1.UploadColumns\"\xe8\x01\n\rUploadColumns\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x02 \x03(\x10\x12\x13\n\x0bobject_size\x18\x03 \x03(\x10\x12\x13\n\x0brange_count\x18\x04 \x03(\x10\x12+\n\x06ranges\x18\x05 \x01(\x0b\x32\x1b.streammeta.v1.RangeColumns\x12\x18\n\x10min_timestamp_ms\x18\x06 \x03(\x10\x12\x18\n\x10max_timestamp_ms\x18\x07 \x03(\x10\x12\x0e\n\x06\x63rc32c\x18\x08 \x03(\x10\"\x94\x01\n\x13\x43ommitBatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12=\n\x07\x63ommits\x18\x02 \x03(\x0b\x32,.streammeta.v1.CommitStreamSetObjectResponse\x12,\n\x07uploads\x18\x03 \x01(\x0b\x32\x1b.streammeta.v1.UploadErrors\"h\n\x0cUploadErrors\x12(\n\x06\x65rrors\x18\x01 \x03(\x0e\x32\x18.streammeta.v1.ErrorCode\x12.\n\x0crange_errors\x18\x02 \x03(\x0e\x32\x18.streammeta.v1.ErrorCode\"@\n\x11GetObjectsRequest\x12+\n\x07queries\x18\x01 \x03(\x0b\x32\x1a.streammeta.v1.ObjectQuery\"Y\n\x0bObjectQuery\x12\x11\n\tstream_id\x18\x01 \x01(\x03\x12\x14\n\x0cstart_offset\x18\x02 \x01(\x03\x12\x12\n\nend_offset\x18\x03 \x01(\x03\x12\r\n\x05limit\x18\x04 \x01(\x05\"@\n\x12GetObjectsResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.streammeta.v1.ObjectList\"\xb3\x01\n\nObjectList\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12+\n\x07objects\x18\x02 \x03(\x0b\x32\x1a.streammeta.v1.ObjectSlice\x12\x1b\n\x13stream_start_offset\x18\x03 \x01(\x03\x12\x19\n\x11stream_end_offset\x18\x04 \x01(\x03\x12\x17\n\x0flost_end_offset\x18\x05 \x01(\x03\"\xa4\x02\n\x0bObjectSlice\x12\x11\n\tobject_id\x18\x01 \x01(\x03\x12\'\n\x04kind\x18\x02 \x01(\x0e\x32\x19.streammeta.v1.ObjectKind\x12\x14\n\x0cstart_offset\x18\x03 \x01(\x03\x12\x12\n\nend_offset\x18\x04 \x01(\x03\x12\x13\n\x0bobject_size\x18\x05 \x01(\x03\x12\x12\n\nattributes\x18\x06 \x01(\x05\x12\x1d\n\x10min_timestamp_ms\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12\x1d\n\x10max_timestamp_ms\x18\x08 \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\t \x01(\rH\x02\x88\x01\x01\x42\x13\n\x11_min_timestamp_msB\x13\n\x11_max_timestamp_msB\t\n\x07_crc32c\"V\n\x16\x44\x65scribeObjectsRequest\x12\x12\n\nobject_ids\x18\x01 \x03(\x03\x12(\n\x04page\x18\x02 \x01(\x0b\x32\x1a.streammeta.v1.PageRequest\"t\n\x17\x44\x65scribeObjectsResponse\x12\x31\n\x07objects\x18\x01 \x03(\x0b\x32 .streammeta.v1.ObjectDescription\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\x03\"\xbe\x03\n\x11ObjectDescription\x12\x11\n\tobject_id\x18\x01 \x01(\x03\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.streammeta.v1.ObjectState\x12\'\n\x04kind\x18\x03 \x01(\x0e\x32\x19.streammeta.v1.ObjectKind\x12\x13\n\x0bobject_size\x18\x04 \x01(\x03\x12\x14\n\x0ctimestamp_ms\x18\x05 \x01(\x03\x12\x12\n\nattributes\x18\x06 \x01(\x05\x12\x0f\n\x07node_id\x18\x07 \x01(\x05\x12\x11\n\tstream_id\x18\x08 \x01(\x03\x12+\n\x06ranges\x18\t \x01(\x0b\x32\x1b.streammeta.v1.RangeColumns\x12\x14\n\x0c\x63omposite_id\x18\n \x01(\x03\x12\x14\n\x0c\x64\x61ta_time_ms\x18\x0b \x01(\x03\x12\x1d\n\x10min_timestamp_ms\x18\x0c \x01(\x03H\x00\x88\x01\x01\x12\x1d\n\x10max_timestamp_ms\x18\r \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0e \x01(\rH\x02\x88\x01\x01\x42\x13\n\x11_min_timestamp_msB\x13\n\x11_max_timestamp_msB\t\n\x07_crc32c\")\n\x13\x43heckObjectsRequest\x12\x12\n\nobject_ids\x18\x01 \x03(\x03\"n\n\x14\x43heckObjectsResponse\x12*\n\x06states\x18\x01 \x03(\x0e\x32\x1a.streammeta.v1.ObjectState\x12\x16\n\x0enext_object_id\x18\x02 \x01(\x03\x12\x12\n\ncluster_id\x18\x03 \x01(\t*=\n\x0fSourceOperation\x12\n\n\x06\x44\x45LETE\x10\x00\x12\r\n\tKEEP_DATA\x10\x01\x12\x0f\n\x0b\x44\x45\x45P_DELETE\x10\x02\x32\xb8\x05\n\rObjectService\x12]\n\x0ePrepareObjects\x12$.streammeta.v1.PrepareObjectsRequest\x1a%.streammeta.v1.PrepareObjectsResponse\x12r\n\x15\x43ommitStreamSetObject\x12+.streammeta.v1.CommitStreamSetObjectRequest\x1a,.streammeta.v1.CommitStreamSetObjectResponse\x12i\n\x12\x43ommitStreamObject\x12(.streammeta.v1.CommitStreamObjectRequest\x1a).streammeta.v1.CommitStreamObjectResponse\x12[\n\x0e\x43ommitPipeline\x12!.streammeta.v1.CommitBatchRequest\x1a\".streammeta.v1.CommitBatchResponse(\x01\x30\x01\x12Q\n\nGetObjects\x12 .streammeta.v1.GetObjectsRequest\x1a!.streammeta.v1.GetObjectsResponse\x12`\n\x0f\x44\x65scribeObjects\x12%.streammeta.v1.DescribeObjectsRequest\x1a&.streammeta.v1.DescribeObjectsResponse\x12W\n\x0c\x43heckObjects\x12\".streammeta.v1.CheckObjectsRequest\x1a#.streammeta.v1.CheckObjectsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.objects_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SOURCEOPERATION']._serialized_start=3308
-  _globals['_SOURCEOPERATION']._serialized_end=3369
+  _globals['_SOURCEOPERATION']._serialized_start=3988
+  _globals['_SOURCEOPERATION']._serialized_end=4049
   _globals['_PREPAREOBJECTSREQUEST']._serialized_start=58
   _globals['_PREPAREOBJECTSREQUEST']._serialized_end=175
   _globals['_PREPAREOBJECTSRESPONSE']._serialized_start=177
@@ -41,43 +41,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RANGECOLUMNS']._serialized_start=290
   _globals['_RANGECOLUMNS']._serialized_end=387
   _globals['_STREAMOBJECTCOLUMNS']._serialized_start=390
-  _globals['_STREAMOBJECTCOLUMNS']._serialized_end=554
-  _globals['_COMMITSTREAMSETOBJECTREQUEST']._serialized_start=557
-  _globals['_COMMITSTREAMSETOBJECTREQUEST']._serialized_end=929
-  _globals['_COMMITSTREAMSETOBJECTRESPONSE']._serialized_start=932
-  _globals['_COMMITSTREAMSETOBJECTRESPONSE']._serialized_end=1108
-  _globals['_COMMITSTREAMOBJECTREQUEST']._serialized_start=1111
-  _globals['_COMMITSTREAMOBJECTREQUEST']._serialized_end=1423
-  _globals['_COMMITSTREAMOBJECTRESPONSE']._serialized_start=1425
-  _globals['_COMMITSTREAMOBJECTRESPONSE']._serialized_end=1494
-  _globals['_COMMITBATCHREQUEST']._serialized_start=1497
-  _globals['_COMMITBATCHREQUEST']._serialized_end=1644
-  _globals['_UPLOADCOLUMNS']._serialized_start=1647
-  _globals['_UPLOADCOLUMNS']._serialized_end=1811
-  _globals['_COMMITBATCHRESPONSE']._serialized_start=1814
-  _globals['_COMMITBATCHRESPONSE']._serialized_end=1962
-  _globals['_UPLOADERRORS']._serialized_start=1964
-  _globals['_UPLOADERRORS']._serialized_end=2068
-  _globals['_GETOBJECTSREQUEST']._serialized_start=2070
-  _globals['_GETOBJECTSREQUEST']._serialized_end=2134
-  _globals['_OBJECTQUERY']._serialized_start=2136
-  _globals['_OBJECTQUERY']._serialized_end=2225
-  _globals['_GETOBJECTSRESPONSE']._serialized_start=2227
-  _globals['_GETOBJECTSRESPONSE']._serialized_end=2291
-  _globals['_OBJECTLIST']._serialized_start=2294
-  _globals['_OBJECTLIST']._serialized_end=2473
-  _globals['_OBJECTSLICE']._serialized_start=2476
-  _globals['_OBJECTSLICE']._serialized_end=2632
-  _globals['_DESCRIBEOBJECTSREQUEST']._serialized_start=2634
-  _globals['_DESCRIBEOBJECTSREQUEST']._serialized_end=2720
-  _globals['_DESCRIBEOBJECTSRESPONSE']._serialized_start=2722
-  _globals['_DESCRIBEOBJECTSRESPONSE']._serialized_end=2838
-  _globals['_OBJECTDESCRIPTION']._serialized_start=2841
-  _globals['_OBJECTDESCRIPTION']._serialized_end=3151
-  _globals['_CHECKOBJECTSREQUEST']._serialized_start=3153
-  _globals['_CHECKOBJECTSREQUEST']._serialized_end=3194
-  _globals['_CHECKOBJECTSRESPONSE']._serialized_start=3196
-  _globals['_CHECKOBJECTSRESPONSE']._serialized_end=3306
-  _globals['_OBJECTSERVICE']._serialized_start=3372
-  _globals['_OBJECTSERVICE']._serialized_end=4068
+  _globals['_STREAMOBJECTCOLUMNS']._serialized_end=622
+  _globals['_COMMITSTREAMSETOBJECTREQUEST']._serialized_start=625
+  _globals['_COMMITSTREAMSETOBJECTREQUEST']._serialized_end=1133
+  _globals['_COMMITSTREAMSETOBJECTRESPONSE']._serialized_start=1136
+  _globals['_COMMITSTREAMSETOBJECTRESPONSE']._serialized_end=1312
+  _globals['_COMMITSTREAMOBJECTREQUEST']._serialized_start=1315
+  _globals['_COMMITSTREAMOBJECTREQUEST']._serialized_end=1763
+  _globals['_COMMITSTREAMOBJECTRESPONSE']._serialized_start=1765
+  _globals['_COMMITSTREAMOBJECTRESPONSE']._serialized_end=1834
+  _globals['_COMMITBATCHREQUEST']._serialized_start=1837
+  _globals['_COMMITBATCHREQUEST']._serialized_end=1984
+  _globals['_UPLOADCOLUMNS']._serialized_start=1987
+  _globals['_UPLOADCOLUMNS']._serialized_end=2219
+  _globals['_COMMITBATCHRESPONSE']._serialized_start=2222
+  _globals['_COMMITBATCHRESPONSE']._serialized_end=2370
+  _globals['_UPLOADERRORS']._serialized_start=2372
+  _globals['_UPLOADERRORS']._serialized_end=2476
+  _globals['_GETOBJECTSREQUEST']._serialized_start=2478
+  _globals['_GETOBJECTSREQUEST']._serialized_end=2542
+  _globals['_OBJECTQUERY']._serialized_start=2544
+  _globals['_OBJECTQUERY']._serialized_end=2633
+  _globals['_GETOBJECTSRESPONSE']._serialized_start=2635
+  _globals['_GETOBJECTSRESPONSE']._serialized_end=2699
+  _globals['_OBJECTLIST']._serialized_start=2702
+  _globals['_OBJECTLIST']._serialized_end=2881
+  _globals['_OBJECTSLICE']._serialized_start=2884
+  _globals['_OBJECTSLICE']._serialized_end=3176
+  _globals['_DESCRIBEOBJECTSREQUEST']._serialized_start=3178
+  _globals['_DESCRIBEOBJECTSREQUEST']._serialized_end=3264
+  _globals['_DESCRIBEOBJECTSRESPONSE']._serialized_start=3266
+  _globals['_DESCRIBEOBJECTSRESPONSE']._serialized_end=3382
+  _globals['_OBJECTDESCRIPTION']._serialized_start=3385
+  _globals['_OBJECTDESCRIPTION']._serialized_end=3831
+  _globals['_CHECKOBJECTSREQUEST']._serialized_start=3833
+  _globals['_CHECKOBJECTSREQUEST']._serialized_end=3874
+  _globals['_CHECKOBJECTSRESPONSE']._serialized_start=3876
+  _globals['_CHECKOBJECTSRESPONSE']._serialized_end=3986
+  _globals['_OBJECTSERVICE']._serialized_start=4052
+  _globals['_OBJECTSERVICE']._serialized_end=4748
 # @@protoc_insertion_point(module_scope)

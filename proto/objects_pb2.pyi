@@ -162,6 +162,9 @@ class StreamObjectColumns(_message.Message):
     START_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def object_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """prepared ids"""
@@ -190,6 +193,20 @@ class StreamObjectColumns(_message.Message):
     def attributes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """object attributes word; may be empty: all 0"""
 
+    @_builtins.property
+    def min_timestamp_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """time bounds as in CommitStreamSetObjectRequest; -1: unknown;"""
+
+    @_builtins.property
+    def max_timestamp_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """may be empty: all unknown
+        likewise
+        """
+
+    @_builtins.property
+    def crc32c(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """checksums as there; -1: unknown; may be empty: all unknown"""
+
     def __init__(
         self,
         *,
@@ -200,10 +217,13 @@ class StreamObjectColumns(_message.Message):
         start_offset: _abc.Iterable[_builtins.int] | None = ...,
         end_offset: _abc.Iterable[_builtins.int] | None = ...,
         attributes: _abc.Iterable[_builtins.int] | None = ...,
+        min_timestamp_ms: _abc.Iterable[_builtins.int] | None = ...,
+        max_timestamp_ms: _abc.Iterable[_builtins.int] | None = ...,
+        crc32c: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "end_offset", b"end_offset", "object_id", b"object_id", "object_size", b"object_size", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "crc32c", b"crc32c", "end_offset", b"end_offset", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id", "object_size", b"object_size", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -224,6 +244,9 @@ class CommitStreamSetObjectRequest(_message.Message):
     COMPACTED_OBJECT_IDS_FIELD_NUMBER: _builtins.int
     FAILOVER_FIELD_NUMBER: _builtins.int
     ON_CONFLICT_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for tracing; commits are idempotent by object id"""
     object_id: _builtins.int
@@ -240,6 +263,16 @@ class CommitStreamSetObjectRequest(_message.Message):
     """commits on behalf of a node whose data is being recovered"""
     on_conflict: _common_pb2.OnConflict.ValueType
     """what one bad range does to the others"""
+    min_timestamp_ms: _builtins.int
+    """Time bounds of the set object: no record in it is older or newer, of whichever stream. Both are
+    known or neither; absent or -1: unknown. Unknown bounds of what a compaction results in become
+    those of all its sources together, if they are known. Without an object_id: absent.
+    ms since 1970-01-01, >= 0
+    """
+    max_timestamp_ms: _builtins.int
+    """ms since 1970-01-01, >= min_timestamp_ms"""
+    crc32c: _builtins.int
+    """CRC-32C of all bytes of the set object; absent: unknown"""
     @_builtins.property
     def node(self) -> _common_pb2.NodeIdentity:
         """owner of the data"""
@@ -270,12 +303,26 @@ class CommitStreamSetObjectRequest(_message.Message):
         compacted_object_ids: _abc.Iterable[_builtins.int] | None = ...,
         failover: _builtins.bool = ...,
         on_conflict: _common_pb2.OnConflict.ValueType = ...,
+        min_timestamp_ms: _builtins.int | None = ...,
+        max_timestamp_ms: _builtins.int | None = ...,
+        crc32c: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "ranges", b"ranges", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "ranges", b"ranges", "stream_objects", b"stream_objects"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "failover", b"failover", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
+    _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__max_timestamp_ms: _TypeAlias = _typing.Literal["max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_timestamp_ms: _TypeAlias = _typing.Literal["_max_timestamp_ms", b"_max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofReturnType__min_timestamp_ms: _TypeAlias = _typing.Literal["min_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__min_timestamp_ms: _TypeAlias = _typing.Literal["_min_timestamp_ms", b"_min_timestamp_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_timestamp_ms) -> _WhichOneofReturnType__max_timestamp_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_timestamp_ms) -> _WhichOneofReturnType__min_timestamp_ms | None: ...
 
 Global___CommitStreamSetObjectRequest: _TypeAlias = CommitStreamSetObjectRequest  # noqa: Y015
 
@@ -326,6 +373,9 @@ class CommitStreamObjectRequest(_message.Message):
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
     SOURCE_OBJECT_IDS_FIELD_NUMBER: _builtins.int
     OPERATIONS_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for tracing; commits are idempotent by object id"""
     object_id: _builtins.int
@@ -342,6 +392,12 @@ class CommitStreamObjectRequest(_message.Message):
     """exclusive; -1 when object_id is -1"""
     attributes: _builtins.int
     """object attributes word"""
+    min_timestamp_ms: _builtins.int
+    """time bounds as in CommitStreamSetObjectRequest, of the result"""
+    max_timestamp_ms: _builtins.int
+    """likewise"""
+    crc32c: _builtins.int
+    """CRC-32C of all bytes of the result; absent: unknown"""
     @_builtins.property
     def node(self) -> _common_pb2.NodeIdentity:
         """owner of the stream"""
@@ -368,12 +424,26 @@ class CommitStreamObjectRequest(_message.Message):
         attributes: _builtins.int = ...,
         source_object_ids: _abc.Iterable[_builtins.int] | None = ...,
         operations: _abc.Iterable[Global___SourceOperation.ValueType] | None = ...,
+        min_timestamp_ms: _builtins.int | None = ...,
+        max_timestamp_ms: _builtins.int | None = ...,
+        crc32c: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "end_offset", b"end_offset", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "operations", b"operations", "request_id", b"request_id", "source_object_ids", b"source_object_ids", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "attributes", b"attributes", "crc32c", b"crc32c", "end_offset", b"end_offset", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "operations", b"operations", "request_id", b"request_id", "source_object_ids", b"source_object_ids", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
+    _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__max_timestamp_ms: _TypeAlias = _typing.Literal["max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_timestamp_ms: _TypeAlias = _typing.Literal["_max_timestamp_ms", b"_max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofReturnType__min_timestamp_ms: _TypeAlias = _typing.Literal["min_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__min_timestamp_ms: _TypeAlias = _typing.Literal["_min_timestamp_ms", b"_min_timestamp_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_timestamp_ms) -> _WhichOneofReturnType__max_timestamp_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_timestamp_ms) -> _WhichOneofReturnType__min_timestamp_ms | None: ...
 
 Global___CommitStreamObjectRequest: _TypeAlias = CommitStreamObjectRequest  # noqa: Y015
 
@@ -443,6 +513,9 @@ class UploadColumns(_message.Message):
     OBJECT_SIZE_FIELD_NUMBER: _builtins.int
     RANGE_COUNT_FIELD_NUMBER: _builtins.int
     RANGES_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def node(self) -> _common_pb2.NodeIdentity:
         """owner of the data"""
@@ -463,6 +536,20 @@ class UploadColumns(_message.Message):
     def ranges(self) -> Global___RangeColumns:
         """of all of them; at most 20000 rows"""
 
+    @_builtins.property
+    def min_timestamp_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """time bounds as in CommitStreamSetObjectRequest; -1: unknown;"""
+
+    @_builtins.property
+    def max_timestamp_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """may be empty: all unknown
+        likewise
+        """
+
+    @_builtins.property
+    def crc32c(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """checksums as there; -1: unknown; may be empty: all unknown"""
+
     def __init__(
         self,
         *,
@@ -471,10 +558,13 @@ class UploadColumns(_message.Message):
         object_size: _abc.Iterable[_builtins.int] | None = ...,
         range_count: _abc.Iterable[_builtins.int] | None = ...,
         ranges: Global___RangeColumns | None = ...,
+        min_timestamp_ms: _abc.Iterable[_builtins.int] | None = ...,
+        max_timestamp_ms: _abc.Iterable[_builtins.int] | None = ...,
+        crc32c: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "ranges", b"ranges"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "object_id", b"object_id", "object_size", b"object_size", "range_count", b"range_count", "ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "range_count", b"range_count", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -666,6 +756,9 @@ class ObjectSlice(_message.Message):
     END_OFFSET_FIELD_NUMBER: _builtins.int
     OBJECT_SIZE_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     object_id: _builtins.int
     """see object key rules in docs/format.md"""
     kind: _common_pb2.ObjectKind.ValueType
@@ -678,6 +771,14 @@ class ObjectSlice(_message.Message):
     """bytes"""
     attributes: _builtins.int
     """object attributes word"""
+    min_timestamp_ms: _builtins.int
+    """no record in the object, of whichever stream, is older; ms since"""
+    max_timestamp_ms: _builtins.int
+    """1970-01-01; absent: unknown
+    no record is newer; absent: unknown
+    """
+    crc32c: _builtins.int
+    """CRC-32C of all bytes of the object; absent: unknown"""
     def __init__(
         self,
         *,
@@ -687,12 +788,26 @@ class ObjectSlice(_message.Message):
         end_offset: _builtins.int = ...,
         object_size: _builtins.int = ...,
         attributes: _builtins.int = ...,
+        min_timestamp_ms: _builtins.int | None = ...,
+        max_timestamp_ms: _builtins.int | None = ...,
+        crc32c: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "end_offset", b"end_offset", "kind", b"kind", "object_id", b"object_id", "object_size", b"object_size", "start_offset", b"start_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "attributes", b"attributes", "crc32c", b"crc32c", "end_offset", b"end_offset", "kind", b"kind", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id", "object_size", b"object_size", "start_offset", b"start_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
+    _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__max_timestamp_ms: _TypeAlias = _typing.Literal["max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_timestamp_ms: _TypeAlias = _typing.Literal["_max_timestamp_ms", b"_max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofReturnType__min_timestamp_ms: _TypeAlias = _typing.Literal["min_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__min_timestamp_ms: _TypeAlias = _typing.Literal["_min_timestamp_ms", b"_min_timestamp_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_timestamp_ms) -> _WhichOneofReturnType__max_timestamp_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_timestamp_ms) -> _WhichOneofReturnType__min_timestamp_ms | None: ...
 
 Global___ObjectSlice: _TypeAlias = ObjectSlice  # noqa: Y015
 
@@ -769,6 +884,9 @@ class ObjectDescription(_message.Message):
     RANGES_FIELD_NUMBER: _builtins.int
     COMPOSITE_ID_FIELD_NUMBER: _builtins.int
     DATA_TIME_MS_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     object_id: _builtins.int
     """issued from a counter, never reused"""
     state: _common_pb2.ObjectState.ValueType
@@ -789,6 +907,12 @@ class ObjectDescription(_message.Message):
     """of a LINKED object: the composite that refers to it; -1 otherwise"""
     data_time_ms: _builtins.int
     """of a stream set object: commit time of its oldest data; -1 otherwise"""
+    min_timestamp_ms: _builtins.int
+    """time bounds as in ObjectSlice; absent: unknown"""
+    max_timestamp_ms: _builtins.int
+    """likewise"""
+    crc32c: _builtins.int
+    """CRC-32C of all bytes of the object; absent: unknown"""
     @_builtins.property
     def ranges(self) -> Global___RangeColumns:
         """of a stream set object or stream object; epochs empty"""
@@ -807,12 +931,26 @@ class ObjectDescription(_message.Message):
         ranges: Global___RangeColumns | None = ...,
         composite_id: _builtins.int = ...,
         data_time_ms: _builtins.int = ...,
+        min_timestamp_ms: _builtins.int | None = ...,
+        max_timestamp_ms: _builtins.int | None = ...,
+        crc32c: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "ranges", b"ranges"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "composite_id", b"composite_id", "data_time_ms", b"data_time_ms", "kind", b"kind", "node_id", b"node_id", "object_id", b"object_id", "object_size", b"object_size", "ranges", b"ranges", "state", b"state", "stream_id", b"stream_id", "timestamp_ms", b"timestamp_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "attributes", b"attributes", "composite_id", b"composite_id", "crc32c", b"crc32c", "data_time_ms", b"data_time_ms", "kind", b"kind", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node_id", b"node_id", "object_id", b"object_id", "object_size", b"object_size", "ranges", b"ranges", "state", b"state", "stream_id", b"stream_id", "timestamp_ms", b"timestamp_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
+    _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__max_timestamp_ms: _TypeAlias = _typing.Literal["max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_timestamp_ms: _TypeAlias = _typing.Literal["_max_timestamp_ms", b"_max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofReturnType__min_timestamp_ms: _TypeAlias = _typing.Literal["min_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__min_timestamp_ms: _TypeAlias = _typing.Literal["_min_timestamp_ms", b"_min_timestamp_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_timestamp_ms) -> _WhichOneofReturnType__max_timestamp_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_timestamp_ms) -> _WhichOneofReturnType__min_timestamp_ms | None: ...
 
 Global___ObjectDescription: _TypeAlias = ObjectDescription  # noqa: Y015
 

@@ -5,7 +5,8 @@ Records: what the replicated log says. One log entry carries one RecordSet; it t
 whole. Replay depends on nothing but the records and the log offset of their set.
 
 A column is `bytes` of little-endian signed 64-bit integers, one per row; all columns of one
-record have the same length. Meaning of ids, offsets and times is that of common.proto.
+record have the same length, but for those that may be empty. Meaning of ids, offsets and times is
+that of common.proto.
 """
 
 from collections import abc as _abc
@@ -487,6 +488,9 @@ class StreamSetObjectsCommittedRecord(_message.Message):
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
     RANGE_COUNT_FIELD_NUMBER: _builtins.int
     RANGES_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     """the node they belong to"""
     committed_at_ms: _builtins.int
@@ -503,6 +507,12 @@ class StreamSetObjectsCommittedRecord(_message.Message):
     """column; object attributes words"""
     range_count: _builtins.bytes
     """column; how many of the rows below each one holds"""
+    min_timestamp_ms: _builtins.bytes
+    """column; no record in the object is older; -1: unknown; empty: all are -1"""
+    max_timestamp_ms: _builtins.bytes
+    """column; no record in the object is newer; likewise"""
+    crc32c: _builtins.bytes
+    """column; CRC-32C of the object's bytes; -1: unknown; empty: all are -1"""
     @_builtins.property
     def ranges(self) -> Global___SetObjectRanges:
         """of all of them, behind each other"""
@@ -519,10 +529,13 @@ class StreamSetObjectsCommittedRecord(_message.Message):
         attributes: _builtins.bytes = ...,
         range_count: _builtins.bytes = ...,
         ranges: Global___SetObjectRanges | None = ...,
+        min_timestamp_ms: _builtins.bytes = ...,
+        max_timestamp_ms: _builtins.bytes = ...,
+        crc32c: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "data_time_ms", b"data_time_ms", "node_id", b"node_id", "object_id", b"object_id", "object_size", b"object_size", "order_id", b"order_id", "range_count", b"range_count", "ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "crc32c", b"crc32c", "data_time_ms", b"data_time_ms", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node_id", b"node_id", "object_id", b"object_id", "object_size", b"object_size", "order_id", b"order_id", "range_count", b"range_count", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -567,6 +580,9 @@ class StreamObjectsCommittedRecord(_message.Message):
     STREAM_ID_FIELD_NUMBER: _builtins.int
     START_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     committed_at_ms: _builtins.int
     """leader's clock"""
     object_id: _builtins.bytes
@@ -581,6 +597,12 @@ class StreamObjectsCommittedRecord(_message.Message):
     """column"""
     end_offset: _builtins.bytes
     """column; exclusive"""
+    min_timestamp_ms: _builtins.bytes
+    """column; as in StreamSetObjectsCommittedRecord; may be empty"""
+    max_timestamp_ms: _builtins.bytes
+    """column; likewise"""
+    crc32c: _builtins.bytes
+    """column; likewise"""
     def __init__(
         self,
         *,
@@ -591,10 +613,13 @@ class StreamObjectsCommittedRecord(_message.Message):
         stream_id: _builtins.bytes = ...,
         start_offset: _builtins.bytes = ...,
         end_offset: _builtins.bytes = ...,
+        min_timestamp_ms: _builtins.bytes = ...,
+        max_timestamp_ms: _builtins.bytes = ...,
+        crc32c: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "end_offset", b"end_offset", "object_id", b"object_id", "object_size", b"object_size", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "crc32c", b"crc32c", "end_offset", b"end_offset", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id", "object_size", b"object_size", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,8 @@
 
 Every door to a store or a file format raises one of these; no botocore, OSError or struct error
 passes it. A message names the object or bucket, what was found, what was wanted, and what to do
-next. Only `StoreUnavailableError` is worth repeating: the same call may succeed later.
+next. Only `StoreUnavailableError`, `DeadlineExceededError` included, is worth repeating: the same
+call may succeed later.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ class StorageError(Exception):
 class CorruptObjectError(StorageError):
     """The bytes of an object break its format.
 
-    `source` is the key or name of the object, `position` the byte position in it where the format
-    is broken, `problem` what was got and what was wanted there.
+    `source` is the key or name of the object and `position` the byte position in it where the
+    format is broken; `found` is what is there and `expected` what the format wants, both as text.
+    `problem` says both in one sentence.
     """
 
-    def __init__(self, source: str, position: int, problem: str) -> None:
+    def __init__(
+        self, source: str, position: int, what: str, *, found: object, expected: object
+    ) -> None:
         self.source = source
         self.position = position
-        self.problem = problem
+        self.found = str(found)
+        self.expected = str(expected)
+        self.problem = f"{what} is {found}, wanted {expected}"
         super().__init__(
-            f"object {source} is corrupt at byte {position}: {problem}; keep the object, compare it"
-            " with another copy, and do not compact or delete it before it is explained"
+            f"object {source} is corrupt at byte {position}: {self.problem}; keep the object,"
+            " compare it with another copy, and do not compact or delete it before it is explained"
         )
 
 
@@ -37,6 +43,17 @@ class ObjectNotFoundError(StorageError):
         super().__init__(
             f"object {key!r} is not in the store; look its stream up again, as compaction replaces"
             " objects, and check that the bucket or path is the right one"
+        )
+
+
+class ObjectExistsError(StorageError):
+    """A put that was to create an object found another one under its key, and changed nothing."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(
+            f"object {key!r} exists already and was left as it is; read it to learn who made it, or"
+            " use another key"
         )
 
 
@@ -91,9 +108,20 @@ class StoreRejectedError(StorageError):
 class StoreUnavailableError(StorageError):
     """The store did not answer, or said that it can't serve now. The call may be repeated.
 
-    `throttled` tells that the store asked for fewer requests.
+    What the call was to change may have been changed all the same. `throttled` tells that the store
+    asked for fewer requests, `retry_after_s` after how many seconds it wants to be asked again.
     """
 
-    def __init__(self, message: str, *, throttled: bool = False) -> None:
+    def __init__(
+        self, message: str, *, throttled: bool = False, retry_after_s: float | None = None
+    ) -> None:
         self.throttled = throttled
+        self.retry_after_s = retry_after_s
         super().__init__(message)
+
+
+class DeadlineExceededError(StoreUnavailableError):
+    """The time given for the call is up, repetitions and waiting included.
+
+    The cause, if there is one, is what went wrong the last time it was tried.
+    """

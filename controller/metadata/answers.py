@@ -179,7 +179,11 @@ class ErrorAnswer:
 
 
 class ObjectSlice(NamedTuple):
-    """One object and the part of the stream it holds."""
+    """One object and the part of the stream it holds.
+
+    The last three say what is known of the object's content, -1 being unknown: between which times
+    its records are, and the CRC-32C of its bytes.
+    """
 
     object_id: int
     kind: ObjectKind
@@ -187,11 +191,17 @@ class ObjectSlice(NamedTuple):
     end_offset: int
     object_size: int
     attributes: int
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectSlices(Sequence[ObjectSlice]):
-    """Slices in columns: a row becomes an `ObjectSlice` when it is asked for."""
+    """Slices in columns: a row becomes an `ObjectSlice` when it is asked for.
+
+    The last three columns are empty if nothing is known.
+    """
 
     object_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     kind: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
@@ -199,6 +209,9 @@ class ObjectSlices(Sequence[ObjectSlice]):
     end_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     object_size: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     attributes: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
 
     def __len__(self) -> int:
         return len(self.object_id)
@@ -216,7 +229,9 @@ class ObjectSlices(Sequence[ObjectSlice]):
         kinds = [_KINDS[kind] for kind in self.kind.tolist()]
         cells = (self.start_offset, self.end_offset, self.object_size, self.attributes)
         columns = (self.object_id.tolist(), kinds, *(values.tolist() for values in cells))
-        return map(ObjectSlice._make, zip(*columns, strict=True))
+        facts = (self.min_timestamp_ms, self.max_timestamp_ms, self.crc32c)
+        known = (values.tolist() if len(values) else [-1] * len(self) for values in facts)
+        return map(ObjectSlice._make, zip(*columns, *known, strict=True))
 
 
 # Looking a member up by its number is slow; answers have thousands.
@@ -247,7 +262,7 @@ class GetObjectsAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObjectDescription:
-    """One object; `ranges.stream_epoch` is empty."""
+    """One object; `ranges.stream_epoch` is empty. Of the last three see `ObjectSlice`."""
 
     object_id: int
     state: ObjectState
@@ -260,6 +275,9 @@ class ObjectDescription:
     ranges: RangeColumns
     composite_id: int = -1
     data_time_ms: int = -1
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -251,13 +251,14 @@ class ClusterMap:
 
     def _parts(self) -> FrozenParts:
         streams, past_ranges, tags = self._streams.view()
-        objects, object_ranges = self._objects.view()
+        objects, object_ranges, object_facts = self._objects.view()
         return FrozenParts(
             streams=streams,
             past_ranges=past_ranges,
             tags=tags,
             objects=objects,
             object_ranges=object_ranges,
+            object_facts=object_facts,
             next_object_id=self._objects.next_object_id,
             deletion_hold=self._upkeep.hold,
             pending=self._streams.pending.in_order(),

@@ -4,10 +4,15 @@ What the sources hold above the start of streams that exist must be held by the 
 and nothing else; then the index swaps rows of sources for rows of results within one log entry, and
 no reader ever sees a hole or an overlap. Ranges below a stream's start, or of streams that are
 gone, are dead: results may hold them or not. The results' own commit is replayed by `uploads`.
+
+A result holds no record that is in none of the sources. So results that come without time bounds
+get the bounds of all sources together: they may be wider than needed, which look-ups by time must
+live with anyway, and without them one compaction would make its streams' times unknown for good.
+Checksums are of other bytes and are not passed on.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +21,7 @@ from controller.errors import ErrorCode
 from controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
 from controller.metadata.coverage import judge
 from controller.metadata.nodes import Nodes
+from controller.metadata.object_facts import UNKNOWN, Facts, facts_of_one
 from controller.metadata.objects import Objects
 from controller.metadata.pending_uploads import StreamSpans
 from controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
@@ -201,7 +207,9 @@ class Compactions:
     ) -> Iterator[Record]:
         orders = self._objects["order_id"][rows]
         ranges = request.ranges
+        bounds = self._objects.facts.bounds(rows)
         if request.object_id >= 0:
+            facts = _result_facts(request, bounds)
             yield StreamSetObjectsCommitted(
                 node_id=request.node.node_id,
                 committed_at_ms=now_ms,
@@ -216,8 +224,11 @@ class Compactions:
                     start_offset=ranges.start_offset,
                     end_offset=ranges.end_offset,
                 ),
+                min_timestamp_ms=facts.min_timestamp_ms,
+                max_timestamp_ms=facts.max_timestamp_ms,
+                crc32c=facts.crc32c,
             )
-        others: StreamObjectColumns = request.stream_objects
+        others = _bounded(request.stream_objects, bounds)
         every = np.ones(len(others.stream_id), dtype=np.bool_)
         yield from self._uploads.stream_object_records(others, every, now_ms)
         yield ObjectsDestroyed(object_id=ids, marked_at_ms=now_ms)
@@ -295,6 +306,8 @@ class Compactions:
         composite = False
         if request.object_id >= 0:
             composite = request.attributes & KIND_MASK == COMPOSITE_BITS
+            committed = sources.rows[self._in_state(sources.rows, ObjectState.COMMITTED)]
+            facts = _result_facts(request, self._objects.facts.bounds(committed))
             yield StreamObjectsCommitted(
                 committed_at_ms=now_ms,
                 object_id=column([request.object_id]),
@@ -303,6 +316,9 @@ class Compactions:
                 stream_id=column([request.stream_id]),
                 start_offset=column([request.start_offset]),
                 end_offset=column([request.end_offset]),
+                min_timestamp_ms=facts.min_timestamp_ms,
+                max_timestamp_ms=facts.max_timestamp_ms,
+                crc32c=facts.crc32c,
             )
         kept_above = request.start_offset if composite else None
         linked = [sources.with_operation(SourceOperation.KEEP_DATA)]
@@ -366,6 +382,30 @@ class _Sources:
         """Return the ids that this is done to."""
         named: Int64Column = self.ids[self.operations == operation]
         return named
+
+
+def _result_facts(
+    request: CommitStreamSetObject | CommitStreamObject, bounds: tuple[int, int]
+) -> Facts:
+    if request.max_timestamp_ms != UNKNOWN:
+        bounds = request.min_timestamp_ms, request.max_timestamp_ms
+    return facts_of_one(*bounds, request.crc32c)
+
+
+def _bounded(rows: StreamObjectColumns, bounds: tuple[int, int]) -> StreamObjectColumns:
+    """Return rows with these time bounds where they have none."""
+    low, high = bounds
+    if high == UNKNOWN:
+        return rows
+    if not len(rows.max_timestamp_ms):
+        given = np.full(len(rows.object_id), UNKNOWN)
+        rows = replace(rows, min_timestamp_ms=given, max_timestamp_ms=given)
+    missing = rows.max_timestamp_ms == UNKNOWN
+    return replace(
+        rows,
+        min_timestamp_ms=np.where(missing, low, rows.min_timestamp_ms),
+        max_timestamp_ms=np.where(missing, high, rows.max_timestamp_ms),
+    )
 
 
 def _looked_up(objects: Objects, ids: Int64Column) -> tuple[Int64Column, Int64Column]:

@@ -13,6 +13,7 @@ sections whatever happened to them. A view may be read in another thread.
 | ranges | one a range, current ones too | stream_id, range_index, epoch, start_offset, end_offset, node_id |
 | objects | one an object (order_id of a linked one: its composite) | object_id, state, kind, attributes, node_id, object_size, timestamp_ms, order_id, data_time_ms, range_count |
 | object_ranges | what objects hold, in object order | object_id, stream_id, start_offset, end_offset |
+| object_facts | one an object of whose content something is known, see `object_facts` | object_id, min_timestamp_ms, max_timestamp_ms, crc32c |
 | pending_uploads | one a stream a node owes an upload of | node_id, stream_id, start_offset, end_offset |
 | lost_ranges | offsets that were given up | stream_id, start_offset, end_offset |
 | nodes | one a node | node_id, node_epoch, failover, wal_config, locked, departed, recovered_by, supervised |
@@ -35,6 +36,7 @@ import numpy.typing as npt
 from controller.metadata.columns import TableView
 from controller.metadata.kv import StoredValue
 from controller.metadata.nodes import Node
+from controller.metadata.object_facts import facts_in_view
 from controller.metadata.object_upkeep import DeletionHold
 from controller.metadata.past_ranges import RANGE_COLUMNS
 from controller.metadata.pending_uploads import StreamSpans
@@ -43,6 +45,7 @@ from controller.metadata.shared_dict import SharedDictView
 from controller.metadata.stream_index import range_rows
 from controller.metadata.streams import DELETED
 from controller.metadata.values import Int64Column, ObjectState, column
+from controller.records.record import FACT_COLUMNS
 
 SectionColumn: TypeAlias = npt.NDArray[Any] | Sequence[Any]
 Section: TypeAlias = dict[str, SectionColumn]
@@ -59,6 +62,7 @@ class FrozenParts:
     lost: StreamSpans
     objects: TableView
     object_ranges: TableView
+    object_facts: TableView
     next_object_id: int
     deletion_hold: DeletionHold
     nodes: list[Node]
@@ -181,6 +185,15 @@ def _object_ranges(parts: FrozenParts) -> Section:
     return {name: parts.object_ranges.column(name)[rows].astype(np.int64) for name in names}
 
 
+def _object_facts(parts: FrozenParts) -> Section:
+    rows = _object_rows(parts)
+    found, facts = facts_in_view(parts.object_facts, rows)
+    return {
+        "object_id": parts.objects.column("object_id")[rows[found]],
+        **{name: getattr(facts, name) for name in FACT_COLUMNS},
+    }
+
+
 def _object_rows(parts: FrozenParts) -> Int64Column:
     """Return the rows that are an object's, in id order."""
     state = parts.objects.column("state")
@@ -272,6 +285,7 @@ _SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
     "ranges": _ranges,
     "objects": _objects,
     "object_ranges": _object_ranges,
+    "object_facts": _object_facts,
     "pending_uploads": _pending_uploads,
     "lost_ranges": _lost_ranges,
     "nodes": _nodes,

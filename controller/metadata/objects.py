@@ -20,6 +20,7 @@ from controller.metadata.free_blocks import FreeBlocks
 from controller.metadata.node_counts import NodeCounts
 from controller.metadata.object_counts import ObjectCounts
 from controller.metadata.object_directory import ObjectDirectory
+from controller.metadata.object_facts import Facts, ObjectFacts
 from controller.metadata.object_links import ObjectLinks
 from controller.metadata.object_ranges import ObjectRanges
 from controller.metadata.request_log import (
@@ -101,6 +102,7 @@ class Objects:
     def __init__(self, set_objects: NodeCounts | None = None) -> None:
         self._table = Table(_OBJECT_COLUMNS)
         self._unused = FreeBlocks()
+        self.facts = ObjectFacts()
         self.directory = ObjectDirectory()
         self.ranges = ObjectRanges()
         self.links = ObjectLinks()
@@ -129,11 +131,12 @@ class Objects:
     @property
     def nbytes(self) -> int:
         """Bytes in use for objects and their ranges."""
-        return self._table.nbytes + self.directory.nbytes + self.ranges.nbytes
+        tables = self._table.nbytes + self.facts.nbytes + self.ranges.nbytes
+        return tables + self.directory.nbytes
 
-    def view(self) -> tuple[TableView, TableView]:
-        """Return immutable views of the objects and of their ranges."""
-        return self._table.view(), self.ranges.view()
+    def view(self) -> tuple[TableView, TableView, TableView]:
+        """Return immutable views of the objects, of their ranges and of what is known of them."""
+        return self._table.view(), self.ranges.view(), self.facts.view()
 
     def row(self, object_id: int) -> int:
         """Return an object's row; it is negative if it was never issued or is removed."""
@@ -339,6 +342,7 @@ class Objects:
         table.write("data_time_ms", rows, record.data_time_ms)
         table.write("range_count", rows, record.range_count)
         self._commit_cells(rows, _STREAM_SET, firsts, record)
+        self.facts.put(rows, record)
         self._count_commit(rows, deadlines_ms, record.object_size, undo)
         self.set_objects.add(record.node_id, len(rows), undo)
         return range_rows_
@@ -352,6 +356,7 @@ class Objects:
         composite = (record.attributes & KIND_MASK) == COMPOSITE_BITS
         self._table.write("range_count", rows, 1)
         self._commit_cells(rows, np.where(composite, _COMPOSITE, _STREAM), firsts, record)
+        self.facts.put(rows, record)
         self._count_commit(rows, deadlines_ms, record.object_size, undo)
         return range_rows_
 
@@ -450,6 +455,7 @@ class Objects:
 
     def _forget(self, ids: Int64Column, rows: Int64Column) -> None:
         self._table.write("state", rows, _UNUSED)
+        self.facts.clear(rows)
         self.directory.remove(ids)
         self._unused.give(1, rows)
 
@@ -481,6 +487,11 @@ class Objects:
         for due_state, due in ((_PREPARED, self.deadlines), (_DESTROYED, self.destroyed)):
             chosen = state == due_state
             due.load(columns["timestamp_ms"][chosen], ids[chosen])
+
+    def load_facts(self, object_ids: Int64Column, facts: Facts) -> None:
+        """Say what is known of objects that were loaded."""
+        if len(object_ids):
+            self.facts.put(self._rows_of_record(object_ids), facts)
 
     # ---- cells ----
 
@@ -519,6 +530,7 @@ class Objects:
         for name, value in _UNCOMMITTED_CELLS.items():
             self._table.write(name, rows, value)
         self._table.write("timestamp_ms", rows, deadlines_ms)
+        self.facts.clear(rows)
         self.counts.change(_PREPARED, len(rows))
         self.counts.change(_COMMITTED, -len(rows), -size)
         self._file_again(rows)

@@ -74,6 +74,7 @@ class Reads:
             stream_id, query.start_offset, query.end_offset, query.limit or OBJECTS_LIMIT_DEFAULT
         )
         rows = self._objects.rows(ids)
+        facts = self._objects.facts.of(rows)
         slices = ObjectSlices(
             ids,
             self._objects["kind"][rows],
@@ -81,6 +82,9 @@ class Reads:
             ends,
             self._objects["object_size"][rows],
             self._objects["attributes"][rows],
+            facts.min_timestamp_ms,
+            facts.max_timestamp_ms,
+            facts.crc32c,
         )
         return ObjectList(
             error=ErrorCode.NONE,
@@ -112,6 +116,7 @@ class Reads:
         kind, state = ObjectKind(int(objects["kind"][row])), ObjectState(int(objects["state"][row]))
         one_stream = kind in (ObjectKind.STREAM, ObjectKind.COMPOSITE) and len(streams) == 1
         is_set = kind is ObjectKind.STREAM_SET
+        facts = objects.facts.of_one(row)
         return ObjectDescription(
             object_id=int(objects["object_id"][row]),
             state=state,
@@ -124,6 +129,9 @@ class Reads:
             ranges=RangeColumns(stream_id=streams, start_offset=starts, end_offset=ends),
             composite_id=int(objects["order_id"][row]) if state is ObjectState.LINKED else -1,
             data_time_ms=int(objects["data_time_ms"][row]) if is_set else -1,
+            min_timestamp_ms=facts[0],
+            max_timestamp_ms=facts[1],
+            crc32c=facts[2],
         )
 
     def check_objects(self, request: CheckObjects) -> CheckObjectsAnswer:

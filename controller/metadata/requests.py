@@ -147,7 +147,8 @@ class CommitStreamSetObject:
     """Register an upload, or with `compacted_object_ids` what these set objects were compacted to.
 
     A repeated `object_id` gets the first answer. `object_id` -1: there is no set object, as when
-    everything was split into stream objects or has expired.
+    everything was split into stream objects or has expired. The last three say what is known of the
+    set object's content, see `StreamObjectColumns`.
     """
 
     node: NodeIdentity
@@ -161,6 +162,9 @@ class CommitStreamSetObject:
     failover: bool = False
     on_conflict: OnConflict = OnConflict.REJECT_ALL
     request_id: str = ""
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -168,7 +172,8 @@ class CommitUploads:
     """Register uploads, one row a set object, judged one after the other.
 
     The first `range_count[0]` rows of `ranges` are the first object's, and so on. A bad range
-    rejects its own upload. An object's order is its id.
+    rejects its own upload. An object's order is its id. The last three say what is known of the
+    objects' content, see `StreamObjectColumns`; each may be empty.
     """
 
     node: NodeIdentity
@@ -176,6 +181,9 @@ class CommitUploads:
     object_size: Int64Column
     range_count: Int64Column
     ranges: RangeColumns
+    min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -183,7 +191,7 @@ class CommitStreamObject:
     """Register what stream objects of one stream were compacted to; `object_id` -1: to nothing.
 
     `operations` has one entry a source, or is empty: DELETE for each. Offsets are -1 without a
-    result.
+    result. The last three say what is known of the result's content, see `StreamObjectColumns`.
     """
 
     node: NodeIdentity
@@ -197,6 +205,9 @@ class CommitStreamObject:
     source_object_ids: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     operations: tuple[SourceOperation, ...] = ()
     request_id: str = ""
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,14 @@ import numpy as np
 
 from controller.metadata.kv import KVs, StoredValue
 from controller.metadata.nodes import Node, Nodes
+from controller.metadata.object_facts import Facts
 from controller.metadata.object_upkeep import DeletionHold, ObjectUpkeep
 from controller.metadata.objects import Objects
 from controller.metadata.pending_uploads import StreamSpans
 from controller.metadata.request_log import IssuedIds, RequestKey, RequestKind, Window
 from controller.metadata.streams import DELETED, Streams
 from controller.metadata.values import Int64Column
+from controller.records.record import FACT_COLUMNS
 
 
 def restore(
@@ -60,6 +62,10 @@ def _restore_objects(
     exists = ranges["stream_id"] < len(streams)
     exists[exists] = streams["state"][ranges["stream_id"][exists]] != DELETED
     objects.load(_integers(sections["objects"]), ranges, exists, next_object_id)
+    if "object_facts" in sections:  # older versions knew none
+        known = _integers(sections["object_facts"])
+        facts = Facts(**{name: known[name] for name in FACT_COLUMNS})
+        objects.load_facts(known["object_id"], facts)
 
 
 def _hold(counters: Mapping[str, Any]) -> DeletionHold:

@@ -17,6 +17,7 @@ from controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploa
 from controller.metadata.columns import Undo
 from controller.metadata.continuity import Ahead, Continuity, UploadRows, has_twins
 from controller.metadata.nodes import Nodes
+from controller.metadata.object_facts import facts_of_one, known_columns
 from controller.metadata.objects import Objects
 from controller.metadata.pending_uploads import StreamSpans
 from controller.metadata.request_log import REJECTED_ROWS_MAX, Window
@@ -161,6 +162,7 @@ class Uploads:
         if np.count_nonzero(valid) < len(valid):
             ranges = ranges.take(valid)
         if request.object_id >= 0:
+            facts = facts_of_one(request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c)
             yield StreamSetObjectsCommitted(
                 node_id=request.node.node_id,
                 committed_at_ms=now_ms,
@@ -173,6 +175,9 @@ class Uploads:
                 ranges=SetObjectRanges(
                     stream_id=ranges.stream_id, start_offset=ranges.start, end_offset=ranges.end
                 ),
+                min_timestamp_ms=facts.min_timestamp_ms,
+                max_timestamp_ms=facts.max_timestamp_ms,
+                crc32c=facts.crc32c,
             )
         rows, good = request.stream_objects, verdicts.stream_objects == 0
         if len(rows.stream_id):
@@ -193,6 +198,7 @@ class Uploads:
             return
         attributes = rows.attributes if len(rows.attributes) else np.zeros_like(rows.object_id)
         stream_id, object_id = rows.stream_id[valid], rows.object_id[valid]
+        facts = known_columns(rows, valid)
         yield StreamObjectsCommitted(
             committed_at_ms=now_ms,
             object_id=object_id,
@@ -201,6 +207,9 @@ class Uploads:
             stream_id=stream_id,
             start_offset=rows.start_offset[valid],
             end_offset=rows.end_offset[valid],
+            min_timestamp_ms=facts.min_timestamp_ms,
+            max_timestamp_ms=facts.max_timestamp_ms,
+            crc32c=facts.crc32c,
         )
         gone = self._streams["state"][stream_id] == DELETED
         if gone.any():
@@ -349,7 +358,7 @@ def _rows_of(rows: RangeColumns | StreamObjectColumns) -> UploadRows:
 
 
 def _batch_record(request: CommitUploads, now_ms: int) -> StreamSetObjectsCommitted:
-    ranges = request.ranges
+    ranges, facts = request.ranges, known_columns(request)
     return StreamSetObjectsCommitted(
         node_id=request.node.node_id,
         committed_at_ms=now_ms,
@@ -364,12 +373,16 @@ def _batch_record(request: CommitUploads, now_ms: int) -> StreamSetObjectsCommit
             start_offset=ranges.start_offset,
             end_offset=ranges.end_offset,
         ),
+        min_timestamp_ms=facts.min_timestamp_ms,
+        max_timestamp_ms=facts.max_timestamp_ms,
+        crc32c=facts.crc32c,
     )
 
 
 def _some_uploads(request: CommitUploads, chosen: npt.NDArray[np.bool_]) -> CommitUploads:
     ranges = request.ranges
     rows = np.repeat(chosen, request.range_count)
+    facts = known_columns(request, chosen)
     return CommitUploads(
         node=request.node,
         object_id=request.object_id[chosen],
@@ -380,6 +393,9 @@ def _some_uploads(request: CommitUploads, chosen: npt.NDArray[np.bool_]) -> Comm
             start_offset=ranges.start_offset[rows],
             end_offset=ranges.end_offset[rows],
         ),
+        min_timestamp_ms=facts.min_timestamp_ms,
+        max_timestamp_ms=facts.max_timestamp_ms,
+        crc32c=facts.crc32c,
     )
 
 

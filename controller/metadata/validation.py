@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from controller.errors import InvalidRequestError, LimitExceededError
+from controller.metadata.object_facts import CRC32C_MAX, UNKNOWN
 from controller.metadata.requests import (
     AbandonUploads,
     AssignRecoveries,
@@ -60,6 +61,7 @@ from controller.metadata.values import (
     StreamObjectColumns,
     Tags,
 )
+from controller.records.record import FACT_COLUMNS
 
 BATCH_MAX = 10_000
 """Items in one request."""
@@ -215,6 +217,7 @@ def _check_commit(request: CommitStreamSetObject) -> None:
     _check_between("order_id", request.order_id, -1, _INT64_MAX)
     _check_between("object_size", request.object_size, 0, _INT64_MAX)
     _check_between("attributes", request.attributes, -(2**31), _INT32_MAX)
+    _check_facts(request)
     ranges, stream_objects = request.ranges, request.stream_objects
     rows = len(ranges.stream_id) + len(stream_objects.stream_id)
     if rows > COMMIT_ROWS_MAX:
@@ -261,6 +264,7 @@ def _check_commit_stream_object(request: CommitStreamObject) -> None:
     _check_between("stream_id", request.stream_id, 0, _INT64_MAX)
     _check_between("stream_epoch", request.stream_epoch, 0, _INT64_MAX)
     _check_between("attributes", request.attributes, -(2**31), _INT32_MAX)
+    _check_facts(request)
     ids = request.source_object_ids
     if not len(ids):
         raise _fail("source_object_ids", "none", f"1 to {BATCH_MAX}")
@@ -275,6 +279,43 @@ def _check_commit_stream_object(request: CommitStreamObject) -> None:
     else:
         _check_between("start_offset", start, 0, _INT64_MAX)
         _check_between("end_offset", end, start + 1, _INT64_MAX)
+
+
+def _check_facts(request: CommitStreamSetObject | CommitStreamObject) -> None:
+    low, high, crc32c = request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c
+    if low == high == crc32c == UNKNOWN:
+        return
+    _check_between("min_timestamp_ms", low, UNKNOWN, _INT64_MAX)
+    if low == UNKNOWN != high:
+        raise _fail("max_timestamp_ms", high, "unknown, as min_timestamp_ms is")
+    _check_between("max_timestamp_ms", high, low, _INT64_MAX)
+    _check_between("crc32c", crc32c, UNKNOWN, CRC32C_MAX)
+    if request.object_id < 0:
+        name, value = ("crc32c", crc32c) if high == UNKNOWN else ("max_timestamp_ms", high)
+        raise _fail(name, value, "unknown without an object_id")
+
+
+def _check_fact_columns(
+    prefix: str, columns: CommitUploads | StreamObjectColumns, rows: int
+) -> None:
+    low, high, crc32c = (getattr(columns, name) for name in FACT_COLUMNS)
+    if not (len(low) or len(high) or len(crc32c)):
+        return
+    for name, values in zip(FACT_COLUMNS, (low, high, crc32c), strict=True):
+        if len(values) not in (0, rows):
+            raise InvalidRequestError(
+                f"{prefix}{name}", f"got {len(values)} rows, must be none or one an object, {rows}"
+            )
+    if len(low) != len(high):
+        raise InvalidRequestError(
+            f"{prefix}max_timestamp_ms",
+            f"got {len(high)} rows, but min_timestamp_ms has {len(low)}; give both or neither",
+        )
+    _raise_at(f"{prefix}min_timestamp_ms", low < UNKNOWN, 0, "-1 or more")
+    crossed = (high < low) | ((low == UNKNOWN) & (high != UNKNOWN))
+    _raise_at(f"{prefix}max_timestamp_ms", crossed, 0, "min_timestamp_ms or more, -1 if that is -1")
+    outside = (crc32c < UNKNOWN) | (crc32c > CRC32C_MAX)
+    _raise_at(f"{prefix}crc32c", outside, 0, f"-1 to {CRC32C_MAX}")
 
 
 def _check_operations(request: CommitStreamObject) -> None:
@@ -315,6 +356,7 @@ def _check_commit_uploads(request: CommitUploads) -> None:
         raise InvalidRequestError("range_count", f"sums up to {ends[-1]}, but ranges has {rows}")
     if objects > 1:
         _check_no_twin("object_id", request.object_id)
+    _check_fact_columns("", request, objects)
     _check_ranges(request.ranges, ends[:-1])
 
 
@@ -343,7 +385,9 @@ def _check_ranges(ranges: RangeColumns, firsts: Int64Column | None = None) -> No
 
 def _check_stream_objects(rows: StreamObjectColumns, request: CommitStreamSetObject) -> None:
     field = "stream_objects"
-    _check_columns(field, rows, len(rows.stream_id), optional=("stream_epoch", "attributes"))
+    optional = ("stream_epoch", "attributes", *FACT_COLUMNS)
+    _check_columns(field, rows, len(rows.stream_id), optional)
+    _check_fact_columns(f"{field}.", rows, len(rows.stream_id))
     _raise_at(f"{field}.stream_id", rows.stream_id < 0, 0, ">= 0")
     _raise_at(f"{field}.object_id", rows.object_id < 0, 0, ">= 0")
     _raise_at(f"{field}.object_size", rows.object_size < 0, 0, ">= 0")

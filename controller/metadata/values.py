@@ -104,7 +104,11 @@ class RangeColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamObjectColumns:
-    """Stream objects of an upload; `stream_epoch` and `attributes` may be empty."""
+    """Stream objects of an upload; the epochs, attributes and the last three may be empty.
+
+    The last three say what is known of an object's content, -1 being unknown: between which times
+    its records are, and the CRC-32C of its bytes.
+    """
 
     object_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     object_size: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
@@ -113,3 +117,6 @@ class StreamObjectColumns:
     start_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     end_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     attributes: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)

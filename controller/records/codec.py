@@ -14,9 +14,11 @@ from google.protobuf.message import DecodeError
 
 from controller.records import record as record_module
 from controller.records.record import (
+    FACT_COLUMNS,
     Int64Column,
     Record,
     SetObjectRanges,
+    StreamObjectsCommitted,
     StreamsClosed,
     StreamSetObjectsCommitted,
     Tags,
@@ -150,7 +152,11 @@ _CODECS: dict[Any, tuple[_Encoder, _Decoder]] = {
     SetObjectRanges: (_encode_ranges, _decode_ranges),
 }
 _PARALLEL_TYPES = (Int64Column, tuple[str, ...], tuple[bytes, ...])
-_MAY_BE_EMPTY: dict[type[Any], str] = {StreamsClosed: "end_offset"}
+_MAY_BE_EMPTY: dict[type[Any], tuple[str, ...]] = {
+    StreamsClosed: ("end_offset",),
+    StreamSetObjectsCommitted: FACT_COLUMNS,
+    StreamObjectsCommitted: FACT_COLUMNS,
+}
 
 
 class _Layout:
@@ -161,22 +167,19 @@ class _Layout:
         self.cls = cls
         self.name = _message_field(cls.__name__)
         self.fields = [(field.name, *_CODECS[hints[field.name]]) for field in fields(cls)]
-        self.parallel = [f.name for f in fields(cls) if hints[f.name] in _PARALLEL_TYPES]
-        self.may_be_empty = _MAY_BE_EMPTY.get(cls, "")
+        self.may_be_empty = _MAY_BE_EMPTY.get(cls, ())
+        columns = [f.name for f in fields(cls) if hints[f.name] in _PARALLEL_TYPES]
+        self.parallel = [name for name in columns if name not in self.may_be_empty]
 
     def decode(self, body: Any) -> Any:
         """Return the record; raises ValueError unless its columns are whole and equally long."""
         values = {field: decode(getattr(body, field)) for field, _, decode in self.fields}
         lengths = [len(values[field]) for field in self.parallel]
+        lengths += [len(values[field]) for field in self.may_be_empty if len(values[field])]
         if len(lengths) > 1 and min(lengths) != max(lengths):
-            self._check_lengths(dict(zip(self.parallel, lengths, strict=True)))
+            named = {name: len(values[name]) for name in (*self.parallel, *self.may_be_empty)}
+            raise ValueError(f"columns of unequal lengths {named}")
         return self.cls(**values)
-
-    def _check_lengths(self, lengths: dict[str, int]) -> None:
-        if not lengths.get(self.may_be_empty, 1):
-            del lengths[self.may_be_empty]
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"columns of unequal lengths {lengths}")
 
 
 def _message_field(class_name: str) -> str:

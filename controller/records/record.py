@@ -5,14 +5,22 @@ counter to decide is written into the record. Records are never judged again on 
 rows change alike they are one record with columns (read-only int64 arrays of equal length).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Int64Column: TypeAlias = npt.NDArray[np.int64]
+_EMPTY: Int64Column = np.zeros(0, dtype=np.int64)
+_EMPTY.setflags(write=False)
 Tags: TypeAlias = tuple[tuple[str, str], ...]
+
+FACT_COLUMNS = ("min_timestamp_ms", "max_timestamp_ms", "crc32c")
+"""In commits: between which times the records of each object are, and its CRC-32C.
+
+-1 is unknown; each column may be empty: all are unknown.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,6 +119,8 @@ class StreamSetObjectsCommitted:
 
     Raises each existing stream's end to at least the row's end; unknown streams are passed over.
     An upload's `data_time_ms` is its commit time, a compaction's the least of its sources'.
+
+    Of the last three columns see `FACT_COLUMNS`.
     """
 
     node_id: int
@@ -122,13 +132,16 @@ class StreamSetObjectsCommitted:
     attributes: Int64Column
     range_count: Int64Column
     ranges: SetObjectRanges
+    min_timestamp_ms: Int64Column = field(default_factory=lambda: _EMPTY)
+    max_timestamp_ms: Int64Column = field(default_factory=lambda: _EMPTY)
+    crc32c: Int64Column = field(default_factory=lambda: _EMPTY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamObjectsCommitted:
     """Makes prepared objects COMMITTED, each holding its row's range; ends rise as above.
 
-    The attributes say which are composites.
+    The attributes say which are composites. Of the last three columns see `FACT_COLUMNS`.
     """
 
     committed_at_ms: int
@@ -138,6 +151,9 @@ class StreamObjectsCommitted:
     stream_id: Int64Column
     start_offset: Int64Column
     end_offset: Int64Column
+    min_timestamp_ms: Int64Column = field(default_factory=lambda: _EMPTY)
+    max_timestamp_ms: Int64Column = field(default_factory=lambda: _EMPTY)
+    crc32c: Int64Column = field(default_factory=lambda: _EMPTY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

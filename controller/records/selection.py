@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from controller.records.record import (
+    FACT_COLUMNS,
     CommitRowsRejected,
     DeletionsHeld,
     Int64Column,
@@ -161,6 +162,11 @@ def _cut_set_objects(record: StreamSetObjectsCommitted, selection: Selection) ->
             attributes=record.attributes[objects],
             range_count=range_count[objects],
             ranges=ranges,
+            **{
+                name: getattr(record, name)[objects]
+                for name in FACT_COLUMNS
+                if len(getattr(record, name))
+            },
         ),
     )
 

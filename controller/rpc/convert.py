@@ -8,7 +8,7 @@ import numpy as np
 
 from controller.errors import ErrorCode, InvalidRequestError
 from controller.metadata.values import Int64Column, NodeIdentity, PageRequest, Tags
-from proto import common_pb2
+from proto import columns_pb2, common_pb2, objects_pb2
 
 EnumT = TypeVar("EnumT", bound=IntEnum)
 
@@ -57,6 +57,18 @@ def enum_in(kind: type[EnumT], field: str, number: int) -> EnumT:
 def error_out(code: ErrorCode) -> common_pb2.ErrorCode.ValueType:
     """Write an outcome; both enums have the same numbers."""
     return cast(common_pb2.ErrorCode.ValueType, int(code))
+
+
+def facts_in(
+    message: objects_pb2.CommitStreamObjectRequest | columns_pb2.CommitStreamSetObjectRequest,
+) -> tuple[int, int, int]:
+    """Read an object's time bounds and checksum; -1 where one is not known."""
+    has = message.HasField
+    return (
+        message.min_timestamp_ms if has("min_timestamp_ms") else -1,
+        message.max_timestamp_ms if has("max_timestamp_ms") else -1,
+        message.crc32c if has("crc32c") else -1,
+    )
 
 
 def column_in(values: Sequence[int]) -> Int64Column:

@@ -22,7 +22,7 @@ from controller.metadata.values import (
     RangeColumns,
     StreamObjectColumns,
 )
-from controller.rpc.convert import column_in, enum_in, error_out, node_identity
+from controller.rpc.convert import column_in, enum_in, error_out, facts_in, node_identity
 from proto import columns_pb2 as pb
 from proto import objects_pb2
 
@@ -67,6 +67,7 @@ def commit_stream_set_object_in(
     message: pb.CommitStreamSetObjectRequest,
 ) -> requests.CommitStreamSetObject:
     """Read CommitStreamSetObject."""
+    min_timestamp_ms, max_timestamp_ms, crc32c = facts_in(message)
     return requests.CommitStreamSetObject(
         request_id=message.request_id,
         node=node_identity(message.node),
@@ -83,6 +84,9 @@ def commit_stream_set_object_in(
         compacted_object_ids=_column(message.compacted_object_ids, "compacted_object_ids"),
         failover=message.failover,
         on_conflict=enum_in(OnConflict, "on_conflict", message.on_conflict),
+        min_timestamp_ms=min_timestamp_ms,
+        max_timestamp_ms=max_timestamp_ms,
+        crc32c=crc32c,
     )
 
 
@@ -94,6 +98,9 @@ def uploads_in(message: pb.UploadColumns) -> requests.CommitUploads:
         object_size=_column(message.object_size, "uploads.object_size"),
         range_count=_column(message.range_count, "uploads.range_count"),
         ranges=_ranges_in(message.ranges, "uploads.ranges"),
+        min_timestamp_ms=_column(message.min_timestamp_ms, "uploads.min_timestamp_ms"),
+        max_timestamp_ms=_column(message.max_timestamp_ms, "uploads.max_timestamp_ms"),
+        crc32c=_column(message.crc32c, "uploads.crc32c"),
     )
 
 
@@ -164,6 +171,9 @@ def _stream_objects_in(message: pb.StreamObjectColumns) -> StreamObjectColumns:
         start_offset=_column(message.start_offset, field, "start_offset"),
         end_offset=_column(message.end_offset, field, "end_offset"),
         attributes=column_in(message.attributes),
+        min_timestamp_ms=_column(message.min_timestamp_ms, field, "min_timestamp_ms"),
+        max_timestamp_ms=_column(message.max_timestamp_ms, field, "max_timestamp_ms"),
+        crc32c=_column(message.crc32c, field, "crc32c"),
     )
 
 

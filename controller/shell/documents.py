@@ -118,6 +118,11 @@ def stored_object(described: objects_pb2.ObjectDescription, namespace: str) -> D
         ("node_id", described.node_id),
         ("stream_id", described.stream_id),
     ]
+    if described.HasField("max_timestamp_ms"):
+        fields.append(("min_timestamp", iso_time(described.min_timestamp_ms)))
+        fields.append(("max_timestamp", iso_time(described.max_timestamp_ms)))
+    if described.HasField("crc32c"):
+        fields.append(("crc32c", f"{described.crc32c:08x}"))
     if described.state == common_pb2.OBJECT_STATE_LINKED:
         fields.append(("composite_id", described.composite_id))
     held = described.ranges

@@ -169,6 +169,9 @@ class _Sections(Mapping[str, dict[str, Any]]):
     def __getitem__(self, name: str) -> dict[str, Any]:
         return self._reader.columns(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._reader.entries
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._reader.entries)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from scripts.benchmarks import commits, faults, map_growth
+from scripts.benchmarks import commits, faults, map_growth, object_format, reading
 from scripts.benchmarks.peers import comparison
 from scripts.benchmarks.report import FORMATS
 
@@ -33,11 +33,13 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         epilog="example: ./scripts/bench failover --runs 30 --kind crash --format json",
     )
     kinds = parser.add_subparsers(
-        dest="benchmark", metavar="failover|commits|peers|map|simulator|all", parser_class=_Parser
+        dest="benchmark",
+        metavar="failover|commits|peers|map|objects|reading|simulator|all",
+        parser_class=_Parser,
     )
     kinds.required = True
     common, failover, commit, simulator = _common(), _failover(), _commits(), _simulator()
-    grown = _map()
+    grown, objects, read = _map(), _objects(), _reading()
     kind = _options()
     kind.add_argument("--kind", choices=faults.KINDS, default="crash", help="default: %(default)s")
     for name, parents, text in (
@@ -45,10 +47,12 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         ("commits", [commit, common], "commits a second, latency, and what a commit costs"),
         ("peers", [_peers(), common], "the same commits on ZooKeeper, etcd and PostgreSQL"),
         ("map", [grown, common], "memory, commits, freezing, checkpoints, restart as it grows"),
+        ("objects", [objects, common], "the object format against memcpy; searches in an index"),
+        ("reading", [read, common], "requests and bytes for each MiB read, in three ways"),
         ("simulator", [simulator, common], "events a second of the quorum's simulator"),
         (
             "all",
-            [failover, commit, grown, simulator, common],
+            [failover, commit, grown, objects, read, simulator, common],
             "all but peers, all kinds of failover",
         ),
     ):
@@ -173,6 +177,35 @@ def _map() -> _Parser:
     parser.add_argument(
         "--plot", type=Path, metavar="DIR", help="write PNG plots there; needs matplotlib"
     )
+    return parser
+
+
+def _objects() -> _Parser:
+    parser = _options()
+    defaults = object_format.Settings()
+    for name, value, text in (
+        ("--payloads", defaults.payloads, "bytes of a record's payload"),
+        ("--entries", defaults.entries, "entries of an index"),
+    ):
+        shown = ",".join(map(str, value))
+        parser.add_argument(
+            name, type=_numbers, default=value, metavar="N,N,...", help=f"{text}; default: {shown}"
+        )
+    return parser
+
+
+def _reading() -> _Parser:
+    parser = _options()
+    defaults = reading.Settings()
+    for name, value, text in (
+        ("--streams", defaults.streams, "streams written and read"),
+        ("--record-bytes", defaults.record_bytes, "payload of a record"),
+        ("--total-mib", defaults.total_mib, "MiB written to all streams"),
+        ("--random-reads", defaults.random_reads, "reads of one record anywhere"),
+    ):
+        parser.add_argument(
+            name, type=_positive, default=value, metavar="N", help=f"{text}; default: %(default)s"
+        )
     return parser
 
 

@@ -120,6 +120,22 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
             plot=arguments.plot,
         )
         outcomes.append(await map_growth.measure(_made(place / "map"), grown, say))
+    # A commit that is measured with these scripts as the baseline may lack what these two measure.
+    if arguments.benchmark in ("objects", "all"):
+        from scripts.benchmarks import object_format
+
+        formats = object_format.Settings(payloads=arguments.payloads, entries=arguments.entries)
+        outcomes.append(await asyncio.to_thread(object_format.measure, formats, say))
+    if arguments.benchmark in ("reading", "all"):
+        from scripts.benchmarks import reading
+
+        read = reading.Settings(
+            streams=arguments.streams,
+            record_bytes=arguments.record_bytes,
+            total_mib=arguments.total_mib,
+            random_reads=arguments.random_reads,
+        )
+        outcomes.append(await reading.measure(place / "reading", read, say))
     if arguments.benchmark in ("simulator", "all"):
         outcomes.append(await simulator.measure(place / "simulator", arguments.seeds, say))
     return outcomes

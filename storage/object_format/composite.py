@@ -16,12 +16,20 @@ from itertools import pairwise
 
 from storage.errors import CorruptObjectError
 from storage.object_format.footer import FOOTER_SIZE, Footer, decode_footer, encode_footer
-from storage.object_format.index_block import IndexBlock, IndexEntry, decode_index, encode_index
+from storage.object_format.index_block import (
+    INDEX_ENTRY_SIZE,
+    IndexBlock,
+    IndexEntry,
+    decode_index,
+    encode_index,
+)
+from storage.object_format.record import INT64_MAX
 
 COMPOSITE_TABLE_MAGIC = 0x52
 
 _HEAD = struct.Struct(">Bi")
 _LINK = struct.Struct(">qih")
+_COUNT_POSITION, _ORDINAL_POSITION = 1, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,63 +86,112 @@ def decode_composite(data: bytes | memoryview, *, source: str = "composite") -> 
         source=source,
         origin=footer.index_position,
     )
+    bounds = [*(ordinal for _, ordinal, _ in table), len(index)]
+    _check_bounds(bounds, source)
     entries = tuple(index)
-    bounds = [*(ordinal for _, ordinal, _ in table), len(entries)]
-    if bounds[0] != 0 or any(a >= b for a, b in pairwise(bounds)):
+    fault = _first_break(entries)
+    if fault is not None:
         raise CorruptObjectError(
             source,
-            _HEAD.size,
-            f"first ordinals are {bounds[:-1]}, wanted ascending from 0, below {len(entries)}",
+            footer.index_position + fault * INDEX_ENTRY_SIZE,
+            f"index entry {fault}",
+            found=_start_of(entries[fault]),
+            expected=_end_of(entries[fault - 1]),
         )
     links = tuple(
         LinkedObject(object_id, bucket_id, entries[ordinal:end])
         for (object_id, ordinal, bucket_id), end in zip(table, bounds[1:], strict=True)
     )
-    fault = _continuity_fault(entries)
-    if fault is not None:
-        raise CorruptObjectError(source, footer.index_position, fault)
     return CompositeObject(links, tuple(bounds[:-1]), index)
+
+
+def _check_bounds(bounds: Sequence[int], source: str) -> None:
+    """Refuse first ordinals that leave a link without an entry, or an entry without a link."""
+    wrong = next(
+        (i for i, (a, b) in enumerate(pairwise([-1, *bounds])) if b <= a or (i == 0 and b != 0)),
+        None,
+    )
+    if wrong is None:
+        return
+    link = min(wrong, len(bounds) - 2)
+    raise CorruptObjectError(
+        source,
+        _HEAD.size + link * _LINK.size + _ORDINAL_POSITION,
+        f"first ordinal of link {link}",
+        found=bounds[link],
+        expected=f"0 for the first link, ascending, below the {bounds[-1]} entries of the index",
+    )
 
 
 def _checked_entries(links: Sequence[LinkedObject]) -> list[IndexEntry]:
     if not links or not all(link.entries for link in links):
         raise ValueError("a composite needs at least one link, and each link at least one entry")
+    for link in links:
+        if not 0 <= link.object_id <= INT64_MAX or not -(2**15) <= link.bucket_id < 2**15:
+            raise ValueError(
+                f"link is to object {link.object_id} in bucket {link.bucket_id}, wanted an id of"
+                f" 0..{INT64_MAX} and a bucket of -32768..32767"
+            )
     entries = [entry for link in links for entry in link.entries]
-    fault = _continuity_fault(entries)
+    fault = _first_break(entries)
     if fault is not None:
-        raise ValueError(fault)
+        raise ValueError(
+            f"linked entry {fault} is {_start_of(entries[fault])}, wanted"
+            f" {_end_of(entries[fault - 1])}"
+        )
     return entries
 
 
-def _continuity_fault(entries: Sequence[IndexEntry]) -> str | None:
-    for before, after in pairwise(entries):
+def _first_break(entries: Sequence[IndexEntry]) -> int | None:
+    """Return the ordinal of the first entry that does not continue the one before it."""
+    for ordinal, (before, after) in enumerate(pairwise(entries), start=1):
         if (after.stream_id, after.start_offset) != (before.stream_id, before.end_offset):
-            return (
-                f"linked entry of stream {after.stream_id} starts at {after.start_offset}, wanted"
-                f" stream {before.stream_id} at {before.end_offset}"
-            )
+            return ordinal
     return None
+
+
+def _start_of(entry: IndexEntry) -> str:
+    return f"of stream {entry.stream_id} from offset {entry.start_offset}"
+
+
+def _end_of(entry: IndexEntry) -> str:
+    return f"stream {entry.stream_id} from offset {entry.end_offset}, where the one before it ends"
 
 
 def _decode_table(table: memoryview, source: str) -> list[tuple[int, int, int]]:
     if len(table) < _HEAD.size:
-        raise CorruptObjectError(source, 0, f"link table has {len(table)} bytes, wanted at least 5")
+        raise CorruptObjectError(
+            source,
+            0,
+            "what there is for the link table",
+            found=f"{len(table)} bytes",
+            expected=f"at least {_HEAD.size} bytes",
+        )
     magic, count = _HEAD.unpack_from(table, 0)
     if magic != COMPOSITE_TABLE_MAGIC:
         raise CorruptObjectError(
-            source, 0, f"link table magic is {magic:#04x}, wanted {COMPOSITE_TABLE_MAGIC:#04x}"
+            source,
+            0,
+            "link table magic",
+            found=f"{magic:#04x}",
+            expected=f"{COMPOSITE_TABLE_MAGIC:#04x}",
         )
     if count < 1 or len(table) != _HEAD.size + count * _LINK.size:
         raise CorruptObjectError(
             source,
-            1,
-            f"link count is {count} in a table of {len(table)} bytes, wanted at least 1"
-            f" and {_HEAD.size} + {_LINK.size} for each",
+            _COUNT_POSITION,
+            f"link count of a table of {len(table)} bytes",
+            found=count,
+            expected=f"at least 1, for {_HEAD.size} bytes and {_LINK.size} for each link",
         )
     links = list(_LINK.iter_unpack(table[_HEAD.size :]))
     for i, (object_id, _, _) in enumerate(links):
         if object_id < 0:
             raise CorruptObjectError(
-                source, _HEAD.size + i * _LINK.size, f"linked object id is {object_id}, wanted >= 0"
+                source,
+                _HEAD.size + i * _LINK.size,
+                f"object id of link {i}",
+                found=object_id,
+                expected="at least 0",
             )
     return links

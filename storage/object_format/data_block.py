@@ -9,20 +9,76 @@ and a block with another flag is refused rather than read as something it is not
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 
 from storage.errors import CorruptObjectError
-from storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, decode_record
+from storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, decode_records
 
 BLOCK_MAGIC = 0x5A
 BLOCK_FLAG = 0x02
 BLOCK_HEADER_SIZE = 10
 
 _HEADER = struct.Struct(">BBii")
+_COUNT_POSITION, _LENGTH_POSITION = 2, 6
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHeader:
+    """Number of records in a block, and the bytes they take."""
+
+    record_count: int
+    data_length: int
 
 
 def encode_block_header(record_count: int, data_length: int) -> bytes:
     """Encode the header of a block of `record_count` records that take `data_length` bytes."""
     return _HEADER.pack(BLOCK_MAGIC, BLOCK_FLAG, record_count, data_length)
+
+
+def decode_block_header(
+    data: memoryview, at: int, *, end: int | None = None, source: str = "block", origin: int = 0
+) -> BlockHeader:
+    """Read the header at `data[at]` of a block that ends at or before `end`, the end of `data`.
+
+    A larger `end` is for who has not all of the block yet. `source` names the object, `origin` is
+    the position of `data[0]` in it. Raises `CorruptObjectError` when the header is cut short, or
+    can't be that of such a block.
+    """
+    if len(data) - at < BLOCK_HEADER_SIZE:
+        raise CorruptObjectError(
+            source,
+            origin + at,
+            "what is left for a block header",
+            found=f"{len(data) - at} bytes",
+            expected=f"{BLOCK_HEADER_SIZE} bytes",
+        )
+    left = (len(data) if end is None else end) - at - BLOCK_HEADER_SIZE
+    magic, flag, count, length = _HEADER.unpack_from(data, at)
+    if magic != BLOCK_MAGIC or flag != BLOCK_FLAG:
+        raise CorruptObjectError(
+            source,
+            origin + at,
+            "block magic and flag",
+            found=f"{magic:#04x} {flag:#04x}",
+            expected=f"{BLOCK_MAGIC:#04x} {BLOCK_FLAG:#04x}",
+        )
+    if not 0 <= length <= left:
+        raise CorruptObjectError(
+            source,
+            origin + at + _LENGTH_POSITION,
+            "block data length",
+            found=length,
+            expected=f"0..{left}",
+        )
+    if not 1 <= count <= length // RECORD_HEADER_SIZE:
+        raise CorruptObjectError(
+            source,
+            origin + at + _COUNT_POSITION,
+            "block record count",
+            found=count,
+            expected=f"1..{length // RECORD_HEADER_SIZE}, what {length} bytes can hold",
+        )
+    return BlockHeader(count, length)
 
 
 def decode_blocks(data: memoryview, *, source: str = "block", origin: int = 0) -> list[RecordBatch]:
@@ -34,55 +90,22 @@ def decode_blocks(data: memoryview, *, source: str = "block", origin: int = 0) -
     records: list[RecordBatch] = []
     at = 0
     while at < len(data):
-        count, length = _decode_block_header(data, at, source, origin)
-        end = at + BLOCK_HEADER_SIZE + length
-        at = _decode_block_records(data[:end], at, count, records, source, origin)
+        header = decode_block_header(data, at, source=source, origin=origin)
+        stop = at + BLOCK_HEADER_SIZE + header.data_length
+        at = decode_records(
+            data[:stop],
+            at + BLOCK_HEADER_SIZE,
+            header.record_count,
+            records,
+            source=source,
+            origin=origin,
+        )
+        if at != stop:
+            raise CorruptObjectError(
+                source,
+                origin + at,
+                f"what is behind the last of {header.record_count} records of a block",
+                found=f"{stop - at} bytes",
+                expected="0 bytes",
+            )
     return records
-
-
-def _decode_block_header(data: memoryview, at: int, source: str, origin: int) -> tuple[int, int]:
-    left = len(data) - at - BLOCK_HEADER_SIZE
-    if left < 0:
-        raise CorruptObjectError(
-            source,
-            origin + at,
-            f"block header of {BLOCK_HEADER_SIZE} bytes is cut to {left + BLOCK_HEADER_SIZE}",
-        )
-    magic, flag, count, length = _HEADER.unpack_from(data, at)
-    if magic != BLOCK_MAGIC or flag != BLOCK_FLAG:
-        raise CorruptObjectError(
-            source,
-            origin + at,
-            f"block magic and flag are {magic:#04x} {flag:#04x},"
-            f" wanted {BLOCK_MAGIC:#04x} {BLOCK_FLAG:#04x}",
-        )
-    if length < 0 or length > left:
-        raise CorruptObjectError(
-            source, origin + at + 6, f"block data length is {length}, wanted 0..{left}"
-        )
-    if count < 1 or count * RECORD_HEADER_SIZE > length:
-        raise CorruptObjectError(
-            source,
-            origin + at + 2,
-            f"block record count is {count}, wanted 1..{length // RECORD_HEADER_SIZE},"
-            f" what {length} bytes can hold",
-        )
-    return count, length
-
-
-def _decode_block_records(
-    data: memoryview, at: int, count: int, records: list[RecordBatch], source: str, origin: int
-) -> int:
-    """Append the `count` records of the block at `at`, which ends where `data` ends."""
-    at += BLOCK_HEADER_SIZE
-    for _ in range(count):
-        record = decode_record(data, at, source=source, origin=origin)
-        records.append(record)
-        at += record.encoded_size
-    if at != len(data):
-        raise CorruptObjectError(
-            source,
-            origin + at,
-            f"block has {len(data) - at} bytes behind its last of {count} records, wanted 0",
-        )
-    return at

@@ -16,6 +16,7 @@ COMPOSITE_MAGIC = 0x88E241B785F4CFF8
 
 _FOOTER = struct.Struct(">qi28sQ")
 _RESERVED = bytes(28)
+_RESERVED_POSITION, _MAGIC_POSITION = 12, 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,38 +29,57 @@ class Footer:
 
 
 def encode_footer(footer: Footer) -> bytes:
-    """Encode `footer` as its 48 bytes."""
+    """Encode `footer` as its 48 bytes. Raises `ValueError` when a number does not fit its field."""
     magic = COMPOSITE_MAGIC if footer.composite else NORMAL_MAGIC
-    return _FOOTER.pack(footer.index_position, footer.index_size, _RESERVED, magic)
+    try:
+        return _FOOTER.pack(footer.index_position, footer.index_size, _RESERVED, magic)
+    except struct.error as error:
+        raise ValueError(f"{footer}: wanted a 64-bit position and a 32-bit size") from error
 
 
 def decode_footer(
-    data: memoryview, object_size: int, *, composite: bool, source: str = "footer"
+    data: memoryview, object_size: int, *, composite: bool | None, source: str = "footer"
 ) -> Footer:
     """Read the footer, the last 48 bytes of `data`, of an object of `object_size` bytes.
 
-    Raises `CorruptObjectError` when it is cut short, has the magic of another kind than wanted,
-    uses the reserved bytes, or when the index it names does not end where the footer starts.
+    `composite` is the kind that the object must be of; None takes either. Raises
+    `CorruptObjectError` when the footer is cut short, has another magic than wanted, uses the
+    reserved bytes, or when the index it names does not end where the footer starts.
     """
     position = object_size - FOOTER_SIZE
     if position < 0 or len(data) < FOOTER_SIZE:
-        size = min(object_size, len(data))
-        raise CorruptObjectError(source, 0, f"{size} bytes can't hold a {FOOTER_SIZE}-byte footer")
-    index_position, index_size, reserved, magic = _FOOTER.unpack_from(data, len(data) - FOOTER_SIZE)
-    wanted = COMPOSITE_MAGIC if composite else NORMAL_MAGIC
-    if magic != wanted:
         raise CorruptObjectError(
-            source, position + 40, f"footer magic is {magic:#018x}, wanted {wanted:#018x}"
+            source,
+            0,
+            "what there is for the footer",
+            found=f"{max(0, min(object_size, len(data)))} bytes",
+            expected=f"at least {FOOTER_SIZE} bytes",
+        )
+    index_position, index_size, reserved, magic = _FOOTER.unpack_from(data, len(data) - FOOTER_SIZE)
+    kinds = (False, True) if composite is None else (composite,)
+    magics = [COMPOSITE_MAGIC if kind else NORMAL_MAGIC for kind in kinds]
+    if magic not in magics:
+        raise CorruptObjectError(
+            source,
+            position + _MAGIC_POSITION,
+            "footer magic",
+            found=f"{magic:#018x}",
+            expected=" or ".join(f"{wanted:#018x}" for wanted in magics),
         )
     if reserved != _RESERVED:
         raise CorruptObjectError(
-            source, position + 12, f"reserved footer bytes are {reserved.hex()}, wanted zeros"
+            source,
+            position + _RESERVED_POSITION,
+            "reserved bytes of the footer",
+            found=reserved.hex(),
+            expected="28 zeros",
         )
     if index_position < 0 or index_size < 0 or index_position + index_size != position:
         raise CorruptObjectError(
             source,
             position,
-            f"index at {index_position} of {index_size} bytes does not end at the footer,"
-            f" wanted the end at {position}",
+            "place of the index",
+            found=f"{index_size} bytes at {index_position}",
+            expected=f"one that ends at {position}, where the footer starts",
         )
-    return Footer(index_position, index_size, composite)
+    return Footer(index_position, index_size, magic == COMPOSITE_MAGIC)

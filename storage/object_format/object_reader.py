@@ -12,18 +12,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from storage.errors import CorruptObjectError
-from storage.object_format.data_block import decode_blocks
-from storage.object_format.footer import Footer, decode_footer
+from storage.object_format.data_block import BLOCK_HEADER_SIZE, decode_blocks
+from storage.object_format.footer import FOOTER_SIZE, Footer, decode_footer
 from storage.object_format.index_block import (
     INDEX_ENTRY_SIZE,
     IndexBlock,
     IndexEntry,
     decode_index,
 )
-from storage.object_format.record import RecordBatch
+from storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
 
 _GUESS_BASE = 8192
 _MIB = 1024 * 1024
+_SMALLEST_BLOCK = BLOCK_HEADER_SIZE + RECORD_HEADER_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +35,54 @@ class ByteRange:
     end: int
 
 
+def tail_guess(size: int, source: str) -> ByteRange:
+    """Give the end of a file of `size` bytes where its index and footer probably are.
+
+    That is 8192 bytes and 36 more for each full MiB. Raises `CorruptObjectError` when the file
+    named `source` is too small to have a footer.
+    """
+    if size < FOOTER_SIZE:
+        raise CorruptObjectError(
+            source,
+            0,
+            "size of the object",
+            found=f"{size} bytes",
+            expected=f"at least the {FOOTER_SIZE} bytes of a footer",
+        )
+    return ByteRange(max(0, size - _GUESS_BASE - size // _MIB * INDEX_ENTRY_SIZE), size)
+
+
+def exactly(wanted: ByteRange, data: bytes | memoryview, source: str) -> memoryview:
+    """Give `data` as the bytes of `wanted`.
+
+    Raises `CorruptObjectError` when they are fewer or more, as of an object of another size.
+    """
+    length = wanted.end - wanted.start
+    if len(data) != length:
+        raise CorruptObjectError(
+            source,
+            wanted.start + min(len(data), length),
+            f"what was read from byte {wanted.start} on",
+            found=f"{len(data)} bytes",
+            expected=f"{length} bytes",
+        )
+    return memoryview(data)
+
+
 class ObjectReader:
     """Parses the object named `source` (for messages) of `object_size` bytes.
 
     While `needed` is a range, fetch it and pass it to `receive`; then `index` is known. The first
     range is a guess at the tail, 8192 bytes and 36 more for each full MiB; an index that starts
-    before it takes one more range.
+    before it takes one more range, never a third. Raises `CorruptObjectError` when the size is
+    too small for an object.
     """
 
     def __init__(self, source: str, object_size: int) -> None:
         self._source = source
         self._size = object_size
-        guess = _GUESS_BASE + object_size // _MIB * INDEX_ENTRY_SIZE
-        self._needed: ByteRange | None = ByteRange(max(0, object_size - guess), object_size)
+        self._needed: ByteRange | None = tail_guess(object_size, source)
+        self._footer: Footer | None = None
         self._index: IndexBlock | None = None
 
     @property
@@ -69,12 +105,29 @@ class ObjectReader:
         """
         if self._needed is None:
             raise RuntimeError(f"index of {self._source} is known already, no bytes are needed")
-        view = self._exactly(self._needed, data)
+        view = exactly(self._needed, data, self._source)
         footer = decode_footer(view, self._size, composite=False, source=self._source)
+        if self._footer is None:
+            self._check_place(footer)
+        elif footer != self._footer:
+            raise CorruptObjectError(
+                self._source,
+                self._size - FOOTER_SIZE,
+                "footer at the second reading",
+                found=footer,
+                expected=f"{self._footer}, as at the first",
+            )
         if footer.index_position < self._needed.start:
+            self._footer = footer
             self._needed = ByteRange(footer.index_position, self._size)
             return
-        self._index = self._decode_index(view, self._needed.start, footer)
+        at = footer.index_position - self._needed.start
+        self._index = decode_index(
+            view[at : at + footer.index_size],
+            data_size=footer.index_position,
+            source=self._source,
+            origin=footer.index_position,
+        )
         self._needed = None
 
     def block_range(self, entry: IndexEntry) -> ByteRange:
@@ -86,27 +139,23 @@ class ObjectReader:
 
         Raises `CorruptObjectError` when the bytes break the format or are not what the index says.
         """
-        view = self._exactly(self.block_range(entry), data)
+        view = exactly(self.block_range(entry), data, self._source)
         return read_entry(entry, view, self._source)
 
-    def _exactly(self, wanted: ByteRange, data: bytes | memoryview) -> memoryview:
-        length = wanted.end - wanted.start
-        if len(data) != length:
+    def _check_place(self, footer: Footer) -> None:
+        """Refuse an index that the blocks in front of it could not fill: it is not to be fetched.
+
+        Every entry stands for a block, which has at least one record.
+        """
+        most = footer.index_position // _SMALLEST_BLOCK * INDEX_ENTRY_SIZE
+        if footer.index_size > most:
             raise CorruptObjectError(
                 self._source,
-                wanted.start + min(len(data), length),
-                f"got {len(data)} bytes, wanted {length} at {wanted.start}",
+                self._size - FOOTER_SIZE,
+                "size of the index",
+                found=f"{footer.index_size} bytes",
+                expected=f"at most {most} bytes for {footer.index_position} bytes of blocks",
             )
-        return memoryview(data)
-
-    def _decode_index(self, view: memoryview, view_start: int, footer: Footer) -> IndexBlock:
-        at = footer.index_position - view_start
-        return decode_index(
-            view[at : at + footer.index_size],
-            data_size=footer.index_position,
-            source=self._source,
-            origin=footer.index_position,
-        )
 
 
 def read_entry(entry: IndexEntry, data: memoryview, source: str) -> list[RecordBatch]:
@@ -120,20 +169,27 @@ def read_entry(entry: IndexEntry, data: memoryview, source: str) -> list[RecordB
         raise CorruptObjectError(
             source,
             entry.position,
-            f"blocks hold {len(records)} records, index wanted {entry.record_count}",
+            "number of records in the blocks of an index entry",
+            found=len(records),
+            expected=f"{entry.record_count}, as in the index",
         )
-    next_offset = entry.start_offset
-    for record in records:
-        if record.stream_id != entry.stream_id or record.base_offset != next_offset:
+    stream_id, next_offset = entry.stream_id, entry.start_offset
+    for ordinal, record in enumerate(records):
+        if record.stream_id != stream_id or record.base_offset != next_offset:
             raise CorruptObjectError(
                 source,
                 entry.position,
-                f"record of stream {record.stream_id} at offset {record.base_offset},"
-                f" wanted stream {entry.stream_id} at {next_offset}",
+                f"record {ordinal} of an index entry",
+                found=f"of stream {record.stream_id} at offset {record.base_offset}",
+                expected=f"stream {stream_id} at offset {next_offset}",
             )
-        next_offset = record.end_offset
+        next_offset += record.count
     if next_offset != entry.end_offset:
         raise CorruptObjectError(
-            source, entry.position, f"blocks end at offset {next_offset}, wanted {entry.end_offset}"
+            source,
+            entry.position,
+            "end of the last record of an index entry",
+            found=f"offset {next_offset}",
+            expected=f"offset {entry.end_offset}",
         )
     return records

@@ -4,22 +4,32 @@ Owns the names and rules that every store follows; knows no network and no file.
 an event loop calls them in a thread. A store may be used by many threads at once. Every failure is
 one of `storage.errors`; `BucketNotFoundError`, `AccessDeniedError` and `StoreUnavailableError` may
 come out of any call and are not repeated below. Keys are non-empty strings of at most 1024 bytes
-in UTF-8 (`InvalidKeyError`).
+in UTF-8 (`InvalidKeyError`). Tags are few short words for operators, who let rules of the bucket
+(expiry, cost, access) go by them; the product itself reads none back (`check_tags`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from storage.errors import InvalidKeyError
+from storage.object_store.metrics import StoreMetrics
 
 MIN_PART_SIZE = 5 * 1024 * 1024
+MAX_PART_SIZE = 5 * 1024 * 1024 * 1024
 MAX_PARTS = 10_000
 MAX_KEY_BYTES = 1024
+MAX_TAGS = 10
 
 Body: TypeAlias = bytes | bytearray | memoryview
+Tags: TypeAlias = Mapping[str, str]
+
+_TAG_NAME = re.compile(r"[A-Za-z0-9 +\-=._:/@]{1,128}")
+_TAG_VALUE = re.compile(r"[A-Za-z0-9 +\-=._:/@]{0,256}")
+_MAX_TAG_CHARACTERS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +65,15 @@ class MultipartUpload:
 
 @dataclass(frozen=True, slots=True)
 class UploadedPart:
-    """One part of an upload: its number (1..10000), opaque etag and size in bytes."""
+    """One part of an upload: its number (1..10000), opaque etag and size in bytes.
+
+    `checksum` is what the store wants to be told again when the upload is completed, if anything.
+    """
 
     number: int
     etag: str
     size: int
+    checksum: str = ""
 
 
 class ObjectStore(Protocol):
@@ -69,8 +83,32 @@ class ObjectStore(Protocol):
         """Ask once whether the bucket exists and the credentials work; raise the error if not."""
         ...
 
-    def put(self, key: str, data: Body) -> None:
-        """Store `data` under `key`, durably and all at once, replacing what was there."""
+    def until(self, deadline: float) -> ObjectStore:
+        """Give a view of this store whose calls end by `deadline`, in `time.monotonic()` seconds.
+
+        Repetitions and waiting for a turn are included: a call that is not done by then raises
+        `DeadlineExceededError`, though what it asked for may still happen. The earlier deadline of
+        a view and its view holds. Only `abort_multipart` is given `CLEAN_UP_S` seconds in any case.
+        """
+        ...
+
+    def metrics(self) -> StoreMetrics:
+        """Copy out what the calls of this store and all its views did so far."""
+        ...
+
+    def put(
+        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
+    ) -> None:
+        """Store `data` under `key`, durably and all at once, replacing what was there.
+
+        With `if_absent` nothing is replaced: of any number of callers at most one succeeds, all
+        others get `ObjectExistsError`. After `StoreUnavailableError` the object may be there.
+        Raises `ValueError` on tags that break the rules of `check_tags`.
+        """
+        ...
+
+    def get_tags(self, key: str) -> dict[str, str]:
+        """Read the tags that the object was stored with. Raises `ObjectNotFoundError`."""
         ...
 
     def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
@@ -102,8 +140,11 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def start_multipart(self, key: str) -> MultipartUpload:
-        """Begin an upload in parts; the object appears when it is completed."""
+    def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
+        """Begin an upload in parts; the object appears, with `tags`, when it is completed.
+
+        Some S3-compatible servers drop these tags, though they keep those of `put`.
+        """
         ...
 
     def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
@@ -123,7 +164,8 @@ class ObjectStore(Protocol):
     def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
         """Make the object of `parts`, ascending by number; all but the last of `MIN_PART_SIZE`.
 
-        Raises `UploadNotFoundError`; `ValueError` when the parts break these rules.
+        Name every part that was uploaded: some servers drop others, some refuse the whole. Raises
+        `UploadNotFoundError`; `ValueError` when the parts break these rules.
         """
         ...
 
@@ -173,3 +215,22 @@ def check_parts(parts: Sequence[UploadedPart]) -> None:
                 f"part {part.number} has {part.size} bytes, wanted {MIN_PART_SIZE} in all but the"
                 " last"
             )
+
+
+def check_tags(tags: Tags) -> None:
+    """Raise `ValueError` unless every store takes `tags`, and keeps them as they are.
+
+    At most 10 tags of 2048 characters together; names of 1..128 and values of 0..256 ASCII letters,
+    digits, spaces and `+-=._:/@`, as in the rules of Amazon S3 for all of its services.
+    """
+    if len(tags) > MAX_TAGS:
+        raise ValueError(f"there are {len(tags)} tags, wanted at most {MAX_TAGS}")
+    for name, value in tags.items():
+        if not _TAG_NAME.fullmatch(name) or not _TAG_VALUE.fullmatch(value):
+            raise ValueError(
+                f"tag {name!r} is {value!r}; wanted a name of 1..128 and a value of 0..256 letters,"
+                " digits, spaces and +-=._:/@"
+            )
+    characters = sum(len(name) + len(value) for name, value in tags.items())
+    if characters > _MAX_TAG_CHARACTERS:
+        raise ValueError(f"tags have {characters} characters, wanted {_MAX_TAG_CHARACTERS} at most")

@@ -11,20 +11,22 @@ from urllib.parse import unquote, urlsplit
 
 from storage.object_store.base import ObjectStore
 from storage.object_store.local import LocalObjectStore
+from storage.object_store.metrics import CallObserver
 
 
-def open_object_store(uri: str) -> ObjectStore:
-    """Open `s3://bucket?options` or `file:///absolute/directory`.
+def open_object_store(uri: str, *, observer: CallObserver | None = None) -> ObjectStore:
+    """Open `s3://bucket?options` or `file:///absolute/directory`; `observer` hears of every call.
 
     Raises `ValueError` saying what is wrong with the address.
     """
     scheme = uri.partition("://")[0] if "://" in uri else ""
     if scheme == "s3":
-        from storage.object_store.s3 import S3Config, S3ObjectStore  # boto3 is slow to import
+        from storage.object_store.s3 import S3ObjectStore  # botocore is slow to import
+        from storage.object_store.s3_address import S3Config
 
-        return S3ObjectStore(S3Config.from_uri(uri))
+        return S3ObjectStore(S3Config.from_uri(uri), observer=observer)
     if scheme == "file":
-        return LocalObjectStore(_directory_of(uri))
+        return LocalObjectStore(_directory_of(uri), observer)
     raise ValueError(
         f"object store address is {uri.partition('?')[0]!r}, wanted s3://bucket?options or"
         " file:///absolute/directory"

@@ -2,24 +2,27 @@
 
 Layout below the root: `objects/<key>`, `uploads/<upload id>/` with the parts of unfinished
 uploads, and `.tmp/`, where a file is written and synced before it is renamed into place, so that
-nobody ever sees half an object. Only files that this module made by key are replaced or deleted;
-links and special files are neither listed nor followed.
+nobody ever sees half an object. Tags are an extended attribute of the file. Only files that this
+module made by key are replaced or deleted; links and special files are neither listed nor followed.
 """
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from storage.errors import (
     AccessDeniedError,
     BucketNotFoundError,
     InvalidKeyError,
+    ObjectExistsError,
     ObjectNotFoundError,
     RangeNotSatisfiableError,
     StoreRejectedError,
@@ -31,14 +34,30 @@ from storage.object_store.base import (
     DeleteResult,
     MultipartUpload,
     ObjectInfo,
+    Tags,
     UploadedPart,
     check_key,
     check_part_number,
     check_parts,
     check_range,
+    check_tags,
 )
+from storage.object_store.deadline import earlier, with_clean_up
+from storage.object_store.local_files import (
+    copy_bytes,
+    etag_of,
+    info_of,
+    join_files,
+    modified_ms,
+    read_all,
+    read_tags,
+    sync_directory,
+    tags_of,
+    write_all,
+    write_tags,
+)
+from storage.object_store.metrics import CallObserver, Meter, StoreMetrics, Tally
 
-_COPY_CHUNK = 1024 * 1024
 _RENAME_TRIES = 20
 
 
@@ -49,14 +68,164 @@ class LocalObjectStore:
     `.` or `..` segment, none over 255 bytes, and no key that is a prefix path of another.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, observer: CallObserver | None = None) -> None:
         self._root = Path(os.path.realpath(root))
         self._objects = self._root / "objects"
         self._uploads = self._root / "uploads"
         self._tmp = self._root / ".tmp"
+        self._meter = Meter(observer)
+        self._deadline: float | None = None
 
     def check(self) -> None:
         """See `ObjectStore.check`."""
+        with self._call("check"):
+            self._check_root()
+
+    def until(self, deadline: float) -> LocalObjectStore:
+        """See `ObjectStore.until`; a call that has begun is not interrupted."""
+        view = copy.copy(self)
+        view._deadline = earlier(self._deadline, deadline)
+        return view
+
+    def metrics(self) -> StoreMetrics:
+        """See `ObjectStore.metrics`."""
+        return self._meter.snapshot()
+
+    def put(
+        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
+    ) -> None:
+        """See `ObjectStore.put`."""
+        path = self._path_of(key)
+        check_tags(tags or {})
+        view = memoryview(data).cast("B")
+        with self._call("put") as tally, self._errors(key):
+            self._write_file(path, lambda fd: write_all(fd, view), tags, if_absent=if_absent)
+            tally.bytes_sent = len(view)
+
+    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """See `ObjectStore.get_range`."""
+        check_range(start, end)
+        path = self._path_of(key)
+        with self._call("get_range") as tally, self._opened(key, path) as fd:
+            size = os.fstat(fd).st_size
+            if start >= size and (start, end) != (0, None):
+                raise RangeNotSatisfiableError(key, start)
+            data = read_all(fd, start, size if end is None else min(end, size))
+            tally.bytes_received = len(data)
+        return data
+
+    def get_tags(self, key: str) -> dict[str, str]:
+        """See `ObjectStore.get_tags`."""
+        path = self._path_of(key)
+        with self._call("get_tags"), self._opened(key, path) as fd:
+            return read_tags(fd)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore.head`."""
+        path = self._path_of(key)
+        with self._call("head"), self._opened(key, path) as fd:
+            return info_of(key, os.fstat(fd))
+
+    def list_objects(
+        self, prefix: str = "", start_after: str | None = None
+    ) -> Iterator[ObjectInfo]:
+        """See `ObjectStore.list_objects`; one directory is read at a time."""
+        with self._call("list_objects"):
+            self._check_root()
+        after = b"" if start_after is None else os.fsencode(start_after)
+        return self._walk(self._objects, "", os.fsencode(prefix), after)
+
+    def delete_many(self, keys: Iterable[str]) -> DeleteResult:
+        """See `ObjectStore.delete_many`."""
+        paths = {key: self._path_of(key) for key in keys}
+        deleted: list[str] = []
+        failed: dict[str, str] = {}
+        with self._call("delete_many"):
+            self._check_root()
+            for key, path in paths.items():
+                try:
+                    path.unlink(missing_ok=True)
+                except NotADirectoryError:
+                    deleted.append(key)
+                except OSError as error:
+                    failed[key] = f"{error.strerror} ({path})"
+                else:
+                    deleted.append(key)
+                    self._remove_empty_parents(path)
+        return DeleteResult(tuple(deleted), failed)
+
+    def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
+        """See `ObjectStore.start_multipart`."""
+        self._path_of(key)
+        check_tags(tags or {})
+        upload_id = uuid.uuid4().hex
+        path = self._uploads / upload_id / "key"
+        name = memoryview(key.encode())
+        with self._call("start_multipart"), self._errors(key):
+            self._make_dirs(path.parent)
+            self._write_file(path, lambda fd: write_all(fd, name), tags)
+            return MultipartUpload(key, upload_id, modified_ms(path.stat()))
+
+    def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
+        """See `ObjectStore.upload_part`."""
+        check_part_number(number)
+        view = memoryview(data).cast("B")
+        with self._call("upload_part") as tally:
+            part = self._add_part(upload, number, lambda fd: write_all(fd, view))
+            tally.bytes_sent = part.size
+        return part
+
+    def copy_part(
+        self, upload: MultipartUpload, number: int, source_key: str, start: int, end: int
+    ) -> UploadedPart:
+        """See `ObjectStore.copy_part`."""
+        check_part_number(number)
+        check_range(start, end)
+        path = self._path_of(source_key)
+        with self._call("copy_part"), self._opened(source_key, path) as source:
+            if end > os.fstat(source).st_size:
+                raise RangeNotSatisfiableError(source_key, start)
+            return self._add_part(upload, number, lambda fd: copy_bytes(source, fd, start, end))
+
+    def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
+        """See `ObjectStore.complete_multipart`."""
+        check_parts(parts)
+        path = self._path_of(upload.key)
+        with self._call("complete_multipart"), self._errors(upload.key):
+            folder = self._folder_of(upload)
+            files = [folder / _part_name(part.number) for part in parts]
+            for file, part in zip(files, parts, strict=True):
+                if not file.is_file() or etag_of(file.stat()) != part.etag:
+                    raise ValueError(f"part {part.number} was not uploaded; upload it first")
+            self._write_file(path, lambda fd: join_files(files, fd), tags_of(folder / "key"))
+            self._drop(upload)
+
+    def abort_multipart(self, upload: MultipartUpload) -> None:
+        """See `ObjectStore.abort_multipart`."""
+        with self._meter.call("abort_multipart", with_clean_up(self._deadline)):
+            self._drop(upload)
+
+    def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
+        """See `ObjectStore.list_multipart_uploads`."""
+        uploads = []
+        with self._call("list_multipart_uploads"):
+            self._check_root()
+            for path in self._uploads.glob("*/key"):
+                try:
+                    key = path.read_text(encoding="utf-8")
+                    uploads.append(MultipartUpload(key, path.parent.name, modified_ms(path.stat())))
+                except FileNotFoundError:
+                    continue  # completed or aborted meanwhile
+        wanted = [upload for upload in uploads if upload.key.startswith(prefix)]
+        return iter(sorted(wanted, key=lambda upload: (upload.key.encode(), upload.upload_id)))
+
+    def close(self) -> None:
+        """See `ObjectStore.close`; no file stays open between calls."""
+
+    def _call(self, operation: str) -> AbstractContextManager[Tally]:
+        return self._meter.call(operation, self._deadline)
+
+    def _check_root(self) -> None:
         if not self._root.is_dir():
             raise BucketNotFoundError(
                 str(self._root), "create the directory or fix the path in the file:// address"
@@ -65,117 +234,6 @@ class LocalObjectStore:
             raise AccessDeniedError(
                 f"directory {self._root} can't be read and written; fix its owner or mode"
             )
-
-    def put(self, key: str, data: Body) -> None:
-        """See `ObjectStore.put`."""
-        self._write_object(key, lambda fd: _write_all(fd, memoryview(data)))
-
-    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """See `ObjectStore.get_range`."""
-        check_range(start, end)
-        path = self._existing(key)
-        with self._errors(key), path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if start >= size and (start, end) != (0, None):
-                raise RangeNotSatisfiableError(key, start)
-            file.seek(start)
-            return file.read((size if end is None else min(end, size)) - start)
-
-    def head(self, key: str) -> ObjectInfo:
-        """See `ObjectStore.head`."""
-        path = self._existing(key)
-        with self._errors(key):
-            return _info(key, path.stat())
-
-    def list_objects(
-        self, prefix: str = "", start_after: str | None = None
-    ) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`; one directory is read at a time."""
-        self.check()
-        after = b"" if start_after is None else os.fsencode(start_after)
-        return self._walk(self._objects, "", os.fsencode(prefix), after)
-
-    def delete_many(self, keys: Iterable[str]) -> DeleteResult:
-        """See `ObjectStore.delete_many`."""
-        self.check()
-        paths = {key: self._path_of(key) for key in keys}
-        deleted: list[str] = []
-        failed: dict[str, str] = {}
-        for key, path in paths.items():
-            try:
-                path.unlink(missing_ok=True)
-            except NotADirectoryError:
-                deleted.append(key)
-            except OSError as error:
-                failed[key] = f"{error.strerror} ({path})"
-            else:
-                deleted.append(key)
-                self._remove_empty_parents(path)
-        return DeleteResult(tuple(deleted), failed)
-
-    def start_multipart(self, key: str) -> MultipartUpload:
-        """See `ObjectStore.start_multipart`."""
-        self._path_of(key)
-        upload_id = uuid.uuid4().hex
-        folder = self._uploads / upload_id
-        with self._errors(key):
-            self._make_dirs(folder)
-            self._write_file(folder / "key", lambda fd: _write_all(fd, memoryview(key.encode())))
-            return MultipartUpload(key, upload_id, _ms((folder / "key").stat()))
-
-    def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
-        """See `ObjectStore.upload_part`."""
-        return self._add_part(upload, number, lambda fd: _write_all(fd, memoryview(data)))
-
-    def copy_part(
-        self, upload: MultipartUpload, number: int, source_key: str, start: int, end: int
-    ) -> UploadedPart:
-        """See `ObjectStore.copy_part`."""
-        check_range(start, end)
-        source = self._path_of(source_key)
-        if end > self.head(source_key).size:
-            raise RangeNotSatisfiableError(source_key, start)
-        return self._add_part(upload, number, lambda fd: _copy(source, fd, start, end - start))
-
-    def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
-        """See `ObjectStore.complete_multipart`."""
-        check_parts(parts)
-        folder = self._folder_of(upload)
-        paths = [folder / _part_name(part.number) for part in parts]
-        for path, part in zip(paths, parts, strict=True):
-            if not path.is_file() or _etag(path.stat()) != part.etag:
-                raise ValueError(f"part {part.number} was not uploaded; upload it first")
-
-        def join(fd: int) -> None:
-            for path, part in zip(paths, parts, strict=True):
-                _copy(path, fd, 0, part.size)
-
-        self._write_object(upload.key, join)
-        self.abort_multipart(upload)
-
-    def abort_multipart(self, upload: MultipartUpload) -> None:
-        """See `ObjectStore.abort_multipart`."""
-        with self._errors(upload.key):
-            try:
-                shutil.rmtree(self._upload_folder(upload))
-            except FileNotFoundError:
-                self.check()
-
-    def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
-        """See `ObjectStore.list_multipart_uploads`."""
-        self.check()
-        uploads = []
-        for path in self._uploads.glob("*/key"):
-            try:
-                key = path.read_text(encoding="utf-8")
-                uploads.append(MultipartUpload(key, path.parent.name, _ms(path.stat())))
-            except FileNotFoundError:
-                continue  # completed or aborted meanwhile
-        wanted = [upload for upload in uploads if upload.key.startswith(prefix)]
-        return iter(sorted(wanted, key=lambda upload: (upload.key.encode(), upload.upload_id)))
-
-    def close(self) -> None:
-        """See `ObjectStore.close`; no file stays open between calls."""
 
     def _path_of(self, key: str) -> Path:
         """Give the file of `key`, which is inside the root whatever the key, or refuse the key."""
@@ -192,45 +250,70 @@ class LocalObjectStore:
             raise InvalidKeyError(key, f"a link stands in its way at {path}")
         return path
 
-    def _existing(self, key: str) -> Path:
-        path = self._path_of(key)
-        if not path.is_file():
-            self.check()
-            raise ObjectNotFoundError(key)
-        return path
-
-    def _write_object(self, key: str, fill: Callable[[int], None]) -> None:
-        path = self._path_of(key)
+    @contextmanager
+    def _opened(self, key: str, path: Path) -> Iterator[int]:
         with self._errors(key):
-            self._write_file(path, fill)
+            try:
+                # A pipe in place of an object would block, but for the flag.
+                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except NotADirectoryError:
+                raise ObjectNotFoundError(key) from None
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise ObjectNotFoundError(key)
+                yield fd
+            finally:
+                os.close(fd)
 
-    def _write_file(self, path: Path, fill: Callable[[int], None]) -> None:
-        """Write beside, sync, rename into place, sync the directory."""
+    def _write_file(
+        self,
+        path: Path,
+        fill: Callable[[int], None],
+        tags: Tags | None = None,
+        *,
+        if_absent: bool = False,
+    ) -> None:
+        """Write beside, sync, move into place, sync the directory."""
         self._make_dirs(self._tmp)
         temporary = self._tmp / uuid.uuid4().hex
         try:
             fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
             try:
                 fill(fd)
+                if tags:
+                    write_tags(fd, tags)
                 os.fsync(fd)
             finally:
                 os.close(fd)
-            self._rename(temporary, path)
+            self._move(temporary, path, if_absent=if_absent)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
 
-    def _rename(self, temporary: Path, path: Path) -> None:
+    def _move(self, temporary: Path, path: Path, *, if_absent: bool) -> None:
         for attempt in range(_RENAME_TRIES):
             try:
                 self._make_dirs(path.parent)
-                temporary.replace(path)
+                if if_absent:
+                    self._link(temporary, path)
+                else:
+                    temporary.replace(path)
                 break
             except FileNotFoundError:
                 # A delete in another thread removed the parent, empty until now.
                 if attempt == _RENAME_TRIES - 1:
                     raise
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
+
+    def _link(self, temporary: Path, path: Path) -> None:
+        """Give the file its name if no file has it: a rename would replace one, a link can't."""
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            if path.is_dir():
+                raise
+            raise ObjectExistsError(path.relative_to(self._objects).as_posix()) from None
+        temporary.unlink()
 
     def _make_dirs(self, folder: Path) -> None:
         """Create `folder` and its parents below the root, durably; the root has to exist."""
@@ -239,9 +322,9 @@ class LocalObjectStore:
         if folder.parent != self._root:
             self._make_dirs(folder.parent)
         else:
-            self.check()
+            self._check_root()
         folder.mkdir(exist_ok=True)
-        _sync_directory(folder.parent)
+        sync_directory(folder.parent)
 
     def _remove_empty_parents(self, path: Path) -> None:
         for folder in path.parents:
@@ -272,7 +355,7 @@ class LocalObjectStore:
                     yield from self._walk(Path(entry.path), os.fsdecode(key), prefix, after)
             elif key.startswith(prefix) and key > after:
                 try:
-                    yield _info(os.fsdecode(key), entry.stat(follow_symlinks=False))
+                    yield info_of(os.fsdecode(key), entry.stat(follow_symlinks=False))
                 except FileNotFoundError:
                     continue  # deleted meanwhile
 
@@ -284,19 +367,25 @@ class LocalObjectStore:
     def _folder_of(self, upload: MultipartUpload) -> Path:
         folder = self._upload_folder(upload)
         if not (folder / "key").is_file():
-            self.check()
+            self._check_root()
             raise UploadNotFoundError(upload.key, upload.upload_id)
         return folder
 
     def _add_part(
         self, upload: MultipartUpload, number: int, fill: Callable[[int], None]
     ) -> UploadedPart:
-        check_part_number(number)
         path = self._folder_of(upload) / _part_name(number)
         with self._errors(upload.key):
             self._write_file(path, fill)
-            stat = path.stat()
-        return UploadedPart(number, _etag(stat), stat.st_size)
+            found = path.stat()
+        return UploadedPart(number, etag_of(found), found.st_size)
+
+    def _drop(self, upload: MultipartUpload) -> None:
+        with self._errors(upload.key):
+            try:
+                shutil.rmtree(self._upload_folder(upload))
+            except FileNotFoundError:
+                self._check_root()
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
@@ -304,7 +393,7 @@ class LocalObjectStore:
         try:
             yield
         except FileNotFoundError:
-            self.check()
+            self._check_root()
             raise ObjectNotFoundError(key) from None
         except (NotADirectoryError, IsADirectoryError, FileExistsError):
             raise InvalidKeyError(
@@ -321,42 +410,5 @@ class LocalObjectStore:
             raise StoreRejectedError(f"{advice}; fix the path or the file system") from error
 
 
-def _write_all(fd: int, view: memoryview) -> None:
-    view = view.cast("B")
-    while len(view):
-        view = view[os.write(fd, view) :]
-
-
-def _copy(source: Path, fd: int, start: int, length: int) -> None:
-    with source.open("rb") as file:
-        file.seek(start)
-        while length:
-            chunk = file.read(min(length, _COPY_CHUNK))
-            if not chunk:
-                raise FileNotFoundError(errno.ENOENT, "file became shorter", str(source))
-            _write_all(fd, memoryview(chunk))
-            length -= len(chunk)
-
-
-def _sync_directory(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _part_name(number: int) -> str:
     return f"{number:05d}"
-
-
-def _ms(stat: os.stat_result) -> int:
-    return stat.st_mtime_ns // 1_000_000
-
-
-def _etag(stat: os.stat_result) -> str:
-    return f"{stat.st_ino:x}-{stat.st_mtime_ns:x}-{stat.st_size:x}"
-
-
-def _info(key: str, stat: os.stat_result) -> ObjectInfo:
-    return ObjectInfo(key, stat.st_size, _ms(stat), _etag(stat))

@@ -1,132 +1,123 @@
 """Objects in an S3 bucket, through boto3.
 
 Owns the requests and their retries; botocore's own retries are off, because it neither repeats a
-body that broke off nor treats every 429 as one. What an error means is said in `s3_errors`. Uploads
-carry Content-MD5, the one integrity check that every S3-compatible store enforces.
+body that broke off nor treats every 429 as one. What an error means is said in `s3_errors`, which
+checksum goes along in `s3_checksum`, where the bucket is in `s3_address`.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
+import copy
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
-from datetime import datetime
+from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qs, urlsplit
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from storage.errors import ObjectNotFoundError, UploadNotFoundError
+from storage.errors import (
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreRejectedError,
+    StoreUnavailableError,
+    UploadNotFoundError,
+)
 from storage.object_store.base import (
     Body,
     DeleteResult,
     MultipartUpload,
     ObjectInfo,
+    Tags,
     UploadedPart,
     check_key,
     check_part_number,
     check_parts,
     check_range,
 )
+from storage.object_store.deadline import earlier, with_clean_up
+from storage.object_store.metrics import CallObserver, Meter, StoreMetrics
 from storage.object_store.retry import Retrier, RetryPolicy
+from storage.object_store.s3_address import S3Config
+from storage.object_store.s3_checksum import Checksum
+from storage.object_store.s3_client import (
+    check_part,
+    check_whole,
+    info_of,
+    open_client,
+    tagging,
+    to_ms,
+)
 from storage.object_store.s3_errors import THROTTLED_CODES, translate
+from storage.object_store.view_body import as_view, sendable
 
 if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import ErrorTypeDef, ObjectTypeDef
+    from mypy_boto3_s3.type_defs import CompletedPartTypeDef, ErrorTypeDef, HeadObjectOutputTypeDef
 
 T = TypeVar("T")
 
-DEFAULT_REGION = "us-east-1"
 DELETE_BATCH = 1000
-_ADDRESS_KEYS = frozenset({"endpoint", "region", "pathStyle", "accessKey", "secretKey"})
-
-
-@dataclass(frozen=True, slots=True)
-class S3Config:
-    """Where the bucket is and how to reach it.
-
-    Without `endpoint_url` it is Amazon's; without keys they come from the environment (the AWS_*
-    variables and boto3's other sources). `path_style` puts the bucket in the path, not the host.
-    """
-
-    bucket: str
-    endpoint_url: str | None = None
-    region: str = DEFAULT_REGION
-    access_key: str | None = None
-    secret_key: str | None = field(default=None, repr=False)
-    path_style: bool = False
-
-    @classmethod
-    def from_uri(cls, uri: str) -> S3Config:
-        """Read `s3://bucket?endpoint=..&region=..&pathStyle=true&accessKey=..&secretKey=..`.
-
-        All of the query may be left out; `pathStyle` is then true with an endpoint and false
-        without. Raises `ValueError` naming the part that is wrong, never showing a key.
-        """
-        parts = urlsplit(uri)
-        if parts.scheme != "s3" or not parts.netloc or parts.path not in ("", "/"):
-            raise ValueError(
-                f"S3 address is {uri.partition('?')[0]!r}, wanted s3://bucket without a path"
-            )
-        query = parse_qs(parts.query, keep_blank_values=True)
-        values = {name: found[-1] for name, found in query.items()}
-        for name, found in query.items():
-            if name not in _ADDRESS_KEYS or len(found) != 1 or not found[0]:
-                raise ValueError(
-                    f"S3 address has the option {name!r} {len(found)} times or empty; wanted each"
-                    f" of {', '.join(sorted(_ADDRESS_KEYS))} at most once, with a value"
-                )
-        if ("accessKey" in values) != ("secretKey" in values):
-            raise ValueError("S3 address has one of accessKey and secretKey, wanted both or none")
-        endpoint = values.get("endpoint")
-        if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
-            raise ValueError(f"S3 endpoint is {endpoint!r}, wanted http://host:port or https://")
-        path_style = values.get("pathStyle", "true" if endpoint else "false")
-        if path_style not in ("true", "false"):
-            raise ValueError(f"S3 pathStyle is {path_style!r}, wanted true or false")
-        return cls(
-            bucket=parts.netloc,
-            endpoint_url=endpoint,
-            region=values.get("region", DEFAULT_REGION),
-            access_key=values.get("accessKey"),
-            secret_key=values.get("secretKey"),
-            path_style=path_style == "true",
-        )
+_PUT_ID = "put-id"
 
 
 class S3ObjectStore:
     """An `ObjectStore` in one bucket; opens no connection before the first call."""
 
-    def __init__(self, config: S3Config, retry: RetryPolicy | None = None) -> None:
+    def __init__(
+        self,
+        config: S3Config,
+        retry: RetryPolicy | None = None,
+        observer: CallObserver | None = None,
+    ) -> None:
         policy = retry or RetryPolicy()
         self._bucket = config.bucket
         self._endpoint = config.endpoint_url or "Amazon S3"
+        self._checksum = config.checksum
         self._retrier = Retrier(policy)
-        self._client = _open_client(config, policy.concurrency)
+        self._meter = Meter(observer)
+        self._deadline: float | None = None
+        self._client = open_client(config, policy)
 
     def check(self) -> None:
         """See `ObjectStore.check`. A listing, unlike HEAD, says in words why it is refused."""
-        self._call(lambda: self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1))
+        self._call("check", lambda: self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1))
 
-    def put(self, key: str, data: Body) -> None:
-        """See `ObjectStore.put`."""
+    def until(self, deadline: float) -> S3ObjectStore:
+        """See `ObjectStore.until`.
+
+        A request that is still unanswered then is left to its connection, and its body in memory,
+        until `RetryPolicy.silence_s` have passed: that body must not change before.
+        """
+        view = copy.copy(self)
+        view._deadline = earlier(self._deadline, deadline)
+        return view
+
+    def metrics(self) -> StoreMetrics:
+        """See `ObjectStore.metrics`."""
+        return self._meter.snapshot(self._retrier.concurrency_limit)
+
+    def put(
+        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
+    ) -> None:
+        """See `ObjectStore.put`.
+
+        A conditional put whose answer was lost is repeated, and may then find the object that it
+        made itself: an id in the object's user metadata tells.
+        """
         check_key(key)
-        body = bytes(data)
-        digest = _content_md5(body)
-        self._call(
-            lambda: self._client.put_object(
-                Bucket=self._bucket, Key=key, Body=body, ContentMD5=digest
-            ),
-            key=key,
-        )
+        body = as_view(data)
+        options = {**self._checksum.of(body), **tagging(tags)}
+        put_id = uuid.uuid4().hex
+        if if_absent:
+            options |= {"IfNoneMatch": "*", "Metadata": {_PUT_ID: put_id}}
+
+        def put() -> None:
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=sendable(body), **options)
+
+        request = self._once(put, key, put_id) if if_absent else put
+        self._call("put", request, key=key, sent=len(body))
 
     def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """See `ObjectStore.get_range`."""
@@ -134,22 +125,41 @@ class S3ObjectStore:
         check_range(start, end)
         whole = (start, end) == (0, None)
         last = "" if end is None else end - 1
+        # An empty object has no byte 0: a range of it is refused, the whole is not.
+        options: Any = {} if whole else {"Range": f"bytes={start}-{last}"}
+        if whole and self._checksum.is_stored:
+            options["ChecksumMode"] = "ENABLED"
 
         def read() -> bytes:
-            # An empty object has no byte 0: a range of it is refused, the whole is not.
-            options: Any = {} if whole else {"Range": f"bytes={start}-{last}"}
             answer = self._client.get_object(Bucket=self._bucket, Key=key, **options)
-            with closing(answer["Body"]) as body:
-                return body.read()
+            with closing(answer["Body"]) as stream:
+                body = stream.read()
+            if whole:
+                check_whole(key, answer, body, self._checksum)
+            else:
+                check_part(key, answer, body, start, end)
+            return body
 
-        return self._call(read, key=key, start=start)
+        return self._call("get_range", read, key=key, start=start)
+
+    def get_tags(self, key: str) -> dict[str, str]:
+        """See `ObjectStore.get_tags`."""
+        check_key(key)
+        answer = self._call(
+            "get_tags",
+            lambda: self._client.get_object_tagging(Bucket=self._bucket, Key=key),
+            key=key,
+        )
+        return {tag["Key"]: tag["Value"] for tag in answer.get("TagSet", [])}
 
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore.head`. A missing bucket looks like a missing object here."""
         check_key(key)
-        found = self._call(lambda: self._client.head_object(Bucket=self._bucket, Key=key), key=key)
+        found = self._call(
+            "head", lambda: self._client.head_object(Bucket=self._bucket, Key=key), key=key
+        )
         return ObjectInfo(
-            key, found["ContentLength"], _ms(found["LastModified"]), found["ETag"].strip('"')
+            key, found["ContentLength"], to_ms(found["LastModified"]), found["ETag"].strip('"')
         )
 
     def list_objects(
@@ -159,9 +169,12 @@ class S3ObjectStore:
         options: Any = {} if start_after is None else {"StartAfter": start_after}
         while True:
             page = self._call(
-                partial(self._client.list_objects_v2, Bucket=self._bucket, Prefix=prefix, **options)
+                "list_objects",
+                partial(
+                    self._client.list_objects_v2, Bucket=self._bucket, Prefix=prefix, **options
+                ),
             )
-            yield from map(_info, page.get("Contents", []))
+            yield from map(info_of, page.get("Contents", []))
             if not page.get("IsTruncated"):
                 return
             options = {"ContinuationToken": page["NextContinuationToken"]}
@@ -183,35 +196,43 @@ class S3ObjectStore:
         deleted = tuple(key for key in wanted if key not in failed)
         return DeleteResult(deleted, failed, frozenset(throttled))
 
-    def start_multipart(self, key: str) -> MultipartUpload:
+    def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
         """See `ObjectStore.start_multipart`.
 
         The start time is not in the answer, so here it is that of this machine's clock.
         """
         check_key(key)
+        options = tagging(tags)
+        if self._checksum.is_stored:
+            options["ChecksumAlgorithm"] = self._checksum.algorithm
         answer = self._call(
-            lambda: self._client.create_multipart_upload(Bucket=self._bucket, Key=key), key=key
+            "start_multipart",
+            lambda: self._client.create_multipart_upload(Bucket=self._bucket, Key=key, **options),
+            key=key,
         )
         return MultipartUpload(key, answer["UploadId"], time.time_ns() // 1_000_000)
 
     def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
         """See `ObjectStore.upload_part`."""
         check_part_number(number)
-        body = bytes(data)
-        digest = _content_md5(body)
+        body = as_view(data)
+        digest = self._checksum.of(body)
         answer = self._call(
+            "upload_part",
             lambda: self._client.upload_part(
                 Bucket=self._bucket,
                 Key=upload.key,
                 UploadId=upload.upload_id,
                 PartNumber=number,
-                Body=body,
-                ContentMD5=digest,
+                Body=sendable(body),
+                **digest,
             ),
             key=upload.key,
             upload_id=upload.upload_id,
+            sent=len(body),
         )
-        return UploadedPart(number, answer["ETag"], len(body))
+        checksum = digest[self._checksum.member] if self._checksum.is_stored else ""
+        return UploadedPart(number, answer["ETag"], len(body), checksum)
 
     def copy_part(
         self, upload: MultipartUpload, number: int, source_key: str, start: int, end: int
@@ -221,6 +242,7 @@ class S3ObjectStore:
         check_key(source_key)
         check_range(start, end)
         answer = self._call(
+            "copy_part",
             lambda: self._client.upload_part_copy(
                 Bucket=self._bucket,
                 Key=upload.key,
@@ -233,59 +255,68 @@ class S3ObjectStore:
             start=start,
             upload_id=upload.upload_id,
         )
-        return UploadedPart(number, answer["CopyPartResult"]["ETag"], end - start)
+        copied = answer["CopyPartResult"]
+        return UploadedPart(number, copied["ETag"], end - start, self._checksum.told(copied))
 
     def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
         """See `ObjectStore.complete_multipart`.
 
         A repeated request may find the upload gone because the first one did complete it: an
-        object of the right size under the key is then the proof.
+        object of the right size and number of parts under the key is then the proof.
         """
         check_parts(parts)
-        try:
-            self._call(
-                lambda: self._client.complete_multipart_upload(
-                    Bucket=self._bucket,
-                    Key=upload.key,
-                    UploadId=upload.upload_id,
-                    MultipartUpload={
-                        "Parts": [{"PartNumber": p.number, "ETag": p.etag} for p in parts]
-                    },
-                ),
-                key=upload.key,
-                upload_id=upload.upload_id,
-            )
-        except UploadNotFoundError:
-            if not self._is_there(upload.key, sum(part.size for part in parts)):
-                raise
+        named = [self._named(part) for part in parts]
+
+        def complete() -> None:
+            try:
+                self._translated(
+                    lambda: self._client.complete_multipart_upload(
+                        Bucket=self._bucket,
+                        Key=upload.key,
+                        UploadId=upload.upload_id,
+                        MultipartUpload={"Parts": named},
+                    ),
+                    key=upload.key,
+                    upload_id=upload.upload_id,
+                )
+            except UploadNotFoundError:
+                if not self._is_made_of(upload.key, parts):
+                    raise
+
+        self._call("complete_multipart", complete, key=upload.key)
 
     def abort_multipart(self, upload: MultipartUpload) -> None:
         """See `ObjectStore.abort_multipart`."""
-        try:
-            self._call(
-                lambda: self._client.abort_multipart_upload(
-                    Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id
-                ),
-                key=upload.key,
-                upload_id=upload.upload_id,
-            )
-        except UploadNotFoundError:
-            return
+        view = copy.copy(self)
+        view._deadline = with_clean_up(self._deadline)
+
+        def abort() -> None:
+            with suppress(UploadNotFoundError):
+                self._translated(
+                    lambda: self._client.abort_multipart_upload(
+                        Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id
+                    ),
+                    key=upload.key,
+                    upload_id=upload.upload_id,
+                )
+
+        view._call("abort_multipart", abort, key=upload.key)
 
     def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
         """See `ObjectStore.list_multipart_uploads`."""
         options: Any = {}
         while True:
             page = self._call(
+                "list_multipart_uploads",
                 partial(
                     self._client.list_multipart_uploads,
                     Bucket=self._bucket,
                     Prefix=prefix,
                     **options,
-                )
+                ),
             )
             for upload in page.get("Uploads", []):
-                yield MultipartUpload(upload["Key"], upload["UploadId"], _ms(upload["Initiated"]))
+                yield MultipartUpload(upload["Key"], upload["UploadId"], to_ms(upload["Initiated"]))
             if not page.get("IsTruncated"):
                 return
             options = {
@@ -293,74 +324,120 @@ class S3ObjectStore:
                 "UploadIdMarker": page["NextUploadIdMarker"],
             }
 
+    def enforces_checksum(self, key: str, checksum: Checksum) -> bool:
+        """Tell whether the server takes bytes with their `checksum`, and refuses others with it.
+
+        Puts a few bytes under `key`, which is the caller's to delete.
+        """
+        check_key(key)
+        body = b"checked by the server, or not"
+        return self._takes(key, body, checksum.of(body)) and not self._takes(
+            key, body[1:], checksum.of(body)
+        )
+
+    def _takes(self, key: str, body: bytes, digest: dict[str, Any]) -> bool:
+        try:
+            self._call(
+                "put",
+                lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=body, **digest),
+                key=key,
+            )
+        except StoreRejectedError:
+            return False
+        return True
+
     def close(self) -> None:
         """See `ObjectStore.close`."""
         self._client.close()
 
     def _call(
-        self, request: Callable[[], T], *, key: str = "", start: int = 0, upload_id: str = ""
+        self,
+        operation: str,
+        request: Callable[[], T],
+        *,
+        key: str = "",
+        start: int = 0,
+        upload_id: str = "",
+        sent: int = 0,
     ) -> T:
         def translated() -> T:
-            try:
-                return request()
-            except (ClientError, BotoCoreError) as error:
-                raise translate(
-                    error,
-                    bucket=self._bucket,
-                    endpoint=self._endpoint,
-                    key=key,
-                    start=start,
-                    upload_id=upload_id,
-                ) from error
+            return self._translated(request, key=key, start=start, upload_id=upload_id)
 
-        return self._retrier.call(translated)
+        with self._meter.call(operation, self._deadline) as tally:
+            result = self._retrier.call(translated, deadline=self._deadline, tally=tally)
+            tally.bytes_sent = sent
+            tally.bytes_received = len(result) if isinstance(result, bytes) else 0
+        return result
+
+    def _translated(
+        self, request: Callable[[], T], *, key: str, start: int = 0, upload_id: str = ""
+    ) -> T:
+        try:
+            return request()
+        except (ClientError, BotoCoreError) as error:
+            raise translate(
+                error,
+                bucket=self._bucket,
+                endpoint=self._endpoint,
+                key=key,
+                start=start,
+                upload_id=upload_id,
+            ) from error
+
+    def _once(self, put: Callable[[], None], key: str, put_id: str) -> Callable[[], None]:
+        """Make a conditional put that may be repeated after an answer was lost."""
+        may_be_ours = False
+
+        def attempt() -> None:
+            nonlocal may_be_ours
+            try:
+                self._translated(put, key=key)
+            except StoreUnavailableError:
+                may_be_ours = True
+                raise
+            except ObjectExistsError:
+                if not (may_be_ours and self._was_put_as(key, put_id)):
+                    raise
+
+        return attempt
+
+    def _was_put_as(self, key: str, put_id: str) -> bool:
+        try:
+            found = self._head_once(key)
+        except ObjectNotFoundError as error:
+            raise StoreUnavailableError(
+                f"object {key!r} was there and is not any more; retry"
+            ) from error
+        return found["Metadata"].get(_PUT_ID) == put_id
+
+    def _is_made_of(self, key: str, parts: Sequence[UploadedPart]) -> bool:
+        try:
+            found = self._head_once(key)
+        except ObjectNotFoundError:
+            return False
+        _, dash, count = found["ETag"].strip('"').rpartition("-")
+        of_as_many = not (dash and count.isdecimal()) or int(count) == len(parts)
+        return of_as_many and found["ContentLength"] == sum(part.size for part in parts)
+
+    def _head_once(self, key: str) -> HeadObjectOutputTypeDef:
+        """Describe an object in the course of another call, whose repetitions include this."""
+        return self._translated(
+            lambda: self._client.head_object(Bucket=self._bucket, Key=key), key=key
+        )
+
+    def _named(self, part: UploadedPart) -> CompletedPartTypeDef:
+        named: Any = {"PartNumber": part.number, "ETag": part.etag}
+        if part.checksum:
+            named[self._checksum.member] = part.checksum
+        completed: CompletedPartTypeDef = named
+        return completed
 
     def _delete_batch(self, batch: list[str]) -> list[ErrorTypeDef]:
         answer = self._call(
+            "delete_many",
             lambda: self._client.delete_objects(
                 Bucket=self._bucket,
                 Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
-            )
+            ),
         )
         return [error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"]
-
-    def _is_there(self, key: str, size: int) -> bool:
-        try:
-            return self.head(key).size == size
-        except ObjectNotFoundError:
-            return False
-
-
-def _open_client(config: S3Config, connections: int) -> S3Client:
-    return boto3.session.Session().client(
-        "s3",
-        endpoint_url=config.endpoint_url,
-        region_name=config.region,
-        aws_access_key_id=config.access_key,
-        aws_secret_access_key=config.secret_key,
-        config=Config(
-            signature_version="s3v4",
-            s3={"addressing_style": "path" if config.path_style else "auto"},
-            retries={"total_max_attempts": 1, "mode": "standard"},
-            connect_timeout=5,
-            read_timeout=30,
-            max_pool_connections=connections,
-            # Checksum trailers and checksums of ranges are beyond many S3-compatible stores.
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-        ),
-    )
-
-
-def _content_md5(body: bytes) -> str:
-    return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
-
-
-def _ms(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)
-
-
-def _info(found: ObjectTypeDef) -> ObjectInfo:
-    return ObjectInfo(
-        found["Key"], found["Size"], _ms(found["LastModified"]), found["ETag"].strip('"')
-    )

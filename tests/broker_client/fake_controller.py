@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
@@ -50,6 +50,14 @@ class FakeStream:
     end: int = 0
     # (start, end, object id, kind, size)
     pieces: list[tuple[int, int, int, ObjectKind.ValueType, int]] = field(default_factory=list)
+    openings: dict[int, int] = field(default_factory=dict)  # epoch to start of its range
+
+    def ranges(self) -> list[streams_pb2.StreamRange]:
+        ends = [*list(self.openings.values())[1:], self.end]
+        return [
+            streams_pb2.StreamRange(epoch=epoch, start_offset=start, end_offset=end)
+            for (epoch, start), end in zip(self.openings.items(), ends, strict=False)
+        ]
 
 
 @dataclass
@@ -134,6 +142,7 @@ class FakeMap:
                 continue
             stream.epoch, stream.node_id = one.stream_epoch, request.node.node_id
             stream.opened = True
+            stream.openings.setdefault(stream.epoch, stream.end)
             opened.append(
                 streams_pb2.OpenedStream(start_offset=stream.start, next_offset=stream.end)
             )
@@ -159,6 +168,7 @@ class FakeMap:
                     epoch=self.streams[i].epoch,
                     start_offset=self.streams[i].start,
                     end_offset=self.streams[i].end,
+                    ranges=self.streams[i].ranges() if request.include_ranges else (),
                 )
                 for i in wanted
                 if i in self.streams
@@ -353,6 +363,7 @@ class FakeCluster:
                 cluster_id="fake", object_namespace=NAMESPACE, answered_by=member)),
         ):  # fmt: skip
             by_service[method.service][method.name] = self._handler(member, method, apply)
+        by_service["ObjectService"]["CommitPipeline"] = self._pipeline(member)
         return [
             grpc.method_handlers_generic_handler(f"streammeta.v1.{service}", handlers)
             for service, handlers in by_service.items()
@@ -364,24 +375,57 @@ class FakeCluster:
             self.requests[method.name].append(request)
             if hasattr(request, "request_id"):
                 self.request_ids[method.name].append(request.request_id)
-            hook = self.hooks.get(method.name)
-            if hook is not None:
-                await hook(request)
-            if method.leader_only and member != self.leader:
-                await self._abort_not_leader(context)
-            fault = self._faults.get(method.name)
-            if fault is not None and fault.times > 0:
-                fault.times -= 1
-                if fault.applied:
-                    apply(request)
-                await abort(context, fault.status, fault.reason, {})
-            return apply(request)
+            return await self._answer(member, method, apply, request, context)
 
         return grpc.unary_unary_rpc_method_handler(
             handle,
             request_deserializer=method.request.FromString,
             response_serializer=method.response.SerializeToString,
         )
+
+    def _pipeline(self, member: int) -> Any:
+        """Serve CommitPipeline; to hooks and faults each commit is a call of the unary method."""
+        method = methods.COMMIT_STREAM_SET_OBJECT
+
+        async def serve(
+            messages: AsyncIterator[objects_pb2.CommitBatchRequest],
+            context: grpc.aio.ServicerContext[Any, Any],
+        ) -> None:
+            async for message in messages:
+                answer = objects_pb2.CommitBatchResponse(sequence=message.sequence)
+                for commit in message.commits:
+                    self.calls[method.name] += 1
+                    self.requests[method.name].append(commit)
+                    one = await self._answer(member, method, self.map.commit, commit, context)
+                    answer.commits.append(one)
+                await context.write(answer)
+
+        return grpc.stream_stream_rpc_method_handler(
+            serve,
+            request_deserializer=objects_pb2.CommitBatchRequest.FromString,
+            response_serializer=objects_pb2.CommitBatchResponse.SerializeToString,
+        )
+
+    async def _answer(
+        self,
+        member: int,
+        method: Method[Any, Any],
+        apply: Callable[[Any], Any],
+        request: Any,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> Any:
+        hook = self.hooks.get(method.name)
+        if hook is not None:
+            await hook(request)
+        if method.leader_only and member != self.leader:
+            await self._abort_not_leader(context)
+        fault = self._faults.get(method.name)
+        if fault is not None and fault.times > 0:
+            fault.times -= 1
+            if fault.applied:
+                apply(request)
+            await abort(context, fault.status, fault.reason, {})
+        return apply(request)
 
     async def _abort_not_leader(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         where = {

@@ -25,12 +25,7 @@ from broker_client import (
     StreamWriter,
     WriterConfig,
 )
-from broker_client.object_source import (
-    MAX_GAP_BYTES,
-    MAX_MERGED_BYTES,
-    Block,
-    merge_blocks,
-)
+from broker_client.object_source import Block, merge_blocks
 from proto.common_pb2 import NONE, OBJECT_KIND_COMPOSITE, STREAM_NOT_EXIST
 from storage.object_format.composite import LinkedObject, encode_composite
 from storage.object_format.index_block import IndexEntry
@@ -38,6 +33,7 @@ from storage.object_format.object_builder import ObjectBuilder
 from storage.object_format.object_key import key_for
 from storage.object_format.record import RecordBatch
 from storage.object_store.memory import MemoryObjectStore
+from storage.object_store.range_merge import MAX_SPAN, MAX_UNUSED
 from tests.broker_client.client_helpers import Broker, broker, scenario
 from tests.broker_client.fake_controller import NAMESPACE, FakeStream
 
@@ -336,10 +332,9 @@ def test_merged_ranges_cover_every_block_once_and_keep_their_bounds(
     covered = [block for one in ranges for block in one.blocks]
     assert sorted(map(repr, covered)) == sorted(map(repr, blocks))
     for one in ranges:
-        at = one.start
-        for block in one.blocks:
-            assert block.object_id == one.object_id
-            assert 0 <= block.entry.position - at <= MAX_GAP_BYTES
-            at = block.entry.position + block.entry.size
-        assert one.end == at
-        assert one.end - one.start <= MAX_MERGED_BYTES or len(one.blocks) == 1
+        assert {block.object_id for block in one.blocks} == {one.object_id}
+        assert one.start == one.blocks[0].entry.position
+        used = sum(block.entry.size for block in one.blocks)
+        assert one.end == one.blocks[-1].range[1]
+        assert len(one.blocks) == 1 or one.end - one.start <= MAX_SPAN
+        assert used >= (one.end - one.start) * (1 - MAX_UNUSED)

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import asyncio
+
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker_client.upload_batch import StreamRun, WriterStream, plan_objects
-from storage.object_format.object_reader import ObjectReader
+from broker_client.object_encoder import encode_object
+from broker_client.upload_batch import UNKNOWN_TIME, StreamRun, WriterStream, plan_objects
+from storage.object_format.object_builder import ObjectBuilder
+from storage.object_format.object_checksum import ObjectChecksum
 from storage.object_format.record import RecordBatch
 
 SPLIT = 100
+EPOCH = 3
 
 
-def run_of(stream_id: int, sizes: list[int]) -> StreamRun:
-    run = StreamRun(WriterStream(stream_id, 3, len(sizes), 0))
-    run.records = [RecordBatch(stream_id, 3, i, 1, bytes(size)) for i, size in enumerate(sizes)]
-    run.payload_bytes = sum(sizes)
+def run_of(stream_id: int, sizes: list[int], counts: list[int] | None = None) -> StreamRun:
+    run = StreamRun(WriterStream(stream_id, EPOCH, 7 * stream_id, 0))
+    for i, size in enumerate(sizes):
+        run.add(bytes([i % 256]) * size, 1 if counts is None else counts[i])
     return run
+
+
+def records_of(stream_id: int, sizes: list[int], counts: list[int]) -> list[RecordBatch]:
+    records: list[RecordBatch] = []
+    base = 7 * stream_id
+    for i, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+        records.append(RecordBatch(stream_id, EPOCH, base, count, bytes([i % 256]) * size))
+        base += count
+    return records
 
 
 def test_a_single_stream_is_a_stream_object_however_small() -> None:
@@ -33,25 +47,95 @@ def test_a_stream_of_exactly_the_split_size_stands_alone() -> None:
     ]
 
 
-@given(
-    st.dictionaries(
-        st.integers(0, 50), st.lists(st.integers(0, 120), min_size=1, max_size=4), min_size=1
-    )
+SIZES = st.integers(0, 60) | st.integers(0, 60) | st.just(66_000)
+STREAMS = st.dictionaries(
+    st.integers(0, 50),
+    st.lists(st.tuples(SIZES, st.integers(1, 3)), min_size=1, max_size=6),
+    min_size=1,
+    max_size=8,
 )
-def test_every_record_is_in_exactly_one_object(streams: dict[int, list[int]]) -> None:
-    runs = [run_of(stream_id, sizes) for stream_id, sizes in streams.items()]
-    plans = plan_objects(runs, SPLIT)
-    assert [plan.shared for plan in plans] == sorted((p.shared for p in plans), reverse=True)
+
+
+@settings(max_examples=60)
+@given(STREAMS, st.sampled_from([1, 64, 100, 128_000]), st.sampled_from([SPLIT, 1 << 30]))
+@example({1: [(30, 1)], 2: [(40, 1)] * 4}, 64, 1 << 30)
+@example({1: [(30, 1)], 2: [(30, 1)], 3: [(10, 1)] * 4}, 64, 1 << 30)
+def test_objects_have_the_bytes_that_the_format_gives_for_their_records(
+    streams: dict[int, list[tuple[int, int]]], block_bytes: int, split_bytes: int
+) -> None:
+    """The same cuts, also where a block's payload count outlives the end of a stream."""
+    columns = {
+        stream_id: ([size for size, _ in rows], [count for _, count in rows])
+        for stream_id, rows in streams.items()
+    }
+    runs = [run_of(stream_id, *column) for stream_id, column in columns.items()]
+    plans = plan_objects(runs, split_bytes)
     assert sum(plan.shared for plan in plans) <= 1
     assert not (len(streams) == 1 and plans[0].shared)
-    found: dict[int, int] = {}
+    found: list[int] = []
     for plan in plans:
-        built = plan.build(64)
-        parser = ObjectReader("object", built.size)
-        while (needed := parser.needed) is not None:
-            parser.receive(built.data[needed.start : needed.end])
-        for entry in parser.index:
-            found[entry.stream_id] = found.get(entry.stream_id, 0) + entry.record_count
+        content = encode_object(plan, block_bytes)
+        builder = ObjectBuilder(block_bytes)
+        for run in plan.runs:
+            stream_id = run.stream.stream_id
+            found.append(stream_id)
+            wanted = records_of(stream_id, *columns[stream_id])
+            builder.write(wanted)
+            assert content.records_of(run) == wanted
+            assert not run.segments, "the object and the run hold the same records"
+        assert bytes(content.data) == builder.finish().data
+        checksum = ObjectChecksum()
+        checksum.update(bytes(content.data))
+        assert content.crc32c == checksum.value
         if not plan.shared and len(streams) > 1:
-            assert plan.runs[0].payload_bytes >= SPLIT
-    assert found == {stream_id: len(sizes) for stream_id, sizes in streams.items()}
+            assert plan.runs[0].payload_bytes >= split_bytes
+    assert sorted(found) == sorted(streams), "every stream is in exactly one object"
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.lists(
+            st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=3
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_time_bounds_hold_for_every_record_or_are_unknown(
+    streams: list[list[tuple[int, int] | None]],
+) -> None:
+    runs = []
+    for stream_id, times in enumerate(streams):
+        run = run_of(stream_id, [])
+        for one in times:
+            run.cover((UNKNOWN_TIME,) * 2 if one is None else (one[0], one[0] + one[1]))
+            run.add(b"x", 1)
+        runs.append(run)
+    (plan,) = plan_objects(runs, SPLIT)
+    content = encode_object(plan, 64)
+    every = [one for times in streams for one in times]
+    known = [(one[0], one[0] + one[1]) for one in every if one is not None]
+    wanted = (UNKNOWN_TIME, UNKNOWN_TIME)
+    if len(known) == len(every):
+        wanted = (min(low for low, _ in known), max(high for _, high in known))
+    assert (content.min_timestamp_ms, content.max_timestamp_ms) == wanted
+
+
+def test_the_first_outcome_of_a_run_is_everybodys() -> None:
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+        good, bad = run_of(1, [1, 1]), run_of(2, [1])
+        acks = [loop.create_future() for _ in range(4)]
+        good.add_ack(acks[0], 7)
+        good.succeed()
+        good.fail(ValueError("too late"))
+        good.add_ack(acks[1], 8)
+        bad.add_ack(acks[2], 14)
+        bad.fail(ValueError("first"))
+        bad.fail(ValueError("second"))
+        bad.add_ack(acks[3], 15)
+        assert [acks[0].result(), acks[1].result()] == [7, 8]
+        assert [str(ack.exception()) for ack in acks[2:]] == ["first", "first"]
+
+    asyncio.run(check())

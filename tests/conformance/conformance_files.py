@@ -15,9 +15,12 @@ import yaml
 
 from tests.conformance.conformance_report import Deviation, Mismatch, ScenarioResult
 from tests.conformance.deviation_rules import rules
+from tests.conformance.format_scenarios import FIELDS as FORMAT_FIELDS
+from tests.conformance.format_scenarios import run_format
 from tests.conformance.image_scenarios import run_codec, run_image
 from tests.conformance.key_tables import NOT_OFFERED, run_table
 from tests.conformance.key_tables import SECTIONS as KEY_SECTIONS
+from tests.conformance.layout_tables import run_layout
 from tests.conformance.query_scenarios import SECTIONS as QUERY_SECTIONS
 from tests.conformance.query_scenarios import run_queries
 from tests.conformance.scenario_steps import run_scenario
@@ -49,34 +52,40 @@ def load_file(path: Path) -> dict[str, Any]:
 
 def run_file(path: Path) -> Iterator[ScenarioResult]:
     """Run what a file holds; yields results as they come."""
-    content, file = load_file(path), path.name
-    for section, entries in content.items():
-        if section in _REMARKS or str(section).startswith("derived"):
-            continue
-        if section in NOT_OFFERED:
-            yield from _not_offered(file, section, entries)
-        elif section == "scenarios":
-            for scenario in entries:
-                yield _run_any(file, scenario, entries)
-        elif section in QUERY_SECTIONS:
-            for entry in entries:
-                yield _guarded(file, entry, lambda e, s=section: QUERY_SECTIONS[s](file, e))
-        elif section == "codecs":
-            for entry in entries:
-                yield _guarded(file, entry, lambda e: run_codec(file, e))
-        elif section in KEY_SECTIONS:
-            for number, entry in enumerate(entries, start=1):
-                yield run_table(file, section, number, entry)
-        else:
-            result = ScenarioResult(file, str(section))
-            result.fail(0, "section", [Mismatch("section", section, "unknown section")])
-            yield result
+    for section, entries in load_file(path).items():
+        if section not in _REMARKS and not str(section).startswith("derived"):
+            yield from _run_section(path.name, section, entries)
+
+
+def _run_section(file: str, section: str, entries: Any) -> Iterator[ScenarioResult]:
+    if section in NOT_OFFERED:
+        yield from _not_offered(file, section, entries)
+    elif section == "layout":
+        yield from run_layout(file, entries)
+    elif section == "scenarios":
+        for scenario in entries:
+            yield _run_any(file, scenario, entries)
+    elif section in QUERY_SECTIONS:
+        for entry in entries:
+            yield _guarded(file, entry, lambda e, s=section: QUERY_SECTIONS[s](file, e))
+    elif section == "codecs":
+        for entry in entries:
+            yield _guarded(file, entry, lambda e: run_codec(file, e))
+    elif section in KEY_SECTIONS:
+        for number, entry in enumerate(entries, start=1):
+            yield run_table(file, section, number, entry)
+    else:
+        result = ScenarioResult(file, str(section))
+        result.fail(0, "section", [Mismatch("section", section, "unknown section")])
+        yield result
 
 
 def _run_any(
     file: str, scenario: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
 ) -> ScenarioResult:
     steps = scenario.get("steps") or []
+    if FORMAT_FIELDS & scenario.keys() and not steps:
+        return _guarded(file, scenario, lambda e: run_format(file, e))
     if "queries" in scenario or "image_same_as" in scenario:
         return _guarded(file, scenario, lambda e: run_queries(file, e, entries))
     if "start" in scenario or any("op" not in step and "replay" in step for step in steps):
@@ -84,7 +93,9 @@ def _run_any(
     if steps and all("op" in step for step in steps):
         return _guarded(file, scenario, lambda e: run_scenario(file, e))
     result = ScenarioResult(file, str(scenario.get("name", "without a name")))
-    result.fail(0, "scenario", [Mismatch("steps", "steps, replays or queries", sorted(scenario))])
+    result.fail(
+        0, "scenario", [Mismatch("steps", "steps, replays, queries or writes", sorted(scenario))]
+    )
     return result
 
 

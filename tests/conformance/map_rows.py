@@ -20,6 +20,7 @@ _KEYS = {
     "ranges": ("stream_id", "range_index"),
     "objects": ("object_id",),
     "object_ranges": ("object_id", "stream_id", "start_offset"),
+    "object_facts": ("object_id",),
     "nodes": ("node_id",),
     "node_tags": ("node_id", "key"),
     "kvs": ("namespace", "key"),

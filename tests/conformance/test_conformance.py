@@ -19,10 +19,7 @@ from tests.conformance.scenario_steps import OPERATIONS, run_scenario
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 OWN = Path(__file__).parent / "own_scenarios.yaml"
-OF_THE_FORMAT = "object_format.yaml"
-"""Bytes of objects, which tests of the format check."""
-
-FILES = [*(path for path in sorted(VECTORS.glob("*.yaml")) if path.name != OF_THE_FORMAT), OWN]
+FILES = [*sorted(VECTORS.glob("*.yaml")), OWN]
 
 REGISTER = {"op": "get_opening_streams", "args": {"node": 0, "node_epoch": -1}}
 CREATE = {"op": "create_stream", "args": {"node": 0}}
@@ -223,7 +220,7 @@ def test_a_deviation_belongs_to_operations_that_are_named() -> None:
     with pytest.raises(KeyError, match="is not listed for trim_stream"):
         rules_for("trim_stream", ["feature-level"])
     sections = {"bucket_uris", "id_uris", "position_cache", "index_keys", "wal_paths"}
-    known = OPERATIONS | sections | {"codecs", "parse_object_id"}
+    known = OPERATIONS | sections | {"codecs", "parse_object_id", "composites"}
     assert {op for rule in rules().values() for op in rule.ops} <= known
 
 
@@ -238,6 +235,7 @@ def test_every_operation_of_the_vectors_is_known() -> None:
     assert OPERATIONS - listed <= {"notify_objects_deleted", "get_next_node_id"}
 
 
+WRITE = [{"stream": 2, "records": [{"base": 0, "count": 1, "payload": 1}]}]
 WRONG_FILES = {
     "query": (
         {
@@ -294,6 +292,120 @@ WRONG_FILES = {
         {"object_keys": [{"object": 1, "namespace": "N", "key": "00000000/N/1"}]},
         "object_keys 1, step 1 (object_keys): key: expected 00000000/N/1, got 10000000/N/1",
     ),
+    "bytes of a record": (
+        {
+            "scenarios": [
+                {
+                    "name": "one",
+                    "input": {"stream": 1, "base_offset": 2, "count": 3, "payload": 4, "fill": 5},
+                    "expect": {"last_offset": 5, "payload_hex": "05050505"},
+                    "derived": {"encoded_size": 38},
+                }
+            ]
+        },
+        "one, step 0 (scenario): derived.encoded_size: expected 38, got 37",
+    ),
+    "records that follow each other": (
+        {
+            "scenarios": [
+                {
+                    "name": "one",
+                    "input": {
+                        "records_generated": "2 records i = 0..1 concatenated: stream 1, epoch 2,"
+                        " base_offset 3+2*i, count 2, payload 'p<i>'"
+                    },
+                    "expect": {"parsed_base_offsets": [3, 5], "parsed_payloads": ["p0", "p2"]},
+                }
+            ]
+        },
+        "one, step 0 (scenario): expect.parsed_payloads[1]: expected p2, got p1",
+    ),
+    "write that is refused": (
+        {
+            "scenarios": [
+                {
+                    "name": "one",
+                    "writes": [
+                        {"stream": 2, "records": [{"base": 0, "count": 1, "payload": 1}]},
+                        {"stream": 1, "records": [{"base": 0, "count": 1, "payload": 1}]},
+                    ],
+                }
+            ]
+        },
+        "one, step 0 (scenario): writes[1].expect: expected ok, got error",
+    ),
+    "look-up in an object": (
+        {
+            "scenarios": [
+                {
+                    "name": "one",
+                    "config": {"block_size_threshold": 1},
+                    "writes": [
+                        {
+                            "stream": 2,
+                            "records": [
+                                {"base": 0, "count": 1, "payload": 1},
+                                {"base": 1, "count": 1, "payload": 1},
+                            ],
+                        }
+                    ],
+                    "expect": {
+                        "index_entries": 2,
+                        "finds": [{"stream": 2, "start": 0, "end": 2, "block_count": 1}],
+                    },
+                }
+            ]
+        },
+        "one, step 0 (scenario): expect.finds[0].block_count: expected 1, got 2",
+    ),
+    "fact of an object": (
+        {
+            "scenarios": [
+                {"name": "one", "writes_generated": {"streams": 3}, "expect": {"moons": 1}}
+            ]
+        },
+        "one, step 0 (scenario): expect.moons: expected 1, got no such field",
+    ),
+    "field of a write": (
+        {
+            "scenarios": [
+                {"name": "one", "writes": [{"stream": 1, "records": [], "moons": 1}, *WRITE]}
+            ]
+        },
+        "one, step 0 (scenario): writes[0].moons: expected 1, got unknown field",
+    ),
+    "deleted composites": (
+        {
+            "scenarios": [
+                {
+                    "name": "one",
+                    "input": {"composites": 2, "linked_per_composite": 3},
+                    "expect": {"deleted_object_ids": [0, 7], "deleted_object_count": 9},
+                }
+            ]
+        },
+        "one, step 0 (scenario): expect.deleted_object_count: expected 9, got 8",
+    ),
+    "layout": (
+        {
+            "layout": {
+                "footer": {
+                    "fields": [
+                        ["a", "i64"],
+                        ["b", "i32"],
+                        ["zero", "28 bytes"],
+                        ["magic", "u64", "0x1"],
+                    ],
+                    "size": 48,
+                }
+            }
+        },
+        "layout footer, step 0 (layout): magic: expected 0x1, got 9863518390377041911",
+    ),
+    "unknown layout": (
+        {"layout": {"moon": {"fields": []}}},
+        "layout moon, step 0 (layout): moon: expected moon, got unknown table",
+    ),
     "order of a list": (
         {
             "ordered_list": [
@@ -317,7 +429,7 @@ WRONG_FILES = {
     ),
     "scenario": (
         {"scenarios": [{"name": "one"}]},
-        "one, step 0 (scenario): steps: expected steps, replays or queries, got ['name']",
+        "one, step 0 (scenario): steps: expected steps, replays, queries or writes, got ['name']",
     ),
 }
 

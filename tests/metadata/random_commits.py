@@ -89,9 +89,11 @@ class RandomCommits(RandomDraws):
                 start_offset=column([row.start for row in objects]),
                 end_offset=column([row.end for row in objects]),
                 attributes=column([row.attributes for row in objects]),
+                **self._fact_columns(len(objects)),
             ),
             "failover": self._chance(30),
             "on_conflict": policy,
+            **(self._facts() if object_id >= 0 else {}),
         }
         return r.CommitStreamSetObject(**(fields | changes))
 
@@ -115,6 +117,7 @@ class RandomCommits(RandomDraws):
             object_size=column([5] * len(ids)),
             range_count=column(counts),
             ranges=range_columns(rows, epochs=self._chance(50)),
+            **self._fact_columns(len(ids)),
         )
 
     def _repeat_upload(self, state: State) -> Any:
@@ -241,6 +244,7 @@ class RandomCommits(RandomDraws):
             attributes=attributes,
             source_object_ids=column(sources),
             operations=operations,
+            **(self._facts() if object_id >= 0 else {}),
         )
 
     def _operation(self, state: State, object_id: int, attributes: int) -> SourceOperation:

@@ -5,9 +5,9 @@ Draws come from any `random.Random`, so hypothesis can shrink them.
 
 from collections.abc import Sequence
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from controller.metadata.values import NodeIdentity, RangeColumns, Tags, column
+from controller.metadata.values import Int64Column, NodeIdentity, RangeColumns, Tags, column
 from tests.metadata.slow_model_state import State
 from tests.metadata.slow_model_uploads import Row
 
@@ -22,6 +22,7 @@ class RandomDraws:
         self._rng = rng
         # What a whole sequence prefers: some states are reached by many of the same kind alone.
         self._stream_objects_percent = rng.choice((30, 30, 90))
+        self._facts_percent = rng.choice((0, 50, 97))
 
     def _one(self, values: Sequence[_T]) -> _T:
         return values[self._rng.randrange(len(values))]
@@ -78,6 +79,26 @@ class RandomDraws:
             source = others if not prepared or self._chance(3) else prepared
             chosen.append(source.pop(self._rng.randrange(len(source))))
         return chosen
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what is known of an object's content, with -1 for what is not."""
+        low = high = crc32c = -1
+        if self._chance(self._facts_percent):
+            low = self._one((0, self._rng.randrange(9), 2**63 - 1))
+            high = min(low + self._one((0, 3, 2**62)), 2**63 - 1)
+        if self._chance(self._facts_percent):
+            crc32c = self._one((0, 5, 2**32 - 1))
+        return {"min_timestamp_ms": low, "max_timestamp_ms": high, "crc32c": crc32c}
+
+    def _fact_columns(self, count: int) -> dict[str, Int64Column]:
+        """Return the facts of `count` objects; columns that know nothing are sometimes empty."""
+        rows = [self._facts() for _ in range(count)]
+        names = ("min_timestamp_ms", "max_timestamp_ms", "crc32c")
+        columns = {name: column([row[name] for row in rows]) for name in names}
+        for alike in (names[:2], names[2:]):
+            if all((columns[name] == -1).all() for name in alike) and self._chance(50):
+                columns.update((name, column()) for name in alike)
+        return columns
 
     def _tags(self) -> Tags:
         return self._one(((), (("k", "v"),), (("z", "1"), ("a", "2"))))

@@ -61,13 +61,24 @@ def _compact(
     verdicts = _judge(state, items, ranges, objects)
     if verdicts[0]:
         return verdicts
+    bounds = _bounds(items)
+    for row in objects:
+        row.times = bounds if row.times == (-1, -1) else row.times
     if request.object_id >= 0:
         order = request.order_id if request.order_id >= 0 else min(item.order for item in items)
         commit_set_object(state, request, ranges, order=order, now=now)
-        state.objects[request.object_id].data_time = min(item.data_time for item in items)
+        result = state.objects[request.object_id]
+        result.data_time = min(item.data_time for item in items)
+        result.times = bounds if result.times == (-1, -1) else result.times
     commit_stream_objects(state, objects, now)
     state.destroy(sources, now)
     return verdicts
+
+
+def _bounds(sources: list[Object]) -> tuple[int, int]:
+    """Between which times the records of all of them are."""
+    times = [time for item in sources for time in item.times]
+    return (-1, -1) if -1 in times or not times else (min(times), max(times))
 
 
 def _was_made(state: State, object_id: int, objects: list[Row], sources: list[int]) -> bool:
@@ -166,7 +177,8 @@ def _compact_stream(state: State, request: CommitStreamObject, now: int) -> Erro
             return ErrorCode.INVALID_REQUEST
     if not _covers(state, request, items):
         return ErrorCode.OFFSET_NOT_MATCHED
-    _replace(state, request, pairs, now)
+    times = request.min_timestamp_ms, request.max_timestamp_ms
+    _replace(state, request, pairs, times if times != (-1, -1) else _bounds(items), now)
     return ErrorCode.NONE
 
 
@@ -196,7 +208,11 @@ def _covers(state: State, request: CommitStreamObject, sources: list[Object]) ->
 
 
 def _replace(
-    state: State, request: CommitStreamObject, pairs: list[tuple[int, SourceOperation]], now: int
+    state: State,
+    request: CommitStreamObject,
+    pairs: list[tuple[int, SourceOperation]],
+    times: tuple[int, int],
+    now: int,
 ) -> None:
     result = request.object_id
     blocks: set[int] = set()
@@ -222,6 +238,8 @@ def _replace(
         object_id=result,
         size=request.object_size,
         attributes=request.attributes,
+        times=times,
+        crc32c=request.crc32c,
     )
     commit_stream_objects(state, [row], now)
     if state.objects[result].kind is ObjectKind.COMPOSITE:

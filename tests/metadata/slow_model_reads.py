@@ -159,7 +159,8 @@ def _find(state: State, query: ObjectQuery) -> ObjectList:
             break
         ((start, end, object_id),) = fitting
         item = state.objects[object_id]
-        found.append(ObjectSlice(object_id, item.kind, start, end, item.size, item.attributes))
+        cells = (object_id, item.kind, start, end, item.size, item.attributes)
+        found.append(ObjectSlice(*cells, *item.times, item.crc32c))
         at = end
     return ObjectList(
         error=ErrorCode.NONE,
@@ -200,6 +201,9 @@ def describe_object(state: State, object_id: int) -> ObjectDescription:
         ),
         composite_id=item.composite,
         data_time_ms=item.data_time,
+        min_timestamp_ms=item.times[0],
+        max_timestamp_ms=item.times[1],
+        crc32c=item.crc32c,
     )
 
 

@@ -56,6 +56,9 @@ class Object:
     composite: int = -1
     held: list[tuple[int, int, int]] = field(default_factory=list)
     """(stream, start, end) rows."""
+    times: tuple[int, int] = (-1, -1)
+    """Between which times its records are."""
+    crc32c: int = -1
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from controller.errors import ErrorCode
 from controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
 from controller.metadata.requests import CommitStreamSetObject, CommitUploads
 from controller.metadata.values import (
+    Int64Column,
     NodeIdentity,
     ObjectKind,
     ObjectState,
@@ -28,6 +29,8 @@ class Row:
     object_id: int
     size: int = 0
     attributes: int = 0
+    times: tuple[int, int] = (-1, -1)
+    crc32c: int = -1
 
     @property
     def held(self) -> tuple[int, int, int]:
@@ -55,8 +58,17 @@ def rows_of(columns: RangeColumns | StreamObjectColumns, object_id: int) -> list
             row.object_id = int(columns.object_id[index])
             row.size = int(columns.object_size[index])
             row.attributes = int(columns.attributes[index]) if len(columns.attributes) else 0
+            row.times = (
+                _cell(columns.min_timestamp_ms, index),
+                _cell(columns.max_timestamp_ms, index),
+            )
+            row.crc32c = _cell(columns.crc32c, index)
         rows.append(row)
     return rows
+
+
+def _cell(values: Int64Column, index: int) -> int:
+    return int(values[index]) if len(values) else -1
 
 
 def failed(error: ErrorCode, ranges: list[Row], objects: list[Row]) -> Verdicts:
@@ -98,6 +110,9 @@ def uploads(state: State, request: CommitUploads, now: int) -> CommitUploadsAnsw
             order_id=object_id,
             object_size=int(request.object_size[index]),
             ranges=_part(request.ranges, first, last),
+            min_timestamp_ms=_cell(request.min_timestamp_ms, index),
+            max_timestamp_ms=_cell(request.max_timestamp_ms, index),
+            crc32c=_cell(request.crc32c, index),
         )
         answer = upload(state, one, now)
         errors.append(answer.error)
@@ -204,6 +219,7 @@ def commit_set_object(
     item.size, item.attributes = request.object_size, request.attributes
     item.node, item.order = request.node.node_id, order
     item.held = [row.held for row in rows]
+    item.times, item.crc32c = (request.min_timestamp_ms, request.max_timestamp_ms), request.crc32c
 
 
 def commit_stream_objects(state: State, rows: list[Row], now: int) -> None:
@@ -214,6 +230,7 @@ def commit_stream_objects(state: State, rows: list[Row], now: int) -> None:
         item.kind = kind_of(row.attributes)
         item.size, item.attributes = row.size, row.attributes
         item.held = [row.held]
+        item.times, item.crc32c = row.times, row.crc32c
     state.destroy(
         [row.object_id for row in rows if row.stream not in state.streams], now, deep=True
     )

@@ -1,5 +1,6 @@
 """A malformed request is refused naming its field, and changes nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from controller.metadata.requests import (
     AssignRecoveries,
     CheckObjects,
     CloseStreams,
+    CommitStreamObject,
     CommitStreamSetObject,
+    CommitUploads,
     CreateStreams,
     DeleteKVs,
     DeleteStreams,
@@ -65,6 +68,35 @@ def _ranges(**changes: Any) -> CommitStreamSetObject:
 
 def _objects(*rows: tuple[int, int, int, int], **changes: Any) -> CommitStreamSetObject:
     return upload(0, (0, 0, 1), stream_objects=stream_objects(*rows), **changes)
+
+
+def _without_set_object(**changes: Any) -> CommitStreamSetObject:
+    return upload(
+        -1,
+        (0, 0, 1),
+        ranges=RangeColumns(),
+        stream_objects=stream_objects((1, 1, 0, 5)),
+        **changes,
+    )
+
+
+def _facts_of_rows(**facts: tuple[int, ...]) -> CommitStreamSetObject:
+    rows = replace(stream_objects((1, 1, 0, 5), (2, 2, 0, 5)), **_columns(facts))
+    return upload(0, (0, 0, 1), stream_objects=rows)
+
+
+def _facts_of_batch(**facts: tuple[int, ...]) -> CommitUploads:
+    return batch((0, (0, 0, 1)), (1, (1, 0, 1)), **_columns(facts))
+
+
+def _columns(facts: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    return {name: column(values) for name, values in facts.items()}
+
+
+def _compaction(**changes: Any) -> CommitStreamObject:
+    fields: dict[str, Any] = {"node": NODE, "object_id": 1, "object_size": 5, "stream_id": 0}
+    fields |= {"stream_epoch": 1, "start_offset": 0, "end_offset": 5}
+    return CommitStreamObject(**(fields | {"source_object_ids": column([0])} | changes))
 
 
 def _tags(count: int) -> tuple[tuple[str, str], ...]:
@@ -136,6 +168,31 @@ INVALID: list[tuple[Any, str]] = [
     (_objects((1, 1, 0, 5), (1, 2, 0, 6)), "stream_objects.object_id"),
     (_objects((1, 1, 5, 5)), "stream_objects.end_offset[0]"),
     (_objects((-1, 1, 0, 5)), "stream_objects.object_id[0]"),
+    (upload(0, (0, 0, 1), min_timestamp_ms=-2), "min_timestamp_ms"),
+    (upload(0, (0, 0, 1), min_timestamp_ms=5), "max_timestamp_ms"),
+    (upload(0, (0, 0, 1), max_timestamp_ms=5), "max_timestamp_ms"),
+    (upload(0, (0, 0, 1), min_timestamp_ms=5, max_timestamp_ms=4), "max_timestamp_ms"),
+    (upload(0, (0, 0, 1), max_timestamp_ms=2**63), "max_timestamp_ms"),
+    (upload(0, (0, 0, 1), crc32c=-2), "crc32c"),
+    (upload(0, (0, 0, 1), crc32c=2**32), "crc32c"),
+    (_without_set_object(crc32c=0), "crc32c"),
+    (_without_set_object(min_timestamp_ms=0, max_timestamp_ms=0), "max_timestamp_ms"),
+    (_facts_of_rows(min_timestamp_ms=(1, 1)), "stream_objects.max_timestamp_ms"),
+    (_facts_of_rows(max_timestamp_ms=(1, 1)), "stream_objects.max_timestamp_ms"),
+    (_facts_of_rows(crc32c=(1,)), "stream_objects.crc32c"),
+    (_facts_of_rows(crc32c=(1, 2**32)), "stream_objects.crc32c[1]"),
+    (_facts_of_batch(min_timestamp_ms=(1,), max_timestamp_ms=(1,)), "min_timestamp_ms"),
+    (_facts_of_batch(min_timestamp_ms=(1, 1)), "max_timestamp_ms"),
+    (_facts_of_batch(min_timestamp_ms=(0, -2), max_timestamp_ms=(0, 0)), "min_timestamp_ms[1]"),
+    (_facts_of_batch(min_timestamp_ms=(0, -1), max_timestamp_ms=(0, 0)), "max_timestamp_ms[1]"),
+    (_facts_of_batch(min_timestamp_ms=(3, 0), max_timestamp_ms=(2, 0)), "max_timestamp_ms[0]"),
+    (_facts_of_batch(min_timestamp_ms=(3, 0), max_timestamp_ms=(-1, 0)), "max_timestamp_ms[0]"),
+    (_facts_of_batch(crc32c=(-2, 0)), "crc32c[0]"),
+    (_facts_of_batch(crc32c=(0, 2**32)), "crc32c[1]"),
+    (_facts_of_batch(crc32c=(0, 0, 0)), "crc32c"),
+    (_compaction(max_timestamp_ms=7), "max_timestamp_ms"),
+    (_compaction(crc32c=2**32), "crc32c"),
+    (_compaction(object_id=-1, start_offset=-1, end_offset=-1, crc32c=1), "crc32c"),
     (ExpireObjects(limit=0), "limit"),
     (RemoveObjects(object_ids=()), "object_ids"),
     (RegisterNode(node=NodeIdentity(2**31, 0)), "node.node_id"),

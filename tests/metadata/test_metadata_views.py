@@ -41,7 +41,7 @@ def _full_world() -> World:
     tagged = NewStream((("partition", "1"), ("topic", "t")))
     world.write(CreateStreams(request_id="tags", node=NODE, streams=(tagged,)))
     world.commit(0, (0, 0, 10), (1, 0, 20), stream_objects=stream_objects((1, 2, 0, 5)))
-    world.commit(2, (0, 10, 20), (3, 9, 20), on_conflict=OnConflict.ACCEPT_VALID)
+    world.commit(2, (0, 10, 20), (3, 9, 20), on_conflict=OnConflict.ACCEPT_VALID, crc32c=7)
     world.write(CloseStreams(node=NODE, streams=(StreamToClose(0, 1), StreamToClose(2, 1))))
     world.write(OpenStreams(node=OTHER, streams=(StreamToOpen(0, 4, (("k", "v"),)),)))
     world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(2, 1),)))

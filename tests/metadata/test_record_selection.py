@@ -166,12 +166,14 @@ def test_a_set_object_keeps_the_rows_asked_for_and_goes_when_it_has_none() -> No
             start_offset=column([0, 1, 2, 3, 4, 5]),
             end_offset=column([10, 11, 12, 13, 14, 15]),
         ),
+        crc32c=column([5, 6, -1]),
     )
     (got,) = chosen(record, stream_ids=frozenset({2, 4}))
     assert isinstance(got, StreamSetObjectsCommitted)
     assert got.object_id.tolist() == [10, 12]
     assert (got.object_size.tolist(), got.attributes.tolist()) == ([100, 120], [0, 2])
     assert got.range_count.tolist() == [1, 2]
+    assert (got.crc32c.tolist(), got.max_timestamp_ms.tolist()) == ([5, -1], [])
     assert got.ranges.stream_id.tolist() == [2, 2, 4]
     assert got.ranges.start_offset.tolist() == [1, 4, 5]
     assert got.ranges.end_offset.tolist() == [11, 14, 15]

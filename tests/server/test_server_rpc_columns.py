@@ -33,11 +33,14 @@ def commit_request() -> objects_pb2.CommitStreamSetObjectRequest:
         ),
         stream_objects=objects_pb2.StreamObjectColumns(
             object_id=[6], object_size=[10], stream_id=[3], start_offset=[0], end_offset=[1],
-            attributes=[-2],
+            attributes=[-2], min_timestamp_ms=[-1], max_timestamp_ms=[-1], crc32c=[1 << 31],
         ),
         compacted_object_ids=[1, 2, 3],
         failover=True,
         on_conflict=common_pb2.ACCEPT_VALID,
+        min_timestamp_ms=0,
+        max_timestamp_ms=(1 << 63) - 1,
+        crc32c=(1 << 32) - 1,
     )  # fmt: skip
 
 
@@ -52,6 +55,11 @@ def assert_read(data: bytes) -> None:
     assert request.stream_objects.attributes.tolist() == [-2]
     assert request.compacted_object_ids.tolist() == [1, 2, 3]
     assert (request.object_id, request.object_size, request.attributes) == (5, 1 << 40, -1)
+    assert (request.min_timestamp_ms, request.max_timestamp_ms) == (0, (1 << 63) - 1)
+    assert request.crc32c == (1 << 32) - 1
+    assert request.stream_objects.min_timestamp_ms.tolist() == [-1]
+    assert request.stream_objects.max_timestamp_ms.tolist() == [-1]
+    assert request.stream_objects.crc32c.tolist() == [1 << 31]
     assert request.failover
     assert request.on_conflict is OnConflict.ACCEPT_VALID
     assert not request.ranges.stream_id.flags.writeable
@@ -75,6 +83,17 @@ def test_unpacked_columns() -> None:
     nested = unpacked(4, [3, 9])
     more = bytes([7 << 3 | 2, len(nested)]) + nested  # a repeated message field is merged
     assert_read(request.SerializeToString() + more + unpacked(9, [1, 2, 3]))
+
+
+def test_what_is_not_sent_of_an_objects_content_is_unknown() -> None:
+    request = commit_request()
+    for name in ("min_timestamp_ms", "max_timestamp_ms", "crc32c"):
+        request.ClearField(name)
+        request.stream_objects.ClearField(name)
+    read = commit_stream_set_object_in(parse_commit(request.SerializeToString()))
+    assert (read.min_timestamp_ms, read.max_timestamp_ms, read.crc32c) == (-1, -1, -1)
+    assert not len(read.stream_objects.max_timestamp_ms)
+    assert not len(read.stream_objects.crc32c)
 
 
 def test_a_column_in_pieces() -> None:
@@ -125,6 +144,9 @@ def test_uploads(packs: bool) -> None:
             ranges=objects_pb2.RangeColumns(
                 stream_id=[1, 1, 2], start_offset=[0, 1, 0], end_offset=[1, 2, 1]
             ),
+            min_timestamp_ms=[3, -1],
+            max_timestamp_ms=[4, -1],
+            crc32c=[-1, 7],
         ),
     )
     tail = b""
@@ -141,6 +163,9 @@ def test_uploads(packs: bool) -> None:
     assert uploads.range_count.tolist() == [1, 2]
     assert uploads.ranges.stream_id.tolist() == [1, 1, 2]
     assert uploads.ranges.stream_epoch.tolist() == []
+    assert uploads.min_timestamp_ms.tolist() == [3, -1]
+    assert uploads.max_timestamp_ms.tolist() == [4, -1]
+    assert uploads.crc32c.tolist() == [-1, 7]
 
 
 def test_twins_have_the_contracts_fields() -> None:

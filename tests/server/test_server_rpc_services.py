@@ -236,6 +236,79 @@ async def test_stream_objects_are_linked_by_a_composite(rpcs: Rpcs) -> None:
 
 
 @rpc_test
+async def test_what_is_known_of_objects_content_comes_back(rpcs: Rpcs) -> None:
+    await rpcs.register()
+    streams = await rpcs.open_streams(2)
+    first = await rpcs.prepare(5)
+    upload = commit(first, (streams[0], 0, 10))
+    upload.min_timestamp_ms, upload.max_timestamp_ms, upload.crc32c = 0, 70, 0
+    upload.stream_objects.CopyFrom(
+        objects_pb2.StreamObjectColumns(
+            object_id=[first + 1], object_size=[7], stream_id=[streams[1]],
+            start_offset=[0], end_offset=[10], crc32c=[(1 << 32) - 1],
+        )
+    )  # fmt: skip
+    await committed(rpcs, upload)
+    checked = commit(first + 2, (streams[0], 10, 20))
+    checked.crc32c = 9
+    await committed(rpcs, checked)
+    await committed(rpcs, commit(first + 3, (streams[0], 20, 30)))
+    compaction = objects_pb2.CommitStreamObjectRequest(
+        node=NODE,
+        object_id=first + 4,
+        object_size=7,
+        stream_id=streams[1],
+        stream_epoch=1,
+        start_offset=0,
+        end_offset=10,
+        source_object_ids=[first + 1],
+        min_timestamp_ms=5,
+        max_timestamp_ms=6,
+        crc32c=1 << 31,
+    )
+    method = f"{OBJECTS}/CommitStreamObject"
+    answer = await rpcs.call(method, compaction, objects_pb2.CommitStreamObjectResponse)
+    assert answer.error == NONE
+    described = await rpcs.call(
+        f"{OBJECTS}/DescribeObjects",
+        objects_pb2.DescribeObjectsRequest(),
+        objects_pb2.DescribeObjectsResponse,
+    )
+    crc = (1 << 32) - 1
+    assert [*map(known, described.objects)] == [
+        *((0, 70, 0), (None, None, crc)),
+        *((None, None, 9), (None, None, None), (5, 6, 1 << 31)),
+    ]
+    found = await rpcs.call(
+        f"{OBJECTS}/GetObjects",
+        objects_pb2.GetObjectsRequest(
+            queries=[
+                objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=0, end_offset=-1)
+                for stream_id in streams
+            ]
+        ),
+        objects_pb2.GetObjectsResponse,
+    )
+    assert [[*map(known, one.objects)] for one in found.results] == [
+        *([(0, 70, 0), (None, None, 9), (None, None, None)], [(5, 6, 1 << 31)]),
+    ]
+    upload.object_id, upload.max_timestamp_ms = first + 9, -2
+    refused = await rpcs.refusal(f"{OBJECTS}/CommitStreamSetObject", upload)
+    assert refused[2] == {"field": "max_timestamp_ms"}
+
+
+def known(
+    message: objects_pb2.ObjectSlice | objects_pb2.ObjectDescription,
+) -> tuple[int | None, int | None, int | None]:
+    """Time bounds and checksum, None where the field is absent."""
+    return (
+        message.min_timestamp_ms if message.HasField("min_timestamp_ms") else None,
+        message.max_timestamp_ms if message.HasField("max_timestamp_ms") else None,
+        message.crc32c if message.HasField("crc32c") else None,
+    )
+
+
+@rpc_test
 async def test_verdicts_of_a_refused_commit(rpcs: Rpcs) -> None:
     await rpcs.register()
     streams = await rpcs.open_streams(2)

@@ -298,6 +298,25 @@ def test_prepared_object_shows_its_deadline() -> None:
         assert "deadline:    1970-01-01T00:00:01.000Z" in shown(state, "cat /objects/1")
 
 
+def test_what_is_known_of_an_objects_content_is_shown() -> None:
+    cluster = FakeCluster()
+    cluster.objects[1] = objects_pb2.ObjectDescription(
+        object_id=1, min_timestamp_ms=0, max_timestamp_ms=1000, crc32c=0xAB
+    )
+    cluster.objects[2] = objects_pb2.ObjectDescription(object_id=2)
+    with shell_on(cluster) as state:
+        text = shown(state, "cat /objects/1")
+        for line in (
+            "min_timestamp: 1970-01-01T00:00:00.000Z",
+            "max_timestamp: 1970-01-01T00:00:01.000Z",
+            "crc32c:        000000ab",
+        ):
+            assert line in text
+        unknown = shown(state, "cat /objects/2")
+        assert "timestamp:" not in unknown
+        assert "crc32c" not in unknown
+
+
 def test_time_that_no_calendar_has_is_a_number() -> None:
     assert iso_time(2**62) == f"{2**62} ms"
 

@@ -1,6 +1,7 @@
 """S3 servers for tests: each context manager starts one on a free local port and ends it after.
 
-Data lives in the memory of the server and is gone with it. Neither server checks secrets.
+Data lives in the memory of the server and is gone with it. Neither server checks secrets. For
+Ceph see `s3_ceph`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
-import boto3
-from botocore.config import Config
+from storage.object_store.retry import RetryPolicy
+from storage.object_store.s3_address import S3Config
+from storage.object_store.s3_client import open_client
 
 START_DEADLINE_S = 30.0
 
@@ -36,14 +38,7 @@ class S3Endpoint:
 
     def create_bucket(self, bucket: str) -> None:
         """Create an empty bucket."""
-        client = boto3.session.Session().client(
-            "s3",
-            endpoint_url=self.url,
-            region_name=self.region,
-            aws_access_key_id=self.access_key,
-            aws_secret_access_key=self.secret_key,
-            config=Config(s3={"addressing_style": "path"}),
-        )
+        client = open_client(S3Config.from_uri(self.uri(bucket)), RetryPolicy())
         client.create_bucket(Bucket=bucket)
         client.close()
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.errors import CorruptObjectError
-from storage.object_format.composite import LinkedObject, decode_composite, encode_composite
+from storage.object_format.composite import (
+    CompositeObject,
+    LinkedObject,
+    decode_composite,
+    encode_composite,
+)
+from storage.object_format.composite_reader import CompositeReader
+from storage.object_format.footer import Footer, encode_footer
 from storage.object_format.index_block import IndexEntry
+from storage.object_format.object_reader import ByteRange
 
 GOLDEN_SHA256 = "19bc8b605f4352cd9581db68fab93a630f1b4c5a9d3bfca715599fead146984f"
 LINKS = (
@@ -48,8 +57,8 @@ def test_each_entry_leads_to_the_object_that_holds_it() -> None:
     [
         ((), "at least one link"),
         ((LinkedObject(1, 0, ()),), "at least one entry"),
-        (LINKS[::-1], "wanted stream 9 at 25"),
-        ((LINKS[0], LinkedObject(2, 0, (IndexEntry(9, 11, 12, 1, 0, 50),))), "starts at 11"),
+        (LINKS[::-1], "wanted stream 9 from offset 25"),
+        ((LINKS[0], LinkedObject(2, 0, (IndexEntry(9, 11, 12, 1, 0, 50),))), "from offset 11"),
         ((LINKS[0], LinkedObject(2, 0, (IndexEntry(8, 10, 12, 1, 0, 50),))), "of stream 8"),
     ],
 )
@@ -81,7 +90,76 @@ def test_a_flipped_bit_is_seen_or_leaves_one_unbroken_range() -> None:
         assert len(composite.index) == 3
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_noise_is_corrupt_and_nothing_worse(noise: bytes) -> None:
     with pytest.raises(CorruptObjectError):
         decode_composite(noise)
+
+
+# Reading by ranges
+
+
+def read_by_ranges(data: bytes) -> tuple[CompositeObject, list[ByteRange]]:
+    reader, asked = CompositeReader("test", len(data)), []
+    while (needed := reader.needed) is not None:
+        asked.append(needed)
+        reader.receive(data[needed.start : needed.end])
+    return reader.composite, asked
+
+
+def large_composite(links: int) -> bytes:
+    return encode_composite(
+        [LinkedObject(i, 0, (IndexEntry(9, i, i + 1, 1, 0, 53),)) for i in range(links)]
+    )
+
+
+def test_a_small_composite_takes_one_range_and_a_large_one_two() -> None:
+    data = encode_composite(LINKS)
+    composite, asked = read_by_ranges(data)
+    assert composite.links == LINKS
+    assert asked == [ByteRange(0, 189)]
+    data = large_composite(1_000)
+    composite, asked = read_by_ranges(data)
+    assert composite.links == decode_composite(data).links
+    assert asked == [ByteRange(len(data) - 8192, len(data)), ByteRange(0, len(data) - 8192)]
+
+
+def test_an_object_that_is_no_composite_is_refused_after_the_first_range() -> None:
+    size = 2**33
+    reader = CompositeReader("some/key", size)
+    assert reader.needed is not None
+    tail = bytes(reader.needed.end - reader.needed.start - 48)
+    footer = encode_footer(Footer(size - 84, 36))
+    with pytest.raises(CorruptObjectError, match="footer magic is 0x88e241b785f4cff7") as caught:
+        reader.receive(tail + footer)
+    assert caught.value.position == size - 8
+    with pytest.raises(RuntimeError, match="not read yet"):
+        _ = reader.composite
+
+
+def test_a_file_of_another_size_than_said_is_corrupt() -> None:
+    data = encode_composite(LINKS)
+    for size in (0, 47, len(data) - 1, len(data) + 1):
+        with pytest.raises(CorruptObjectError, match="bytes"):
+            CompositeReader("test", size).receive(data)
+
+
+@pytest.mark.parametrize(
+    ("ordinals", "link"), [((1, 2), 0), ((0, 0), 1), ((0, 3), 1), ((0, -1), 1), ((-1, 1), 0)]
+)
+def test_first_ordinals_that_leave_out_an_entry_or_a_link_are_named(
+    ordinals: tuple[int, int], link: int
+) -> None:
+    data = bytearray(encode_composite(LINKS))
+    for i, ordinal in enumerate(ordinals):
+        struct.pack_into(">i", data, 5 + 14 * i + 8, ordinal)
+    with pytest.raises(CorruptObjectError, match=f"first ordinal of link {link} is") as caught:
+        decode_composite(bytes(data))
+    assert caught.value.position == 5 + 14 * link + 8
+
+
+@pytest.mark.parametrize(("object_id", "bucket_id"), [(-1, 0), (2**63, 0), (1, 2**15)])
+def test_a_link_out_of_range_is_refused(object_id: int, bucket_id: int) -> None:
+    with pytest.raises(ValueError, match=f"to object {object_id} in bucket {bucket_id}"):
+        encode_composite([LinkedObject(object_id, bucket_id, LINKS[0].entries)])

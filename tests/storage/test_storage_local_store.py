@@ -13,7 +13,9 @@ import pytest
 from storage.errors import (
     BucketNotFoundError,
     InvalidKeyError,
+    ObjectExistsError,
     ObjectNotFoundError,
+    StoreRejectedError,
     StoreUnavailableError,
     UploadNotFoundError,
 )
@@ -148,6 +150,35 @@ def test_a_full_disk_is_told_and_leaves_the_old_object(
     monkeypatch.undo()
     assert store.get_range("key") == b"old"
     assert files_below(root) == ["objects/key"]
+
+
+def test_creating_an_object_replaces_neither_file_nor_directory(
+    store: LocalObjectStore, root: Path
+) -> None:
+    store.put("d/e", b"x")
+    (root / "objects/stray").write_text("stray")
+    with pytest.raises(InvalidKeyError):
+        store.put("d", b"y", if_absent=True)
+    with pytest.raises(ObjectExistsError, match="'stray' exists already"):
+        store.put("stray", b"y", if_absent=True)
+    store.put("new", b"z", if_absent=True)
+    assert files_below(root) == ["objects/d/e", "objects/new", "objects/stray"]
+    assert (root / "objects/stray").read_text() == "stray"
+    assert (root / "objects/new").stat().st_nlink == 1
+
+
+def test_a_file_system_without_attributes_refuses_tags_and_stores_nothing(
+    store: LocalObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_attributes(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(os, "setxattr", no_attributes)
+    with pytest.raises(StoreRejectedError, match="keeps no extended attributes"):
+        store.put("key", b"x", tags={"a": "b"})
+    assert files_below(root) == []
+    store.put("key", b"x")
+    assert store.get_tags("key") == {}
 
 
 def test_bytes_are_synced_before_the_rename_and_the_directory_after(

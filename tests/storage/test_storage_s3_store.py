@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email.utils
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ import pytest
 
 from storage.errors import (
     AccessDeniedError,
+    ObjectExistsError,
     ObjectNotFoundError,
     StorageError,
     StoreRejectedError,
@@ -24,7 +27,9 @@ from storage.object_store.factory import open_object_store
 from storage.object_store.local import LocalObjectStore
 from storage.object_store.memory import MemoryObjectStore
 from storage.object_store.retry import Retrier, RetryPolicy
-from storage.object_store.s3 import S3Config, S3ObjectStore
+from storage.object_store.s3 import S3ObjectStore
+from storage.object_store.s3_address import S3Config
+from storage.object_store.s3_checksum import Checksum
 from tests.storage.s3_servers import free_port
 
 FAST = RetryPolicy(attempts=3, first_delay_s=0.001, longest_delay_s=0.002)
@@ -37,6 +42,7 @@ class Answer:
     status: int
     body: bytes = b""
     length: int | None = None
+    headers: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
     def error(status: int, code: str) -> Answer:
@@ -61,7 +67,9 @@ class Script:
 
 
 @contextmanager
-def scripted(*answers: Answer, keys: bool = True) -> Iterator[tuple[S3ObjectStore, Script]]:
+def scripted(
+    *answers: Answer, keys: bool = True, checksum: Checksum = Checksum.MD5
+) -> Iterator[tuple[S3ObjectStore, Script]]:
     script = Script(list(answers))
 
     class Handler(BaseHTTPRequestHandler):
@@ -77,6 +85,8 @@ def scripted(*answers: Answer, keys: bool = True) -> Iterator[tuple[S3ObjectStor
             self.send_header("Content-Length", str(length))
             self.send_header("Last-Modified", "Sat, 21 Nov 2026 00:00:00 GMT")
             self.send_header("ETag", '"e"')
+            for name, value in answer.headers:
+                self.send_header(name, value)
             self.send_header("Connection", "close")
             self.end_headers()
             if self.command != "HEAD":
@@ -98,6 +108,7 @@ def scripted(*answers: Answer, keys: bool = True) -> Iterator[tuple[S3ObjectStor
             "id" if keys else None,
             "secret" if keys else None,
             path_style=True,
+            checksum=checksum,
         ),
         FAST,
     )
@@ -175,12 +186,72 @@ def test_what_may_pass_is_tried_again(status: int, code: str) -> None:
         assert caught.value.throttled is (status in (429, 503))
 
 
-@pytest.mark.parametrize(("status", "code"), [(400, "InvalidRequest"), (409, "x"), (405, "x")])
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(400, "InvalidRequest"), (409, "x"), (405, "x"), (501, "NotImplemented")],
+)
 def test_what_will_never_pass_is_not_tried_again(status: int, code: str) -> None:
     with scripted(Answer.error(status, code)) as (store, script):
         with pytest.raises(StoreRejectedError, match="check endpoint, region"):
             store.put("key", b"x")
         assert len(script.seen) == 1
+
+
+def test_bytes_that_arrive_damaged_are_named() -> None:
+    with scripted(Answer.error(400, "BadDigest")) as (store, script):
+        with pytest.raises(StoreRejectedError, match="did not arrive in bucket 'bucket' as they"):
+            store.put("key", b"x")
+        assert len(script.seen) == 1
+
+
+def test_a_conditional_put_that_meets_another_one_asks_again_who_won() -> None:
+    conflict = Answer.error(409, "ConditionalRequestConflict")
+    with scripted(conflict, Answer(200)) as (store, script):
+        store.put("key", b"x", if_absent=True)
+        assert len(script.seen) == 2
+    with scripted(Answer.error(412, "PreconditionFailed")) as (store, script):
+        with pytest.raises(ObjectExistsError, match="'key' exists already"):
+            store.put("key", b"x", if_absent=True)
+        assert [line.split()[0] for line in script.seen] == ["PUT"]
+
+
+def test_the_server_says_when_to_ask_again() -> None:
+    in_an_hour = email.utils.formatdate(time.time() + 3600, usegmt=True)
+    for told, least, most in (("0.01", 0.01, 0.01), (in_an_hour, 3000, 3600), ("soon", 0, 0)):
+        busy = Answer(503, Answer.error(503, "SlowDown").body, headers=(("Retry-After", told),))
+        with scripted(busy) as (store, _), pytest.raises(StoreUnavailableError) as caught:
+            store.until(time.monotonic() + 60).check()
+        assert least <= (caught.value.retry_after_s or 0) <= most
+
+
+@pytest.mark.parametrize(
+    ("told", "body"),
+    [
+        ("", b"0123456789"),
+        ("bytes 0-9/10", b"0123456789"),
+        ("bytes 0-3/10", b"0123"),
+        ("bytes 2-3/10", b"23"),
+        ("bytes 2-5/10", b"23"),
+        ("bytes 2-5/*", b"2345"),
+    ],
+)
+def test_a_server_that_answers_another_range_is_refused(told: str, body: bytes) -> None:
+    wrong = Answer(206 if told else 200, body, headers=(("Content-Range", told),) if told else ())
+    with scripted(wrong) as (store, script):
+        with pytest.raises(StoreRejectedError, match=r"bytes \[2, 6\) of 'key' were answered"):
+            store.get_range("key", 2, 6)
+        assert len(script.seen) == 1
+
+
+def test_a_whole_object_is_held_against_its_stored_checksum() -> None:
+    header = ("x-amz-checksum-crc32c", Checksum.CRC32C.digest(b"right"))
+    with scripted(
+        Answer(200, b"wrong", headers=(header,)),
+        Answer(200, b"right", headers=(header,)),
+        checksum=Checksum.CRC32C,
+    ) as (store, script):
+        assert store.get_range("key") == b"right"
+        assert len(script.seen) == 2
 
 
 def test_a_body_that_breaks_off_is_read_again() -> None:

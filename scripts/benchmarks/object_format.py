@@ -1,0 +1,173 @@
+"""How fast the object format is: encoding and decoding against memcpy, searches in an index.
+
+All of it is one thread's work in memory and measured in that thread's CPU time, so that other work
+on the machine does not count. memcpy is what the interpreter takes to copy the same bytes, in
+pieces as large as the parts of the object, into new memory; both let go of a piece before the
+next, and both take turns, so that memory is as cold for the one as for the other.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scripts.benchmarks.figures import Outcome, Table, median
+from storage.object_format.index_block import IndexBlock, IndexEntry, decode_index, encode_index
+from storage.object_format.object_reader import ObjectReader
+from storage.object_format.object_writer import ObjectSummary, ObjectWriter
+from storage.object_format.record import RecordBatch
+
+PART_SIZE = 16 * 1024 * 1024
+WRITE_BYTES = 1024 * 1024
+"""What one call of the writer is given."""
+OFFSETS = 4
+"""That each record covers."""
+ENTRIES_A_STREAM = 20
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is measured: payload sizes in bytes, numbers of index entries, and how much of it."""
+
+    payloads: tuple[int, ...] = (1024, 16 * 1024)
+    entries: tuple[int, ...] = (1, 1_000, 20_000)
+    volume: int = 64 * 1024 * 1024
+    searches: int = 20_000
+    repetitions: int = 15
+
+
+def measure(settings: Settings, progress: Callable[[str], None]) -> Outcome:
+    """Measure everything that the settings name."""
+    figures: dict[str, float] = {}
+    coding, searching = [], []
+    for payload in settings.payloads:
+        progress(f"object format: records of {payload} bytes")
+        found = _coding(payload, settings)
+        figures |= {f"{name}_{payload}_gb_per_s": value for name, value in found.items()}
+        ratio = round(found["encode"] / found["memcpy"], 3)
+        figures[f"encode_{payload}_share_of_memcpy"] = ratio
+        coding.append((payload, *found.values(), ratio))
+    for entries in settings.entries:
+        progress(f"object format: search in {entries} entries")
+        times = _searching(entries, settings.searches)
+        figures |= {f"{name}_{entries}_ns": value for name, value in times.items()}
+        searching.append((entries, *times.values()))
+    columns = ("payload, bytes", "memcpy", "encode", "with CRC-32C", "decode", "encode : memcpy")
+    return Outcome(
+        benchmark="objects",
+        settings={
+            "volume_bytes": settings.volume,
+            "searches": settings.searches,
+            "repetitions": settings.repetitions,
+        },
+        figures=figures,
+        tables=(
+            Table(title="Object format, GB/s of payload", columns=columns, rows=tuple(coding)),
+            Table(
+                title="Search in an index, ns for one (stream, offset)",
+                columns=(
+                    "entries",
+                    "locate",
+                    f"locate_many of {settings.searches}",
+                    "find, one entry",
+                ),
+                rows=tuple(searching),
+            ),
+        ),
+    )
+
+
+def _coding(payload: int, settings: Settings) -> dict[str, float]:
+    records = [
+        RecordBatch(1, 0, i * OFFSETS, OFFSETS, os.urandom(payload))
+        for i in range(settings.volume // payload)
+    ]
+    data, sizes, summary = _written(records)
+    kinds: dict[str, Callable[[], object]] = {
+        "memcpy": lambda: _copy(memoryview(data), sizes),
+        "encode": lambda: _encode(records, checksum=False),
+        "encode_crc": lambda: _encode(records, checksum=True),
+        "decode": lambda: _decode(data, summary),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(settings.repetitions):
+        for name, run in kinds.items():
+            seconds[name].append(_timed_s(run))
+    return {
+        name: round(settings.volume / median(taken) / 1e9, 3) for name, taken in seconds.items()
+    }
+
+
+def _written(records: list[RecordBatch]) -> tuple[bytes, list[int], ObjectSummary]:
+    writer = ObjectWriter(part_size=PART_SIZE)
+    writer.write(records)
+    writer.finish()
+    parts = list(writer.parts())
+    return b"".join(parts), [len(part) for part in parts], writer.summary
+
+
+def _copy(data: memoryview, sizes: list[int]) -> None:
+    at = 0
+    for size in sizes:
+        copied = bytes(data[at : at + size])
+        at += len(copied)
+        del copied
+
+
+def _encode(records: list[RecordBatch], *, checksum: bool) -> None:
+    writer = ObjectWriter(part_size=PART_SIZE, checksum=checksum)
+    step = max(1, WRITE_BYTES // len(records[0].payload))
+    for first in range(0, len(records), step):
+        writer.write(records[first : first + step])
+        _drop_parts(writer)
+    writer.finish()
+    _drop_parts(writer)
+
+
+def _drop_parts(writer: ObjectWriter) -> None:
+    for part in writer.parts():
+        del part
+
+
+def _decode(data: bytes, summary: ObjectSummary) -> None:
+    reader, view = ObjectReader("benchmark", len(data)), memoryview(data)
+    for entry in summary.entries:
+        wanted = reader.block_range(entry)
+        reader.records(entry, view[wanted.start : wanted.end])
+
+
+def _searching(entries: int, searches: int) -> dict[str, float]:
+    index = _index(entries)
+    dice = random.Random(SEED)
+    ordinals = [dice.randrange(entries) for _ in range(searches)]
+    wanted = [(ordinal // ENTRIES_A_STREAM, _start(ordinal) + 3) for ordinal in ordinals]
+    streams, offsets = [stream for stream, _ in wanted], [offset for _, offset in wanted]
+    kinds: dict[str, Callable[[], object]] = {
+        "locate": lambda: [index.locate(stream, offset) for stream, offset in wanted],
+        "locate_many": lambda: index.locate_many(streams, offsets),
+        "find": lambda: [index.find(stream, at, at + 1, 1) for stream, at in wanted],
+    }
+    return {
+        name: round(median([_timed_s(run) for _ in range(5)]) / searches * 1e9, 1)
+        for name, run in kinds.items()
+    }
+
+
+def _start(ordinal: int) -> int:
+    return ordinal % ENTRIES_A_STREAM * 10
+
+
+def _index(entries: int) -> IndexBlock:
+    listed = [
+        IndexEntry(i // ENTRIES_A_STREAM, _start(i), _start(i) + 10, 1, i * 100, 100)
+        for i in range(entries)
+    ]
+    return decode_index(memoryview(encode_index(listed)), data_size=100 * entries)
+
+
+def _timed_s(run: Callable[[], object]) -> float:
+    began = time.thread_time()
+    run()
+    return time.thread_time() - began

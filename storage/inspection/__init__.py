@@ -1,0 +1,1 @@
+"""Looking into stored objects: what is in one, sound or not, and what its payloads are."""

@@ -1,0 +1,432 @@
+"""A cluster for readers, in the test's own process: a small map, its changes, objects in memory.
+
+Streams grow, are compacted and trimmed as the test says; every change reaches watchers through the
+controller's own watch. Records are made from their stream and offset, so a test knows each byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+
+from broker_client import ControllerClient, ReaderConfig, StreamReader
+from controller.ids import EndOffset, Epoch
+from controller.loop.change_feed import ChangeFeed
+from controller.quorum.messages import Batch, BatchKind
+from controller.rpc.watch import WatchHandler
+from proto import admin_pb2, metadata_pb2, objects_pb2, records_pb2
+from proto.common_pb2 import (
+    NONE,
+    OBJECT_KIND_COMPOSITE,
+    OBJECT_KIND_STREAM,
+    OBJECT_KIND_STREAM_SET,
+    OFFSET_NOT_MATCHED,
+    STREAM_NOT_EXIST,
+    ObjectKind,
+)
+from storage.object_format.composite import LinkedObject, encode_composite
+from storage.object_format.index_block import IndexEntry
+from storage.object_format.object_builder import ObjectBuilder
+from storage.object_format.object_checksum import ObjectChecksum
+from storage.object_format.object_key import key_for
+from storage.object_format.record import RecordBatch
+from storage.object_store.memory import MemoryObjectStore
+from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
+
+BASE_TIME = 1_000_000
+
+
+def payload_of(stream_id: int, offset: int, size: int = 20) -> bytes:
+    """What the record of a stream at an offset holds."""
+    return random.Random(stream_id << 32 | offset).randbytes(size)
+
+
+@dataclass
+class Piece:
+    """One object and the part of a stream it holds."""
+
+    object_id: int
+    kind: ObjectKind.ValueType
+    start: int
+    end: int
+    size: int
+    times: tuple[int, int] = (-1, -1)
+    crc32c: int = -1
+
+
+@dataclass
+class WorldStream:
+    """A stream as the map has it, and all records it ever had."""
+
+    start: int = 0
+    end: int = 0
+    pieces: list[Piece] = field(default_factory=list)
+    records: list[RecordBatch] = field(default_factory=list)
+    lost: list[tuple[int, int]] = field(default_factory=list)
+
+    def covering(self, start: int, end: int | None = None) -> list[RecordBatch]:
+        """The records that overlap `[start, end)`."""
+        return [
+            one
+            for one in self.records
+            if one.end_offset > start and (end is None or one.base_offset < end)
+        ]
+
+
+class WatchedCluster(FakeCluster):
+    """The fake controllers, with the map and the changes of a world."""
+
+    def __init__(self, world: World, members: int) -> None:
+        super().__init__(members)
+        self._world = world
+
+    def _handlers(self, member: int) -> list[grpc.GenericRpcHandler]:
+        watch = grpc.unary_stream_rpc_method_handler(
+            self._watch,
+            request_deserializer=metadata_pb2.WatchRequest.FromString,
+            response_serializer=metadata_pb2.WatchResponse.SerializeToString,
+        )
+
+        async def describe(_request: Any, _context: Any) -> admin_pb2.DescribeClusterResponse:
+            self.calls["DescribeCluster"] += 1
+            return admin_pb2.DescribeClusterResponse(
+                cluster_id="fake",
+                object_namespace=NAMESPACE,
+                high_watermark=self._world.feed.end_offset + self._world.committed_elsewhere,
+            )
+
+        described = grpc.unary_unary_rpc_method_handler(
+            describe,
+            request_deserializer=admin_pb2.DescribeClusterRequest.FromString,
+            response_serializer=admin_pb2.DescribeClusterResponse.SerializeToString,
+        )
+        self.map.objects = self._world.objects  # type: ignore[method-assign]
+        return [
+            grpc.method_handlers_generic_handler("streammeta.v1.MetadataService", {"Watch": watch}),
+            grpc.method_handlers_generic_handler(
+                "streammeta.v1.AdminService", {"DescribeCluster": described}
+            ),
+            *super()._handlers(member),
+        ]
+
+    async def _watch(self, request: metadata_pb2.WatchRequest, context: Any) -> None:
+        self.calls["Watch"] += 1
+        self.requests["Watch"].append(request)
+        if self._world.watch_is_broken:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "fake: no watch")
+        if self._world.watch_hangs:
+            far = self._world.feed.end_offset + 1_000
+            lagging = metadata_pb2.WatchResponse(offset=request.from_offset - 1, high_watermark=far)
+            await context.write(lagging)
+            await asyncio.Event().wait()
+        await WatchHandler(self._world.feed).watch(request, context)
+
+
+class World:
+    """The map, its changes and the bucket. Whatever is changed is told to watchers at once."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = random.Random(seed)
+        self.streams: dict[int, WorldStream] = {}
+        self.store = CountingStore()
+        self.feed = ChangeFeed(1 << 20)
+        self.watch_is_broken = False
+        self.watch_hangs = False  # it says that it is behind, and then nothing
+        self.committed_elsewhere = 0  # entries that those who serve watches have not heard of
+        self.tells = True  # whether changes reach watchers
+        self.once_answered: Callable[[], None] | None = None  # before the answer arrives
+        self.next_object_id = 0
+        self.block_bytes = 60
+        self.time_of: Callable[[int, int], int] = lambda _stream, offset: BASE_TIME + offset
+        self.tells_times = True
+        self._users: Counter[int] = Counter()
+
+    # ---- what happens ----
+
+    def create(self, count: int) -> list[int]:
+        ids = list(range(len(self.streams), len(self.streams) + count))
+        self.streams.update((each, WorldStream()) for each in ids)
+        return ids
+
+    def commit(self, counts: dict[int, int], *, payload: int = 20, span: int = 1) -> int:
+        """Append so many records to each stream, in one object; return its id."""
+        written: dict[int, list[RecordBatch]] = {}
+        for stream_id, count in sorted(counts.items()):
+            stream = self.streams[stream_id]
+            written[stream_id] = [
+                RecordBatch(
+                    stream_id,
+                    0,
+                    stream.end + i * span,
+                    span,
+                    payload_of(stream_id, stream.end + i * span, payload),
+                )
+                for i in range(count)
+            ]
+        object_id, size, _ = self._put(written.values())
+        times = self._times(one for records in written.values() for one in records)
+        pieces = {
+            stream_id: Piece(
+                object_id,
+                OBJECT_KIND_STREAM_SET,
+                records[0].base_offset,
+                records[-1].end_offset,
+                size,
+                times,
+                self._crc(object_id),
+            )
+            for stream_id, records in written.items()
+        }
+        for stream_id, piece in pieces.items():
+            stream = self.streams[stream_id]
+            stream.pieces.append(piece)
+            stream.records.extend(written[stream_id])
+            stream.end = piece.end
+            self._users[object_id] += 1
+        self._tell(set_objects_record(pieces))
+        return object_id
+
+    def compact(self, stream_id: int, first: int, count: int, *, composite: bool = False) -> int:
+        """Put one object in the place of `count` pieces from `first` on; return its id."""
+        stream = self.streams[stream_id]
+        old = stream.pieces[first : first + count]
+        start, end = old[0].start, old[-1].end
+        held = [one for one in stream.records if start <= one.base_offset < end]
+        if composite:
+            object_id, size = self._link(held)
+        else:
+            object_id, size, _ = self._put([held])
+        kind = OBJECT_KIND_COMPOSITE if composite else OBJECT_KIND_STREAM
+        new = Piece(object_id, kind, start, end, size, self._times(held), self._crc(object_id))
+        stream.pieces[first : first + count] = [new]
+        self._users[object_id] += 1
+        self._tell(stream_object_record(stream_id, new))
+        self._release(old)
+        return object_id
+
+    def trim(self, stream_id: int, start: int) -> None:
+        stream = self.streams[stream_id]
+        stream.start = max(stream.start, start)
+        gone = [one for one in stream.pieces if one.end <= stream.start]
+        stream.pieces = [one for one in stream.pieces if one.end > stream.start]
+        trimmed = records_pb2.StreamsTrimmedRecord(
+            stream_id=column(stream_id), start_offset=column(start)
+        )
+        self._tell(records_pb2.Record(streams_trimmed=trimmed))
+        self._release(gone)
+
+    def close_beyond(self, stream_id: int, end: int) -> None:
+        """Close a stream at an end that is not uploaded yet."""
+        self.streams[stream_id].end = end
+        closed = records_pb2.StreamsClosedRecord(
+            stream_id=column(stream_id), end_offset=column(end)
+        )
+        self._tell(records_pb2.Record(streams_closed=closed))
+
+    def give_up(self, stream_id: int, start: int, end: int) -> None:
+        """Give up offsets that were never uploaded."""
+        self.streams[stream_id].lost.append((start, end))
+        abandoned = records_pb2.UploadsAbandonedRecord(node_id=1, stream_id=column(stream_id))
+        self._tell(records_pb2.Record(uploads_abandoned=abandoned))
+
+    def delete(self, stream_id: int) -> None:
+        self._release(self.streams.pop(stream_id).pieces)
+        deleted = records_pb2.StreamsDeletedRecord(stream_id=column(stream_id))
+        self._tell(records_pb2.Record(streams_deleted=deleted))
+
+    def lose_changes(self) -> None:
+        """Let all watchers learn that changes are gone."""
+        self.feed.restart(self.feed.end_offset + 1)
+
+    # ---- what controllers answer ----
+
+    def objects(self, request: objects_pb2.GetObjectsRequest) -> objects_pb2.GetObjectsResponse:
+        results = [self._locate(one) for one in request.queries]
+        if self.once_answered is not None:
+            self.once_answered()
+        return objects_pb2.GetObjectsResponse(results=results)
+
+    def _locate(self, query: objects_pb2.ObjectQuery) -> objects_pb2.ObjectList:
+        stream = self.streams.get(query.stream_id)
+        if stream is None:
+            return objects_pb2.ObjectList(
+                error=STREAM_NOT_EXIST, stream_start_offset=-1, stream_end_offset=-1
+            )
+        answer = objects_pb2.ObjectList(
+            error=NONE,
+            stream_start_offset=stream.start,
+            stream_end_offset=stream.end,
+            lost_end_offset=-1,
+        )
+        if query.start_offset < stream.start:
+            answer.error = OFFSET_NOT_MATCHED
+            return answer
+        for start, end in stream.lost:
+            if start <= query.start_offset < end:
+                answer.lost_end_offset = end
+        at = query.start_offset
+        for piece in stream.pieces:
+            past = query.end_offset != -1 and piece.start >= query.end_offset
+            full = len(answer.objects) == (query.limit or 1000)
+            if piece.end <= query.start_offset or past or full or piece.start > at:
+                continue
+            at = piece.end
+            row = answer.objects.add(
+                object_id=piece.object_id,
+                kind=piece.kind,
+                start_offset=piece.start,
+                end_offset=piece.end,
+                object_size=piece.size,
+            )
+            if piece.times[0] >= 0:
+                row.min_timestamp_ms, row.max_timestamp_ms = piece.times
+            if piece.crc32c >= 0:
+                row.crc32c = piece.crc32c
+        return answer
+
+    # ---- objects ----
+
+    def _put(self, streams: Iterable[Sequence[RecordBatch]]) -> tuple[int, int, tuple[Any, ...]]:
+        builder = ObjectBuilder(self.block_bytes)
+        for records in streams:
+            builder.write(records)
+        built = builder.finish()
+        object_id = self.next_object_id
+        self.next_object_id += 1
+        self.store.put(key_for(object_id, NAMESPACE), built.data)
+        return object_id, built.size, built.entries
+
+    def _link(self, records: Sequence[RecordBatch]) -> tuple[int, int]:
+        """Put records into two objects, and a composite over them."""
+        cut = max(1, len(records) // 2)
+        links = []
+        for part in (records[:cut], records[cut:]):
+            if part:
+                object_id, _, entries = self._put([part])
+                links.append(LinkedObject(object_id, 0, entries))
+        composite_id = self.next_object_id
+        self.next_object_id += 1
+        self.store.put(key_for(composite_id, NAMESPACE), encode_composite(links))
+        linked: list[IndexEntry] = [entry for link in links for entry in link.entries]
+        return composite_id, sum(entry.size for entry in linked)
+
+    def _release(self, pieces: Iterable[Piece]) -> None:
+        """Delete the bytes of objects that hold nothing any more."""
+        for piece in pieces:
+            self._users[piece.object_id] -= 1
+            if not self._users[piece.object_id]:
+                self.store.delete_many([key_for(piece.object_id, NAMESPACE)])
+
+    def _times(self, records: Iterable[RecordBatch]) -> tuple[int, int]:
+        times = [self.time_of(one.stream_id, one.base_offset) for one in records]
+        return (min(times), max(times)) if self.tells_times else (-1, -1)
+
+    def _crc(self, object_id: int) -> int:
+        checksum = ObjectChecksum()
+        checksum.update(self.store.objects()[key_for(object_id, NAMESPACE)])
+        return checksum.value
+
+    def _tell(self, record: records_pb2.Record) -> None:
+        at = self.feed.end_offset
+        payload = records_pb2.RecordSet(records=[record]).SerializeToString()
+        if self.tells:
+            batch = Batch(EndOffset(at), Epoch(1), BatchKind.DATA, (payload,))
+            self.feed.extend([batch], at + 1)
+
+
+class CountingStore(MemoryObjectStore):
+    """Keeps a list of all reads; `block_on` tells when one is reached and lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gets: list[tuple[str, int, int | None]] = []
+        self.block_on: tuple[threading.Event, threading.Event] | None = None
+
+    def until(self, deadline: float) -> CountingStore:
+        return self
+
+    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self.gets.append((key, start, end))
+        if self.block_on is not None:
+            reached, released = self.block_on
+            reached.set()
+            released.wait(10)
+        return super().get_range(key, start, end)
+
+
+def column(*numbers: int) -> bytes:
+    return np.array(numbers, dtype="<i8").tobytes()
+
+
+def set_objects_record(pieces: dict[int, Piece]) -> records_pb2.Record:
+    """The record of the commit of one stream set object."""
+    (one, *_) = pieces.values()
+    ranges = records_pb2.SetObjectRanges(
+        stream_id=column(*pieces),
+        start_offset=column(*(piece.start for piece in pieces.values())),
+        end_offset=column(*(piece.end for piece in pieces.values())),
+    )
+    committed = records_pb2.StreamSetObjectsCommittedRecord(
+        node_id=1,
+        object_id=column(one.object_id),
+        order_id=column(one.object_id),
+        object_size=column(one.size),
+        attributes=column(0),
+        range_count=column(len(pieces)),
+        ranges=ranges,
+        min_timestamp_ms=column(one.times[0]),
+        max_timestamp_ms=column(one.times[1]),
+        crc32c=column(one.crc32c),
+    )
+    return records_pb2.Record(stream_set_objects_committed=committed)
+
+
+def stream_object_record(stream_id: int, piece: Piece) -> records_pb2.Record:
+    """The record of the commit of one stream object or composite."""
+    committed = records_pb2.StreamObjectsCommittedRecord(
+        object_id=column(piece.object_id),
+        object_size=column(piece.size),
+        attributes=column(1 if piece.kind == OBJECT_KIND_COMPOSITE else 0),
+        stream_id=column(stream_id),
+        start_offset=column(piece.start),
+        end_offset=column(piece.end),
+        min_timestamp_ms=column(piece.times[0]),
+        max_timestamp_ms=column(piece.times[1]),
+        crc32c=column(piece.crc32c),
+    )
+    return records_pb2.Record(stream_objects_committed=committed)
+
+
+@dataclass
+class Place:
+    """A world, and the cluster and client to reach it through."""
+
+    world: World
+    cluster: WatchedCluster
+    client: ControllerClient
+
+    def reader(self, config: ReaderConfig | None = None) -> StreamReader:
+        return StreamReader(self.client, self.world.store, NAMESPACE, config)
+
+
+@asynccontextmanager
+async def placed(seed: int = 0, members: int = 1) -> AsyncIterator[Place]:
+    """Yield an empty world that is served."""
+    world = World(seed)
+    cluster = WatchedCluster(world, members)
+    async with (
+        cluster,
+        ControllerClient(
+            cluster.endpoints, deadline=10.0, attempt_timeout=2.0, rng=random.Random(seed)
+        ) as client,
+    ):
+        yield Place(world, cluster, client)

@@ -1,0 +1,348 @@
+"""What is remembered of a stream is never wrong, however late or often its changes come."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from broker_client.errors import OffsetTrimmedError, StreamNotFoundError
+from broker_client.reading.lookups import Lookups
+from broker_client.reading.reader_stats import ReaderStats
+from broker_client.reading.slice_cache import SliceCache
+from broker_client.reading.stream_slices import Slice, StreamSlices
+from proto import records_pb2
+from proto.common_pb2 import OBJECT_KIND_STREAM
+from tests.broker_client.client_helpers import scenario
+from tests.broker_client.reader_world import Place, World, column, placed, set_objects_record
+
+
+def part(object_id: int, start: int, end: int) -> Slice:
+    return Slice(object_id, OBJECT_KIND_STREAM, start, end, 100)
+
+
+def known_of(*slices: Slice, start: int = 0, end: int = 100) -> StreamSlices:
+    known = StreamSlices(start, end)
+    known.learn(slices, start, end)
+    return known
+
+
+def runs(known: StreamSlices, offset: int) -> list[tuple[int, int, int]]:
+    return [(one.object_id, one.start_offset, one.end_offset) for one in known.run_from(offset, 99)]
+
+
+def test_a_run_begins_with_the_slice_that_holds_the_offset_and_ends_at_a_gap() -> None:
+    known = known_of(part(1, 0, 10), part(2, 10, 20))
+    known.learn([part(4, 30, 40)], 0, 40)
+    assert runs(known, 9) == [(1, 0, 10), (2, 10, 20)]
+    assert runs(known, 10) == [(2, 10, 20)]
+    assert runs(known, 20) == []
+    assert runs(known, 39) == [(4, 30, 40)]
+    assert len(known.run_from(0, 1)) == 1
+
+
+def test_a_commit_at_the_end_extends_what_is_known() -> None:
+    known = known_of(part(1, 0, 10), end=10)
+    assert known.add_committed(part(2, 10, 15))
+    assert (runs(known, 0), known.end_offset) == ([(1, 0, 10), (2, 10, 15)], 15)
+
+
+def test_changes_that_an_answer_holds_already_are_nothing_new() -> None:
+    known = known_of(part(1, 0, 10), part(2, 10, 15), end=15)
+    assert known.add_committed(part(1, 0, 10))
+    assert known.add_committed(part(2, 10, 15))
+    assert len(known) == 2
+
+
+@pytest.mark.parametrize(
+    "late",
+    [part(9, 0, 10), part(9, 0, 15), part(9, 5, 20), part(9, 16, 20)],
+    ids=["same range", "two in one", "reaches beyond", "behind a gap"],
+)
+def test_what_does_not_fit_makes_the_stream_unknown(late: Slice) -> None:
+    known = known_of(part(1, 0, 10), part(2, 10, 15), end=15)
+    assert not known.add_committed(late)
+
+
+def test_commits_below_the_start_or_in_the_unknown_change_nothing() -> None:
+    known = known_of(part(7, 50, 60), start=20, end=60)
+    assert known.add_committed(part(1, 0, 20))
+    assert known.add_committed(part(2, 30, 40)), "a compaction of what is not known here"
+    assert runs(known, 50) == [(7, 50, 60)]
+    assert len(known) == 1
+
+
+def test_what_was_owed_joins_when_it_comes() -> None:
+    known = known_of(part(1, 0, 10), end=10)
+    known.close_at(30)
+    assert known.add_committed(part(3, 30, 35)), "by the next owner"
+    assert known.add_committed(part(2, 10, 20)), "by the one who owed it"
+    assert runs(known, 0) == [(1, 0, 10), (2, 10, 20)]
+    assert known.add_committed(part(4, 20, 30))
+    assert runs(known, 0)[-1] == (3, 30, 35)
+    assert known.end_offset == 35
+
+
+def test_a_trim_keeps_the_slice_that_the_start_lies_in() -> None:
+    known = known_of(part(1, 0, 10), part(2, 10, 20), part(3, 20, 30), end=30)
+    known.trim(15)
+    assert (runs(known, 15), known.start_offset) == ([(2, 10, 20), (3, 20, 30)], 15)
+    known.trim(5)
+    assert known.start_offset == 15, "trims never go back"
+    known.trim(30)
+    assert len(known) == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_known_slices_always_say_what_the_map_says_or_said(seed: int) -> None:
+    """Answers of any age and all changes since, some of them twice, against a full history."""
+    rng = random.Random(seed)
+    pieces: list[Slice] = []
+    states: list[list[Slice]] = [[]]
+    changes: list[Slice] = []
+    for object_id in range(60):
+        if pieces and rng.random() < 0.4:
+            first = rng.randrange(len(pieces))
+            old = pieces[first : first + rng.randint(1, 3)]
+            new = part(object_id, old[0].start_offset, old[-1].end_offset)
+            pieces = [*pieces[:first], new, *pieces[first + len(old) :]]
+        else:
+            end = pieces[-1].end_offset if pieces else 0
+            new = part(object_id, end, end + rng.randint(1, 9))
+            pieces = [*pieces, new]
+        changes.append(new)
+        states.append(pieces)
+    asked = rng.randrange(len(states))
+    answered = states[asked]
+    end = answered[-1].end_offset if answered else 0
+    offset = rng.randint(0, end)
+    shown = [one for one in answered if one.end_offset > offset][: rng.randint(1, 20)]
+    known = StreamSlices(0, end)
+    known.learn(shown, 0, end)
+    for at in range(max(0, asked - rng.randint(0, 5)), len(changes)):
+        if not known.add_committed(changes[at]):
+            return  # forgotten: the map is asked again
+        if at + 1 >= asked:
+            true_now = states[at + 1]
+            run = known.run_from(offset, 99)
+            assert all(one in true_now for one in run), f"seed {seed}, change {at}"
+            assert known.end_offset == true_now[-1].end_offset
+
+
+class Clock:
+    """The time, and what is known of changes, as a test says."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.caught_up_at = float("-inf")
+        self.number: int | None = None
+        self.tracked: list[int] = []
+
+    def continuity(self, _stream_id: int) -> int | None:
+        return self.number
+
+    def track(self, stream_id: int) -> None:
+        self.tracked.append(stream_id)
+
+
+def cache_of(place: Place, clock: Clock, max_slices: int = 1000) -> tuple[SliceCache, ReaderStats]:
+    stats = ReaderStats()
+    cache = SliceCache(Lookups(place.client), stats, max_slices, 5.0, lambda: clock.now)
+    cache.follow(clock)
+    return cache, stats
+
+
+async def filled(place: Place, count: int = 3) -> World:
+    world = place.world
+    world.create(20)
+    for _ in range(count):
+        world.commit(dict.fromkeys(range(20), 10))
+    return world
+
+
+def told(world: World, act: Callable[[], object]) -> records_pb2.RecordSet:
+    """Do something; return the change that tells of it."""
+    before = world.feed.end_offset
+    act()
+    change = world.feed.cursor(before).advance()
+    assert change is not None
+    return records_pb2.RecordSet.FromString(change.payload)
+
+
+@scenario
+async def test_the_map_is_asked_once_and_again_when_the_answer_is_too_old() -> None:
+    async with placed() as place:
+        await filled(place)
+        clock = Clock()
+        cache, stats = cache_of(place, clock)
+        for offset in (0, 15, 29):
+            located = await cache.locate(3, offset)
+            assert located.slices[0].start_offset <= offset < located.slices[0].end_offset
+        assert (stats.lookups, stats.metadata_hits) == (1, 2)
+        clock.now += 5.1
+        await cache.locate(3, 0)
+        assert stats.lookups == 2
+
+
+@scenario
+async def test_changes_keep_an_answer_true_while_they_come_without_a_break() -> None:
+    async with placed() as place:
+        world = await filled(place)
+        clock = Clock()
+        clock.number = 7
+        cache, stats = cache_of(place, clock)
+        await cache.locate(3, 0)
+        cache.on_records(told(world, lambda: world.commit({3: 5})))
+        clock.now += 3600
+        clock.caught_up_at = clock.now - 1
+        located = await cache.locate(3, 30)
+        assert [one.end_offset for one in located.slices] == [35]
+        assert stats.lookups == 1
+        assert cache.ends_at(3, 35)
+        clock.caught_up_at = clock.now - 6
+        await cache.locate(3, 0)
+        assert stats.lookups == 2, "the watch is too far behind"
+        clock.caught_up_at, clock.number = clock.now + 10, 8
+        clock.now += 10
+        assert not cache.ends_at(3, 35)
+        await cache.locate(3, 0)
+        assert stats.lookups == 3, "changes were missed in between"
+
+
+@scenario
+async def test_that_there_is_nothing_is_never_believed_from_memory() -> None:
+    async with placed() as place:
+        world = await filled(place)
+        cache, _ = cache_of(place, Clock())
+        assert not (await cache.locate(3, 30)).slices
+        world.tells = False
+        world.commit({3: 5})
+        assert [one.end_offset for one in (await cache.locate(3, 30)).slices] == [35]
+
+
+@scenario
+async def test_a_change_that_overtakes_the_answer_is_not_lost() -> None:
+    async with placed() as place:
+        world = await filled(place)
+        clock = Clock()
+        clock.number = 1
+        cache, stats = cache_of(place, clock)
+
+        async def overtake(_: object) -> None:
+            """Between the question and its answer a compaction comes, which the answer holds."""
+            for change in (lambda: world.compact(3, 0, 2), lambda: world.commit({3: 4})):
+                cache.on_records(told(world, change))
+
+        place.cluster.hooks["GetObjects"] = overtake
+        await cache.locate(3, 0)
+        del place.cluster.hooks["GetObjects"]
+        located = await cache.locate(3, 0)
+        assert [one.end_offset for one in located.slices] == [20, 30, 34]
+        assert stats.lookups == 1, "the answer held both changes already"
+
+
+@scenario
+async def test_an_answer_older_than_the_changes_beside_it_is_corrected() -> None:
+    async with placed() as place:
+        world = await filled(place)
+        clock = Clock()
+        clock.number = 1
+        cache, _ = cache_of(place, clock)
+
+        def go_on() -> None:
+            for change in (lambda: world.commit({3: 4}), lambda: world.trim(3, 12)):
+                cache.on_records(told(world, change))
+
+        world.once_answered = go_on
+        await cache.locate(3, 0)
+        remembered = cache.remembered(3, 12)
+        assert remembered is not None
+        assert (remembered.start_offset, remembered.end_offset) == (12, 34)
+        assert [one.end_offset for one in remembered.slices] == [20, 30, 34]
+
+
+@scenario
+async def test_refusals_are_raised_and_forgotten() -> None:
+    async with placed() as place:
+        world = await filled(place)
+        clock = Clock()
+        clock.number = 1
+        cache, _ = cache_of(place, clock)
+        await cache.locate(3, 0)
+        cache.on_records(told(world, lambda: world.trim(3, 15)))
+        with pytest.raises(OffsetTrimmedError, match="starts at offset 14, the stream at 15"):
+            await cache.locate(3, 14)
+        cache.on_records(told(world, lambda: world.delete(3)))
+        with pytest.raises(StreamNotFoundError, match="stream 3"):
+            await cache.locate(3, 20)
+        assert cache.size == 0
+
+
+@scenario
+async def test_memory_is_bounded_and_the_longest_unused_streams_go() -> None:
+    async with placed() as place:
+        await filled(place, count=4)
+        cache, stats = cache_of(place, Clock(), max_slices=32)
+        for stream_id in range(20):
+            await cache.locate(stream_id, 0)
+            assert cache.size <= 32
+        asked = stats.lookups
+        for stream_id in (19, 18, 17):
+            await cache.locate(stream_id, 0)
+        assert stats.lookups == asked
+        await cache.locate(0, 0)
+        assert stats.lookups == asked + 1
+
+
+@scenario
+async def test_a_stream_that_grows_without_end_does_not_outgrow_the_memory() -> None:
+    async with placed() as place:
+        world = await filled(place)
+        clock = Clock()
+        clock.number = 1
+        cache, _ = cache_of(place, clock, max_slices=32)
+        for _ in range(100):
+            await cache.locate(3, world.streams[3].end - 1)
+            cache.on_records(told(world, lambda: world.commit({3: 1})))
+            assert cache.size <= 32
+
+
+@scenario
+async def test_news_wake_those_who_wait_for_the_stream_and_nobody_else() -> None:
+    async with placed() as place:
+        world = await filled(place)
+        clock = Clock()
+        cache, _ = cache_of(place, clock)
+        with cache.news(3) as mine, cache.news(4) as others:
+            assert set(cache.tracked()) == {3, 4}
+            cache.on_records(told(world, lambda: world.commit({3: 1})))
+            assert (mine.is_set(), others.is_set()) == (True, False)
+            cache.on_gap()
+            assert others.is_set()
+        assert not cache.tracked()
+        assert clock.tracked == [3, 4]
+
+
+@scenario
+async def test_questions_of_one_turn_go_out_in_one_call() -> None:
+    async with placed() as place:
+        await filled(place)
+        cache, _ = cache_of(place, Clock())
+        await asyncio.gather(*(cache.locate(each, 0) for each in range(20)))
+        assert place.cluster.calls["GetObjects"] == 1
+
+
+def test_a_row_of_a_commit_for_many_streams_reaches_its_own_stream_alone() -> None:
+    stats = ReaderStats()
+    cache = SliceCache(None, stats, 10, 5.0)  # type: ignore[arg-type]
+    world = World()
+    world.create(3)
+    world.commit(dict.fromkeys(range(3), 2))
+    record = set_objects_record({each: world.streams[each].pieces[0] for each in range(3)})
+    with cache.news(1) as news:
+        cache.on_records(records_pb2.RecordSet(records=[record]))
+        assert news.is_set()
+    assert cache.size == 0
+    assert column(5) == b"\5" + bytes(7)

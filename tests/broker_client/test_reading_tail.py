@@ -1,0 +1,429 @@
+"""Who waits for data gets it when it is committed, without asking for it, and loses none of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from broker_client import (
+    CorruptObjectError,
+    OffsetTrimmedError,
+    ReadDeadlineError,
+    ReaderClosedError,
+    ReaderConfig,
+    StreamNotFoundError,
+    StreamReader,
+    StreamTail,
+)
+from broker_client.reading import map_follower
+from storage.errors import StoreUnavailableError
+from storage.object_format.object_key import key_for
+from storage.object_format.record import RecordBatch
+from tests.broker_client.client_helpers import scenario, until
+from tests.broker_client.fake_controller import NAMESPACE
+from tests.broker_client.reader_world import Place, payload_of, placed
+
+SOON = 5.0
+
+
+@asynccontextmanager
+async def tailing(
+    streams: int = 3, config: ReaderConfig | None = None, members: int = 1
+) -> AsyncIterator[tuple[Place, StreamReader]]:
+    """Yield a place whose streams have ten records each."""
+    async with placed(members=members) as place:
+        place.world.create(streams)
+        place.world.commit(dict.fromkeys(range(streams), 10))
+        reader = place.reader(config or ReaderConfig(poll_interval=60.0))
+        try:
+            yield place, reader
+        finally:
+            reader.close()
+
+
+async def take(tail: StreamTail, count: int) -> list[RecordBatch]:
+    async with asyncio.timeout(SOON):
+        return [await anext(tail) for _ in range(count)]
+
+
+async def followed(place: Place, reader: StreamReader) -> None:
+    """Wait until news come by themselves."""
+    await until(lambda: reader._follower.is_healthy, "watch")
+
+
+@scenario
+async def test_a_tail_gives_what_is_there_and_then_what_comes() -> None:
+    async with tailing() as (place, reader):
+        tail = reader.tail(1, 4)
+        assert [one.base_offset for one in await take(tail, 6)] == list(range(4, 10))
+        waiting = asyncio.create_task(take(tail, 3))
+        await followed(place, reader)
+        place.world.commit({0: 1})
+        place.world.commit({1: 3})
+        got = await waiting
+        assert [one.payload for one in got] == [payload_of(1, at) for at in (10, 11, 12)]
+        assert tail.position == 13
+
+
+@scenario
+async def test_idle_tails_ask_nothing_and_share_one_watch() -> None:
+    async with tailing(streams=300) as (place, reader):
+        tails = [reader.tail(each, 0) for each in range(300)]
+        await asyncio.gather(*(take(tail, 10) for tail in tails))
+        waiting = [asyncio.create_task(take(tail, 2)) for tail in tails]
+        await until(lambda: reader._follower.is_healthy, "watch")
+        await until(lambda: all(reader._slices.ends_at(each, 10) for each in range(300)), "ends")
+        asked, watches = place.cluster.calls["GetObjects"], place.cluster.calls["Watch"]
+        for _ in range(2):
+            place.world.commit(dict.fromkeys(range(300), 1))
+            await asyncio.sleep(0)
+        for got in await asyncio.gather(*waiting):
+            assert [one.base_offset for one in got] == [10, 11]
+        assert place.cluster.calls["GetObjects"] == asked
+        assert place.cluster.calls["Watch"] == watches <= 3
+        assert set(place.cluster.requests["Watch"][-1].stream_ids) == set(range(300))
+
+
+@scenario
+async def test_more_streams_than_a_filter_takes_are_watched_without_one() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(map_follower, "MAX_FILTERED_STREAMS", 2)
+        async with tailing(streams=5) as (place, reader):
+            tails = [reader.tail(each, 10) for each in range(5)]
+            waiting = [asyncio.create_task(take(tail, 1)) for tail in tails]
+            await until(lambda: all(reader._slices.ends_at(each, 10) for each in range(5)), "ends")
+            place.world.commit(dict.fromkeys(range(5), 1))
+            await asyncio.gather(*waiting)
+            assert not place.cluster.requests["Watch"][-1].stream_ids
+
+
+@scenario
+async def test_a_cancelled_tail_goes_on_where_it_was() -> None:
+    async with tailing() as (place, reader):
+        tail, got, rng = reader.tail(0, 0, max_bytes=60), list[int](), random.Random(5)
+        while len(got) < 40:
+            if rng.random() < 0.3 and place.world.streams[0].end < 40:
+                place.world.commit({0: rng.randint(1, 4)})
+            try:
+                async with asyncio.timeout(rng.random() * 0.004):
+                    got.append((await anext(tail)).base_offset)
+            except TimeoutError:
+                assert tail.position == len(got)
+        assert got == list(range(40))
+
+
+@scenario
+async def test_many_tails_of_one_stream_read_its_blocks_together() -> None:
+    async with tailing() as (place, reader):
+        tails = [reader.tail(0, 10) for _ in range(50)]
+        waiting = [asyncio.create_task(take(tail, 5)) for tail in tails]
+        await until(lambda: reader._slices.ends_at(0, 10), "end")
+        await followed(place, reader)
+        before = reader.stats.requests
+        place.world.block_bytes = 1 << 20
+        place.world.commit({0: 5, 1: 300}, payload=1_000)
+        await asyncio.gather(*waiting)
+        assert reader.stats.requests - before <= 2, "an index and the blocks"
+
+
+@scenario
+async def test_a_closed_tail_ends_even_while_it_waits() -> None:
+    async with tailing() as (place, reader):
+        tail = reader.tail(0, 10)
+        waiting = asyncio.create_task(take(tail, 1))
+        await until(lambda: reader._slices.ends_at(0, 10), "end")
+        assert set(reader._slices.tracked()) == {0}
+        tail.close()
+        with pytest.raises(StopAsyncIteration):
+            async with asyncio.timeout(SOON):
+                await anext(tail)
+        place.world.commit({0: 1})
+        with pytest.raises((StopAsyncIteration, RuntimeError)):
+            await waiting
+        assert not reader._slices._news
+
+
+@scenario
+async def test_a_tail_that_is_dropped_is_followed_no_longer() -> None:
+    async with tailing() as (_, reader):
+        tail = reader.tail(0, 0)
+        await take(tail, 1)
+        assert reader._slices._news
+        del tail
+        assert not reader._slices._news
+
+
+@scenario
+async def test_a_waiting_tail_hears_of_trims_and_deletion() -> None:
+    async with tailing() as (place, reader):
+        trimmed, deleted = reader.tail(0, 10), reader.tail(1, 10)
+        waiting = [asyncio.create_task(take(one, 1)) for one in (trimmed, deleted)]
+        await until(lambda: reader._slices.ends_at(0, 10) and reader._slices.ends_at(1, 10), "ends")
+        await followed(place, reader)
+        place.world.tells = False
+        place.world.commit({0: 5})
+        place.world.tells = True
+        place.world.trim(0, 12)
+        place.world.delete(1)
+        with pytest.raises(OffsetTrimmedError, match="starts at offset 10, the stream at 12"):
+            await waiting[0]
+        with pytest.raises(StreamNotFoundError):
+            await waiting[1]
+
+
+@scenario
+async def test_offsets_that_are_owed_are_waited_for_and_those_given_up_are_passed_over() -> None:
+    async with tailing() as (place, reader):
+        tail = reader.tail(0, 8)
+        await take(tail, 2)
+        waiting = asyncio.create_task(take(tail, 3))
+        await until(lambda: reader._slices.ends_at(0, 10), "end")
+        place.world.close_beyond(0, 15)
+        place.world.commit({0: 3})
+        await asyncio.sleep(0.05)
+        assert not waiting.done(), "offsets 10 to 15 are not there yet"
+        assert (await reader.fetch(0, 10)).records == []
+        place.world.give_up(0, 10, 15)
+        assert [one.base_offset for one in await waiting] == [15, 16, 17]
+        fetched = await reader.fetch(0, 12)
+        assert [one.base_offset for one in fetched.records] == [15, 16, 17]
+        assert (fetched.next_offset, fetched.end_offset) == (18, 18)
+        assert await reader.read(0, 10, 15) == []
+        assert [one.base_offset async for one in reader.iterate(0, 9)] == [9, 15, 16, 17]
+        assert reader.stats.lost_offsets > 0
+
+
+@scenario
+async def test_without_a_watch_waiters_ask_from_time_to_time() -> None:
+    async with tailing(config=ReaderConfig(poll_interval=0.02)) as (place, reader):
+        place.world.watch_is_broken = True
+        tail = reader.tail(0, 10)
+        waiting = asyncio.create_task(take(tail, 2))
+        asked = place.cluster.calls["GetObjects"]
+        await until(lambda: place.cluster.calls["GetObjects"] > asked + 3, "questions")
+        place.world.commit({0: 2})
+        assert [one.base_offset for one in await waiting] == [10, 11]
+
+
+@scenario
+async def test_changes_that_are_gone_everywhere_lose_nothing() -> None:
+    async with tailing() as (place, reader):
+        tail = reader.tail(0, 10)
+        waiting = asyncio.create_task(take(tail, 7))
+        await until(lambda: reader._slices.ends_at(0, 10), "end")
+        await followed(place, reader)
+        place.world.tells = False
+        place.world.commit({0: 7})
+        place.world.tells = True
+        place.world.lose_changes()
+        assert [one.base_offset for one in await waiting] == list(range(10, 17))
+
+
+@scenario
+async def test_a_watch_that_lags_behind_the_leader_is_given_up() -> None:
+    """A controller that is cut off goes on saying that it has everything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(map_follower, "_LAG_CHECK_S", 0.05)
+        patch.setattr(map_follower, "_LAG_ALLOWED_S", 0.3)
+        async with tailing() as (place, reader):
+            await take(reader.tail(0, 0), 10)
+            await until(lambda: place.cluster.calls["Watch"] >= 1, "watch")
+            place.world.committed_elsewhere = 5
+            watches = place.cluster.calls["Watch"]
+            await until(lambda: place.cluster.calls["Watch"] > watches, "another watch")
+            assert not reader._follower.is_healthy
+
+
+@scenario
+async def test_a_new_stream_joins_the_watch_and_misses_nothing() -> None:
+    async with tailing(streams=30) as (place, reader):
+        rng, ends = random.Random(9), dict.fromkeys(range(30), 10)
+        tails = {}
+        waiting = []
+        for each in range(30):
+            tails[each] = reader.tail(each, 0)
+            waiting.append(asyncio.create_task(take(tails[each], 20)))
+            for other in rng.sample(range(30), 10):
+                if ends[other] < 20:
+                    place.world.commit({other: 1})
+                    ends[other] += 1
+            await asyncio.sleep(rng.choice([0, 0.002]))
+        place.world.commit({each: 20 - end for each, end in ends.items() if end < 20})
+        for got in await asyncio.gather(*waiting):
+            assert [one.base_offset for one in got] == list(range(20))
+
+
+@scenario
+async def test_fetch_returns_at_once_when_there_is_something_or_no_wait() -> None:
+    async with tailing() as (_, reader):
+        fetched = await reader.fetch(0, 4)
+        assert [one.base_offset for one in fetched.records] == list(range(4, 10))
+        assert (fetched.next_offset, fetched.start_offset, fetched.end_offset) == (10, 0, 10)
+        assert fetched.payload_bytes == 120
+        nothing = await reader.fetch(0, 10)
+        assert (nothing.records, nothing.next_offset) == ([], 10)
+
+
+@scenario
+async def test_fetch_waits_for_enough_and_no_longer() -> None:
+    async with tailing() as (place, reader):
+        waiting = asyncio.create_task(reader.fetch(0, 8, min_bytes=100, wait=SOON))
+        await until(lambda: reader._slices.ends_at(0, 10), "end")
+        await followed(place, reader)
+        for _ in range(3):
+            assert not waiting.done()
+            place.world.commit({0: 1})
+            await asyncio.sleep(0.01)
+        fetched = await waiting
+        assert [one.base_offset for one in fetched.records] == list(range(8, 13))
+        some = await reader.fetch(0, 11, min_bytes=1_000_000, wait=0.05)
+        assert [one.base_offset for one in some.records] == [11, 12]
+        assert (await reader.fetch(0, 13, wait=0.05)).records == []
+        few = await reader.fetch(0, 0, max_bytes=30, min_bytes=30, wait=SOON)
+        assert [one.base_offset for one in few.records] == [0, 1]
+
+
+@scenario
+async def test_requests_that_make_no_sense_are_refused() -> None:
+    async with tailing() as (_, reader):
+        with pytest.raises(ValueError, match="wanted at most max_bytes"):
+            await reader.fetch(0, 0, 10, min_bytes=11)
+        with pytest.raises(ValueError, match="0 <= start < end"):
+            await reader.fetch(0, -1)
+        with pytest.raises(ValueError, match="0 <= start < end"):
+            reader.tail(0, -1)
+        with pytest.raises(ValueError, match="readahead_bytes is 0"):
+            ReaderConfig(readahead_bytes=0)
+        with pytest.raises(ValueError, match="poll_interval"):
+            ReaderConfig(poll_interval=0)
+
+
+@scenario
+async def test_a_read_ends_by_its_deadline() -> None:
+    async with tailing() as (place, reader):
+        never = asyncio.Event()
+
+        async def hang(_: object) -> None:
+            await never.wait()
+
+        place.cluster.hooks["GetObjects"] = hang
+        with pytest.raises(ReadDeadlineError, match=r"read of stream 0 was not done in 0.05 s"):
+            await reader.read(0, 0, deadline=0.05)
+        with pytest.raises(ReadDeadlineError, match="look-up of time 5 in stream 0"):
+            await reader.offset_for_timestamp(0, 5, timestamp_of=lambda _: 0, deadline=0.05)
+        never.set()
+        assert len(await reader.read(0, 0)) == 10
+
+
+@pytest.mark.parametrize("waits_for", ["map", "index", "block"])
+@scenario
+async def test_a_closed_reader_refuses_and_lets_nobody_wait(waits_for: str) -> None:
+    async with tailing() as (place, reader):
+        never, reached = asyncio.Event(), threading.Event()
+
+        async def hang(_: object) -> None:
+            reached.set()
+            await never.wait()
+
+        release = threading.Event()
+        if waits_for == "map":
+            place.cluster.hooks["GetObjects"] = hang
+        else:
+            if waits_for == "block":
+                place.world.block_bytes = 1 << 20
+                place.world.commit({0: 200, 1: 1}, payload=1_000)  # too large to come as a whole
+                await reader.read(1, 10)
+            place.world.store.block_on = (reached, release)
+        reading = asyncio.create_task(reader.read(0, 10 if waits_for == "block" else 0))
+        tail = asyncio.create_task(take(reader.tail(1, place.world.streams[1].end), 1))
+        await until(reached.is_set, f"wait for the {waits_for}")
+        reader.close()
+        release.set()
+        for task in (reading, tail):
+            with pytest.raises(ReaderClosedError):
+                await task
+        with pytest.raises(ReaderClosedError, match="stream 0"):
+            await reader.read(0, 0)
+        never.set()
+
+
+@scenario
+async def test_a_store_that_fails_for_a_moment_fails_that_read_alone() -> None:
+    async with tailing() as (place, reader):
+        for stream_id in range(3):
+            place.world.commit({stream_id: 5})
+            place.world.store.fail_next("get_range", StoreUnavailableError("fake: down"))
+            with pytest.raises(StoreUnavailableError, match="fake: down"):
+                await reader.read(stream_id, 10)
+            assert len(await reader.read(stream_id, 0)) == 15
+            assert reader.held_bytes < 10_000
+
+
+@scenario
+async def test_an_object_that_is_gone_while_it_is_still_remembered_is_asked_for_again() -> None:
+    async with tailing() as (place, reader):
+        world = place.world
+        world.block_bytes = 10_000
+        world.commit({0: 300}, payload=1_000)
+        await take(reader.tail(1, 0), 1)
+        await followed(place, reader)
+        await reader.read(0, 10, 11)
+        world.tells = False
+        world.compact(0, 0, 2)
+        assert await reader.read(0, 200) == world.streams[0].covering(200)
+        assert reader.stats.vanished_objects == 1
+
+
+@scenario
+async def test_a_wider_watch_goes_on_where_the_narrow_one_was_even_if_that_was_behind() -> None:
+    async with tailing() as (place, reader):
+        place.world.watch_hangs = True
+        first = asyncio.create_task(take(reader.tail(0, 10), 1))
+        await until(lambda: place.cluster.calls["Watch"] == 1, "watch")
+        await until(lambda: (watch := reader._follower._watch) is not None
+                    and watch.high_watermark > watch.next_offset, "lag")  # fmt: skip
+        place.world.commit({0: 1})
+        place.world.watch_hangs = False
+        second = asyncio.create_task(take(reader.tail(1, 10), 1))
+        await first
+        place.world.commit({1: 1})
+        await second
+        watches = place.cluster.requests["Watch"]
+        assert {one.from_offset for one in watches} == {watches[0].from_offset}
+
+
+@scenario
+async def test_streams_that_come_one_by_one_do_not_keep_the_watch_from_being_heard() -> None:
+    async with tailing(streams=60) as (place, reader):
+        tails = [reader.tail(each, 10) for each in range(60)]
+        waiting = []
+        for tail in tails:
+            waiting.append(asyncio.create_task(take(tail, 1)))
+            await asyncio.sleep(0.015)
+        await followed(place, reader)
+        assert place.cluster.calls["Watch"] <= 12
+        assert not place.cluster.requests["Watch"][-1].stream_ids
+        place.world.commit(dict.fromkeys(range(60), 1))
+        await asyncio.gather(*waiting)
+
+
+@pytest.mark.parametrize("composite", [False, True])
+@scenario
+async def test_bytes_that_no_format_rule_protects_are_held_against_the_checksum(
+    composite: bool,
+) -> None:
+    async with tailing() as (place, reader):
+        place.world.commit({0: 5})
+        object_id = place.world.compact(0, 0, 2, composite=composite)
+        key = key_for(object_id, NAMESPACE)
+        broken = bytearray(place.world.store.objects()[key])
+        broken[20] ^= 1  # of an epoch, or of a bucket id
+        place.world.store.put(key, bytes(broken))
+        with pytest.raises(CorruptObjectError, match="CRC-32C") as caught:
+            await reader.read(0, 0)
+        assert (caught.value.key, caught.value.stream_id) == (key, 0)

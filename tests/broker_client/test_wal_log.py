@@ -1,0 +1,341 @@
+"""The log as a broker uses it: grouped, bounded, broken for good, or waiting for room."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from broker_client.write_ahead_log.config import LogConfig
+from broker_client.write_ahead_log.errors import (
+    DamagedLogError,
+    LogLockedError,
+    WriteAheadLogBrokenError,
+    WriteAheadLogClosedError,
+    WriteAheadLogFullError,
+)
+from broker_client.write_ahead_log.files import File, PosixFile, PosixFileSystem
+from broker_client.write_ahead_log.log import WriteAheadLog
+from tests.broker_client.client_helpers import scenario
+from tests.broker_client.wal_tools import IDENTITY, LOG, SMALL, encoded, record_at, sequences_of
+from tests.journal.crash_disk import CrashDisk
+
+
+@dataclass
+class Orders:
+    """What a test makes of the next writes and syncs of segments."""
+
+    may_go_on: threading.Event = field(default_factory=threading.Event)
+    fail: Callable[[str], bool] = lambda _: False
+    error: int = errno.EIO
+    calls: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.may_go_on.set()
+
+    def obey(self, call: str) -> None:
+        assert self.may_go_on.wait(10)
+        self.calls.append(call)
+        if self.fail(call):
+            raise OSError(self.error, "the disk is gone")
+
+
+class OrderedFile(PosixFile):
+    def __init__(self, path: Path, orders: Orders, *, create: bool) -> None:
+        super().__init__(path, create=create)
+        self._orders = orders
+
+    def write(self, position: int, data: bytes) -> None:
+        self._orders.obey("write")
+        super().write(position, data)
+
+    def sync(self) -> None:
+        self._orders.obey("sync")
+        super().sync()
+
+
+class OrderedFiles(PosixFileSystem):
+    """The machine's files, where segments obey orders."""
+
+    def __init__(self) -> None:
+        self.orders = Orders()
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        if path.suffix == ".wal":
+            return OrderedFile(path, self.orders, create=create)
+        return super().open(path, create=create)
+
+
+def append(log: WriteAheadLog, *, size: int = 20) -> asyncio.Future[None]:
+    return log.append(*encoded(record_at(log.end, size)))
+
+
+async def settle(future: asyncio.Future[None]) -> BaseException | None:
+    await asyncio.wait([future])
+    return future.exception()
+
+
+def kept(log: WriteAheadLog) -> list[int]:
+    return sequences_of(log.recover())
+
+
+@scenario
+async def test_appends_share_a_sync_and_are_done_in_order_after_it(tmp_path: Path) -> None:
+    files = OrderedFiles()
+    log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
+    files.orders.may_go_on.clear()
+    done: list[str] = []
+    first = append(log)
+    first.add_done_callback(lambda _: done.append("first"))
+    await asyncio.sleep(0.01)
+    later = {append(log) for _ in range(500)}
+    assert len(later) == 1
+    later.pop().add_done_callback(lambda _: done.append("later"))
+    await asyncio.sleep(0.01)
+    assert not done
+    files.orders.may_go_on.set()
+    await log.flush()
+    await asyncio.sleep(0)
+    assert done == ["first", "later"]
+    assert (log.stats.records, log.stats.syncs, log.stats.groups) == (501, 2, 2)
+    await log.close()
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+@scenario
+async def test_a_failed_call_breaks_the_log_for_good(tmp_path: Path, call: str) -> None:
+    files = OrderedFiles()
+    log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
+    assert await settle(append(log)) is None
+    files.orders.fail = lambda one: one == call
+    failing = append(log)
+    assert isinstance(await settle(failing), WriteAheadLogBrokenError)
+    files.orders.fail = lambda _: False
+    files.orders.calls.clear()
+    with pytest.raises(WriteAheadLogBrokenError, match="the disk is gone; stop this broker"):
+        append(log)
+    with pytest.raises(WriteAheadLogBrokenError):
+        log.has_room(1)
+    log.trim(1)
+    await log.close()
+    assert files.orders.calls == []
+    log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
+    assert kept(log) in ([0], [0, 1])
+    await log.close()
+
+
+@scenario
+async def test_groups_behind_a_failed_one_fail_with_it(tmp_path: Path) -> None:
+    files = OrderedFiles()
+    log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL, files=files)
+    files.orders.may_go_on.clear()
+    futures = [append(log)]
+    await asyncio.sleep(0.01)
+    futures += [append(log) for _ in range(20)]
+    assert len(set(futures)) > 3
+    files.orders.fail = lambda call: call == "sync"
+    files.orders.may_go_on.set()
+    for future in futures:
+        assert isinstance(await settle(future), WriteAheadLogBrokenError)
+    await log.close()
+
+
+@scenario
+async def test_used_bytes_stay_within_the_bound_and_trim_gives_them_back(tmp_path: Path) -> None:
+    rng = random.Random(11)
+    log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
+    waits = 0
+    for _ in range(150):
+        # From tiny ones to the largest that is allowed: each gets its room in the end.
+        size = rng.choice([12, 20, 200, 900, log.max_record_bytes - 33])
+        while not log.has_room(size + 33):
+            waits += 1
+            await log.flush()
+            if not log.has_room(size + 33):
+                log.trim(rng.randint(log.trimmed, log.end) if rng.random() < 0.8 else log.end)
+                await log.flush()
+            assert disk_bytes(tmp_path) <= SMALL.max_bytes
+        log.append(*encoded(record_at(log.end, size)))
+        assert log.used_bytes <= SMALL.max_bytes
+    assert waits > 30
+    await log.close()
+
+
+def segments(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.wal"))
+
+
+def disk_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in segments(directory))
+
+
+@scenario
+async def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
+    files = OrderedFiles()
+    config = LogConfig(max_unflushed_bytes=10_000)
+    log = await WriteAheadLog.open(tmp_path, IDENTITY, config, files=files)
+    files.orders.may_go_on.clear()
+    while log.has_room(1033):
+        append(log, size=1000)
+    assert 8 <= log.end <= 10
+    files.orders.may_go_on.set()
+    await log.flush()
+    assert log.has_room(1033)
+    await log.close()
+
+
+@scenario
+async def test_a_full_disk_refuses_until_all_appended_is_trimmed_then_goes_on() -> None:
+    disk = CrashDisk()
+    log = await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk)
+    assert await settle(append(log)) is None
+    disk.space = 100
+    refused = [append(log) for _ in range(12)]
+    for future in refused:
+        assert isinstance(await settle(future), WriteAheadLogFullError)
+    disk.space = None
+    for position in (0, 1, log.end - 1):
+        log.trim(position)
+        assert not log.has_room(40)
+        with pytest.raises(WriteAheadLogFullError, match="commit and trim"):
+            append(log)
+    log.trim(log.end)
+    assert log.has_room(40)
+    begin = log.end
+    assert [await settle(append(log)) for _ in range(9)] == [None] * 9
+    await log.close()
+    log = await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk.after_kill())
+    assert kept(log) == list(range(begin, begin + 9))
+    await log.close()
+
+
+@scenario
+async def test_what_waits_behind_a_refused_group_is_refused_with_it(tmp_path: Path) -> None:
+    files = OrderedFiles()
+    log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
+    files.orders.may_go_on.clear()
+    files.orders.fail, files.orders.error = lambda call: call == "write", errno.ENOSPC
+    first = append(log)
+    await asyncio.sleep(0.01)
+    behind = append(log)
+    files.orders.may_go_on.set()
+    assert isinstance(await settle(first), WriteAheadLogFullError)
+    files.orders.fail = lambda _: False
+    assert isinstance(await settle(behind), WriteAheadLogFullError)
+    await log.close()
+    log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
+    assert kept(log) == []
+    await log.close()
+
+
+@scenario
+async def test_a_disk_that_stays_full_refuses_again_and_again() -> None:
+    disk = CrashDisk()
+    log = await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk)
+    disk.space = 0
+    for _ in range(3):
+        assert isinstance(await settle(append(log)), WriteAheadLogFullError)
+        log.trim(log.end)
+    disk.space = None
+    assert await settle(append(log)) is None
+    await log.close()
+    log = await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk.after_kill())
+    assert kept(log) == [3]
+    await log.close()
+
+
+@scenario
+async def test_opening_without_room_says_so_and_leaves_the_directory_free() -> None:
+    disk = CrashDisk(space=10)
+    with pytest.raises(WriteAheadLogFullError, match="has no room"):
+        await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk)
+    disk.space = None
+    await (await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk)).close()
+
+
+@scenario
+async def test_a_damaged_log_is_refused_or_mended_and_what_is_lost_is_told(tmp_path: Path) -> None:
+    log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
+    for _ in range(30):
+        await settle(append(log))
+    await log.close()
+    path = segments(tmp_path)[1]
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedLogError, match=rf"{path} is damaged at byte \d+: the checksum"):
+        await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
+    log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL, damage="quarantine")
+    assert (len(kept(log)), log.lost) == (29, 1)
+    await log.close()
+    log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
+    assert (len(kept(log)), log.lost) == (29, 1)
+    await log.close()
+
+
+@scenario
+async def test_only_one_process_has_the_log_and_close_gives_it_free(tmp_path: Path) -> None:
+    log = await WriteAheadLog.open(tmp_path / "a" / "b", IDENTITY)
+    with pytest.raises(LogLockedError):
+        await WriteAheadLog.open(tmp_path / "a" / "b", IDENTITY)
+    unflushed = append(log)
+    await log.close()
+    assert unflushed.result() is None
+    with pytest.raises(WriteAheadLogClosedError):
+        append(log)
+    log = await WriteAheadLog.open(tmp_path / "a" / "b", IDENTITY)
+    assert kept(log) == [0]
+    await log.close()
+
+
+@scenario
+async def test_records_settled_before_they_are_on_the_disk_do_not_come_back(tmp_path: Path) -> None:
+    log = await WriteAheadLog.open(tmp_path, IDENTITY)
+    append(log)
+    log.trim(1)
+    append(log)
+    await log.close()
+    log = await WriteAheadLog.open(tmp_path, IDENTITY)
+    assert kept(log) == [1]
+    with pytest.raises(ValueError, match="at most the end, 2"):
+        log.trim(3)
+    await log.close()
+
+
+@scenario
+async def test_a_header_that_does_not_fit_its_payload_is_refused(tmp_path: Path) -> None:
+    log = await WriteAheadLog.open(tmp_path, IDENTITY)
+    header, payload = encoded(record_at(0))
+    for bad in ((header[:-1], payload), (header, payload[:-1])):
+        with pytest.raises(ValueError, match="payload's length"):
+            log.append(*bad)
+    assert log.end == 0
+    await log.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@scenario
+async def test_a_log_used_at_random_keeps_what_its_model_keeps(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
+    for _ in range(400):
+        action = rng.choices(["append", "trim", "flush", "reopen"], [80, 10, 8, 2])[0]
+        size = rng.randint(12, 300)
+        if action == "append" and log.has_room(size + 33):
+            append(log, size=size)
+        elif action == "flush":
+            await log.flush()
+        elif action == "reopen":
+            trimmed, end = log.trimmed, log.end
+            await log.close()
+            log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
+            assert kept(log) == list(range(trimmed, end)), f"seed {seed}"
+        else:
+            log.trim(rng.randint(log.trimmed, log.end))
+    await log.close()

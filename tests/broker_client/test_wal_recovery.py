@@ -1,0 +1,157 @@
+"""After a restart, what is not committed is uploaded, only that, and nothing is lost silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker_client.session import BrokerSession, OpenedStream
+from broker_client.write_ahead_log.log import WriteAheadLog
+from broker_client.write_ahead_log.recovery import (
+    AsideRun,
+    RecoveryPlan,
+    StreamHistory,
+    Verdict,
+    recover_into,
+    stream_histories,
+)
+from broker_client.write_ahead_log.set_aside import read_set_aside
+from storage.object_format.record import RecordBatch
+from tests.broker_client.client_helpers import broker, scenario
+from tests.broker_client.wal_tools import IDENTITY, encoded
+
+COMMITTED, UPLOAD, ASIDE = Verdict.COMMITTED, Verdict.UPLOAD, Verdict.ASIDE
+
+
+def record(stream_id: int, epoch: int, begin: int, end: int) -> RecordBatch:
+    return RecordBatch(stream_id, epoch, begin, end - begin, b"%d" % begin)
+
+
+def judged(plan: RecoveryPlan, *records: RecordBatch) -> list[Verdict]:
+    return [plan.judge(one) for one in records]
+
+
+def test_a_held_stream_is_continued_where_the_map_ends() -> None:
+    plan = RecoveryPlan([OpenedStream(1, 7, 0, 100)])
+    below, at, behind = record(1, 7, 90, 100), record(1, 7, 100, 105), record(1, 7, 105, 106)
+    assert judged(plan, below, at, behind) == [COMMITTED, UPLOAD, UPLOAD]
+    report = plan.report
+    assert (report.committed, report.uploaded, report.set_aside) == (1, 2, 0)
+
+
+def test_streams_are_judged_each_for_itself() -> None:
+    plan = RecoveryPlan([OpenedStream(1, 7, 0, 10), OpenedStream(2, 3, 0, 20)])
+    records = [
+        record(1, 7, 10, 11),
+        record(2, 3, 19, 20),
+        record(2, 3, 20, 21),
+        record(1, 7, 11, 12),
+    ]
+    assert judged(plan, *records) == [UPLOAD, COMMITTED, UPLOAD, UPLOAD]
+
+
+def test_behind_a_gap_everything_of_the_stream_is_set_aside() -> None:
+    plan = RecoveryPlan([OpenedStream(1, 7, 0, 100)])
+    records = [record(1, 7, 101, 103), record(1, 7, 103, 104), record(1, 7, 106, 107)]
+    assert judged(plan, *records) == [ASIDE] * 3
+    reason = "it does not continue the stream, which ends at offset 100"
+    assert plan.report.aside == [
+        AsideRun(1, 7, 101, 104, reason),
+        AsideRun(1, 7, 106, 107, reason),
+    ]
+
+
+def test_a_record_across_the_end_or_logged_twice_is_never_uploaded() -> None:
+    plan = RecoveryPlan([OpenedStream(1, 7, 0, 100)])
+    records = [record(1, 7, 99, 101), record(1, 7, 100, 101), record(1, 7, 100, 101)]
+    assert judged(plan, *records) == [ASIDE, UPLOAD, ASIDE]
+
+
+def test_a_record_of_a_former_epoch_is_committed_only_below_the_end_of_its_range() -> None:
+    history = StreamHistory(start_offset=5, ends={6: 50, 7: 100})
+    plan = RecoveryPlan([OpenedStream(1, 7, 5, 100)], {1: history})
+    records = [record(1, 6, 49, 50), record(1, 6, 50, 60), record(1, 7, 100, 101)]
+    assert judged(plan, *records) == [COMMITTED, ASIDE, UPLOAD]
+    assert plan.report.aside == [AsideRun(1, 6, 50, 60, "epoch 6 of the stream ended at offset 50")]
+
+
+def test_a_stream_of_another_owner_takes_nothing() -> None:
+    history = StreamHistory(0, {7: 50, 8: 90}, owed=((30, 40),))
+    plan = RecoveryPlan([], {1: history})
+    records = [
+        record(1, 7, 20, 30),
+        record(1, 7, 35, 36),
+        record(1, 7, 50, 51),
+        record(1, 9, 90, 91),
+        record(2, 0, 0, 1),
+    ]
+    assert judged(plan, *records) == [COMMITTED, ASIDE, ASIDE, ASIDE, ASIDE]
+    assert [run.reason for run in plan.report.aside] == [
+        "epoch 7 of the stream was closed before it was committed",
+        "epoch 7 of the stream ended at offset 50",
+        "the stream has no range of epoch 9",
+        "the stream does not exist (any more)",
+    ]
+
+
+def test_what_the_stream_was_trimmed_behind_is_settled() -> None:
+    plan = RecoveryPlan([], {1: StreamHistory(60, {8: 90})})
+    assert judged(plan, record(1, 7, 50, 60), record(1, 7, 60, 61)) == [COMMITTED, ASIDE]
+
+
+@scenario
+async def test_the_histories_of_streams_come_from_the_controllers() -> None:
+    async with broker() as one:
+        (opened,) = await one.opened(1, epoch=4)
+        assert await stream_histories(one.client, [opened.stream_id, 99]) == {
+            opened.stream_id: StreamHistory(0, {4: 0})
+        }
+
+
+@scenario
+async def test_recovery_uploads_sets_aside_and_can_be_repeated(tmp_path: Path) -> None:
+    async with broker() as one:
+        held, closed, lost = await one.opened(3, epoch=4)
+        await one.session.close_streams({closed.stream_id: 4})
+        log = await WriteAheadLog.open(tmp_path, IDENTITY)
+        good = [record(held.stream_id, 4, n, n + 1) for n in range(5)]
+        unwanted = [record(closed.stream_id, 4, 0, 3), record(lost.stream_id, 3, 0, 1)]
+        for each in (*good[:2], *unwanted, *good[2:]):
+            log.append(*encoded(each))
+        await log.close()
+        session = await BrokerSession.register(one.client, 1000, 2)
+        for _ in range(2):
+            log = await WriteAheadLog.open(tmp_path, IDENTITY)
+            uploaded: list[RecordBatch] = []
+
+            async def upload(each: RecordBatch, into: list[RecordBatch] = uploaded) -> None:
+                into.append(each)
+
+            report = await recover_into(log, session, upload)
+            assert uploaded == good
+            assert (report.committed, report.uploaded, report.set_aside) == (0, 5, 2)
+            assert report.file is not None
+            assert list(read_set_aside(report.file))[1:] == unwanted
+            assert aside_files(tmp_path) == [report.file]
+            await log.close()
+
+
+def aside_files(directory: Path) -> list[Path]:
+    return list(directory.glob("*.aside"))
+
+
+@scenario
+async def test_an_empty_log_asks_nothing_and_leaves_no_file(tmp_path: Path) -> None:
+    async with broker() as one:
+        log = await WriteAheadLog.open(tmp_path, IDENTITY)
+        calls = dict(one.cluster.calls)
+
+        async def upload(each: RecordBatch) -> None:
+            pytest.fail(f"{each} was never logged")
+
+        report = await recover_into(log, one.session, upload)
+        assert report.file is None
+        assert dict(one.cluster.calls) == calls
+        assert aside_files(tmp_path) == []
+        await log.close()

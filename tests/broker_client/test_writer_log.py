@@ -1,0 +1,349 @@
+"""With a write-ahead log appends are acknowledged by the log, which forgets what is committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from broker_client import (
+    BrokerSession,
+    NodeEpochExpiredError,
+    RecoveryNeededError,
+    StreamFencedError,
+    StreamWriter,
+    WriterConfig,
+)
+from broker_client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
+from broker_client.write_ahead_log.errors import WriteAheadLogBrokenError, WriteAheadLogFullError
+from broker_client.write_ahead_log.identity import LogIdentity
+from broker_client.write_ahead_log.log import WriteAheadLog
+from storage.errors import StoreUnavailableError
+from storage.object_format.record import RecordBatch, decode_record
+from tests.broker_client.client_helpers import Broker, broker, scenario, until
+from tests.broker_client.fake_controller import NAMESPACE
+
+COMMITS = "CommitStreamSetObject"
+NEVER = 3600.0
+
+
+class FakeLog:
+    """A log in memory; the test says when a group is on disk."""
+
+    def __init__(self, recovered: Iterable[RecordBatch] = ()) -> None:
+        self.recovered = list(recovered)
+        self.records: list[RecordBatch] = []
+        self.trimmed: list[int] = []
+        self.aside: list[RecordBatch] = []
+        self.group: asyncio.Future[None] | None = None
+        self.room = True
+        self.max_record_bytes = 1 << 20
+        self.recovered_end = len(self.recovered)
+
+    @property
+    def end(self) -> int:
+        return self.recovered_end + len(self.records)
+
+    def has_room(self, size: int) -> bool:
+        return self.room or size == 0
+
+    def append(self, header: bytes, payload: bytes) -> asyncio.Future[None]:
+        self.records.append(decode_record(memoryview(header + payload), 0))
+        if self.group is None:
+            self.group = asyncio.get_running_loop().create_future()
+        return self.group
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Let the group that is gathered be on disk, or fail."""
+        group, self.group = self.group, None
+        assert group is not None
+        if error is None:
+            group.set_result(None)
+        else:
+            group.set_exception(error)
+
+    def trim(self, position: int) -> None:
+        self.trimmed.append(position)
+
+    def recover(self) -> Iterable[RecordBatch]:
+        return iter(self.recovered)
+
+    async def set_aside(self, records: Iterable[RecordBatch], reason: str) -> Path | None:
+        assert not self.trimmed, "trimmed before it was set aside"
+        self.aside.extend(records)
+        return None
+
+
+def config(**changes: Any) -> WriterConfig:
+    return WriterConfig(**{"linger": NEVER, "durability": "wal", **changes})
+
+
+def writer_of(b: Broker, log: FakeLog | WriteAheadLog, **changes: Any) -> StreamWriter:
+    return StreamWriter(b.session, b.store, config(**changes), log=log)
+
+
+@scenario
+async def test_an_append_is_acknowledged_when_its_group_is_on_disk_not_before() -> None:
+    async with broker() as b:
+        streams = await b.opened(2)
+        log = FakeLog()
+        async with writer_of(b, log) as writer:
+            writer.attach(streams)
+            first = [await writer.append(i % 2, b"%d" % i) for i in range(4)]
+            assert [one.payload for one in log.records] == [b"0", b"1", b"2", b"3"]
+            held = writer.buffered_bytes
+            await asyncio.sleep(0)
+            assert not any(ack.done() for ack in first)
+            log.finish()
+            assert await asyncio.gather(*first) == [0, 0, 1, 1]
+            assert writer.buffered_bytes < held, "what is on disk still counts twice"
+            later = await writer.append_many(0, [b"4", b"5"])
+            assert not later.done()
+            assert b.cluster.calls[COMMITS] == 0
+            log.finish()
+            assert await later == 2
+            await writer.flush()
+            assert log.trimmed == [6]
+            assert writer.buffered_bytes == 0
+        assert await b.payloads(0) == [b"0", b"2", b"4", b"5"]
+
+
+@scenario
+async def test_the_log_keeps_what_is_not_committed() -> None:
+    async with broker() as b:
+        streams = await b.opened(1)
+        log, gate = FakeLog(), asyncio.Event()
+
+        async def hold(_: Any) -> None:
+            if b.cluster.calls[COMMITS] > 1:
+                await gate.wait()
+
+        b.cluster.hooks[COMMITS] = hold
+        async with writer_of(b, log, upload_bytes=1) as writer:
+            writer.attach(streams)
+            await writer.append(0, b"x")
+            log.finish()
+            await until(lambda: log.trimmed == [1], "trim behind the first commit")
+            await writer.append(0, b"x")
+            log.finish()
+            await until(lambda: b.cluster.calls[COMMITS] == 2, "second commit")
+            assert log.trimmed == [1]
+            gate.set()
+            await writer.flush()
+            assert log.trimmed == [1, 2]
+
+
+@scenario
+async def test_passing_failures_are_repeated_until_they_pass(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with broker(deadline=1.0) as b:
+        streams = await b.opened(2)
+        log = FakeLog()
+        b.store.fail_next("put", StoreUnavailableError("down"))
+        unavailable = grpc.StatusCode.UNAVAILABLE
+        b.cluster.fail_next(PREPARE_OBJECTS, unavailable, times=15)
+        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, unavailable, applied=True, times=12)
+        async with writer_of(b, log, commit_deadline=0.1, upload_bytes=1) as writer:
+            writer.attach(streams)
+            for i in range(6):
+                await writer.append(i % 2, b"%d" % i)
+            log.finish()
+            await writer.flush()
+            assert log.trimmed[-1] == 6
+        assert await b.payloads(0) == [b"0", b"2", b"4"]
+        assert await b.payloads(1) == [b"1", b"3", b"5"]
+    assert "it is repeated in 0.5 s: object" in caplog.text
+    assert "it is repeated in 0.5 s: PrepareObjects" in caplog.text
+
+
+@scenario
+async def test_close_leaves_in_the_log_what_it_could_not_commit() -> None:
+    async with broker() as b:
+        streams = await b.opened(1)
+        log = FakeLog()
+        b.cluster.fail_next(PREPARE_OBJECTS, grpc.StatusCode.UNAVAILABLE, times=10_000)
+        writer = writer_of(b, log)
+        writer.attach(streams)
+        ack = await writer.append(0, b"x")
+        log.finish()
+        await writer.close(0.2)
+        assert ack.result() == 0
+        assert log.trimmed == []
+
+
+@scenario
+async def test_what_can_never_be_committed_is_set_aside_before_it_is_trimmed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with broker() as b:
+        streams = await b.opened(2)
+        thief = await BrokerSession.register(b.client, 1001, 1)
+        (await thief.open_streams({1: 5})).require_all()
+        log = FakeLog()
+        async with writer_of(b, log) as writer:
+            writer.attach(streams)
+            for i in range(4):
+                await writer.append(i % 2, b"%d" % i)
+            log.finish()
+            await writer.flush()
+            assert log.aside == [one for one in log.records if one.stream_id == 1]
+            assert log.trimmed == [4]
+        assert await b.payloads(0) == [b"0", b"2"]
+    assert "acknowledged records of stream 1 [0, 2) can't be committed" in caplog.text
+
+
+@scenario
+async def test_a_fenced_node_trims_nothing() -> None:
+    async with broker() as b:
+        streams = await b.opened(1)
+        log = FakeLog()
+        async with writer_of(b, log) as writer:
+            writer.attach(streams)
+            await writer.append(0, b"x")
+            log.finish()
+            await BrokerSession.register(b.client, 1000, 2)
+            with pytest.raises(NodeEpochExpiredError):
+                await writer.flush()
+        assert (log.trimmed, log.aside) == ([], [])
+
+
+@scenario
+async def test_a_full_disk_makes_appends_wait_for_their_commit() -> None:
+    async with broker() as b:
+        streams = await b.opened(1)
+        log, gate = FakeLog(), asyncio.Event()
+
+        async def hold(_: Any) -> None:
+            await gate.wait()
+
+        b.cluster.hooks[COMMITS] = hold
+        async with writer_of(b, log) as writer:
+            writer.attach(streams)
+            ack = await writer.append(0, b"x")
+            log.room = False
+            log.finish(WriteAheadLogFullError("no space"))
+            waiting = asyncio.create_task(writer.append(0, b"y"))
+            await until(lambda: b.cluster.calls[COMMITS] == 1, "commit that makes room")
+            assert not ack.done(), "neither logged nor committed, and acknowledged"
+            gate.set()
+            assert await ack == 0
+            log.room = True
+            await writer.flush()
+            second = await waiting
+            log.finish()
+            assert await second == 1
+
+
+@scenario
+async def test_a_broken_log_bars_appends_and_what_it_had_acknowledged_is_committed() -> None:
+    async with broker() as b:
+        streams = await b.opened(1)
+        log = FakeLog()
+        async with writer_of(b, log) as writer:
+            writer.attach(streams)
+            first = await writer.append(0, b"x")
+            log.finish()
+            second = await writer.append(0, b"y")
+            broken = WriteAheadLogBrokenError(Path("wal"), "EIO")
+            log.finish(broken)
+            assert await first == 0
+            with pytest.raises(WriteAheadLogBrokenError):
+                await second
+            with pytest.raises(WriteAheadLogBrokenError):
+                await writer.append(0, b"z")
+            await writer.flush()
+        assert (await b.payloads(0))[:1] == [b"x"]
+
+
+@scenario
+async def test_recovery_uploads_what_is_not_committed_and_only_that(tmp_path: Path) -> None:
+    async with broker() as b:
+        streams = await b.opened(2)
+        identity = LogIdentity(NAMESPACE, 1000, 1)
+        log = await WriteAheadLog.open(tmp_path, identity)
+        writer = writer_of(b, log, upload_bytes=1)
+        writer.attach(streams)
+        for number in range(3):
+            assert await (await writer.append(0, b"committed %d" % number)) == number
+        await writer.flush()
+        b.cluster.fail_next(PREPARE_OBJECTS, grpc.StatusCode.UNAVAILABLE, times=10_000)
+        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, grpc.StatusCode.UNAVAILABLE, times=10_000)
+        acks = [await writer.append(number % 2, b"logged %d" % number) for number in range(6)]
+        assert await asyncio.gather(*acks) == [3, 0, 4, 1, 5, 2]
+        await writer.close(0.1)
+        await log.close()
+        for method in (PREPARE_OBJECTS, COMMIT_STREAM_SET_OBJECT):
+            b.cluster.fail_next(method, grpc.StatusCode.UNAVAILABLE, times=0)
+
+        b.session = await BrokerSession.register(b.client, 1000, 2)
+        log = await WriteAheadLog.open(tmp_path, LogIdentity(NAMESPACE, 1000, 2))
+        async with writer_of(b, log) as writer:
+            writer.attach(b.session.inherited)
+            with pytest.raises(RecoveryNeededError, match=r"await recover\(\)"):
+                await writer.append(0, b"too early")
+            report = await writer.recover()
+            assert report.uploaded == 6
+            assert log.trimmed == log.recovered_end
+            assert await (await writer.append(0, b"new")) == 6
+        await log.close()
+        logged = [b"logged %d" % number for number in range(6)]
+        committed = [b"committed %d" % number for number in range(3)]
+        assert await b.payloads(0) == [*committed, *logged[::2], b"new"]
+        assert await b.payloads(1) == logged[1::2]
+
+
+@scenario
+async def test_a_recovery_that_fails_trims_nothing_then_or_later() -> None:
+    async with broker() as b:
+        streams = await b.opened(1)
+        b.session = await BrokerSession.register(b.client, 1000, 2)
+        log = FakeLog([RecordBatch(0, 0, 0, 1, b"x")])
+        b.cluster.map.expire_prepared()
+
+        async def steal(_: Any) -> None:
+            b.cluster.map.streams[0].epoch += 1
+
+        b.cluster.hooks[COMMITS] = steal
+        async with writer_of(b, log) as writer:
+            writer.attach(streams)
+            with pytest.raises(StreamFencedError):
+                await writer.recover()
+            with pytest.raises(StreamFencedError):
+                await writer.append(0, b"y")
+        assert log.trimmed == []
+
+
+@scenario
+async def test_what_could_not_be_set_aside_is_not_trimmed_by_a_later_batch() -> None:
+    async with broker() as b:
+        streams = await b.opened(2)
+        thief = await BrokerSession.register(b.client, 1001, 1)
+        (await thief.open_streams({1: 5})).require_all()
+        log = FakeLog()
+
+        async def fail(*_: Any) -> None:
+            raise WriteAheadLogFullError("no space")
+
+        log.set_aside = fail  # type: ignore[method-assign, assignment]
+        async with writer_of(b, log, upload_bytes=1) as writer:
+            writer.attach(streams)
+            await writer.append(1, b"lost")
+            await writer.append(0, b"kept")
+            log.finish()
+            await writer.flush()
+            assert log.trimmed == []
+        assert await b.payloads(0) == [b"kept"]
+
+
+def test_durability_and_log_belong_together() -> None:
+    with pytest.raises(ValueError, match="no log is given"):
+        config().check_log(None)
+    with pytest.raises(ValueError, match="a log is given"):
+        WriterConfig().check_log(FakeLog())
+    with pytest.raises(ValueError, match="durability is 'disk'"):
+        config(durability="disk")

@@ -1,0 +1,195 @@
+"""A broker process to be killed: it writes with a write-ahead log and notes what was acknowledged.
+
+Run as `python -m tests.broker_client.wal_child SETTINGS`, a JSON object with the fields of
+`Settings`. It takes itself away, as kill -9 does, at the ordered step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from broker_client import BrokerSession, ControllerClient, SilentObserver, StreamWriter
+from broker_client.write_ahead_log.config import LogConfig
+from broker_client.write_ahead_log.files import File, PosixFile, PosixFileSystem
+from broker_client.write_ahead_log.identity import LogIdentity
+from broker_client.write_ahead_log.log import WriteAheadLog
+from broker_client.write_ahead_log.recovery import RecoveryPlan
+from broker_client.writer_config import WriterConfig
+from storage.object_format.index_block import StreamRange
+from storage.object_store.base import Body
+from storage.object_store.local import LocalObjectStore
+
+STEPS = ("write", "sync", "synced", "remove", "uploaded", "committed", "time")
+"""Before a write, before and after its sync, before a segment goes, before and after a commit."""
+
+SMALL_LOG = LogConfig(max_bytes=400_000, segment_bytes=30_000, group_bytes=4_000)
+SMALL_WRITER = WriterConfig(
+    upload_bytes=20_000, max_buffer_bytes=200_000, linger=0.02, split_bytes=9_000, durability="wal"
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`step` and `at`: die at the `at`-th time of this step, or after `at` ms; "" for never."""
+
+    endpoints: Sequence[str]
+    root: str
+    node_epoch: int
+    streams: int
+    records: int
+    seed: int
+    step: str = ""
+    at: int = 0
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Executioner:
+    """Counts the steps and ends the process at the ordered one."""
+
+    def __init__(self, step: str, at: int) -> None:
+        self._step = step
+        self._left = at
+
+    def pass_by(self, step: str) -> None:
+        if step == self._step:
+            self._left -= 1
+            if self._left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def start(self) -> None:
+        if self._step == "time":
+            timer = threading.Timer(self._left / 1000, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+
+
+class DoomedFile(PosixFile):
+    def __init__(self, path: Path, executioner: Executioner, *, create: bool) -> None:
+        super().__init__(path, create=create)
+        self._executioner = executioner
+
+    def write(self, position: int, data: bytes) -> None:
+        self._executioner.pass_by("write")
+        super().write(position, data)
+
+    def sync(self) -> None:
+        self._executioner.pass_by("sync")
+        super().sync()
+        self._executioner.pass_by("synced")
+
+
+class DoomedFiles(PosixFileSystem):
+    def __init__(self, executioner: Executioner) -> None:
+        self._executioner = executioner
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        if path.suffix == ".wal":
+            return DoomedFile(path, self._executioner, create=create)
+        return super().open(path, create=create)
+
+    def remove(self, path: Path) -> None:
+        self._executioner.pass_by("remove")
+        super().remove(path)
+
+
+class SlowStore(LocalObjectStore):
+    """A store so slow that much is acknowledged long before it is committed."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        super().__init__(root)
+        self._rng = random.Random(seed)
+
+    def put(
+        self,
+        key: str,
+        data: Body,
+        *,
+        if_absent: bool = False,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        time.sleep(self._rng.uniform(0, 0.06))
+        super().put(key, data, if_absent=if_absent, tags=tags)
+
+
+class DoomedObserver(SilentObserver):
+    def __init__(self, executioner: Executioner) -> None:
+        self._executioner = executioner
+
+    async def on_uploaded(self, keys: Sequence[str]) -> None:
+        self._executioner.pass_by("uploaded")
+
+    async def on_committed(self, object_ids: Sequence[int], ranges: Sequence[StreamRange]) -> None:
+        self._executioner.pass_by("committed")
+
+
+async def write_records(writer: StreamWriter, settings: Settings, streams: list[int]) -> None:
+    """Append to the streams at random; note each record when, and only when, it is acknowledged."""
+    rng = random.Random(settings.seed)
+    notes = os.open(Path(settings.root) / "acknowledged", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(stream_id: int, name: str, ack: asyncio.Future[int]) -> None:
+        os.write(notes, f"{stream_id} {ack.result()} {name}\n".encode())
+
+    waiting: set[asyncio.Future[int]] = set()
+    for number in range(settings.records):
+        stream_id = rng.choice(streams)
+        name = f"{settings.node_epoch}.{number}"
+        payload = name.encode() + b" " * rng.choice([0, 10, 100, 2000])
+        ack = await writer.append(stream_id, payload)
+        ack.add_done_callback(partial(note, stream_id, name))
+        waiting = {one for one in (*waiting, ack) if not one.done()}
+        if rng.random() < 0.05:
+            await asyncio.sleep(rng.random() * 0.005)
+    await writer.flush()
+    await asyncio.gather(*waiting)
+
+
+async def live(settings: Settings) -> None:
+    """Say on the standard output what there is to recover; recover, then write."""
+    executioner = Executioner(settings.step, settings.at)
+    executioner.start()
+    root = Path(settings.root)
+    async with ControllerClient(settings.endpoints, rng=random.Random(settings.seed)) as client:
+        session = await BrokerSession.register(client, 1000, settings.node_epoch)
+        log = await WriteAheadLog.open(
+            root / "log",
+            LogIdentity(session.namespace, 1000, settings.node_epoch),
+            SMALL_LOG,
+            files=DoomedFiles(executioner),
+        )
+        store = SlowStore(root / "bucket", settings.seed)
+        async with StreamWriter(
+            session, store, SMALL_WRITER, DoomedObserver(executioner), log
+        ) as writer:
+            writer.attach(session.inherited)
+            plan = RecoveryPlan(session.inherited)
+            for record in log.recover():
+                plan.judge(record)
+            found = plan.report
+            print(json.dumps([found.committed, found.uploaded, found.set_aside]), flush=True)
+            await writer.recover()
+            streams = [stream.stream_id for stream in session.inherited]
+            if not streams:
+                ids = await session.create_streams([{}] * settings.streams)
+                opened = (await session.open_streams(dict.fromkeys(ids, 0))).require_all()
+                writer.attach(opened.values())
+                streams = ids
+            await write_records(writer, settings, streams)
+        await log.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(live(Settings(**json.loads(sys.argv[1]))))

@@ -1,0 +1,270 @@
+"""`streammeta object dump`: what it shows of sound, damaged and composite objects."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.cli import output
+from controller.cli.main import cli
+from storage.object_format.composite import LinkedObject, encode_composite
+from storage.object_format.index_block import IndexEntry
+from storage.object_format.object_builder import ObjectBuilder
+from storage.object_format.record import RecordBatch
+from storage.object_store import factory
+from storage.object_store.memory import MemoryObjectStore
+from tests.storage.format_objects import PUBLISHED_LINES, published_object
+from tests.storage.kafka_batches import ZSTD, kafka_batch, kafka_record
+from tests.storage.meta_payloads import PARTITION, PRODUCERS
+from tests.storage.s3_servers import running_ministack
+
+
+@pytest.fixture(scope="module")
+def published() -> bytes:
+    """The object of the published dump, with the published payloads of stream 3."""
+    return published_object(PRODUCERS, PARTITION).data
+
+
+def dump(*words: str | Path) -> int:
+    return output.run_cli(cli, ["object", "dump", *map(str, words)])
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+def kafka_object(*payloads: bytes) -> bytes:
+    builder = ObjectBuilder()
+    builder.write([RecordBatch(4, 0, 10 * i, 10, one) for i, one in enumerate(payloads)])
+    return builder.finish().data
+
+
+def test_a_published_object_shows_the_published_lines(
+    published: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "78").write_bytes(published)
+    assert dump("--decode", "metastream", "--stream", "3", tmp_path / "78") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[: len(PUBLISHED_LINES)] == PUBLISHED_LINES
+    assert lines[len(PUBLISHED_LINES) :][0] == (
+        "===========StreamRecordBatch{streamId=3, epoch=0, baseOffset=4, count=1, size=138}"
+    )
+    assert lines[-4] == "key=PRODUCER_SNAPSHOTS"
+    assert lines[-3].startswith("offset=50555, content=[ProducerStateEntry(producerId=7001,")
+    assert lines[-2:] == [
+        "===========StreamRecordBatch{streamId=3, epoch=0, baseOffset=5, count=1, size=48}",
+        'key=PARTITION, value={"s":0,"c":0,"r":50540,"cs":false}',
+    ]
+
+
+def test_as_many_records_show_as_asked_for(
+    published: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "object"
+    path.write_bytes(published)
+    shown = {}
+    for words in ((), ("--records", "3"), ("--no-records",), ("--records", "0", "--stream", "5")):
+        assert dump(*words, path) == 0
+        lines = capsys.readouterr().out.splitlines()
+        shown[words] = (sum(line.startswith("=====") for line in lines), lines[-1])
+        assert "objectId" not in lines[len(PUBLISHED_LINES) - 1]
+    assert shown[()][0] == 422
+    assert shown[("--records", "3")] == (3, "records not shown: 419")
+    assert shown[("--no-records",)] == (0, "records not shown: 422")
+    assert shown[("--records", "0", "--stream", "5")] == (0, "records not shown: 84")
+
+
+def test_the_same_in_json(
+    published: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "78"
+    path.write_bytes(published)
+    assert dump("--format", "json", "--decode", "metastream", "--stream", "3", path) == 0
+    found = document(capsys)
+    assert found["ok"] is True
+    assert (found["object_id"], found["size"], found["kind"]) == (78, 5242306, "normal")
+    assert found["footer"] == {"index_position": 5242006, "index_size": 252}
+    assert len(found["index"]) == 7
+    assert found["index"][1] == {
+        "stream_id": 4,
+        "start_offset": 50390,
+        "end_offset": 51410,
+        "record_count": 68,
+        "position": 262,
+        "size": 1060062,
+    }
+    assert found["ranges"][1] == {"stream_id": 4, "start_offset": 50390, "end_offset": 55430}
+    assert found["faults"] == []
+    assert [record["base_offset"] for record in found["records"]] == [4, 5]
+    assert found["records"][1]["meta"]["value"]["r"] == 50540
+
+
+def test_kafka_batches_show_with_their_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [kafka_record(0, b"k", b"v\x1b" + bytes(100)), kafka_record(1, None, None)]
+    path = tmp_path / "object"
+    path.write_bytes(
+        kafka_object(
+            kafka_batch(0, records, producer=(7002, 0, 5400)),
+            kafka_batch(10, records, codec=ZSTD),
+            b"no batch",
+        )
+    )
+    assert dump("--decode", "kafka", path) == 0
+    lines = capsys.readouterr().out.splitlines()[4:]
+    assert len(lines) == 4 + 4 + 2
+    checksum = lines[1].partition(",")[0]
+    assert lines[1] == (
+        f"{checksum}, baseOffset=0, maxTimestamp=1712451146370, timestampType=CREATE_TIME,"
+        " baseOffset=0, lastOffset=1, nextOffset=2, magic=2, producerId=7002, producerEpoch=0,"
+        " baseSequence=5400, lastSequence=5401, compressionType=NONE, sizeInBytes=180,"
+        " partitionLeaderEpoch=0, isControlBatch=false, isTransactional=false"
+    )
+    assert lines[2].startswith('  offset=0, timestamp=1712451146370, key="k", value="v\\u001b')
+    assert lines[2].endswith("... and 38 bytes, headers=[]")
+    assert lines[3].endswith("key=null, value=null, headers=[]")
+    assert lines[-1].startswith("not decoded: what is left for a batch header at byte 0 is 8 bytes")
+    assert all(line.isprintable() for line in lines)
+    assert dump("--decode", "kafka", "--format", "json", path) == 0
+    found = document(capsys)["records"]
+    assert [one["batches"][0]["compression"] for one in found[:2]] == ["NONE", "ZSTD"]
+    assert found[1]["batches"][0]["records"][0]["key_base64"] == "aw=="
+    assert found[2]["not_decoded"]["found"] == "8 bytes"
+
+
+def test_a_batch_whose_checksum_does_not_hold_is_damage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = bytearray(kafka_batch(0, [kafka_record(0, None, b"value")]))
+    batch[-2] ^= 1
+    path = tmp_path / "object"
+    path.write_bytes(kafka_object(bytes(batch)))
+    assert dump(path) == 0
+    capsys.readouterr()
+    assert dump("--decode", "kafka", "--format", "json", path) == 1
+    found = document(capsys)
+    assert (found["ok"], found["error"]["code"]) == (False, "CORRUPT_OBJECT")
+    assert found["faults"][0]["position"] == 10 + 33
+    assert found["records"][0]["batches"][0]["checksum_holds"] is False
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_corrupt_object_shows_what_is_left_and_fails(
+    *, as_json: bool, published: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "object"
+    path.write_bytes(published[:-1])
+    assert dump("--stream", "3", *(("--format", "json") if as_json else ()), path) == 1
+    shown = capsys.readouterr()
+    if as_json:
+        found = json.loads(shown.out)
+        assert found["ok"] is False
+        assert found["error"]["code"] == "CORRUPT_OBJECT"
+        assert (found["footer"], found["kind"], found["ranges"]) == (None, None, None)
+        assert found["faults"][0]["expected"] == "0x88e241b785f4cff7 or 0x88e241b785f4cff8"
+        assert [record["base_offset"] for record in found["records"]] == [4, 5]
+    else:
+        lines = shown.out.splitlines()
+        assert lines[0].startswith("CORRUPT at byte 5242297: footer magic is ")
+        assert lines[1].startswith("===========StreamRecordBatch{streamId=3,")
+        assert "is corrupt in places: 2; at byte 5242297 footer magic" in shown.err
+
+
+def test_an_object_comes_from_standard_input_too(
+    published: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    (tmp_path / "piped").write_bytes(published)
+    with (tmp_path / "piped").open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert dump("--no-records", "-") == 0
+    assert capsys.readouterr().out.splitlines()[:9] == PUBLISHED_LINES[:9]
+
+
+def test_an_object_in_a_bucket_is_read_by_ranges(
+    published: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryObjectStore()
+    opened: list[str] = []
+    asked: list[int] = []
+    store.put("e4000000/a b/78", published)
+    get_range = store.get_range
+
+    def recorded(key: str, start: int = 0, end: int | None = None) -> bytes:
+        assert end is not None
+        asked.append(end - start)
+        return get_range(key, start, end)
+
+    def open_store(uri: str) -> MemoryObjectStore:
+        opened.append(uri)
+        return store
+
+    monkeypatch.setattr(store, "get_range", recorded)
+    monkeypatch.setattr(factory, "open_object_store", open_store)
+    address = "s3://data/e4000000/a%20b/78?endpoint=http://127.0.0.1:1&region=r"
+    assert dump("--stream", "3", address) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[: len(PUBLISHED_LINES)] == PUBLISHED_LINES
+    assert sum(line.startswith("=====") for line in lines) == 2
+    assert opened == ["s3://data?endpoint=http://127.0.0.1:1&region=r"]
+    assert asked == [48, 8336, 262]
+    assert dump("s3://data/absent?region=r") == 1
+    assert "object 'absent' is not in the store" in capsys.readouterr().err
+
+
+@pytest.mark.s3
+def test_an_object_on_a_server_shows_the_same_lines(
+    published: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_ministack() as server:
+        server.create_bucket("data")
+        with closing(factory.open_object_store(server.uri("data"))) as store:
+            store.put("e4000000/some?namespace/78", published)
+        address = server.uri("data").replace("?", "/e4000000/some%3Fnamespace/78?", 1)
+        assert dump("--stream", "3", address) == 0
+    assert capsys.readouterr().out.splitlines()[: len(PUBLISHED_LINES)] == PUBLISHED_LINES
+
+
+def test_a_composite_shows_its_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "7"
+    path.write_bytes(encode_composite([LinkedObject(101, 3, (IndexEntry(9, 0, 10, 1, 0, 53),))]))
+    assert dump(path) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "indexStartPosition: 19",
+        "indexBlockLength: 36",
+        "linkedObjectId=101, bucketId=3, firstIndexEntry=0, indexEntryCount=1",
+        "streamId=9, startOffset=0, endOffset=10, recordCount=1, startPosition=0, size=53",
+        "objectId=7, ranges=[9:0-10, ]",
+    ]
+    assert dump("--format", "json", path) == 0
+    found = document(capsys)
+    assert found["kind"] == "composite"
+    assert found["links"] == [{"object_id": 101, "bucket_id": 3, "index_entries": 1}]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("absent-file",), 1, "No such file"),
+        (("s3://bucket",), 2, "is no object; wanted a file"),
+        (("s3://bucket/key?colour=red",), 2, "colour"),
+        (("http://host/key",), 2, "is no object; wanted a file"),
+        (("--records", "3", "--no-records", "x"), 2, "not both"),
+        (("--decode", "morse", "x"), 2, "morse"),
+    ],
+)
+def test_what_can_not_be_dumped_is_said(
+    words: tuple[str, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dump(*words) == code
+    assert said in capsys.readouterr().err
+    assert dump("--format", "json", *words) == code
+    found = document(capsys)
+    assert found["ok"] is False
+    assert said in found["error"]["message"]

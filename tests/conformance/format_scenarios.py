@@ -1,0 +1,350 @@
+"""Scenarios about bytes: records, objects that writes or blocks make, look-ups in their index.
+
+An object is written with the part size that the scenario names, put together from its parts and
+read back as any reader would, by the ranges it asks for; facts are taken from what was read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from storage.object_format.data_block import (
+    BLOCK_HEADER_SIZE,
+    decode_block_header,
+    encode_block_header,
+)
+from storage.object_format.footer import FOOTER_SIZE
+from storage.object_format.index_block import IndexBlock, IndexEntry
+from storage.object_format.object_reader import ByteRange, ObjectReader
+from storage.object_format.object_writer import ObjectWriter, encode_trailer
+from storage.object_format.record import RecordBatch, decode_record, encode_record
+from tests.conformance.composite_scenario import delete_composites
+from tests.conformance.conformance_report import Mismatch, ScenarioResult, compare
+from tests.conformance.scenario_args import Args, ArgumentMissingError
+
+MAX_BYTES = 2**31 - 1
+FIELDS = frozenset(("input", "writes", "writes_generated", "blocks"))
+"""One of these makes a scenario one about bytes."""
+
+_GENERATED = re.compile(
+    r"(?P<number>\d+) records i = (?P<first>\d+)\.\.(?P<last>\d+)[^:]*: stream (?P<stream>\d+),"
+    r" epoch (?P<epoch>\d+), base_offset (?P<base>\d+)(\+((?P<step>\d+)\*?)?i)?,"
+    r" count (?P<count>\d+), payload '(?P<payload>[^']*)'"
+)
+
+
+def run_format(file: str, scenario: Mapping[str, Any]) -> ScenarioResult:
+    """Run one scenario about bytes."""
+    result = ScenarioResult(file, str(scenario.get("name", "without a name")))
+    args = Args(scenario, "scenario")
+    for passed_over in ("name", "source", "notes", "note"):
+        args.take(passed_over, None)
+    try:
+        mismatches = list(_mismatches(args, result))
+    except (ArgumentMissingError, ValueError) as error:
+        mismatches = [Mismatch("scenario", "no failure", f"{type(error).__name__}: {error}")]
+    result.fail(0, "scenario", [*mismatches, *args.unknown()])
+    return result
+
+
+def _mismatches(args: Args, result: ScenarioResult) -> Iterator[Mismatch]:
+    if args.has("input"):
+        given = Args(args.take("input"), "input")
+        args.nested(given)
+        if given.has("composites"):
+            facts = delete_composites(given, result)
+        elif given.has("records_generated") or given.has("records"):
+            facts = _sequence_facts(_generated(given))
+        else:
+            facts = _record_facts(_record(given))
+    else:
+        facts = yield from _object_mismatches(args)
+    for name in ("expect", "derived"):
+        yield from compare(args.take(name, {}), facts, name)
+
+
+# Records
+
+
+def _record(given: Args, stream: int | None = None) -> RecordBatch:
+    return RecordBatch(
+        given.take("stream") if stream is None else stream,
+        given.take("epoch", 0),
+        given.take("base") if given.has("base") else given.take("base_offset"),
+        given.take("count"),
+        _payload(given),
+    )
+
+
+def _payload(given: Args) -> bytes:
+    """Text, hex, or a number of bytes, all the same."""
+    if given.has("payload_utf8"):
+        return str(given.take("payload_utf8")).encode()
+    if given.has("payload_hex"):
+        return bytes.fromhex(given.take("payload_hex"))
+    return bytes([given.take("fill", 0)]) * int(given.take("payload"))
+
+
+def _record_facts(record: RecordBatch) -> dict[str, Any]:
+    encoded = encode_record(record)
+    read = decode_record(memoryview(encoded), 0)
+    return {
+        "stream": read.stream_id,
+        "epoch": read.epoch,
+        "base_offset": read.base_offset,
+        "count": read.count,
+        "payload_size": len(read.payload),
+        "payload_utf8": read.payload.decode(errors="replace"),
+        "payload_hex": read.payload.hex(),
+        "encoded_size": len(encoded),
+        "encoded_hex": encoded.hex(),
+        "last_offset": read.end_offset,
+    }
+
+
+def _generated(given: Args) -> list[RecordBatch]:
+    if given.has("records"):
+        return [_nested_record(given, row) for row in given.take("records")]
+    text = given.take("records_generated")
+    found = _GENERATED.search(text)
+    if found is None:
+        raise ValueError(f"records_generated: not understood: {text!r}")
+    number = {
+        name: int(found[name] or 1)
+        for name in ("number", "first", "last", "stream", "epoch", "base", "step", "count")
+    }
+    if number["last"] - number["first"] + 1 != number["number"]:
+        raise ValueError(f"records_generated: {text!r} counts other records than it names")
+    step = number["step"] if "i" in found[0].split("base_offset ")[1].split(",")[0] else 0
+    return [
+        RecordBatch(
+            number["stream"],
+            number["epoch"],
+            number["base"] + step * i,
+            number["count"],
+            found["payload"].replace("<i>", str(i)).encode(),
+        )
+        for i in range(number["first"], number["last"] + 1)
+    ]
+
+
+def _sequence_facts(records: Sequence[RecordBatch]) -> dict[str, Any]:
+    data = memoryview(b"".join(map(encode_record, records)))
+    read: list[RecordBatch] = []
+    at = 0
+    for _ in records:
+        read.append(decode_record(data, at))
+        at += read[-1].encoded_size
+    return {
+        "parsed_base_offsets": [record.base_offset for record in read],
+        "parsed_counts": [record.count for record in read],
+        "parsed_payloads": [record.payload.decode(errors="replace") for record in read],
+        "bytes_left": len(data) - at,
+        "total_size": len(data),
+    }
+
+
+# Objects
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """The bytes of an object, and how reading its index went."""
+
+    data: bytes
+    index: IndexBlock
+    reader: ObjectReader
+    reads: tuple[ByteRange, ...]
+
+    def records(self, entry: IndexEntry) -> list[RecordBatch]:
+        wanted = self.reader.block_range(entry)
+        return self.reader.records(entry, self.data[wanted.start : wanted.end])
+
+
+def _object_mismatches(args: Args) -> Generator[Mismatch, None, dict[str, Any]]:
+    """Yield what does not hold on the way; return all facts of the object."""
+    if args.has("blocks"):
+        blocks = [_block(args, number, row) for number, row in enumerate(args.take("blocks"))]
+        entries = [_entry(args, row) for row in args.take("index")]
+        data = b"".join(blocks)
+        stored = data + encode_trailer(entries, len(data))
+    else:
+        stored = yield from _written(args)
+    held = _read(stored)
+    facts = _object_facts(held)
+    if args.has("query"):
+        query = Args(args.take("query"), "query")
+        args.nested(query)
+        facts |= _find_facts(held, query)
+    for number, row in enumerate(args.take("queries", None) or args.take("finds", None) or []):
+        query = Args(row, f"queries[{number}]")
+        args.nested(query)
+        yield from compare(query.take("expect"), _find_facts(held, query), f"queries[{number}]")
+    return _with_asked(args, held, facts)
+
+
+def _with_asked(args: Args, held: _Object, facts: dict[str, Any]) -> dict[str, Any]:
+    """Add the facts whose question is part of what is expected."""
+    expect = args.take("expect", {})
+    ranges = {one.stream_id: [one.start_offset, one.end_offset]
+              for one in held.index.stream_ranges()}  # fmt: skip
+    asked = {stream: ranges.get(stream) for stream in expect.get("range_of_stream", {})}
+    finds = []
+    for number, row in enumerate(expect.get("finds", [])):
+        query = Args(row, f"expect.finds[{number}]")
+        named = {name: row[name] for name in ("stream", "start", "end", "max_bytes") if name in row}
+        finds.append(_find_facts(held, query) | named)
+    return facts | {"range_of_stream": asked, "finds": finds}
+
+
+def _written(args: Args) -> Generator[Mismatch, None, bytes]:
+    """Yield writes that are judged otherwise than expected; return the bytes of the object."""
+    config = Args(args.take("config", {}), "config")
+    args.nested(config)
+    writer = ObjectWriter(
+        config.take("block_size_threshold", 1024 * 1024),
+        part_size=config.take("part_size_threshold", 16 * 1024 * 1024),
+    )
+    parts: list[bytes] = []
+    for number, (records, expected) in enumerate(_writes(args)):
+        try:
+            writer.write(records)
+            found = "ok"
+        except ValueError:
+            found = "error"
+        if found != expected:
+            yield Mismatch(f"writes[{number}].expect", expected, found)
+        parts += writer.parts()
+    writer.finish()
+    return b"".join([*parts, *writer.parts()])
+
+
+def _writes(args: Args) -> Iterator[tuple[list[RecordBatch], str]]:
+    if args.has("writes_generated"):
+        generated = Args(args.take("writes_generated"), "writes_generated")
+        args.nested(generated)
+        for stream in range(generated.take("streams")):
+            yield [RecordBatch(stream, 0, stream, 1, b"x")], "ok"
+        return
+    for number, row in enumerate(args.take("writes")):
+        write = Args(row, f"writes[{number}]")
+        args.nested(write)
+        stream = write.take("stream")
+        records = [_nested_record(write, fields, stream) for fields in write.take("records")]
+        write.take("reason", None)
+        yield records, write.take("expect", "ok")
+
+
+def _nested_record(args: Args, fields: Mapping[str, Any], stream: int | None = None) -> RecordBatch:
+    given = Args(fields, "record")
+    args.nested(given)
+    return _record(given, stream)
+
+
+def _block(args: Args, number: int, row: Mapping[str, Any]) -> bytes:
+    block = Args(row, f"blocks[{number}]")
+    args.nested(block)
+    stream = block.take("stream")
+    records = [_nested_record(block, fields, stream) for fields in block.take("records")]
+    body = b"".join(map(encode_record, records))
+    return encode_block_header(len(records), len(body)) + body
+
+
+def _entry(args: Args, row: Mapping[str, Any]) -> IndexEntry:
+    entry = Args(row, "index")
+    args.nested(entry)
+    start = entry.take("start")
+    return IndexEntry(
+        entry.take("stream"),
+        start,
+        start + entry.take("end_delta"),
+        entry.take("records"),
+        entry.take("position"),
+        entry.take("size"),
+    )
+
+
+def _read(stored: bytes) -> _Object:
+    reader = ObjectReader("scenario", len(stored))
+    reads: list[ByteRange] = []
+    while (needed := reader.needed) is not None:
+        reads.append(needed)
+        reader.receive(stored[needed.start : needed.end])
+    return _Object(stored, reader.index, reader, tuple(reads))
+
+
+def _object_facts(held: _Object) -> dict[str, Any]:
+    data, entries = held.data, list(held.index)
+    data_size = held.index.data_size
+    for entry in entries:
+        held.records(entry)
+    sizes = {entry.size for entry in entries}
+    return {
+        "object_size": len(data),
+        "object_size_equals_stored_bytes": held.reads[0].end == len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "data_size": data_size,
+        "index_position": data_size,
+        "index_size": len(data) - FOOTER_SIZE - data_size,
+        "index_entries": len(entries),
+        "index": [_entry_fact(entry) for entry in entries],
+        "index_hex": data[data_size : len(data) - FOOTER_SIZE].hex(),
+        "footer_hex": data[len(data) - FOOTER_SIZE :].hex(),
+        "block_size": sizes.pop() if len(sizes) == 1 else sorted(sizes),
+        "block_sizes": list(_block_sizes(memoryview(data)[:data_size])),
+        "stream_ranges": [
+            {"stream": one.stream_id, "start": one.start_offset, "end": one.end_offset}
+            for one in held.index.stream_ranges()
+        ],
+        "first_tail_read_size": held.reads[0].end - held.reads[0].start,
+        "second_read_from": held.reads[1].start if len(held.reads) > 1 else None,
+    }
+
+
+def _entry_fact(entry: IndexEntry) -> dict[str, int]:
+    return {
+        "stream": entry.stream_id,
+        "start": entry.start_offset,
+        "end_delta": entry.end_offset - entry.start_offset,
+        "records": entry.record_count,
+        "position": entry.position,
+        "size": entry.size,
+    }
+
+
+def _block_sizes(data: memoryview) -> Iterator[int]:
+    at = 0
+    while at < len(data):
+        size = BLOCK_HEADER_SIZE + decode_block_header(data, at).data_length
+        yield size
+        at += size
+
+
+def _find_facts(held: _Object, query: Args) -> dict[str, Any]:
+    found = held.index.find(
+        query.take("stream"),
+        query.take("start"),
+        query.take("end"),
+        query.take("max_bytes", MAX_BYTES),
+    )
+    blocks = [held.records(entry) for entry in found.entries]
+    records = [record for block in blocks for record in block]
+    return {
+        "block_count": len(found.entries),
+        "blocks_start": [entry.start_offset for entry in found.entries],
+        "blocks_end": [entry.end_offset for entry in found.entries],
+        "blocks_position": [entry.position for entry in found.entries],
+        "blocks_size": [entry.size for entry in found.entries],
+        "blocks_records": [
+            [{"base": record.base_offset, "count": record.count} for record in block]
+            for block in blocks
+        ],
+        "record_count": len(records),
+        "base_offsets": [record.base_offset for record in records],
+        "next_offset": found.next_offset,
+        "fulfilled": found.fulfilled,
+    }

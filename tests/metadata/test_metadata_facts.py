@@ -1,0 +1,350 @@
+"""Time bounds and checksums of objects: optional, never wrong, and free for who records none."""
+
+import io
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.errors import ErrorCode
+from controller.ids import ClusterId, EndOffset, Epoch
+from controller.loop.map_snapshots import FrozenCheckpoint, read_map
+from controller.loop.state_machine import SnapshotPoint
+from controller.metadata.object_facts import ObjectFacts, facts_of_one
+from controller.metadata.requests import (
+    CommitStreamObject,
+    DescribeObjects,
+    GetObjects,
+    ObjectQuery,
+    PrepareObjects,
+    RemoveObjects,
+)
+from controller.metadata.values import RangeColumns, SourceOperation, column
+from controller.quorum.messages import SnapshotId
+from controller.quorum.voters import VoterSet
+from controller.records.codec import RecordCodecError, decode_records, encode_records
+from controller.records.record import (
+    FACT_COLUMNS,
+    ObjectsDestroyed,
+    StreamObjectsCommitted,
+    StreamSetObjectsCommitted,
+)
+from controller.snapshot.format import CheckpointId
+from controller.snapshot.reader import CheckpointReader
+from controller.snapshot.writer import write_checkpoint
+from proto.records_pb2 import RecordSet
+from tests.metadata.test_metadata_uploads import (
+    NODE,
+    NOW,
+    World,
+    batch,
+    stream_objects,
+    upload,
+)
+
+UNKNOWN = (-1, -1, -1)
+COMPOSITE = 1
+KEEP, DELETE = SourceOperation.KEEP_DATA, SourceOperation.DELETE
+SET_OBJECT_OF_OLD = bytes.fromhex(
+    # Of a log that knows no facts: object 1 of node 0 holds offsets 0 to 10 of stream 2.
+    "0a5b920158108827188827220801000000000000002a080100000000000000320864000000000000003a0800"
+    "00000000000000420801000000000000004a1e0a080200000000000000120800000000000000001a080a0000"
+    "0000000000"
+)
+
+
+def facts(low: int = -1, high: int = -1, crc32c: int = -1) -> dict[str, Any]:
+    return dict(zip(FACT_COLUMNS, (low, high, crc32c), strict=True))
+
+
+def fact_columns(*rows: tuple[int, int, int]) -> dict[str, Any]:
+    return {
+        name: column(values)
+        for name, values in zip(FACT_COLUMNS, zip(*rows, strict=True), strict=True)
+    }
+
+
+def known(world: World, *object_ids: int) -> list[tuple[int, int, int]]:
+    """What the map says of objects."""
+    answer: Any = world.map.query(DescribeObjects(object_ids=object_ids))
+    return [tuple(getattr(one, name) for name in FACT_COLUMNS) for one in answer.objects]
+
+
+def found(world: World, stream_id: int) -> list[tuple[int, int, int]]:
+    """What the map says to who looks for a stream's objects."""
+    answer: Any = world.map.query(GetObjects(queries=(ObjectQuery(stream_id, 0, -1),)))
+    return [tuple(getattr(one, name) for name in FACT_COLUMNS) for one in answer.results[0].objects]
+
+
+def made(world: World, request: Any) -> None:
+    assert world.write(request).error is ErrorCode.NONE
+
+
+# ---- what is committed comes back ----
+
+
+def test_every_way_of_committing_records_facts() -> None:
+    world = World()
+    rows = replace(
+        stream_objects((1, 1, 0, 5), (2, 2, 0, 5)), **fact_columns((3, 4, -1), (-1, -1, 0))
+    )
+    made(world, upload(0, (0, 0, 5), stream_objects=rows, **facts(0, 2**63 - 1, 2**32 - 1)))
+    two = batch((3, (0, 5, 6)), (4, (1, 5, 6)), **fact_columns((7, 7, 1), UNKNOWN))
+    assert not world.write(two).errors.any()
+    wanted = [(0, 2**63 - 1, 2**32 - 1), (3, 4, -1), (-1, -1, 0), (7, 7, 1), UNKNOWN]
+    assert known(world, 0, 1, 2, 3, 4) == wanted
+    assert found(world, 0) == [wanted[0], wanted[3]]
+    assert found(world, 1) == [wanted[1], wanted[4]]
+    assert known(world.restored(), 0, 1, 2, 3, 4) == wanted
+    assert world.restored().map.state_hash() == world.map.state_hash()
+
+
+def test_part_of_a_batch_keeps_its_own_facts() -> None:
+    world = World()
+    request = batch(
+        (0, (0, 0, 5)),
+        (1, (0, 9, 10)),
+        (2, (1, 0, 5)),
+        **fact_columns((1, 2, 3), (4, 5, 6), (7, 8, 9)),
+    )
+    assert world.write(request).errors.tolist() == [0, int(ErrorCode.OFFSET_NOT_MATCHED), 0]
+    assert known(world, 0, 1, 2) == [(1, 2, 3), UNKNOWN, (7, 8, 9)]
+
+
+def test_a_repeat_and_new_attributes_change_no_facts() -> None:
+    world = World()
+    made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
+    made(world, upload(0, (0, 0, 5), **facts(4, 5, 6)))
+    again = upload(
+        0,
+        (0, 0, 5),
+        ranges=RangeColumns(),
+        compacted_object_ids=column([0]),
+        attributes=8,
+        **facts(4, 5, 6),
+    )
+    made(world, again)
+    assert known(world, 0) == [(1, 2, 3)]
+
+
+def test_facts_are_undone_with_their_commit() -> None:
+    world = World()
+    rows = replace(stream_objects((1, 1, 0, 5)), **fact_columns((3, 4, 5)))
+    world.assert_undone_and_restored(
+        [
+            upload(0, (0, 0, 5), **facts(1, 2, 3)),
+            upload(3, (2, 0, 5), stream_objects=rows, **facts(crc32c=0)),
+            batch((4, (0, 5, 6)), **fact_columns((9, 9, 9))),
+        ]
+    )
+    assert known(world, 0, 1, 3, 4) == [UNKNOWN] * 4
+    made(world, upload(0, (0, 0, 5)))
+    assert known(world, 0) == [UNKNOWN]
+
+
+def test_the_next_object_of_a_row_inherits_nothing() -> None:
+    world = World()
+    made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
+    row = world.map._objects.row(0)
+    world.apply(ObjectsDestroyed(object_id=column([0]), marked_at_ms=NOW))
+    assert known(world, 0) == [(1, 2, 3)]
+    entry = world.map.applied_end_offset
+    world.write(RemoveObjects(object_ids=(0,)))
+    world.map.undo_to(entry)
+    assert known(world, 0) == [(1, 2, 3)]
+    world.write(RemoveObjects(object_ids=(0,)))
+    world.map.forget_undo(world.map.applied_end_offset)
+    request = PrepareObjects(request_id="next", node=NODE, count=1, ttl_ms=1_000)
+    object_id = world.write(request).first_object_id
+    assert world.map._objects.row(object_id) == row
+    made(world, upload(object_id, (0, 5, 9)))
+    assert known(world, object_id) == [UNKNOWN]
+
+
+def test_a_view_keeps_the_facts_of_its_time() -> None:
+    world = World()
+    made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
+    view = world.map.freeze()
+    digest = view.digest()
+    world.apply(ObjectsDestroyed(object_id=column([0]), marked_at_ms=NOW))
+    world.write(RemoveObjects(object_ids=(0,)))
+    world.map.forget_undo(world.map.applied_end_offset)
+    made(world, upload(1, (0, 5, 9), **facts(4, 4, 4)))
+    assert view.digest() == digest
+    section = {
+        name: np.asarray(values).tolist()
+        for name, values in view.sections()["object_facts"].items()
+    }
+    assert section == {"object_id": [0], **{n: [v] for n, v in facts(1, 2, 3).items()}}
+
+
+# ---- what compactions make of them ----
+
+
+def _two_set_objects(**second: Any) -> World:
+    world = World()
+    made(world, upload(0, (0, 0, 10), (1, 0, 10), **facts(100, 200, 1)))
+    made(world, upload(1, (0, 10, 20), (1, 10, 20), **second))
+    return world
+
+
+@pytest.mark.parametrize(
+    ("second", "given", "wanted"),
+    [
+        (facts(50, 150, 2), {}, (50, 200, -1)),
+        (facts(150, 250, 2), facts(crc32c=9), (100, 250, 9)),
+        (facts(crc32c=2), {}, UNKNOWN),
+        (facts(50, 150), facts(60, 70, 9), (60, 70, 9)),
+        ({}, facts(60, 70), (60, 70, -1)),
+    ],
+)
+def test_unknown_bounds_of_a_result_become_those_of_its_sources(
+    second: Any, given: Any, wanted: Any
+) -> None:
+    world = _two_set_objects(**second)
+    sources = column([0, 1])
+    made(world, upload(2, (0, 0, 20), (1, 0, 20), compacted_object_ids=sources, **given))
+    assert known(world, 2) == [wanted]
+
+
+def test_stream_objects_split_off_inherit_row_by_row() -> None:
+    world = _two_set_objects(**facts(50, 150, 2))
+    rows = stream_objects((3, 0, 0, 20), (4, 1, 0, 20))
+    given = replace(rows, **fact_columns((120, 130, -1), (-1, -1, 7)))
+    made(
+        world,
+        upload(
+            -1,
+            (0, 0, 1),
+            ranges=RangeColumns(),
+            stream_objects=given,
+            compacted_object_ids=column([0, 1]),
+        ),
+    )
+    assert known(world, 3, 4) == [(120, 130, -1), (50, 200, 7)]
+
+
+def _stream_objects(*rows: tuple[int, int, int]) -> World:
+    """Stream objects 0, 1, ... hold stream 0, ten offsets each, and have these facts."""
+    world = World()
+    for number, row in enumerate(rows):
+        one = replace(
+            stream_objects((number, 0, 10 * number, 10 * number + 10)), **fact_columns(row)
+        )
+        made(world, upload(-1, (0, 0, 1), ranges=RangeColumns(), stream_objects=one))
+    return world
+
+
+def _merge(world: World, object_id: int, sources: Any, end: int, **changes: Any) -> None:
+    request: dict[str, Any] = {"node": NODE, "object_id": object_id, "object_size": 5}
+    request |= {"stream_id": 0, "stream_epoch": 1, "start_offset": 0, "end_offset": end}
+    made(world, CommitStreamObject(**(request | {"source_object_ids": column(sources)} | changes)))
+
+
+@pytest.mark.parametrize("attributes", [0, COMPOSITE])
+def test_a_merged_stream_object_has_the_bounds_of_all_it_is_made_of(attributes: int) -> None:
+    world = _stream_objects((5, 6, 1), (2, 3, 2), (8, 9, -1))
+    operations = (KEEP if attributes else DELETE,) * 2
+    _merge(world, 10, (0, 1), 20, attributes=attributes, operations=operations)
+    assert known(world, 10) == [(2, 6, -1)]
+    _merge(world, 11, (10, 2), 30, attributes=attributes)
+    assert known(world, 11) == [(2, 9, -1)]
+
+
+def test_an_id_that_was_never_committed_does_not_spoil_the_bounds() -> None:
+    world = _stream_objects((5, 6, 1))
+    _merge(world, 10, (0, 20), 10)
+    assert known(world, 10) == [(5, 6, -1)]
+
+
+# ---- who records none pays nothing ----
+
+
+def test_commits_without_facts_take_no_memory_and_no_bytes() -> None:
+    world = World()
+    objects = world.map._objects
+    none = upload(0, (0, 0, 5), stream_objects=stream_objects((1, 1, 0, 5)))
+    unknown = replace(
+        none,
+        object_id=2,
+        ranges=batch((0, (0, 5, 6))).ranges,
+        stream_objects=replace(stream_objects((3, 1, 5, 6)), **fact_columns(UNKNOWN)),
+    )
+    batched = batch((4, (0, 6, 7)), (5, (0, 7, 8)), **fact_columns(UNKNOWN, UNKNOWN))
+    for request in (none, unknown, batched):
+        decision = world.map.decide(request, NOW, world.map.applied_end_offset)
+        for record in decision.records:
+            assert not any(len(getattr(record, name)) for name in FACT_COLUMNS)
+        world.map.apply(world.map.applied_end_offset, decision.records)
+    assert objects.facts.nbytes == 0
+    assert not len(world.map.freeze().sections()["object_facts"]["object_id"])
+
+
+def test_facts_take_21_bytes_an_object() -> None:
+    table = ObjectFacts()
+    rows = np.arange(100_000)
+    table.put(rows, facts_of_one(1, 2, 3))
+    assert table.nbytes == 21 * len(rows)
+
+
+# ---- what older versions wrote ----
+
+
+def test_an_old_record_is_replayed_with_everything_unknown() -> None:
+    world = World()
+    (record,) = decode_records(SET_OBJECT_OF_OLD)
+    assert isinstance(record, StreamSetObjectsCommitted)
+    assert [getattr(record, name).tolist() for name in FACT_COLUMNS] == [[], [], []]
+    world.apply(record)
+    assert known(world, 1) == [UNKNOWN]
+    assert encode_records([record]) == SET_OBJECT_OF_OLD
+
+
+def test_records_name_their_facts_behind_all_older_fields() -> None:
+    """So a reader that knows them not finds all others where they were."""
+    for name, least in (("stream_set_objects_committed", 10), ("stream_objects_committed", 8)):
+        message = RecordSet().records.add()
+        by_name = getattr(message, name).DESCRIPTOR.fields_by_name
+        assert [by_name[each].number for each in FACT_COLUMNS] == [least, least + 1, least + 2]
+
+
+@pytest.mark.parametrize("name", FACT_COLUMNS)
+def test_a_column_of_facts_for_some_objects_only_is_refused(name: str) -> None:
+    whole = StreamObjectsCommitted(
+        committed_at_ms=1,
+        **{
+            field.name: column([1, 2])
+            for field in fields(StreamObjectsCommitted)
+            if field.name != "committed_at_ms"
+        },
+    )
+    assert len(decode_records(encode_records([whole]))) == 1
+    short: Any = {name: column([1])}
+    with pytest.raises(RecordCodecError, match="unequal lengths"):
+        decode_records(encode_records([replace(whole, **short)]))
+
+
+def test_a_checkpoint_without_the_section_is_read_with_everything_unknown() -> None:
+    world = World()
+    made(world, upload(0, (0, 0, 5)))
+    frozen = world.map.freeze()
+    point = SnapshotPoint(SnapshotId(EndOffset(9), Epoch(1)), ClusterId("c"), VoterSet())
+    whole, old = io.BytesIO(), io.BytesIO()
+    FrozenCheckpoint(point, frozen, b"").write(whole)
+    sections = CheckpointReader(whole).sections()
+    kept = {name: sections[name] for name in sections if name != "object_facts"}
+    write_checkpoint(old, CheckpointId(9, 1), "c", kept)
+    for file in (whole, old):
+        loaded = read_map(file, point.snapshot_id).cluster_map
+        assert loaded.state_hash() == world.map.state_hash()
+
+
+def test_a_checkpoint_brings_facts_back() -> None:
+    world = World()
+    made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
+    point = SnapshotPoint(SnapshotId(EndOffset(9), Epoch(1)), ClusterId("c"), VoterSet())
+    file = io.BytesIO()
+    FrozenCheckpoint(point, world.map.freeze(), b"").write(file)
+    world.map = read_map(file, point.snapshot_id).cluster_map
+    assert known(world, 0) == [(1, 2, 3)]

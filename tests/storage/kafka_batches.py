@@ -1,0 +1,90 @@
+"""Kafka record batches as a producer makes them, for tests; independent of how they are read."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Sequence
+
+import google_crc32c
+import pyarrow as pa
+
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+NO_PRODUCER = (-1, -1, -1)
+TIME_MS = 1_712_451_146_370
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+def zigzag(value: int) -> bytes:
+    """A signed number in as few groups of 7 bits as it takes."""
+    left = value << 1 if value >= 0 else (-value << 1) - 1
+    out = bytearray()
+    while left > 0x7F:
+        out.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes([*out, left])
+
+
+def sized(value: bytes | None) -> bytes:
+    return zigzag(-1) if value is None else zigzag(len(value)) + value
+
+
+def kafka_record(
+    offset_delta: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers = (),
+    time_delta: int = 0,
+) -> bytes:
+    body = b"\x00" + zigzag(time_delta) + zigzag(offset_delta) + sized(key) + sized(value)
+    body += zigzag(len(headers))
+    for name, header in headers:
+        body += sized(name.encode()) + sized(header)
+    return zigzag(len(body)) + body
+
+
+def compressed(codec: int, data: bytes, *, framed: bool = False) -> bytes:
+    """`framed`: snappy as the Java clients write it, in blocks of 32 bytes here."""
+    match codec:
+        case 1:
+            return gzip.compress(data)
+        case 2 if framed:
+            blocks = [pa.compress(data[i : i + 32], "snappy", asbytes=True)
+                      for i in range(0, len(data), 32)]  # fmt: skip
+            head = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
+            return head + b"".join(struct.pack(">i", len(block)) + block for block in blocks)
+        case 2:
+            return bytes(pa.compress(data, "snappy", asbytes=True))
+        case 3 | 4:
+            return bytes(pa.compress(data, "lz4" if codec == LZ4 else "zstd", asbytes=True))
+        case _:
+            return data
+
+
+def kafka_batch(
+    base_offset: int,
+    records: Sequence[bytes],
+    *,
+    codec: int = NONE,
+    framed: bool = False,
+    attributes: int = 0,
+    producer: tuple[int, int, int] = NO_PRODUCER,
+    leader_epoch: int = 0,
+    max_time: int = TIME_MS,
+    record_count: int | None = None,
+) -> bytes:
+    count = len(records) if record_count is None else record_count
+    checked = struct.pack(
+        ">hiqqqhii",
+        attributes | codec,
+        len(records) - 1,
+        TIME_MS,
+        max_time,
+        *producer,
+        count,
+    )
+    checked += compressed(codec, b"".join(records), framed=framed)
+    crc = google_crc32c.value(checked)
+    body = struct.pack(">ibI", leader_epoch, 2, crc) + checked
+    return struct.pack(">qi", base_offset, len(body)) + body

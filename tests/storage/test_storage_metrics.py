@@ -1,0 +1,59 @@
+"""Calls are counted, and told to an observer, with what they moved and how they ended."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from storage.errors import ObjectNotFoundError
+from storage.object_store.factory import open_object_store
+from storage.object_store.metrics import CallReport, Meter, OperationMetrics
+
+
+def test_an_observer_hears_of_every_call_when_it_ends(tmp_path: Path) -> None:
+    heard: list[CallReport] = []
+    store = open_object_store(f"file://{tmp_path}", observer=heard.append)
+    store.put("key", b"12345")
+    store.get_range("key", 1, 3)
+    with pytest.raises(ObjectNotFoundError):
+        store.head("none")
+    assert [(one.operation, one.bytes_sent, one.bytes_received) for one in heard] == [
+        ("put", 5, 0),
+        ("get_range", 0, 2),
+        ("head", 0, 0),
+    ]
+    assert [type(one.error) for one in heard] == [type(None), type(None), ObjectNotFoundError]
+    assert all(one.seconds >= 0 for one in heard)
+
+
+def test_a_call_that_fails_moves_no_bytes_but_keeps_its_repetitions() -> None:
+    meter = Meter()
+
+    def break_off() -> None:
+        with meter.call("put") as tally:
+            tally.retries, tally.throttled, tally.bytes_sent = 3, 2, 100
+            raise RuntimeError("broke")
+
+    with pytest.raises(RuntimeError, match="broke"):
+        break_off()
+    counted = meter.snapshot().of("put")
+    assert (counted.calls, counted.failures, counted.bytes_sent) == (1, 1, 0)
+    assert (counted.retries, counted.throttled, counted.requests) == (3, 2, 4)
+    assert meter.snapshot().of("get_range") == OperationMetrics()
+
+
+def test_a_snapshot_stays_as_it_was_and_threads_lose_no_call() -> None:
+    meter = Meter()
+
+    def call(_: int) -> None:
+        with meter.call("put") as tally:
+            tally.bytes_sent = 2
+
+    call(0)
+    before = meter.snapshot(7)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(call, range(2000)))
+    assert (before.of("put").calls, before.concurrency_limit) == (1, 7)
+    assert (meter.snapshot().of("put").calls, meter.snapshot().of("put").bytes_sent) == (2001, 4002)

@@ -1,0 +1,232 @@
+"""Damage of every kind on every layer: nothing but `CorruptObjectError`, and at no great cost.
+
+Inputs are made by hypothesis from sound bytes: cut, flipped, overwritten with the numbers that
+break programs, spliced with other sound bytes. What is not refused must read as a sound object.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import tracemalloc
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.errors import CorruptObjectError
+from storage.inspection.documents import fault_document, outline_document, record_document
+from storage.inspection.object_report import PlacedRecord, read_outline, read_records
+from storage.inspection.text_lines import outline_lines
+from storage.object_format.composite import LinkedObject, decode_composite, encode_composite
+from storage.object_format.composite_reader import CompositeReader
+from storage.object_format.data_block import decode_blocks
+from storage.object_format.footer import Footer, decode_footer, encode_footer
+from storage.object_format.index_block import IndexEntry, decode_index
+from storage.object_format.object_reader import ObjectReader
+from storage.object_format.record import decode_record
+from tests.storage.format_objects import read_whole, small_object
+
+OBJECT = small_object().data
+ENTRIES = small_object().entries
+DATA_SIZE = ENTRIES[-1].position + ENTRIES[-1].size
+COMPOSITE = encode_composite(
+    [
+        LinkedObject(101, 0, (IndexEntry(9, 0, 10, 1, 0, 53),)),
+        LinkedObject(102, 2, (IndexEntry(9, 10, 20, 1, 0, 113), IndexEntry(9, 20, 25, 1, 113, 48))),
+    ]
+)
+NUMBERS = [0, 1, -1, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**62, 36, 48]
+
+
+@st.composite
+def damaged(draw: st.DrawFn, sound: bytes) -> bytes:
+    data = bytearray(sound)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, max(0, len(data) - 1)))
+        kind = draw(st.sampled_from(["flip", "cut", "head", "number", "splice", "insert"]))
+        if kind == "flip" and data:
+            data[at] ^= 1 << draw(st.integers(0, 7))
+        elif kind == "cut":
+            del data[at:]
+        elif kind == "head":
+            del data[:at]
+        elif kind == "number":
+            number, width = draw(st.sampled_from(NUMBERS)), draw(st.sampled_from([4, 8]))
+            data[at : at + width] = (number % 2 ** (8 * width)).to_bytes(width, "big")
+        elif kind == "splice":
+            other = draw(st.sampled_from([OBJECT, COMPOSITE]))
+            start = draw(st.integers(0, len(other) - 1))
+            data[at : at + 40] = other[start : start + 40]
+        else:
+            data[at:at] = draw(st.binary(max_size=40))
+    return bytes(data)
+
+
+def read_composite(data: bytes) -> object:
+    reader = CompositeReader("test", len(data))
+    while reader.needed is not None:
+        reader.receive(data[reader.needed.start : reader.needed.end])
+    return reader.composite
+
+
+LAYERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
+    "record": (OBJECT[10:46], lambda data: decode_record(memoryview(data), 0, source="test")),
+    "block": (OBJECT[46:202], lambda data: decode_blocks(memoryview(data), source="test")),
+    "index": (
+        OBJECT[DATA_SIZE:-48],
+        lambda data: decode_index(memoryview(data), data_size=DATA_SIZE, source="test"),
+    ),
+    "linked index": (
+        OBJECT[DATA_SIZE:-48],
+        lambda data: decode_index(memoryview(data), data_size=None, source="test"),
+    ),
+    "footer": (
+        OBJECT[-48:],
+        lambda data: decode_footer(
+            memoryview(data), len(OBJECT) - 48 + len(data), composite=None, source="test"
+        ),
+    ),
+    "object": (OBJECT, read_whole),
+    "composite": (COMPOSITE, lambda data: decode_composite(data, source="test")),
+    "composite by ranges": (COMPOSITE, read_composite),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_damage_on_any_layer_is_corruption_or_unseen(layer: str, data: st.DataObject) -> None:
+    sound, decode = LAYERS[layer]
+    decode(sound)
+    try:
+        decode(data.draw(damaged(sound)))
+    except CorruptObjectError as error:
+        caught = error
+    else:
+        return
+    assert caught.source == "test"
+    assert caught.position >= 0
+    assert caught.found
+    assert caught.expected
+    for said in (caught.found, caught.expected, f"byte {caught.position}", "test"):
+        assert said in str(caught)
+
+
+@settings(deadline=None)
+@given(damaged(OBJECT))
+def test_what_is_not_refused_is_a_sound_object(data: bytes) -> None:
+    try:
+        index, records = read_whole(data)
+    except CorruptObjectError:
+        return
+    entries = list(index)
+    assert sum(entry.record_count for entry in entries) == len(records)
+    assert index.data_size == sum(10 + 33 * e.record_count for e in entries) + sum(
+        len(record.payload) for record in records
+    )
+    for before, after in pairwise(entries):
+        assert (before.stream_id, before.end_offset) <= (after.stream_id, after.start_offset) or (
+            before.stream_id < after.stream_id
+        )
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(damaged(OBJECT), damaged(COMPOSITE)), st.integers(-3, 3))
+def test_looking_into_a_damaged_object_always_ends_in_a_report(data: bytes, off: int) -> None:
+    """Also when its size is not what was said, as when it is cut while it is looked into."""
+    size = max(0, len(data) + off)
+    outline = read_outline("test", size, lambda start, end: data[start:end])
+    faults = list(outline.faults)
+    list(outline_lines(outline, None))
+    outline_document(outline, None)
+    for finding in read_records(outline, lambda start, end: data[start:end]):
+        if isinstance(finding, PlacedRecord):
+            record_document(finding)
+        else:
+            faults.append(finding)
+    assert all(fault_document(fault)["found"] for fault in faults)
+    if outline.footer is not None and not outline.is_composite and not faults and off == 0:
+        read_whole(data)
+
+
+def with_footer(data: bytes, position: int, size: int, *, composite: bool = False) -> bytes:
+    return data + encode_footer(Footer(position, size, composite))
+
+
+LIARS: dict[str, Callable[[], object]] = {
+    "record length": lambda: decode_record(
+        memoryview(struct.pack(">Bqqqii", 0x22, 1, 0, 0, 1, 2**31 - 1)), 0
+    ),
+    "record count of a block": lambda: decode_blocks(
+        memoryview(struct.pack(">BBii", 0x5A, 2, 2**31 - 1, 33) + bytes(33))
+    ),
+    "data length of a block": lambda: decode_blocks(
+        memoryview(struct.pack(">BBii", 0x5A, 2, 1, 2**31 - 1) + bytes(33))
+    ),
+    "link count": lambda: decode_composite(
+        with_footer(struct.pack(">Bi", 0x52, 2**31 - 1), 5, 0, composite=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIARS)
+def test_a_count_that_lies_costs_no_memory(name: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptObjectError):
+            LIARS[name]()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20, f"{peak} bytes"
+
+
+def test_an_index_too_large_for_its_blocks_is_not_fetched() -> None:
+    """A footer may name any place; what can't be an index there is refused before it is read."""
+    size = 2**36
+    reader = ObjectReader("test", size)
+    assert reader.needed is not None
+    tail = bytes(reader.needed.end - reader.needed.start - 48)
+    index_size = 2**31 - 12
+    position = size - 48 - index_size
+    reader.receive(with_footer(tail, position, index_size))
+    assert reader.needed is not None, "so many entries may be"
+    small = 200_000
+    reader = ObjectReader("test", small)
+    assert reader.needed is not None
+    tail = bytes(reader.needed.end - reader.needed.start - 48)
+    with pytest.raises(CorruptObjectError, match="size of the index") as caught:
+        reader.receive(with_footer(tail, 1000, small - 48 - 1000))
+    assert caught.value.position == small - 48
+
+
+def test_a_footer_that_changes_between_two_reads_is_not_followed() -> None:
+    streams = 10_000
+    entries_size = 36 * streams
+    position = 43 * streams
+    size = position + entries_size + 48
+    reader = ObjectReader("test", size)
+    assert reader.needed is not None
+    tail = bytes(reader.needed.end - reader.needed.start - 48)
+    reader.receive(with_footer(tail, position, entries_size))
+    assert reader.needed is not None
+    assert (reader.needed.start, reader.needed.end) == (position, size)
+    other = with_footer(bytes(entries_size), position - 36, entries_size + 36)
+    with pytest.raises(CorruptObjectError, match="footer at the second reading"):
+        reader.receive(other)
+    assert (reader.needed.start, reader.needed.end) == (position, size)
+
+
+NOISE_READERS: list[Callable[[bytes], object]] = [read_whole, decode_composite, read_composite]
+
+
+def test_noise_of_any_size_is_corruption() -> None:
+    dice = random.Random(20)
+    for _ in range(300):
+        noise = dice.randbytes(dice.randrange(400))
+        for decode in NOISE_READERS:
+            with pytest.raises(CorruptObjectError):
+                decode(noise)

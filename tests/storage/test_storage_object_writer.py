@@ -1,0 +1,191 @@
+"""Writing objects part by part: the same bytes however parts are cut, and never more than waits."""
+
+from __future__ import annotations
+
+import google_crc32c
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.errors import CorruptObjectError
+from storage.object_format.object_builder import ObjectBuilder
+from storage.object_format.object_checksum import ObjectChecksum
+from storage.object_format.object_writer import ObjectWriter
+from storage.object_format.record import RecordBatch
+
+KIB = 1024
+
+
+class HugePayload(bytes):
+    """Says that it is larger than a block may be, and is not."""
+
+    def __len__(self) -> int:
+        return 2**31 - 40
+
+
+def streams_of(sizes: list[int], streams: int) -> list[list[RecordBatch]]:
+    return [
+        [RecordBatch(stream, 7, 2 * i, 2, bytes([i % 251]) * size) for i, size in enumerate(sizes)]
+        for stream in range(streams)
+    ]
+
+
+def write_in_parts(writer: ObjectWriter, streams: list[list[RecordBatch]]) -> list[bytes]:
+    parts: list[bytes] = []
+    for records in streams:
+        writer.write(records)
+        parts += writer.parts()
+    writer.finish()
+    return [*parts, *writer.parts()]
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=20),
+    streams=st.integers(1, 4),
+    threshold=st.integers(1, 2000),
+    part_size=st.integers(1, 3000),
+)
+def test_parts_put_together_are_the_object_however_they_are_cut(
+    sizes: list[int], streams: int, threshold: int, part_size: int
+) -> None:
+    written = streams_of(sizes, streams)
+    builder = ObjectBuilder(threshold, checksum=True)
+    for records in written:
+        builder.write(records)
+    whole = builder.finish()
+    writer = ObjectWriter(threshold, part_size=part_size, checksum=True)
+    parts = write_in_parts(writer, written)
+    assert b"".join(parts) == whole.data
+    assert all(len(part) >= part_size for part in parts[:-1])
+    summary = writer.summary
+    assert (summary.size, summary.entries) == (whole.size, whole.entries)
+    assert summary.stream_ranges == whole.stream_ranges
+    assert summary.crc32c == whole.crc32c == google_crc32c.value(whole.data)
+    ends, end = set(), 0
+    for entry in whole.entries:
+        ends.add(entry.position + entry.size)
+    for part in parts[:-1]:
+        end += len(part)
+        assert end in ends, "a part ends inside a block"
+
+
+def test_no_more_waits_than_a_part_and_the_block_that_filled_it() -> None:
+    block, part_size = 16 * KIB, 64 * KIB
+    writer = ObjectWriter(block, part_size=part_size)
+    taken = 0
+    for i in range(200):
+        writer.write([RecordBatch(i, 0, 0, 1, bytes(4 * KIB))])
+        for part in writer.parts():
+            taken += len(part)
+            assert len(part) < part_size + block + KIB
+        assert writer.waiting_size < part_size
+        assert taken + writer.waiting_size == writer.data_size
+    writer.finish()
+    taken += sum(map(len, writer.parts()))
+    assert writer.waiting_size == 0
+    assert taken == writer.summary.size
+
+
+def test_a_part_is_given_once_and_in_order_though_many_wait() -> None:
+    writer = ObjectWriter(1, part_size=1)
+    records = [RecordBatch(1, 0, i, 1, bytes([i])) for i in range(5)]
+    writer.write(records)
+    first = next(writer.parts())
+    rest = list(writer.parts())
+    assert [part[-1] for part in (first, *rest)] == [0, 1, 2, 3, 4]
+    assert list(writer.parts()) == []
+
+
+def test_nothing_is_said_of_an_object_before_all_of_it_is_taken() -> None:
+    writer = ObjectWriter()
+    writer.write([RecordBatch(1, 0, 0, 1, b"a")])
+    with pytest.raises(RuntimeError, match="wanted finish"):
+        _ = writer.summary
+    writer.finish()
+    with pytest.raises(RuntimeError, match="0 bytes of the object were taken"):
+        _ = writer.summary
+    (part,) = writer.parts()
+    assert writer.summary.size == len(part)
+    assert writer.summary.crc32c is None
+
+
+def test_a_finished_object_takes_no_more() -> None:
+    writer = ObjectWriter()
+    writer.write([RecordBatch(1, 0, 0, 1, b"a")])
+    writer.finish()
+    for once_more in (writer.finish, lambda: writer.write([RecordBatch(1, 0, 1, 1, b"b")])):
+        with pytest.raises(RuntimeError, match="finished"):
+            once_more()
+    assert len(list(writer.parts())) == 1
+
+
+def test_an_object_without_records_and_sizes_without_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="no records"):
+        ObjectWriter().finish()
+    with pytest.raises(ValueError, match="part_size is 0"):
+        ObjectWriter(part_size=0)
+    with pytest.raises(ValueError, match="block_size_threshold is 0"):
+        ObjectWriter(0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (RecordBatch(1, -1, 5, 1, b""), "record epoch is -1"),
+        (RecordBatch(1, 2**63, 5, 1, b""), "record epoch is"),
+        (RecordBatch(1, 0, 5, 0, b""), "record count is 0"),
+        (RecordBatch(1, 0, 5, 2**31, b""), "record count is 2147483648"),
+        (RecordBatch(1, 0, 2**63 - 1, 1, b""), "record base_offset is"),
+        (RecordBatch(1, 0, 2**63, 1, b""), "record base_offset is"),
+        (RecordBatch(1, 0, 4, 1, b""), "base offset is 4, wanted at least 5"),
+        (RecordBatch(1, 0, 5, 1, HugePayload()), "record payload length is 2147483608"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_can_not_be_written_is_refused_by_name_and_changes_nothing(
+    bad: RecordBatch, reason: str
+) -> None:
+    good = [RecordBatch(1, 0, 0, 5, b"good")]
+    writer, reference = ObjectWriter(3, part_size=1), ObjectWriter(3, part_size=1)
+    for one in (writer, reference):
+        one.write(good)
+    later = RecordBatch(1, 0, 5, 1, b"x")
+    for records in ([bad], [later, bad] if bad.base_offset > 5 else [bad]):
+        with pytest.raises(ValueError, match=reason):
+            writer.write(records)
+    for one in (writer, reference):
+        one.write([later])
+        one.finish()
+    assert list(writer.parts()) == list(reference.parts())
+
+
+def test_a_stream_id_out_of_range_is_refused() -> None:
+    for stream_id in (-1, 2**63):
+        with pytest.raises(ValueError, match="record stream_id is"):
+            ObjectWriter().write([RecordBatch(stream_id, 0, 0, 1, b"")])
+
+
+# Checksums
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=700_000), st.lists(st.integers(1, 300_000), max_size=4))
+def test_a_checksum_is_that_of_all_bytes_in_whatever_pieces(data: bytes, cuts: list[int]) -> None:
+    checksum, at = ObjectChecksum(), 0
+    for i, cut in enumerate([*cuts, len(data)]):
+        piece = data[at : at + cut]
+        checksum.update((piece, memoryview(piece), bytearray(piece))[i % 3])
+        at += len(piece)
+    assert (checksum.value, checksum.size) == (google_crc32c.value(data), len(data))
+
+
+def test_a_checksum_that_does_not_hold_is_corruption() -> None:
+    checksum = ObjectChecksum()
+    checksum.update(b"123456789")
+    checksum.verify(0xE3069283, source="a")  # the check value that the algorithm is published with
+    with pytest.raises(CorruptObjectError) as caught:
+        checksum.verify(1, source="some/key")
+    error = caught.value
+    assert (error.source, error.position) == ("some/key", 0)
+    assert (error.found, error.expected) == ("0xe3069283", "0x00000001")
