@@ -1,0 +1,135 @@
+"""A broker process that fills its streams up to a quota, whatever became of the process before it.
+
+Run as `python -m tests.broker_client.marathon_broker SETTINGS`, a JSON object with the fields of
+`Settings`. What a record holds follows from its stream and offset alone, so a new process goes on
+where the map says that a stream ends. It notes up to where each stream is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from broker_client import (
+    BrokerSession,
+    ControllerClient,
+    LogIdentity,
+    StreamWriter,
+    WriteAheadLog,
+    WriterConfig,
+)
+from storage.object_store.local import LocalObjectStore
+
+RECORD_BYTES = 100
+MANY = 200
+"""Records of one append, at most."""
+
+_NOTE = struct.Struct(">qq")
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One process: its node, how many streams the node has, and how many records they are to hold.
+
+    `durability` is that of the writer; the write-ahead log lies beside the notes.
+    """
+
+    endpoints: list[str]
+    root: str
+    node_id: int
+    node_epoch: int
+    streams: int
+    records: int
+    durability: str
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def notes(self) -> Path:
+        return Path(self.root) / f"acknowledged-{self.node_id}"
+
+
+def payload_of(stream_id: int, offset: int) -> bytes:
+    """Return the one payload that a stream may hold at an offset."""
+    return (b"%d/%d|" % (stream_id, offset)).ljust(RECORD_BYTES, b".")
+
+
+def read_notes(path: Path) -> Iterator[tuple[int, int]]:
+    """Yield stream ids with the offset up to which they were acknowledged, as they came."""
+    notes = path.read_bytes()
+    yield from _NOTE.iter_unpack(notes[: len(notes) // _NOTE.size * _NOTE.size])
+
+
+def count_notes(path: Path) -> int:
+    """Return how many appends were acknowledged."""
+    return path.stat().st_size // _NOTE.size if path.exists() else 0
+
+
+async def live(settings: Settings) -> None:
+    """Take over what an earlier process left, and write until the quota is reached."""
+    root = Path(settings.root)
+    store = LocalObjectStore(root / "bucket")
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(ControllerClient(settings.endpoints))
+        session = await BrokerSession.register(client, settings.node_id, settings.node_epoch)
+        log = None
+        if settings.durability == "wal":
+            identity = LogIdentity(session.namespace, settings.node_id, settings.node_epoch)
+            log = await WriteAheadLog.open(root / f"log-{settings.node_id}", identity)
+            stack.push_async_callback(log.close)
+        config = WriterConfig(
+            upload_bytes=4 * _MIB,
+            max_buffer_bytes=32 * _MIB,
+            durability="wal" if log is not None else "object",
+        )
+        writer = await stack.enter_async_context(StreamWriter(session, store, config, log=log))
+        writer.attach(session.inherited)
+        if log is not None:
+            await writer.recover()
+        streams = [stream.stream_id for stream in session.inherited]
+        if not streams:
+            streams = await session.create_streams([{}] * settings.streams)
+            opened = (await session.open_streams(dict.fromkeys(streams, 0))).require_all()
+            writer.attach(opened.values())
+        await fill(writer, streams, settings)
+
+
+async def fill(writer: StreamWriter, streams: list[int], settings: Settings) -> None:
+    """Append to the streams at random until they hold all records, acknowledged."""
+    rng = random.Random(f"{settings.node_id}.{settings.node_epoch}")
+    notes = os.open(settings.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    failures: list[BaseException] = []
+
+    def note(stream_id: int, end: int, ack: asyncio.Future[int]) -> None:
+        failure = ack.exception()
+        if failure is not None:
+            failures.append(failure)
+        else:
+            os.write(notes, _NOTE.pack(stream_id, end))
+
+    left = settings.records - sum(map(writer.next_offset, streams))
+    while left > 0 and not failures:
+        stream_id, count = rng.choice(streams), min(left, rng.randint(1, MANY))
+        start = writer.next_offset(stream_id)
+        payloads = [payload_of(stream_id, start + place) for place in range(count)]
+        ack = await writer.append_many(stream_id, payloads)
+        ack.add_done_callback(partial(note, stream_id, start + count))
+        left -= count
+    await writer.flush()
+    if failures:
+        raise failures[0]
+
+
+if __name__ == "__main__":
+    asyncio.run(live(Settings(**json.loads(sys.argv[1]))))
