@@ -21,7 +21,7 @@ from broker_client.errors import (
     UnsupportedError,
 )
 from broker_client.session import BrokerSession
-from proto import nodes_pb2
+from proto import common_pb2, nodes_pb2
 
 FIRST_INTERVAL_S = 2.0
 """Time between heartbeats until an answer says how long a session lasts."""
@@ -49,12 +49,18 @@ class Heartbeat:
         self._rng = rng or random.Random()
         self._interval_s = FIRST_INTERVAL_S
         self._recoveries: tuple[nodes_pb2.Recovery, ...] = ()
+        self._compactions: tuple[common_pb2.NodeIdentity, ...] = ()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def recoveries(self) -> tuple[nodes_pb2.Recovery, ...]:
         """Nodes whose data this one is to recover, as the last answer said."""
         return self._recoveries
+
+    @property
+    def compactions(self) -> tuple[common_pb2.NodeIdentity, ...]:
+        """Nodes that are gone and whose objects this one is to compact, as the last answer said."""
+        return self._compactions
 
     def start(self) -> None:
         """Begin, at once with a first heartbeat, unless it has begun."""
@@ -91,4 +97,5 @@ class Heartbeat:
             if answer.session_timeout_ms > 0:
                 self._interval_s = answer.session_timeout_ms / 1000 / HEARTBEATS_PER_SESSION
             self._recoveries = tuple(answer.recoveries)
+            self._compactions = tuple(answer.compactions)
         return True

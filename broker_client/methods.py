@@ -99,6 +99,12 @@ GET_OBJECTS = Method(
     objects_pb2.GetObjectsRequest,
     objects_pb2.GetObjectsResponse,
 )
+DESCRIBE_OBJECTS = Method(
+    "ObjectService",
+    "DescribeObjects",
+    objects_pb2.DescribeObjectsRequest,
+    objects_pb2.DescribeObjectsResponse,
+)
 REGISTER_NODE = Method(
     "NodeService",
     "RegisterNode",
@@ -110,6 +116,18 @@ HEARTBEAT = Method(
     "Heartbeat",
     nodes_pb2.HeartbeatRequest,
     nodes_pb2.HeartbeatResponse,
+)
+GET_NODES = Method(
+    "NodeService",
+    "GetNodes",
+    nodes_pb2.GetNodesRequest,
+    nodes_pb2.GetNodesResponse,
+)
+LIST_STREAM_SET_OBJECTS = Method(
+    "NodeService",
+    "ListStreamSetObjects",
+    nodes_pb2.ListStreamSetObjectsRequest,
+    nodes_pb2.ListStreamSetObjectsResponse,
 )
 PUT_KVS = Method("KVService", "PutKVs", kv_pb2.PutKVsRequest, kv_pb2.PutKVsResponse)
 GET_KVS = Method("KVService", "GetKVs", kv_pb2.GetKVsRequest, kv_pb2.GetKVsResponse)

@@ -34,6 +34,7 @@ from controller.quorum.config import QuorumConfig, QuorumTimings
 from controller.quorum.voters import ReplicaKey
 from controller.rpc.admin_service import AdminHandlers
 from controller.rpc.commit_pipeline import CommitPipeline
+from controller.rpc.convert_nodes import LeaderView
 from controller.rpc.grpc_options import SERVER_OPTIONS
 from controller.rpc.metadata_service import MetadataHandlers
 from controller.rpc.node_service import NodeHandlers
@@ -204,9 +205,10 @@ class ControllerNode:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _handlers(self) -> list[grpc.GenericRpcHandler]:
+        view = LeaderView(self._sessions.state, self._heartbeats.compacted_by)
         unary = {
             name: routed(route, self._controller)
-            for name, route in routes(self._config.cluster_id, self._sessions.state).items()
+            for name, route in routes(self._config.cluster_id, view).items()
         }
         nodes = NodeHandlers(self._heartbeats, self._controller.gate)
         unary |= {f"streammeta.v1.NodeService.{name}": call for name, call in nodes.unary().items()}

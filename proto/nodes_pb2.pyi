@@ -152,7 +152,7 @@ class GetNodesRequest(_message.Message):
     NODE_IDS_FIELD_NUMBER: _builtins.int
     INCLUDE_STREAM_SET_OBJECTS_FIELD_NUMBER: _builtins.int
     include_stream_set_objects: _builtins.bool
-    """fill NodeDescription.stream_set_objects"""
+    """fill NodeDescription.stream_set_objects with all there are;"""
     @_builtins.property
     def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """these; unknown ids are left out. Empty: all"""
@@ -211,6 +211,7 @@ class NodeDescription(_message.Message):
     RECOVERED_BY_FIELD_NUMBER: _builtins.int
     DEPARTED_FIELD_NUMBER: _builtins.int
     SUPERVISED_FIELD_NUMBER: _builtins.int
+    COMPACTED_BY_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     """the node"""
     node_epoch: _builtins.int
@@ -235,6 +236,8 @@ class NodeDescription(_message.Message):
     """unregistered; kept until its last set object is gone"""
     supervised: _builtins.bool
     """sends heartbeats: its silence fences it"""
+    compacted_by: _builtins.int
+    """it is gone, and this node is told to compact its set objects; -1: none"""
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
         """sorted by key"""
@@ -260,10 +263,11 @@ class NodeDescription(_message.Message):
         recovered_by: _builtins.int = ...,
         departed: _builtins.bool = ...,
         supervised: _builtins.bool = ...,
+        compacted_by: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["departed", b"departed", "failover", b"failover", "has_opening_streams", b"has_opening_streams", "locked", b"locked", "node_epoch", b"node_epoch", "node_id", b"node_id", "pending_upload_count", b"pending_upload_count", "recovered_by", b"recovered_by", "state", b"state", "stream_set_object_count", b"stream_set_object_count", "stream_set_objects", b"stream_set_objects", "supervised", b"supervised", "tags", b"tags", "wal_config", b"wal_config"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compacted_by", b"compacted_by", "departed", b"departed", "failover", b"failover", "has_opening_streams", b"has_opening_streams", "locked", b"locked", "node_epoch", b"node_epoch", "node_id", b"node_id", "pending_upload_count", b"pending_upload_count", "recovered_by", b"recovered_by", "state", b"state", "stream_set_object_count", b"stream_set_object_count", "stream_set_objects", b"stream_set_objects", "supervised", b"supervised", "tags", b"tags", "wal_config", b"wal_config"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -278,6 +282,9 @@ class StreamSetObject(_message.Message):
     DATA_TIME_MS_FIELD_NUMBER: _builtins.int
     OBJECT_SIZE_FIELD_NUMBER: _builtins.int
     RANGE_COUNT_FIELD_NUMBER: _builtins.int
+    MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     object_id: _builtins.int
     """the object"""
     order_id: _builtins.int
@@ -288,6 +295,12 @@ class StreamSetObject(_message.Message):
     """bytes"""
     range_count: _builtins.int
     """stream ranges it holds"""
+    min_timestamp_ms: _builtins.int
+    """no record in it is older; ms since 1970-01-01; absent: unknown"""
+    max_timestamp_ms: _builtins.int
+    """no record in it is newer; absent: unknown"""
+    crc32c: _builtins.int
+    """CRC-32C of all its bytes; absent: unknown"""
     def __init__(
         self,
         *,
@@ -296,14 +309,88 @@ class StreamSetObject(_message.Message):
         data_time_ms: _builtins.int = ...,
         object_size: _builtins.int = ...,
         range_count: _builtins.int = ...,
+        min_timestamp_ms: _builtins.int | None = ...,
+        max_timestamp_ms: _builtins.int | None = ...,
+        crc32c: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_time_ms", b"data_time_ms", "object_id", b"object_id", "object_size", b"object_size", "order_id", b"order_id", "range_count", b"range_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "data_time_ms", b"data_time_ms", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id", "object_size", b"object_size", "order_id", b"order_id", "range_count", b"range_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
+    _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__max_timestamp_ms: _TypeAlias = _typing.Literal["max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_timestamp_ms: _TypeAlias = _typing.Literal["_max_timestamp_ms", b"_max_timestamp_ms"]  # noqa: Y015
+    _WhichOneofReturnType__min_timestamp_ms: _TypeAlias = _typing.Literal["min_timestamp_ms"]  # noqa: Y015
+    _WhichOneofArgType__min_timestamp_ms: _TypeAlias = _typing.Literal["_min_timestamp_ms", b"_min_timestamp_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_timestamp_ms) -> _WhichOneofReturnType__max_timestamp_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_timestamp_ms) -> _WhichOneofReturnType__min_timestamp_ms | None: ...
+
+Global___StreamSetObject: _TypeAlias = StreamSetObject  # noqa: Y015
+
+@_typing.final
+class ListStreamSetObjectsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    """whose"""
+    @_builtins.property
+    def page(self) -> _common_pb2.PageRequest:
+        """pages are in object id order"""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        page: _common_pb2.PageRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "page", b"page"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StreamSetObject: _TypeAlias = StreamSetObject  # noqa: Y015
+Global___ListStreamSetObjectsRequest: _TypeAlias = ListStreamSetObjectsRequest  # noqa: Y015
+
+@_typing.final
+class ListStreamSetObjectsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    error: _common_pb2.ErrorCode.ValueType
+    """NODE_EPOCH_NOT_EXIST if unknown"""
+    next_page_token: _builtins.str
+    """empty on the last page"""
+    total: _builtins.int
+    """set objects it holds when this page was read"""
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamSetObject]:
+        """in object id order"""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.ErrorCode.ValueType = ...,
+        objects: _abc.Iterable[Global___StreamSetObject] | None = ...,
+        next_page_token: _builtins.str = ...,
+        total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "next_page_token", b"next_page_token", "objects", b"objects", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListStreamSetObjectsResponse: _TypeAlias = ListStreamSetObjectsResponse  # noqa: Y015
 
 @_typing.final
 class GetNextNodeIdRequest(_message.Message):
@@ -497,6 +584,7 @@ class HeartbeatResponse(_message.Message):
     MAY_SHUTDOWN_FIELD_NUMBER: _builtins.int
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     RECOVERIES_FIELD_NUMBER: _builtins.int
+    COMPACTIONS_FIELD_NUMBER: _builtins.int
     error: _common_pb2.ErrorCode.ValueType
     """the node check"""
     may_shutdown: _builtins.bool
@@ -507,6 +595,13 @@ class HeartbeatResponse(_message.Message):
     def recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Recovery]:
         """what the caller is to recover, until it is no longer listed"""
 
+    @_builtins.property
+    def compactions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeIdentity]:
+        """Nodes that are gone, whose set objects the caller is to compact in their name while they are
+        listed: CommitStreamSetObject with this identity and failover. Another may do so meanwhile; the
+        map takes the first. NODE_EPOCH_EXPIRED: the node is back.
+        """
+
     def __init__(
         self,
         *,
@@ -514,10 +609,11 @@ class HeartbeatResponse(_message.Message):
         may_shutdown: _builtins.bool = ...,
         session_timeout_ms: _builtins.int = ...,
         recoveries: _abc.Iterable[Global___Recovery] | None = ...,
+        compactions: _abc.Iterable[_common_pb2.NodeIdentity] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "may_shutdown", b"may_shutdown", "recoveries", b"recoveries", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compactions", b"compactions", "error", b"error", "may_shutdown", b"may_shutdown", "recoveries", b"recoveries", "session_timeout_ms", b"session_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,6 +49,11 @@ class NodeServiceStub:
                 request_serializer=proto_dot_nodes__pb2.GetNodesRequest.SerializeToString,
                 response_deserializer=proto_dot_nodes__pb2.GetNodesResponse.FromString,
                 _registered_method=True)
+        self.ListStreamSetObjects = channel.unary_unary(
+                '/streammeta.v1.NodeService/ListStreamSetObjects',
+                request_serializer=proto_dot_nodes__pb2.ListStreamSetObjectsRequest.SerializeToString,
+                response_deserializer=proto_dot_nodes__pb2.ListStreamSetObjectsResponse.FromString,
+                _registered_method=True)
         self.GetNextNodeId = channel.unary_unary(
                 '/streammeta.v1.NodeService/GetNextNodeId',
                 request_serializer=proto_dot_nodes__pb2.GetNextNodeIdRequest.SerializeToString,
@@ -90,6 +95,14 @@ class NodeServiceServicer:
 
     def GetNodes(self, request, context):
         """Describe nodes by id or all. Linearizable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListStreamSetObjects(self, request, context):
+        """List what one node holds: its committed stream set objects, page by page in object id order.
+        Linearizable. Costs what the page costs, however large the map is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,6 +153,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.GetNodes,
                     request_deserializer=proto_dot_nodes__pb2.GetNodesRequest.FromString,
                     response_serializer=proto_dot_nodes__pb2.GetNodesResponse.SerializeToString,
+            ),
+            'ListStreamSetObjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListStreamSetObjects,
+                    request_deserializer=proto_dot_nodes__pb2.ListStreamSetObjectsRequest.FromString,
+                    response_serializer=proto_dot_nodes__pb2.ListStreamSetObjectsResponse.SerializeToString,
             ),
             'GetNextNodeId': grpc.unary_unary_rpc_method_handler(
                     servicer.GetNextNodeId,
@@ -243,6 +261,33 @@ class NodeService:
             '/streammeta.v1.NodeService/GetNodes',
             proto_dot_nodes__pb2.GetNodesRequest.SerializeToString,
             proto_dot_nodes__pb2.GetNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListStreamSetObjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/streammeta.v1.NodeService/ListStreamSetObjects',
+            proto_dot_nodes__pb2.ListStreamSetObjectsRequest.SerializeToString,
+            proto_dot_nodes__pb2.ListStreamSetObjectsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,10 @@ class NodeServiceStub:
     """Forget a node that has no open streams."""
     GetNodes: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetNodesRequest, _nodes_pb2.GetNodesResponse]
     """Describe nodes by id or all. Linearizable."""
+    ListStreamSetObjects: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.ListStreamSetObjectsRequest, _nodes_pb2.ListStreamSetObjectsResponse]
+    """List what one node holds: its committed stream set objects, page by page in object id order.
+    Linearizable. Costs what the page costs, however large the map is.
+    """
     GetNextNodeId: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetNextNodeIdRequest, _nodes_pb2.GetNextNodeIdResponse]
     """Issue a node id that no node has."""
     LockNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.LockNodeRequest, _nodes_pb2.LockNodeResponse]
@@ -55,6 +59,10 @@ class NodeServiceAsyncStub(NodeServiceStub):
     """Forget a node that has no open streams."""
     GetNodes: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetNodesRequest, _nodes_pb2.GetNodesResponse]  # type: ignore[assignment]
     """Describe nodes by id or all. Linearizable."""
+    ListStreamSetObjects: _aio.UnaryUnaryMultiCallable[_nodes_pb2.ListStreamSetObjectsRequest, _nodes_pb2.ListStreamSetObjectsResponse]  # type: ignore[assignment]
+    """List what one node holds: its committed stream set objects, page by page in object id order.
+    Linearizable. Costs what the page costs, however large the map is.
+    """
     GetNextNodeId: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetNextNodeIdRequest, _nodes_pb2.GetNextNodeIdResponse]  # type: ignore[assignment]
     """Issue a node id that no node has."""
     LockNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.LockNodeRequest, _nodes_pb2.LockNodeResponse]  # type: ignore[assignment]
@@ -88,6 +96,16 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.GetNodesResponse, _abc.Awaitable[_nodes_pb2.GetNodesResponse]]:
         """Describe nodes by id or all. Linearizable."""
+
+    @_abc_1.abstractmethod
+    def ListStreamSetObjects(
+        self,
+        request: _nodes_pb2.ListStreamSetObjectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_nodes_pb2.ListStreamSetObjectsResponse, _abc.Awaitable[_nodes_pb2.ListStreamSetObjectsResponse]]:
+        """List what one node holds: its committed stream set objects, page by page in object id order.
+        Linearizable. Costs what the page costs, however large the map is.
+        """
 
     @_abc_1.abstractmethod
     def GetNextNodeId(

@@ -109,7 +109,9 @@ Global___PrepareObjectsResponse: _TypeAlias = PrepareObjectsResponse  # noqa: Y0
 
 @_typing.final
 class RangeColumns(_message.Message):
-    """Ranges of a stream set object, one row per range, sorted by stream id, no stream twice."""
+    """Ranges of a stream set object, one row per range, sorted by stream id, then by start offset. An
+    upload holds one range of a stream; the result of a compaction may hold several that don't overlap.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -151,7 +153,10 @@ Global___RangeColumns: _TypeAlias = RangeColumns  # noqa: Y015
 
 @_typing.final
 class StreamObjectColumns(_message.Message):
-    """Stream objects of an upload, one row per object. A stream is in the set object or in one row, never both."""
+    """Stream objects written beside a stream set object, one row per object. In an upload a stream is in
+    the set object or in one row, never both. In a compaction a stream may be in many rows of either, as
+    long as no two hold the same offset.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -175,7 +180,7 @@ class StreamObjectColumns(_message.Message):
 
     @_builtins.property
     def stream_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """no stream twice"""
+        """whose records it holds"""
 
     @_builtins.property
     def stream_epoch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

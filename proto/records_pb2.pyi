@@ -551,7 +551,7 @@ class SetObjectRanges(_message.Message):
     stream_id: _builtins.bytes
     """column; ascending within each object"""
     start_offset: _builtins.bytes
-    """column"""
+    """column; ascending within each stream of an object"""
     end_offset: _builtins.bytes
     """column; exclusive"""
     def __init__(

@@ -9,6 +9,7 @@ from controller.cli.output import run_cli
 
 COMMANDS = {
     "cluster": "controller.cli.cluster_command:cluster",
+    "compact": "controller.cli.compact_command:compact",
     "controller": "controller.cli.controller_command:controller",
     "dev": "controller.cli.dev_command:dev",
     "health": "controller.cli.health_command:health",

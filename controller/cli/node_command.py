@@ -27,6 +27,7 @@ _NODE_COLUMNS = (
         "departed",
         "failover",
         "recovered_by",
+        "compacted_by",
     ),
     *("has_opening_streams", "pending_uploads", "stream_set_objects"),
 )
@@ -58,7 +59,7 @@ def node() -> None:
 @connection_options
 @format_option
 def list_command(connect: tuple[str, ...], timeout_s: float, output_format: OutputFormat) -> None:
-    """List the nodes: state, who recovers them, and what keeps them from being forgotten.
+    """List the nodes: state, who recovers them or compacts for them, and what they still hold.
 
     \b
     Example:
@@ -79,6 +80,7 @@ def _node_row(described: nodes_pb2.NodeDescription) -> tuple[object, ...]:
         described.departed,
         described.failover,
         None if described.recovered_by == NONE_ID else described.recovered_by,
+        None if described.compacted_by == NONE_ID else described.compacted_by,
         described.has_opening_streams,
         described.pending_upload_count,
         described.stream_set_object_count,

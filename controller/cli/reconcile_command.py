@@ -1,6 +1,5 @@
 """`streammeta reconcile`: compare the bucket with the map, delete what the map has forgotten."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +12,12 @@ from controller.cli.output import (
     command_output,
     format_option,
 )
+from controller.cli.quantities import Duration
 from controller.config import ConfigError, check_endpoint
 
 if TYPE_CHECKING:
     from storage.reconcile.apply import ApplyResult
     from storage.reconcile.plan_folder import PlanResult
-
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @click.group()
@@ -28,14 +26,6 @@ def reconcile() -> None:
 
     Needs pyspark and a Java 17+ runtime: pip install 'streammeta[reconcile]'.
     """
-
-
-def _milliseconds(_context: click.Context, _option: click.Parameter, value: str) -> int:
-    """Read a duration such as 30m or 1h."""
-    found = re.fullmatch(r"(\d+)(ms|s|m|h|d)", value)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is no duration; wanted e.g. 90s, 30m, 12h or 3d")
-    return int(found[1]) * _UNITS_MS[found[2]]
 
 
 def _endpoints(
@@ -97,9 +87,9 @@ _memory_option = click.option(
 @click.option(
     "--grace",
     "grace_ms",
+    type=Duration(),
     default="1h",
     show_default=True,
-    callback=_milliseconds,
     help="Leave unknown objects alone that are younger than this.",
 )
 @click.option(

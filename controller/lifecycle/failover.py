@@ -1,7 +1,8 @@
-"""Keeps sessions and recoveries up to date while this controller leads.
+"""Keeps sessions, and what nodes do for others that are gone, up to date on the leader.
 
 Sessions are told of time and of leadership here, and what `recoveries` plans is written to the map
-when it changes anything. The assignments outlive this leader.
+when it changes anything: those assignments outlive this leader. What `gone_nodes` plans is this
+leader's alone, and begins when it has heard who is there.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 import structlog
 
 from controller.errors import ApiError
+from controller.lifecycle.gone_nodes import plan_compactions
 from controller.lifecycle.heartbeats import Heartbeats, read_nodes
 from controller.lifecycle.recoveries import plan_recoveries
 from controller.lifecycle.sessions import Sessions, SupervisedNode
@@ -38,6 +40,7 @@ class Failover:
         self._heartbeats = heartbeats
         self._clock = clock
         self._per_target = per_target
+        self._compactions: dict[int, int] = {}
         controller.on_leadership(self._on_leadership)
 
     async def run(self) -> None:
@@ -47,7 +50,7 @@ class Failover:
             await asyncio.sleep(self._sessions.tick_ms / 1000)
 
     async def tick(self) -> None:
-        """Fence who is silent, assign what has to be recovered."""
+        """Fence who is silent, assign what has to be recovered and what others are to compact."""
         if not self._controller.is_active:
             return
         nodes = read_nodes(self._controller)
@@ -67,6 +70,14 @@ class Failover:
             _log.info("failover_postponed", reason=str(error))
 
     async def _assign(self, nodes: Sequence[NodeDescription]) -> None:
+        nodes = await self._assign_recoveries(nodes)
+        self._heartbeats.set_recoveries(nodes)
+        self._assign_compactions(nodes)
+
+    async def _assign_recoveries(
+        self, nodes: Sequence[NodeDescription]
+    ) -> Sequence[NodeDescription]:
+        """Return the nodes as they are then."""
         changes = plan_recoveries(nodes, self._sessions, self._per_target)
         if changes:
             await self._controller.write(AssignRecoveries(targets=changes))
@@ -78,10 +89,22 @@ class Failover:
                     target=change.target_id,
                 )
             nodes = read_nodes(self._controller)
-        self._heartbeats.set_recoveries(nodes)
+        return nodes
+
+    def _assign_compactions(self, nodes: Sequence[NodeDescription]) -> None:
+        if not self._sessions.is_settled:
+            return
+        before = self._compactions
+        self._compactions = plan_compactions(nodes, self._sessions, before)
+        self._heartbeats.set_compactions(nodes, self._compactions)
+        for node_id, target in self._compactions.items():
+            if before.get(node_id) != target:
+                _log.info("compaction_assigned", node=node_id, target=target)
 
     def _on_leadership(self, leads: bool) -> None:
         self._heartbeats.set_recoveries(())
+        self._compactions = {}
+        self._heartbeats.set_compactions((), {})
         if leads:
             self._sessions.lead(self._clock.monotonic_ms())
         else:

@@ -1,15 +1,15 @@
 """What a broker's heartbeat does on the leader, and what it is told in return.
 
-Owns the node check of heartbeats and who is told of which recovery. Sessions are kept by
+Owns the node check of heartbeats and who is told what to do for others. Sessions are kept by
 `sessions`; the one thing replicated is that a node sends heartbeats at all, so that the next
 leader knows to miss them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.errors import ErrorCode
-from controller.lifecycle.recoveries import owes
+from controller.lifecycle.recoveries import NOBODY, owes
 from controller.lifecycle.sessions import Sessions
 from controller.loop.clock import Clock
 from controller.loop.controller import MetadataController
@@ -29,12 +29,16 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatAnswer:
-    """The node check, whether nothing would be lost if the caller ended, and its recoveries."""
+    """The node check, whether nothing would be lost if the caller ended, and what it is to do.
+
+    `compactions` are gone nodes whose set objects it is to compact in their name.
+    """
 
     error: ErrorCode
     may_shutdown: bool = False
     session_timeout_ms: int
     recoveries: tuple[Recovery, ...] = ()
+    compactions: tuple[NodeIdentity, ...] = ()
 
 
 class Heartbeats:
@@ -45,6 +49,8 @@ class Heartbeats:
         self._sessions = sessions
         self._clock = clock
         self._recoveries: dict[int, tuple[Recovery, ...]] = {}
+        self._compacted_by: dict[int, int] = {}
+        self._compactions: dict[int, tuple[NodeIdentity, ...]] = {}
 
     async def heartbeat(self, node: NodeIdentity, *, wants_shutdown: bool) -> HeartbeatAnswer:
         """Renew a node's session.
@@ -74,7 +80,12 @@ class Heartbeats:
             may_shutdown=may_shutdown,
             session_timeout_ms=self._sessions.timeout_ms,
             recoveries=self._recoveries.get(node.node_id, ()),
+            compactions=self._compactions.get(node.node_id, ()),
         )
+
+    def compacted_by(self, node_id: int) -> int:
+        """Return which node is told to compact the set objects of a gone one, or `NOBODY`."""
+        return self._compacted_by.get(node_id, NOBODY)
 
     def set_recoveries(self, nodes: Iterable[NodeDescription]) -> None:
         """Tell the targets among `nodes`, all of the map, from now on whose data to recover."""
@@ -84,6 +95,16 @@ class Heartbeats:
                 recovery = Recovery(node.node_id, node.node_epoch, node.wal_config)
                 found.setdefault(node.recovered_by, []).append(recovery)
         self._recoveries = {target: tuple(owed) for target, owed in found.items()}
+
+    def set_compactions(self, nodes: Iterable[NodeDescription], plan: Mapping[int, int]) -> None:
+        """Tell the targets of `plan`, gone -> target, for whom of `nodes` to compact."""
+        found: dict[int, list[NodeIdentity]] = {}
+        for node in nodes:
+            if node.node_id in plan:
+                gone = NodeIdentity(node.node_id, node.node_epoch)
+                found.setdefault(plan[node.node_id], []).append(gone)
+        self._compacted_by = dict(plan)
+        self._compactions = {target: tuple(gone) for target, gone in found.items()}
 
     def _describe(self, node_id: int) -> NodeDescription | None:
         nodes = read_nodes(self._controller, (node_id,))

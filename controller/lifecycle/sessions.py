@@ -55,6 +55,7 @@ class Sessions:
     def __init__(self, timeout_ms: int) -> None:
         self.timeout_ms = timeout_ms
         self._leads = False
+        self._led_since_ms = 0
         self._sessions: dict[int, _Session] = {}
         self._ticked_ms = 0
         self._doubt_since_ms: int | None = None
@@ -69,10 +70,15 @@ class Sessions:
         """Whether nobody is fenced at present, because nobody at all is heard."""
         return self._doubt_since_ms is not None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the reign is so old that who is there has been heard."""
+        return self._leads and self._ticked_ms - self._led_since_ms > self.timeout_ms
+
     def lead(self, now_ms: int) -> None:
         """Begin a reign: every node has a fresh session, granted when it is first seen."""
         self._leads = True
-        self._ticked_ms = now_ms
+        self._led_since_ms = self._ticked_ms = now_ms
 
     def resign(self) -> None:
         """End the reign: nothing is known any more."""

@@ -26,6 +26,7 @@ from controller.metadata.requests import (
     GetNodes,
     GetOpeningStreams,
     ListKVs,
+    ListStreamSetObjects,
     ReadRequest,
     WriteRequest,
 )
@@ -63,7 +64,7 @@ ROUNDS_BEFORE_SCAN = 3
 """Turns of the event loop left to others before each scan: from a socket to a decision is two."""
 
 _COMMITS = (CommitStreamSetObject, CommitUploads, CommitStreamObject)
-_SCANS = (DescribeStreams, DescribeObjects, ListKVs, GetOpeningStreams)
+_SCANS = (DescribeStreams, DescribeObjects, ListStreamSetObjects, ListKVs, GetOpeningStreams)
 _PATIENT = (RequestClass.SCAN, RequestClass.SNAPSHOT)
 
 

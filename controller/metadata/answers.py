@@ -347,15 +347,18 @@ class AssignRecoveriesAnswer:
     assigned: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StreamSetObject:
-    """One set object of a node."""
+    """One set object of a node; what is not known of it (times, checksum) is -1."""
 
     object_id: int
     order_id: int
     data_time_ms: int
     object_size: int
     range_count: int
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,6 +385,16 @@ class GetNodesAnswer:
     """In node id order."""
 
     nodes: tuple[NodeDescription, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListStreamSetObjectsAnswer:
+    """One page in object id order; `total` is how many the node holds."""
+
+    error: ErrorCode
+    objects: tuple[StreamSetObject, ...] = ()
+    next_page_token: str = ""
+    total: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,6 +469,7 @@ Answer: TypeAlias = (
     | ExpireObjectsAnswer
     | RemoveObjectsAnswer
     | GetNodesAnswer
+    | ListStreamSetObjectsAnswer
     | KVResultsAnswer
     | ListKVsAnswer
 )

@@ -31,7 +31,7 @@ from controller.metadata.columns import Undo
 from controller.metadata.compactions import Compactions
 from controller.metadata.frozen import FrozenMap, FrozenParts
 from controller.metadata.kv import KVs
-from controller.metadata.node_counts import NodeCounts
+from controller.metadata.node_objects import NodeObjects
 from controller.metadata.nodes import Nodes
 from controller.metadata.object_upkeep import ObjectUpkeep
 from controller.metadata.objects import Objects
@@ -59,6 +59,7 @@ from controller.metadata.requests import (
     GetOpeningStreams,
     HoldDeletions,
     ListKVs,
+    ListStreamSetObjects,
     OpenStreams,
     PrepareObjects,
     PutKVs,
@@ -134,7 +135,7 @@ class ClusterMap:
 
     def __init__(self) -> None:
         self.applied_end_offset = 0
-        set_objects = NodeCounts()
+        set_objects = NodeObjects()
         self._objects = Objects(set_objects)
         self._streams = Streams(self._objects)
         self._nodes = Nodes(set_objects)
@@ -464,6 +465,7 @@ class ClusterMap:
             DescribeObjects: self._reads.describe_objects,
             CheckObjects: self._reads.check_objects,
             GetNodes: self._reads.get_nodes,
+            ListStreamSetObjects: self._reads.list_set_objects,
             GetKVs: self._kvs.get,
             ListKVs: self._kvs.list,
         }

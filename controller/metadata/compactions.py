@@ -176,7 +176,7 @@ class Compactions:
     def _judge_outputs(
         self, outputs: StreamSpans, sources: StreamSpans
     ) -> tuple[Int64Column, bool]:
-        """Judge outputs, no stream twice, against the live parts of what they replace."""
+        """Judge outputs, which don't overlap, against the live parts of what they replace."""
         verdicts = np.zeros(len(outputs), dtype=np.int64)
         issued = np.flatnonzero(outputs.stream_id < len(self._streams))
         if len(issued) < len(outputs):

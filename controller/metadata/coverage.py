@@ -1,8 +1,8 @@
 """Whether compacted ranges hold exactly what their sources hold.
 
 Works on live parts alone: what lies above the start of a stream that exists. Live ranges of objects
-never overlap, so a stream's ranges are contiguous if their lengths add up to the distance from the
-first start to the last end; that is checked without sorting them.
+never overlap, nor do outputs, so a stream's ranges are contiguous if their lengths add up to the
+distance from the first start to the last end; that is checked without sorting them.
 """
 
 from bisect import bisect_right
@@ -19,18 +19,22 @@ _INT64_MAX = 2**63 - 1
 def judge(outputs: StreamSpans, sources: StreamSpans) -> tuple[npt.NDArray[np.bool_], bool]:
     """Return which outputs reach beyond a contiguous run of the sources, and whether all is held.
 
-    Both are live parts. No stream has two outputs, and they are sorted by stream id; sources are
-    in any order. All is held if the outputs cover every source.
+    Both are live parts. Outputs are sorted by stream id, and those of a stream overlap none of the
+    others; sources are in any order. All is held if the outputs cover every source.
     """
     if not len(outputs):
         return np.zeros(0, dtype=np.bool_), not len(sources)
-    at = np.minimum(outputs.stream_id.searchsorted(sources.stream_id), len(outputs) - 1)
-    unknown = outputs.stream_id[at] != sources.stream_id
-    if not np.count_nonzero(unknown):
-        low, high, held = _extents(at, sources, len(outputs))
-        exact = (low == outputs.start_offset) & (high == outputs.end_offset) & (held == high - low)
-        if np.count_nonzero(exact) == len(outputs):
-            return ~exact, True
+    first = np.flatnonzero(np.concatenate(([True], np.diff(outputs.stream_id) > 0)))
+    streams = outputs.stream_id[first]
+    at = np.minimum(streams.searchsorted(sources.stream_id), len(streams) - 1)
+    if np.array_equal(streams[at], sources.stream_id):
+        low, high, held = _extents(at, sources, len(streams))
+        exact = low == np.minimum.reduceat(outputs.start_offset, first)
+        exact &= high == np.maximum.reduceat(outputs.end_offset, first)
+        exact &= held == np.add.reduceat(outputs.end_offset - outputs.start_offset, first)
+        exact &= held == high - low
+        if np.count_nonzero(exact) == len(streams):
+            return np.zeros(len(outputs), dtype=np.bool_), True
     return _judge_by_runs(outputs, sources)
 
 
@@ -50,17 +54,18 @@ def _extents(
 def _judge_by_runs(
     outputs: StreamSpans, sources: StreamSpans
 ) -> tuple[npt.NDArray[np.bool_], bool]:
-    """Do what `judge` does where something does not fit, to say what."""
+    """Do what `judge` does where a stream is in several pieces, or to say what does not fit."""
     order = np.lexsort((sources.start_offset, sources.stream_id))
     runs: dict[int, list[tuple[int, int]]] = {}
+    missing = 0
     for stream_id, low, high in sources.take(order).merged().rows():
         runs.setdefault(stream_id, []).append((low, high))
+        missing += high - low
     outside = np.zeros(len(outputs), dtype=np.bool_)
-    covered = 0
     for row, (stream_id, start, end) in enumerate(outputs.rows()):
         of_stream = runs.get(stream_id, [])
         place = bisect_right(of_stream, start, key=lambda run: run[0]) - 1
         outside[row] = place < 0 or end > of_stream[place][1]
-        # One output covers a stream's sources if they are one run, and it is that run.
-        covered += of_stream == [(start, end)]
-    return outside, covered == len(runs)
+        missing -= end - start
+    # Outputs that overlap nothing and lie within the sources cover them if they are as long.
+    return outside, not missing and not outside.any()

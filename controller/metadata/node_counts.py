@@ -1,6 +1,6 @@
 """How many of something each node has, kept by replay so that nobody has to scan for it.
 
-What is counted (streams a node has open, set objects it holds) is known to who counts.
+What is counted, such as streams a node has open, is known to who counts.
 """
 
 import numpy as np
@@ -18,10 +18,6 @@ class NodeCounts:
     def get(self, node_id: int) -> int:
         """Return a node's number."""
         return self._counts.get(node_id, 0)
-
-    def total(self) -> int:
-        """Return the sum over all nodes."""
-        return sum(self._counts.values())
 
     def add(self, node_id: int, delta: int, undo: Undo) -> None:
         """Change one node's number."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from controller.errors import ErrorCode, LimitExceededError
 from controller.metadata.answers import AssignRecoveriesAnswer, ErrorAnswer, NodeIdAnswer
 from controller.metadata.columns import Undo
-from controller.metadata.node_counts import NodeCounts
+from controller.metadata.node_objects import NodeObjects
 from controller.metadata.request_log import (
     REQUESTS_MAX,
     IssuedIds,
@@ -66,7 +66,7 @@ class Node:
 class Nodes:
     """Nodes by id, and which ids were issued and can be issued again."""
 
-    def __init__(self, set_objects: NodeCounts) -> None:
+    def __init__(self, set_objects: NodeObjects) -> None:
         self._set_objects = set_objects
         self._nodes: dict[int, Node] = {}
         self._departed: set[int] = set()

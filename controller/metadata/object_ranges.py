@@ -137,21 +137,44 @@ class ObjectRanges:
         self._index.append(stream_id, rows, undo)
 
     def link_many(self, stream_id: Int64Column, rows: Int64Column, undo: Undo) -> None:
-        """Add rows to their streams' lists where their end offsets put them; no stream twice."""
+        """Add rows to their streams' lists where their end offsets put them.
+
+        A stream may get several at once, as from a compaction.
+        """
         ends, ids = self._table["end_offset"], self._table["object_id"]
-        counts, listed = self._index.lists(stream_id)
-        listed_ends, key_ends = ends[listed], np.repeat(ends[rows], counts)
-        before = listed_ends < key_ends
-        equal = np.flatnonzero(listed_ends == key_ends)
-        before[equal] = ids[listed[equal]] <= np.repeat(ids[rows], counts)[equal]
-        owners = np.repeat(np.arange(len(rows)), counts)
-        places = np.bincount(owners[before], minlength=len(rows))
-        grown = counts + 1
-        merged = np.empty(len(listed) + len(rows), dtype=np.int64)
-        added = np.zeros(len(merged), dtype=np.bool_)
-        added[np.cumsum(grown) - grown + places] = True
-        merged[added], merged[~added] = rows, listed
-        self._index.replace(stream_id, grown, merged, undo)
+        order = np.lexsort((ids[rows], ends[rows], stream_id))
+        ordered, added = stream_id[order], rows[order]
+        first = np.flatnonzero(np.concatenate(([True], np.diff(ordered) > 0)))
+        streams = ordered[first]
+        several = np.diff(np.append(first, len(ordered)))
+        counts, listed = self._index.lists(streams)
+        lows = np.repeat(np.cumsum(counts) - counts, several)
+        places = self._places(listed, lows, lows + np.repeat(counts, several), added)
+        merged = np.insert(listed, places, added)
+        self._index.replace(streams, counts + several, merged, undo)
+
+    def _places(
+        self,
+        listed: npt.NDArray[np.int32],
+        lows: Int64Column,
+        highs: Int64Column,
+        rows: Int64Column,
+    ) -> Int64Column:
+        """Return where in `listed` each row belongs, between its `lows` and its `highs`."""
+        ends, ids = self._table["end_offset"], self._table["object_id"]
+        wanted_ends, wanted_ids = ends[rows], ids[rows]
+        while True:
+            searched = np.flatnonzero(lows < highs)
+            if not len(searched):
+                return lows
+            middle = (lows[searched] + highs[searched]) >> 1
+            found = listed[middle]
+            end, wanted_end = ends[found], wanted_ends[searched]
+            before = (end < wanted_end) | (
+                (end == wanted_end) & (ids[found] <= wanted_ids[searched])
+            )
+            lows[searched[before]] = middle[before] + 1
+            highs[searched[~before]] = middle[~before]
 
     def unlink(self, rows: Int64Column, undo: Undo) -> None:
         """Take rows out of their streams' lists; those that are in none are passed over."""

@@ -17,7 +17,7 @@ from controller.metadata.answers import PrepareObjectsAnswer
 from controller.metadata.columns import Table, TableView, Undo
 from controller.metadata.due import DueObjects
 from controller.metadata.free_blocks import FreeBlocks
-from controller.metadata.node_counts import NodeCounts
+from controller.metadata.node_objects import NodeObjects, ids_of_spans
 from controller.metadata.object_counts import ObjectCounts
 from controller.metadata.object_directory import ObjectDirectory
 from controller.metadata.object_facts import Facts, ObjectFacts
@@ -90,16 +90,18 @@ _UNCOMMITTED_CELLS = {
     "range_count": 0,
 }
 """What a prepared object's row holds, besides its id and deadline."""
+_SPANS_AT_ONCE = 32
+"""Spans of ids that are looked at in one step of a listing."""
 _DESTROYED_CELLS = ("state", "timestamp_ms", "attributes", "first_range", "range_count")
 
 
 class Objects:
     """Objects by id, the ranges they hold, and when they are due to expire or to be deleted.
 
-    `set_objects` counts each node's committed set objects.
+    `set_objects` knows each node's committed set objects.
     """
 
-    def __init__(self, set_objects: NodeCounts | None = None) -> None:
+    def __init__(self, set_objects: NodeObjects | None = None) -> None:
         self._table = Table(_OBJECT_COLUMNS)
         self._unused = FreeBlocks()
         self.facts = ObjectFacts()
@@ -107,7 +109,7 @@ class Objects:
         self.ranges = ObjectRanges()
         self.links = ObjectLinks()
         self.counts = ObjectCounts()
-        self.set_objects = NodeCounts() if set_objects is None else set_objects
+        self.set_objects = NodeObjects() if set_objects is None else set_objects
         self.requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
         self.removed: Window[int, None] = Window(REMOVED_OBJECTS_MAX)
         self.deadlines = DueObjects(lambda ids: self._due_times(_PREPARED, ids))
@@ -204,16 +206,21 @@ class Objects:
 
     def set_objects_of(self, node_id: int, after_id: int, limit: int) -> Int64Column:
         """Return the ids of a node's first `limit` committed set objects above an id."""
+        spans = self.set_objects.spans_from(node_id, after_id + 1)
         found: list[Int64Column] = [EMPTY_COLUMN]
-        left = min(limit, self.set_objects.get(node_id))
-        for ids, rows in self.directory.from_id(after_id + 1):
-            if left <= 0:
-                break
+        left = limit
+        for first in range(0, len(spans), _SPANS_AT_ONCE):
+            ids = ids_of_spans(spans[first : first + _SPANS_AT_ONCE])
+            rows = self.rows(ids)
+            present = (rows >= 0) & (ids > after_id)
+            ids, rows = ids[present], rows[present]
             held = (self._table["node_id"][rows] == node_id) & (
                 self._table["state"][rows] == _COMMITTED
             )
             found.append(ids[held][:left])
             left -= len(found[-1])
+            if left <= 0:
+                break
         return np.concatenate(found)
 
     def _of_one_stream(self, range_rows_: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
@@ -344,7 +351,7 @@ class Objects:
         self._commit_cells(rows, _STREAM_SET, firsts, record)
         self.facts.put(rows, record)
         self._count_commit(rows, deadlines_ms, record.object_size, undo)
-        self.set_objects.add(record.node_id, len(rows), undo)
+        self.set_objects.add(record.node_id, record.object_id, undo)
         return range_rows_
 
     def replay_stream_objects(self, record: StreamObjectsCommitted, undo: Undo) -> Int64Column:
@@ -388,9 +395,10 @@ class Objects:
         if np.count_nonzero(linked):
             composites = self._table["order_id"][rows[linked]]
             self.links.remove(composites, record.object_id[linked], undo)
-        committed = rows[before["state"] == _COMMITTED]
-        in_set = self._table["kind"][committed] == _STREAM_SET
-        self.set_objects.add_each(self._table["node_id"][committed[in_set]], -1, undo)
+        in_set = (before["state"] == _COMMITTED) & (self._table["kind"][rows] == _STREAM_SET)
+        if np.count_nonzero(in_set):
+            owners = self._table["node_id"][rows[in_set]]
+            self.set_objects.remove(owners, record.object_id[in_set], undo)
         self._table.write("state", rows, _DESTROYED)
         self._table.write("timestamp_ms", rows, record.marked_at_ms)
         self._table.write("range_count", rows, 0)
@@ -481,7 +489,7 @@ class Objects:
         self._table.load({**columns, "first_range": np.where(count > 0, first, 0)})
         self.counts.add(state, columns["object_size"], 1)
         in_set = (columns["kind"] == _STREAM_SET) & (state == _COMMITTED)
-        self.set_objects.load(columns["node_id"][in_set])
+        self.set_objects.load(columns["node_id"][in_set], ids[in_set])
         linked = state == _LINKED
         self.links.load(columns["order_id"][linked], ids[linked])
         for due_state, due in ((_PREPARED, self.deadlines), (_DESTROYED, self.destroyed)):

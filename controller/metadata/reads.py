@@ -11,6 +11,7 @@ from controller.metadata.answers import (
     DescribeObjectsAnswer,
     GetNodesAnswer,
     GetObjectsAnswer,
+    ListStreamSetObjectsAnswer,
     NodeDescription,
     ObjectDescription,
     ObjectList,
@@ -18,6 +19,7 @@ from controller.metadata.answers import (
     StreamSetObject,
 )
 from controller.metadata.nodes import Node, Nodes
+from controller.metadata.object_facts import UNKNOWN
 from controller.metadata.objects import Objects
 from controller.metadata.paging import first_id, page_of_ids, page_size, token_of
 from controller.metadata.requests import (
@@ -25,10 +27,12 @@ from controller.metadata.requests import (
     DescribeObjects,
     GetNodes,
     GetObjects,
+    ListStreamSetObjects,
     ObjectQuery,
 )
 from controller.metadata.streams import Streams
 from controller.metadata.values import (
+    Int64Column,
     ObjectKind,
     ObjectState,
     RangeColumns,
@@ -37,6 +41,8 @@ from controller.metadata.values import (
 
 OBJECTS_LIMIT_DEFAULT = 1_000
 """Objects a query returns when it names no limit."""
+
+_SET_OBJECT_COLUMNS = ("object_id", "order_id", "data_time_ms", "object_size", "range_count")
 
 
 class Reads:
@@ -174,25 +180,31 @@ class Reads:
         )
 
     def _set_objects(self, node_id: int) -> tuple[StreamSetObject, ...]:
-        objects = self._objects
-        held = (
-            (objects["kind"] == ObjectKind.STREAM_SET)
-            & (objects["state"] == ObjectState.COMMITTED)
-            & (objects["node_id"] == node_id)
+        """Return all set objects of a node, in its order."""
+        ids = self._objects.set_objects_of(node_id, -1, self._nodes.set_object_count(node_id))
+        rows = self._objects.rows(ids)
+        order = np.lexsort((ids, self._objects["order_id"][rows]))
+        return self._described_set_objects(rows[order])
+
+    def _described_set_objects(self, rows: Int64Column) -> tuple[StreamSetObject, ...]:
+        objects, facts = self._objects, self._objects.facts.of(rows)
+        known = facts.min_timestamp_ms, facts.max_timestamp_ms, facts.crc32c
+        unknown = np.full(len(rows), UNKNOWN)
+        columns = (  # in the order of the fields
+            *(objects[name][rows] for name in _SET_OBJECT_COLUMNS),
+            *(values if len(values) else unknown for values in known),
         )
-        rows = np.flatnonzero(held)
-        rows = rows[np.lexsort((objects["object_id"][rows], objects["order_id"][rows]))]
-        names = ("object_id", "order_id", "data_time_ms", "object_size", "range_count")
-        columns = (objects[name][rows].tolist() for name in names)
-        return tuple(
-            StreamSetObject(
-                object_id=object_id,
-                order_id=order_id,
-                data_time_ms=data_time_ms,
-                object_size=object_size,
-                range_count=range_count,
-            )
-            for object_id, order_id, data_time_ms, object_size, range_count in zip(
-                *columns, strict=True
-            )
+        return tuple(map(StreamSetObject, *(values.tolist() for values in columns)))
+
+    def list_set_objects(self, request: ListStreamSetObjects) -> ListStreamSetObjectsAnswer:
+        """Return one page of a node's set objects."""
+        node_id, size = request.node_id, page_size(request.page)
+        if self._nodes.get(node_id) is None:
+            return ListStreamSetObjectsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+        ids = self._objects.set_objects_of(node_id, first_id(request.page) - 1, size + 1)
+        return ListStreamSetObjectsAnswer(
+            error=ErrorCode.NONE,
+            objects=self._described_set_objects(self._objects.rows(ids[:size])),
+            next_page_token=token_of(int(ids[size]) if len(ids) > size else -1),
+            total=self._nodes.set_object_count(node_id),
         )

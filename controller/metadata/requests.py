@@ -356,6 +356,14 @@ class GetNodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListStreamSetObjects:
+    """Read one node's committed set objects page by page, in object id order."""
+
+    node_id: int
+    page: PageRequest = field(default_factory=PageRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KVToPut:
     """One value to put; `expected_version` None: no condition, 0: only if absent."""
 
@@ -436,5 +444,12 @@ WriteRequest: TypeAlias = (
     | DeleteKVs
 )
 ReadRequest: TypeAlias = (
-    DescribeStreams | GetObjects | DescribeObjects | CheckObjects | GetNodes | GetKVs | ListKVs
+    DescribeStreams
+    | GetObjects
+    | DescribeObjects
+    | CheckObjects
+    | GetNodes
+    | ListStreamSetObjects
+    | GetKVs
+    | ListKVs
 )

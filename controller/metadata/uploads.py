@@ -327,7 +327,10 @@ class Uploads:
     def _advance(
         self, streams: Int64Column, ends: Int64Column, rows: Int64Column, undo: Undo
     ) -> None:
-        """Raise streams' ends and put range rows into their lists; no stream twice."""
+        """Raise streams' ends and put range rows into their lists.
+
+        A stream whose end rises must not be there twice. Compactions raise none.
+        """
         existing = self._streams["state"][streams] != DELETED
         if np.count_nonzero(existing) < len(existing):
             streams, ends, rows = streams[existing], ends[existing], rows[existing]

@@ -94,7 +94,10 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RangeColumns:
-    """Ranges of a stream set object, sorted by stream id; `stream_epoch` may be empty."""
+    """Ranges of a stream set object, sorted by stream id, then start; epochs may be missing.
+
+    An upload has each stream once, a compaction as often as its parts don't overlap.
+    """
 
     stream_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     stream_epoch: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
@@ -104,7 +107,9 @@ class RangeColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamObjectColumns:
-    """Stream objects of an upload; the epochs, attributes and the last three may be empty.
+    """Stream objects of a commit; the epochs, attributes and the last three may be empty.
+
+    An upload has each stream in one row here or in its ranges, a compaction as above.
 
     The last three say what is known of an object's content, -1 being unknown: between which times
     its records are, and the CRC-32C of its bytes.

@@ -106,7 +106,7 @@ class ObjectsPrepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SetObjectRanges:
-    """Ranges of set objects behind each other, sorted by stream id within each object."""
+    """Ranges of set objects behind each other, sorted by stream id, then start, in each object."""
 
     stream_id: Int64Column
     start_offset: Int64Column

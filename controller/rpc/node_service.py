@@ -7,6 +7,7 @@ from controller.loop.admission import Gate, RequestClass
 from controller.rpc.convert import error_out, node_identity
 from controller.rpc.door import UnaryHandler, guarded
 from controller.rpc.status import Context
+from proto import common_pb2
 from proto import nodes_pb2 as pb
 
 
@@ -37,5 +38,9 @@ class NodeHandlers:
                     node_id=one.node_id, node_epoch=one.node_epoch, wal_config=one.wal_config
                 )
                 for one in answer.recoveries
+            ],
+            compactions=[
+                common_pb2.NodeIdentity(node_id=gone.node_id, node_epoch=gone.node_epoch)
+                for gone in answer.compactions
             ],
         )

@@ -12,7 +12,6 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
-from controller.lifecycle.sessions import NodeState
 from controller.loop.admission import class_of
 from controller.loop.controller import MetadataController
 from controller.rpc import convert_kv, convert_nodes, convert_objects, convert_streams, wire_columns
@@ -45,11 +44,8 @@ def _read(decode: Callable[[Any], Any], encode: Callable[[Any], Message]) -> Rou
     return Route(decode, encode, writes=False)
 
 
-def routes(cluster_id: str, state_of: Callable[[int], NodeState]) -> Mapping[str, Route]:
-    """Return the routes by full name, e.g. `streammeta.v1.KVService.PutKVs`.
-
-    `state_of` tells of a node id what this leader's sessions know.
-    """
+def routes(cluster_id: str, view: convert_nodes.LeaderView) -> Mapping[str, Route]:
+    """Return the routes by full name, e.g. `streammeta.v1.KVService.PutKVs`."""
     s, o, n, k = convert_streams, convert_objects, convert_nodes, convert_kv
     table = {
         "StreamService.CreateStreams": _write(s.create_streams_in, s.create_streams_out),
@@ -76,8 +72,9 @@ def routes(cluster_id: str, state_of: Callable[[int], NodeState]) -> Mapping[str
         ),
         "NodeService.RegisterNode": _write(n.register_node_in, n.register_node_out),
         "NodeService.UnregisterNode": _write(n.unregister_node_in, n.unregister_node_out),
-        "NodeService.GetNodes": _read(
-            n.get_nodes_in, lambda answer: n.get_nodes_out(answer, state_of)
+        "NodeService.GetNodes": _read(n.get_nodes_in, lambda answer: n.get_nodes_out(answer, view)),
+        "NodeService.ListStreamSetObjects": _read(
+            n.list_stream_set_objects_in, n.list_stream_set_objects_out
         ),
         "NodeService.GetNextNodeId": _write(n.get_next_node_id_in, n.get_next_node_id_out),
         "NodeService.LockNode": _write(n.lock_node_in, n.lock_node_out),

@@ -146,6 +146,7 @@ def node(described: nodes_pb2.NodeDescription) -> Document:
         ("supervised", described.supervised),
         ("failover", described.failover),
         ("recovered_by", described.recovered_by),
+        ("compacted_by", described.compacted_by),
         ("locked", described.locked),
         ("departed", described.departed),
         ("has_opening_streams", described.has_opening_streams),

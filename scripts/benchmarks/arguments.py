@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from scripts.benchmarks import commits, faults, map_growth, object_format, reading
+from scripts.benchmarks import (
+    appending,
+    commits,
+    compaction_settings,
+    faults,
+    map_growth,
+    object_format,
+    reading,
+)
 from scripts.benchmarks.peers import comparison
 from scripts.benchmarks.report import FORMATS
 
@@ -34,7 +42,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     kinds = parser.add_subparsers(
         dest="benchmark",
-        metavar="failover|commits|peers|map|objects|reading|simulator|all",
+        metavar="failover|commits|peers|map|objects|appending|reading|compaction|simulator|all",
         parser_class=_Parser,
     )
     kinds.required = True
@@ -48,12 +56,14 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         ("peers", [_peers(), common], "the same commits on ZooKeeper, etcd and PostgreSQL"),
         ("map", [grown, common], "memory, commits, freezing, checkpoints, restart as it grows"),
         ("objects", [objects, common], "the object format against memcpy; searches in an index"),
+        ("appending", [_appending(), common], "appends a second and the time to their answers"),
         ("reading", [read, common], "requests and bytes for each MiB read, in three ways"),
+        ("compaction", [_compaction(), common], "its requests and bytes, what it brings, speed"),
         ("simulator", [simulator, common], "events a second of the quorum's simulator"),
         (
             "all",
             [failover, commit, grown, objects, read, simulator, common],
-            "all but peers, all kinds of failover",
+            "all but peers, appending and compaction, all kinds of failover",
         ),
     ):
         example = f"example: ./scripts/bench {name} --format json"
@@ -206,6 +216,56 @@ def _reading() -> _Parser:
         parser.add_argument(
             name, type=_positive, default=value, metavar="N", help=f"{text}; default: %(default)s"
         )
+    return parser
+
+
+def _appending() -> _Parser:
+    parser = _options()
+    defaults = appending.Settings()
+    parser.add_argument(
+        "--stores",
+        type=lambda text: _names(text, appending.STORES),
+        default=defaults.stores,
+        metavar="NAME,NAME,...",
+        help=f"of {', '.join(appending.STORES)}; default: all",
+    )
+    for name, value, text in (
+        ("--streams", defaults.streams, "streams appended to"),
+        ("--record-bytes", defaults.record_bytes, "payload of a record"),
+    ):
+        parser.add_argument(
+            name, type=_positive, default=value, metavar="N", help=f"{text}; default: %(default)s"
+        )
+    parser.add_argument(
+        "--seconds", type=_seconds, default=defaults.seconds, help="per phase; default: %(default)s"
+    )
+    return parser
+
+
+def _compaction() -> _Parser:
+    parser = _options()
+    day, runs = compaction_settings.Workload(), compaction_settings.Throughput()
+    for name, value, text in (
+        ("--hours", day.hours, "hours of a busy node on a virtual clock"),
+        ("--total-mib", runs.total_mib, "MiB that are written and compacted"),
+    ):
+        parser.add_argument(
+            name, type=_positive, default=value, metavar="N", help=f"{text}; default: %(default)s"
+        )
+    parser.add_argument(
+        "--budgets-mib",
+        type=_numbers,
+        default=runs.budgets_mib,
+        metavar="N,N,...",
+        help="memory budgets to compact with; default: " + ",".join(map(str, runs.budgets_mib)),
+    )
+    parser.add_argument(
+        "--large",
+        action="store_true",
+        help=f"compact {compaction_settings.LARGE_MIB:,} MiB with"
+        f" {compaction_settings.LARGE_BUDGET_MIB} MiB too",
+    )
+    parser.add_argument("--profile", action="store_true", help="and profile the event loop")
     return parser
 
 

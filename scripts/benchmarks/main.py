@@ -19,6 +19,7 @@ from scripts.benchmarks import (
     baseline,
     commit_profile,
     commits,
+    compaction_settings,
     failover,
     faults,
     map_growth,
@@ -56,7 +57,9 @@ ALL_HANGING_RUNS = 10
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; return 0 done, 1 failed (130 interrupted)."""
     arguments = parse(words)
-    # A supervisor's SIGTERM ends a run as Ctrl-C does: cleanly.
+    # A supervisor's SIGTERM ends a run as Ctrl-C does: cleanly. Shells start what runs in the
+    # background with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     reporter = Reporter(arguments.format)
     place = Path(tempfile.mkdtemp(prefix="streammeta-bench-", dir=arguments.data_dir))
@@ -120,12 +123,22 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
             plot=arguments.plot,
         )
         outcomes.append(await map_growth.measure(_made(place / "map"), grown, say))
-    # A commit that is measured with these scripts as the baseline may lack what these two measure.
+    # A commit measured with these scripts as the baseline may lack what the next ones measure.
     if arguments.benchmark in ("objects", "all"):
         from scripts.benchmarks import object_format
 
         formats = object_format.Settings(payloads=arguments.payloads, entries=arguments.entries)
         outcomes.append(await asyncio.to_thread(object_format.measure, formats, say))
+    if arguments.benchmark == "appending":
+        from scripts.benchmarks import appending
+
+        appended = appending.Settings(
+            stores=arguments.stores,
+            streams=arguments.streams,
+            record_bytes=arguments.record_bytes,
+            seconds=arguments.seconds,
+        )
+        outcomes.append(await appending.measure(place / "appending", appended, say))
     if arguments.benchmark in ("reading", "all"):
         from scripts.benchmarks import reading
 
@@ -136,6 +149,19 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
             random_reads=arguments.random_reads,
         )
         outcomes.append(await reading.measure(place / "reading", read, say))
+    if arguments.benchmark == "compaction":
+        from scripts.benchmarks import compaction
+
+        compacted = compaction_settings.Settings(
+            workload=compaction_settings.Workload(hours=arguments.hours),
+            throughput=compaction_settings.Throughput(
+                total_mib=arguments.total_mib,
+                budgets_mib=arguments.budgets_mib,
+                large=arguments.large,
+                profile=arguments.profile,
+            ),
+        )
+        outcomes += await compaction.measure(place / "compaction", compacted, say)
     if arguments.benchmark in ("simulator", "all"):
         outcomes.append(await simulator.measure(place / "simulator", arguments.seeds, say))
     return outcomes

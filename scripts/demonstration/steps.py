@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from broker_client import BrokerSession, ControllerClient, StreamReader
 from controller.cli.client import ControllerClient as OperatorClient
@@ -19,6 +20,7 @@ from scripts.demonstration.dataset import Dataset, digest_of_rows
 from scripts.demonstration.s3_endpoint import BUCKET, S3Endpoint
 from storage.object_store.factory import open_object_store
 
+PAGE_SIZE = 1_000
 ADMIN_NODE_ID = 1_000
 """Node id under which the demo creates streams."""
 
@@ -92,6 +94,32 @@ def wait_until_removed(
         time.sleep(0.2)
 
 
+def objects_by_state(connect: Sequence[str]) -> dict[int, set[int]]:
+    """List the ids of all objects in the map by their state."""
+    found: dict[int, set[int]] = {}
+    request = objects_pb2.DescribeObjectsRequest()
+    request.page.page_size = PAGE_SIZE
+    with OperatorClient(connect) as client:
+        while True:
+            answer = client.call(
+                lambda channel: objects_grpc.ObjectServiceStub(channel).DescribeObjects, request
+            )
+            for one in answer.objects:
+                found.setdefault(one.state, set()).add(one.object_id)
+            if not answer.next_page_token:
+                return found
+            request.page.page_token = answer.next_page_token
+
+
+def wait_until_none_is_marked(connect: Sequence[str], timeout_s: float = 60.0) -> None:
+    """Return once the bytes of everything that compaction has replaced are deleted."""
+    deadline = time.monotonic() + timeout_s
+    while marked := objects_by_state(connect).get(common_pb2.OBJECT_STATE_MARK_DESTROYED):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"objects {sorted(marked)} are not deleted after {timeout_s:.0f} s")
+        time.sleep(0.2)
+
+
 def read_back(
     connect: Sequence[str], store_uri: str, stream_ids: Mapping[str, int]
 ) -> tuple[int, dict[str, str]]:
@@ -151,7 +179,7 @@ def streammeta(arguments: Sequence[str], env: Mapping[str, str]) -> str:
     return done.stdout
 
 
-def streammeta_json(arguments: Sequence[str], env: Mapping[str, str]) -> dict[str, object]:
+def streammeta_json(arguments: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
     """Run the command with `--format json` and return its object."""
-    answer: dict[str, object] = json.loads(streammeta([*arguments, "--format", "json"], env))
+    answer: dict[str, Any] = json.loads(streammeta([*arguments, "--format", "json"], env))
     return answer

@@ -27,7 +27,7 @@ UNLIMITED = -1
 NO_ENTRY = -1
 
 _ENTRY = struct.Struct(">qqiiqi")
-_ENTRY_DTYPE = np.dtype(
+INDEX_ENTRY_DTYPE = np.dtype(
     [
         ("stream_id", ">i8"),
         ("start_offset", ">i8"),
@@ -136,6 +136,11 @@ class IndexBlock:
     def entry(self, ordinal: int) -> IndexEntry:
         """Return the entry at `ordinal`, 0-based."""
         return IndexEntry(*[column[ordinal] for column in self._columns])
+
+    @property
+    def columns(self) -> tuple[NDArray[np.int64], ...]:
+        """Views of the columns, in the order of the fields of `IndexEntry`, one row an entry."""
+        return tuple(map(_view, self._columns))
 
     @property
     def data_size(self) -> int:
@@ -282,7 +287,7 @@ def _read_table(data: memoryview, source: str, origin: int) -> NDArray[np.void]:
             found=f"{len(data)} bytes",
             expected=f"a multiple of {INDEX_ENTRY_SIZE}",
         )
-    return np.frombuffer(data, dtype=_ENTRY_DTYPE)
+    return np.frombuffer(data, dtype=INDEX_ENTRY_DTYPE)
 
 
 def _entry_faults(table: NDArray[np.void]) -> _Mask:
@@ -318,7 +323,9 @@ def _tiling_faults(table: NDArray[np.void]) -> _Mask:
 def _check(faults: _Mask, table: NDArray[np.void], rule: str, source: str, origin: int) -> None:
     if faults.any():
         ordinal = int(faults.argmax())
-        names = ", ".join(f"{name} {table[name][ordinal]}" for name in _ENTRY_DTYPE.names or ())
+        names = ", ".join(
+            f"{name} {table[name][ordinal]}" for name in INDEX_ENTRY_DTYPE.names or ()
+        )
         raise CorruptObjectError(
             source,
             origin + ordinal * INDEX_ENTRY_SIZE,

@@ -120,6 +120,15 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
+        """Read what is in the object from byte `start` on into the buffers `into`, in their order.
+
+        The bytes are not held beside them. Gives how many there were: fewer than there is room for
+        only when the object ends before. Raises as `get_range`; what the buffers hold then is
+        undefined, and after `DeadlineExceededError` it may still change: drop them.
+        """
+        ...
+
     def head(self, key: str) -> ObjectInfo:
         """Describe the object. Raises `ObjectNotFoundError`."""
         ...

@@ -50,6 +50,7 @@ from storage.object_store.local_files import (
     join_files,
     modified_ms,
     read_all,
+    read_scattered,
     read_tags,
     sync_directory,
     tags_of,
@@ -57,6 +58,7 @@ from storage.object_store.local_files import (
     write_tags,
 )
 from storage.object_store.metrics import CallObserver, Meter, StoreMetrics, Tally
+from storage.object_store.scatter import Scatter
 
 _RENAME_TRIES = 20
 
@@ -113,6 +115,17 @@ class LocalObjectStore:
             data = read_all(fd, start, size if end is None else min(end, size))
             tally.bytes_received = len(data)
         return data
+
+    def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
+        """See `ObjectStore.read_into`."""
+        scatter = Scatter(into)
+        check_range(start, start + scatter.room)
+        path = self._path_of(key)
+        with self._call("get_range") as tally, self._opened(key, path) as fd:
+            if start >= os.fstat(fd).st_size:
+                raise RangeNotSatisfiableError(key, start)
+            tally.bytes_received = read_scattered(fd, start, scatter)
+            return tally.bytes_received
 
     def get_tags(self, key: str) -> dict[str, str]:
         """See `ObjectStore.get_tags`."""

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from storage.errors import StoreRejectedError
 from storage.object_store.base import ObjectInfo, Tags
+from storage.object_store.scatter import Scatter
 
 _COPY_CHUNK = 1024 * 1024
+_VIEWS_PER_READ = min(1024, os.sysconf("SC_IOV_MAX"))
 _TAGS_ATTRIBUTE = "user.streammeta.tags"
 
 
@@ -36,6 +38,18 @@ def read_all(fd: int, start: int, end: int) -> bytes:
         chunks.append(chunk)
         start += len(chunk)
     return b"".join(chunks)
+
+
+def read_scattered(fd: int, start: int, scatter: Scatter) -> int:
+    """Fill `scatter` from byte `start` on; give how many bytes there were before the file ended."""
+    at = start
+    while scatter.room:
+        got = os.preadv(fd, scatter.next_views(_VIEWS_PER_READ), at)
+        if not got:
+            break
+        scatter.skip(got)
+        at += got
+    return at - start
 
 
 def copy_bytes(source: int, fd: int, start: int, end: int) -> None:

@@ -56,11 +56,12 @@ class StoreMetrics:
     """Sums by the name of the store's method; one that was never called is not in it.
 
     A listing and a deletion count each page as a call. `concurrency_limit` is how many requests may
-    run at a time just now; None: no limit.
+    run at a time just now; None: no limit. `in_flight` counts the calls that have not ended yet.
     """
 
     operations: Mapping[str, OperationMetrics]
     concurrency_limit: int | None = None
+    in_flight: int = 0
 
     def of(self, operation: str) -> OperationMetrics:
         """Give the sums of one operation, zeros if it was never called."""
@@ -100,18 +101,22 @@ class Meter:
 
     observer: CallObserver | None = None
     _operations: dict[str, OperationMetrics] = field(default_factory=dict)
+    _in_flight: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def snapshot(self, concurrency_limit: int | None = None) -> StoreMetrics:
         """Copy out the sums."""
         with self._lock:
-            return StoreMetrics(MappingProxyType(dict(self._operations)), concurrency_limit)
+            operations = MappingProxyType(dict(self._operations))
+            return StoreMetrics(operations, concurrency_limit, self._in_flight)
 
     @contextmanager
     def call(self, operation: str, deadline: float | None = None) -> Iterator[Tally]:
         """Measure the body as one call; it is not begun, but counted, after `deadline`."""
         tally = Tally()
         started = time.perf_counter()
+        with self._lock:
+            self._in_flight += 1
         try:
             check_deadline(deadline)
             yield tally
@@ -133,6 +138,7 @@ class Meter:
             error,
         )
         with self._lock:
+            self._in_flight -= 1
             before = self._operations.get(operation, OperationMetrics())
             self._operations[operation] = before.with_call(report)
         if self.observer is not None:

@@ -51,6 +51,7 @@ from storage.object_store.s3_client import (
     to_ms,
 )
 from storage.object_store.s3_errors import THROTTLED_CODES, translate
+from storage.object_store.scatter import Scatter
 from storage.object_store.view_body import as_view, sendable
 
 if TYPE_CHECKING:
@@ -137,8 +138,25 @@ class S3ObjectStore:
             if whole:
                 check_whole(key, answer, body, self._checksum)
             else:
-                check_part(key, answer, body, start, end)
+                check_part(key, answer, len(body), start, end)
             return body
+
+        return self._call("get_range", read, key=key, start=start)
+
+    def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
+        """See `ObjectStore.read_into`."""
+        check_key(key)
+        end = start + Scatter(into).room
+        check_range(start, end)
+
+        def read() -> int:
+            answer = self._client.get_object(
+                Bucket=self._bucket, Key=key, Range=f"bytes={start}-{end - 1}"
+            )
+            with closing(answer["Body"]) as stream:
+                received = Scatter(into).fill_from(stream)
+            check_part(key, answer, received, start, end)
+            return received
 
         return self._call("get_range", read, key=key, start=start)
 
@@ -366,7 +384,7 @@ class S3ObjectStore:
         with self._meter.call(operation, self._deadline) as tally:
             result = self._retrier.call(translated, deadline=self._deadline, tally=tally)
             tally.bytes_sent = sent
-            tally.bytes_received = len(result) if isinstance(result, bytes) else 0
+            tally.bytes_received = _received(result)
         return result
 
     def _translated(
@@ -441,3 +459,10 @@ class S3ObjectStore:
             ),
         )
         return [error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"]
+
+
+def _received(result: object) -> int:
+    """Count the bytes of an object in the result of a call: themselves, or how many there were."""
+    if isinstance(result, bytes):
+        return len(result)
+    return result if isinstance(result, int) else 0

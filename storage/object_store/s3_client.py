@@ -65,7 +65,7 @@ def check_whole(key: str, answer: GetObjectOutputTypeDef, body: bytes, checksum:
 
 
 def check_part(
-    key: str, answer: GetObjectOutputTypeDef, body: bytes, start: int, end: int | None
+    key: str, answer: GetObjectOutputTypeDef, received: int, start: int, end: int | None
 ) -> None:
     """Refuse bytes that are not those asked for, as from a server that ignores ranges."""
     told = answer.get("ContentRange", "")
@@ -73,13 +73,12 @@ def check_part(
     if match:
         total = int(match["total"])
         wanted = (start, total if end is None else min(end, total))
-        if (int(match["first"]), int(match["last"]) + 1) == wanted and len(body) == (
-            wanted[1] - wanted[0]
-        ):
+        served = (int(match["first"]), int(match["last"]) + 1)
+        if served == wanted and received == wanted[1] - wanted[0]:
             return
     raise StoreRejectedError(
         f"bytes [{start}, {'end' if end is None else end}) of {key!r} were answered with"
-        f" {len(body)} bytes and the content range {told!r}; this server does not serve ranges as"
+        f" {received} bytes and the content range {told!r}; this server does not serve ranges as"
         " it should, use another one"
     )
 

@@ -17,7 +17,7 @@ from broker_client import (
     UnsupportedError,
 )
 from broker_client.session import BrokerSession
-from proto import nodes_pb2
+from proto import common_pb2, nodes_pb2
 from tests.broker_client.client_helpers import Broker, broker, scenario, until
 
 
@@ -37,7 +37,9 @@ class FakeSession:
 
 
 SHORT = nodes_pb2.HeartbeatResponse(
-    session_timeout_ms=8, recoveries=[nodes_pb2.Recovery(node_id=1001, node_epoch=3)]
+    session_timeout_ms=8,
+    recoveries=[nodes_pb2.Recovery(node_id=1001, node_epoch=3)],
+    compactions=[common_pb2.NodeIdentity(node_id=1002, node_epoch=4)],
 )
 UNAVAILABLE = ControllerUnavailableError("Heartbeat", 1.0, {})
 
@@ -47,7 +49,7 @@ def heartbeat_of(session: FakeSession, told: list[BrokerClientError]) -> Heartbe
 
 
 @scenario
-async def test_it_goes_on_and_names_recoveries() -> None:
+async def test_it_goes_on_and_names_what_is_to_be_done_for_others() -> None:
     told: list[BrokerClientError] = []
     session = FakeSession([SHORT])
     heartbeat = heartbeat_of(session, told)
@@ -55,6 +57,7 @@ async def test_it_goes_on_and_names_recoveries() -> None:
     heartbeat.start()
     await until(lambda: session.sent > 5, "heartbeats")
     assert [one.node_id for one in heartbeat.recoveries] == [1001]
+    assert [(one.node_id, one.node_epoch) for one in heartbeat.compactions] == [(1002, 4)]
     await heartbeat.stop()
     sent = session.sent
     assert (told, session.sent) == ([], sent)

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from tests.conformance.compaction_scenarios import is_set_compaction, run_set_compaction
 from tests.conformance.conformance_report import Deviation, Mismatch, ScenarioResult
 from tests.conformance.deviation_rules import rules
 from tests.conformance.format_scenarios import FIELDS as FORMAT_FIELDS
@@ -24,9 +25,12 @@ from tests.conformance.layout_tables import run_layout
 from tests.conformance.query_scenarios import SECTIONS as QUERY_SECTIONS
 from tests.conformance.query_scenarios import run_queries
 from tests.conformance.scenario_steps import run_scenario
+from tests.conformance.stream_object_scenarios import is_stream_compaction, run_stream_compaction
 
 _REMARKS = ("rules", "skipped", "code_facts_without_test", "notes")
 """Sections that state nothing that could be run."""
+_INPUTS = ("input_sets", "prepared_objects")
+"""Sections that scenarios of the same file name, even if this one has none that does."""
 
 
 class ScenarioFileError(Exception):
@@ -52,19 +56,31 @@ def load_file(path: Path) -> dict[str, Any]:
 
 def run_file(path: Path) -> Iterator[ScenarioResult]:
     """Run what a file holds; yields results as they come."""
-    for section, entries in load_file(path).items():
-        if section not in _REMARKS and not str(section).startswith("derived"):
-            yield from _run_section(path.name, section, entries)
+    content = load_file(path)
+    for section, entries in content.items():
+        if section in (*_REMARKS, *_INPUTS, *_named(content)) or str(section).startswith("derived"):
+            continue
+        yield from _run_section(path.name, section, entries, content)
 
 
-def _run_section(file: str, section: str, entries: Any) -> Iterator[ScenarioResult]:
+def _named(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the sections that scenarios name as their input."""
+    for scenario in content.get("scenarios") or []:
+        name = scenario.get("input")
+        if isinstance(name, str) and name in content:
+            yield name
+
+
+def _run_section(
+    file: str, section: str, entries: Any, content: Mapping[str, Any]
+) -> Iterator[ScenarioResult]:
     if section in NOT_OFFERED:
         yield from _not_offered(file, section, entries)
     elif section == "layout":
         yield from run_layout(file, entries)
     elif section == "scenarios":
         for scenario in entries:
-            yield _run_any(file, scenario, entries)
+            yield _run_any(file, scenario, entries, content)
     elif section in QUERY_SECTIONS:
         for entry in entries:
             yield _guarded(file, entry, lambda e, s=section: QUERY_SECTIONS[s](file, e))
@@ -81,8 +97,16 @@ def _run_section(file: str, section: str, entries: Any) -> Iterator[ScenarioResu
 
 
 def _run_any(
-    file: str, scenario: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
+    file: str,
+    scenario: Mapping[str, Any],
+    entries: Sequence[Mapping[str, Any]],
+    content: Mapping[str, Any],
 ) -> ScenarioResult:
+    if is_stream_compaction(scenario):
+        return _guarded(file, scenario, lambda e: run_stream_compaction(file, e, content))
+    if is_set_compaction(scenario):
+        input_sets = content.get("input_sets", {})
+        return _guarded(file, scenario, lambda e: run_set_compaction(file, e, input_sets))
     steps = scenario.get("steps") or []
     if FORMAT_FIELDS & scenario.keys() and not steps:
         return _guarded(file, scenario, lambda e: run_format(file, e))

@@ -1,9 +1,10 @@
 """Run scenario files against the real controller and print every fact that does not hold.
 
 Each scenario starts an empty controller over a log in memory: requests are decided, encoded,
-replayed and committed as in a cluster of one. Lines that begin with "deviation:" name facts that
-hold here in another, listed way (tests/conformance/deviations.yaml). The last line counts
-scenarios.
+replayed and committed as in a cluster of one. Compactions are planned by the planner, and carried
+out by the client's compactor on such a controller and a bucket in memory. Lines that begin with
+"deviation:" name facts that hold here in another, listed way (tests/conformance/deviations.yaml).
+The last line counts scenarios.
 Exits with 0 if all passed, 1 if one failed, 2 if the command was wrong.
 
 Example: ./scripts/conformance tests/vectors/controller.yaml tests/vectors/get_objects.yaml

@@ -11,11 +11,13 @@ import pytest
 import structlog
 import yaml
 
+from tests.conformance.compaction_scenarios import KINDS
 from tests.conformance.conformance_files import run_file
 from tests.conformance.conformance_main import main, quiet
 from tests.conformance.conformance_report import ScenarioResult
 from tests.conformance.deviation_rules import rules, rules_for
 from tests.conformance.scenario_steps import OPERATIONS, run_scenario
+from tests.conformance.stream_object_scenarios import STREAM_KINDS
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 OWN = Path(__file__).parent / "own_scenarios.yaml"
@@ -220,7 +222,9 @@ def test_a_deviation_belongs_to_operations_that_are_named() -> None:
     with pytest.raises(KeyError, match="is not listed for trim_stream"):
         rules_for("trim_stream", ["feature-level"])
     sections = {"bucket_uris", "id_uris", "position_cache", "index_keys", "wal_paths"}
-    known = OPERATIONS | sections | {"codecs", "parse_object_id", "composites"}
+    known = (
+        OPERATIONS | sections | {"codecs", "parse_object_id", "composites", *KINDS, *STREAM_KINDS}
+    )
     assert {op for rule in rules().values() for op in rule.ops} <= known
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from controller.cli.compact_command import compact
 from controller.cli.local_cluster import LocalCluster, free_ports
 from controller.cli.main import COMMANDS, cli
 
@@ -112,6 +113,16 @@ def test_health_check_is_a_valid_command_line() -> None:
     assert name in COMMANDS
     with cli.make_context("streammeta", [name, *arguments]) as context:
         command = cli.get_command(context, name)
+        assert command is not None
+        command.make_context(name, arguments, parent=context)
+
+
+def test_compactor_is_a_valid_command_line() -> None:
+    group, name, *arguments = SERVICES["compactor"]["command"]
+
+    assert group == "compact"
+    with compact.make_context(group, [name]) as context:
+        command = compact.get_command(context, name)
         assert command is not None
         command.make_context(name, arguments, parent=context)
 

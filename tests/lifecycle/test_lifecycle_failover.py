@@ -1,96 +1,16 @@
 """A leader that misses brokers: heartbeats over a real map, fencing, assignments, their end."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from controller.errors import ErrorCode, NotLeaderError
-from controller.lifecycle.failover import Failover
-from controller.lifecycle.heartbeats import Heartbeats, read_nodes
-from controller.lifecycle.sessions import NodeState, Sessions
-from controller.metadata.requests import (
-    CloseStreams,
-    CommitStreamSetObject,
-    CreateStreams,
-    GetOpeningStreams,
-    NewStream,
-    OpenStreams,
-    PrepareObjects,
-    RegisterNode,
-    StreamToClose,
-    StreamToOpen,
-    UnregisterNode,
-)
-from controller.metadata.values import NodeIdentity, RangeColumns, column
-from tests.lifecycle.lifecycle_world import World, run
-
-A, B, C = (NodeIdentity(node_id, 1) for node_id in (1001, 1002, 1003))
-TIMEOUT_MS = 9_000
-
-
-class Cluster:
-    """A leader with its sessions, driven by hand, over a log that outlives leaders."""
-
-    def __init__(self) -> None:
-        self.world = World()
-        self._supervise()
-
-    def _supervise(self) -> None:
-        world = self.world
-        self.sessions = Sessions(TIMEOUT_MS)
-        self.heartbeats = Heartbeats(world.controller, self.sessions, world.clock)
-        self.failover = Failover(
-            world.controller, self.sessions, self.heartbeats, world.clock, per_target=1
-        )
-
-    async def start(self) -> None:
-        """Lead, with A owning an open stream and B and C owning nothing."""
-        await self.world.start()
-        for node in (B, C):
-            await self.world.write(RegisterNode(node=node, wal_config=f"wal of {node.node_id}"))
-        create = CreateStreams(request_id="a", node=A, streams=(NewStream(),))
-        (self.stream_id,) = (await self.world.write(create)).stream_ids
-        await self.world.write(OpenStreams(node=A, streams=(StreamToOpen(self.stream_id, 0),)))
-
-    async def commit_set_object(self) -> None:
-        """Let A upload ten offsets of its stream."""
-        prepare = PrepareObjects(request_id="p", node=A, count=1, ttl_ms=60_000)
-        object_id = (await self.world.write(prepare)).first_object_id
-        rows = RangeColumns(
-            stream_id=column([self.stream_id]),
-            start_offset=column([0]),
-            end_offset=column([10]),
-        )
-        commit = CommitStreamSetObject(
-            node=A, object_id=object_id, order_id=object_id, object_size=1, ranges=rows
-        )
-        assert (await self.world.write(commit)).error is ErrorCode.NONE
-
-    async def change_leader(self) -> None:
-        """Replace the leader by one that knows the committed log alone."""
-        self.world.succeed()
-        self._supervise()
-        self.world.log.lead()
-
-    async def beat(self, node: NodeIdentity, *, wants_shutdown: bool = False) -> Any:
-        return await self.heartbeats.heartbeat(node, wants_shutdown=wants_shutdown)
-
-    async def run_for(self, duration_ms: int, *alive: NodeIdentity) -> None:
-        """Let time pass, with a heartbeat of each of `alive` and a tick a second."""
-        for _ in range(duration_ms // 1_000):
-            self.world.clock.advance(1_000)
-            for node in alive:
-                assert (await self.beat(node)).error is ErrorCode.NONE
-            await self.failover.tick()
-
-    def recovered_by(self) -> dict[int, int]:
-        nodes = read_nodes(self.world.controller)
-        return {node.node_id: node.recovered_by for node in nodes if node.recovered_by >= 0}
-
-    async def close(self, node: NodeIdentity) -> Any:
-        request = CloseStreams(node=node, streams=(StreamToClose(self.stream_id, 0),))
-        return await self.world.write(request)
+from controller.lifecycle.heartbeats import read_nodes
+from controller.lifecycle.sessions import NodeState
+from controller.metadata.requests import GetOpeningStreams, RegisterNode, UnregisterNode
+from controller.metadata.values import NodeIdentity
+from tests.lifecycle.failover_cluster import TIMEOUT_MS, A, B, C, Cluster
+from tests.lifecycle.lifecycle_world import run
 
 
 def test_a_silent_node_with_open_streams_is_recovered_by_another_until_nothing_is_left() -> None:

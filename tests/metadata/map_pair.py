@@ -18,7 +18,7 @@ from controller.metadata import requests as r
 from controller.metadata.answers import ObjectSlices
 from controller.metadata.cluster_map import ClusterMap
 from controller.metadata.frozen import FrozenMap
-from controller.metadata.values import ObjectState
+from controller.metadata.values import ObjectState, PageRequest
 from controller.records.codec import decode_records, encode_records
 from controller.records.record import ObjectsDestroyed, Record
 from tests.metadata.slow_model import Model
@@ -226,6 +226,11 @@ def compare(cluster_map: ClusterMap, model: Model, now: int) -> None:
         r.CheckObjects(object_ids=tuple(range(state.next_object + 2))),
         r.GetNodes(include_stream_set_objects=True),
         r.ListKVs(namespace="n"),
+        *(
+            r.ListStreamSetObjects(node_id=node_id, page=page)
+            for node_id in (*state.nodes, 5)
+            for page in (PageRequest(), PageRequest(2), PageRequest(1, str(state.next_object // 2)))
+        ),
     ]
     queries = tuple(
         r.ObjectQuery(stream_id, start, end, limit)

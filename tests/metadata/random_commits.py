@@ -1,5 +1,6 @@
 """Random uploads and compactions: mostly what a writer would send, sometimes off by one."""
 
+import itertools
 from typing import Any
 
 from controller.metadata import requests as r
@@ -187,13 +188,30 @@ class RandomCommits(RandomDraws):
             high += self._one((0,) * 30 + (1, -1))
             if self._chance(2):
                 continue
-            row = Row(stream_id, low, max(low + 1, high), 0, -1)
-            (objects if self._chance(self._stream_objects_percent) else ranges).append(row)
+            for start, end in self._pieces(sorted(alive or ()), low, max(low + 1, high)):
+                row = Row(stream_id, start, end, 0, -1)
+                (objects if self._chance(self._stream_objects_percent) else ranges).append(row)
         if self._chance(3):
             other = Row(self._stream(state), 0, 3, 0, -1)
             if other.stream not in {row.stream for row in (*ranges, *objects)}:
                 objects.append(other)
         return ranges, objects
+
+    def _pieces(self, alive: list[int], low: int, high: int) -> list[tuple[int, int]]:
+        """Return pieces of a stream from `low` to `high`; offsets that are not alive cut it."""
+        cuts = {low, high}
+        holes: set[int] = set()
+        if alive and self._chance(85):
+            for before, after in itertools.pairwise(alive):
+                if after > before + 1 and low < before + 1 and after < high:
+                    cuts |= {before + 1, after}
+                    holes.add(before + 1)
+        if self._chance(35):
+            cuts.update(self._rng.randint(low, high) for _ in range(self._rng.randint(1, 2)))
+        pieces = [piece for piece in itertools.pairwise(sorted(cuts)) if piece[0] not in holes]
+        if len(pieces) > 1 and self._chance(6):
+            pieces.pop(self._rng.randrange(len(pieces)))
+        return pieces
 
     def _compact_stream(self, state: State) -> Any:
         by_stream: dict[int, list[int]] = {}

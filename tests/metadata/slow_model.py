@@ -87,6 +87,7 @@ _READS: dict[type, Callable[..., Any]] = {
     r.DescribeObjects: reads.describe_objects,
     r.CheckObjects: reads.check_objects,
     r.GetNodes: reads.get_nodes,
+    r.ListStreamSetObjects: reads.list_set_objects,
     r.GetKVs: reads.get_kvs,
     r.ListKVs: reads.list_kvs,
 }

@@ -13,6 +13,7 @@ from controller.metadata.answers import (
     KVEntry,
     KVResultsAnswer,
     ListKVsAnswer,
+    ListStreamSetObjectsAnswer,
     MapSize,
     NodeDescription,
     ObjectDescription,
@@ -32,6 +33,7 @@ from controller.metadata.requests import (
     GetNodes,
     GetObjects,
     ListKVs,
+    ListStreamSetObjects,
     ObjectQuery,
 )
 from controller.metadata.values import (
@@ -234,7 +236,6 @@ def describe_node(state: State, node_id: int, *, with_objects: bool) -> NodeDesc
     """Everything about one node."""
     node = state.nodes[node_id]
     held = sorted((state.objects[i].order, i) for i in state.set_objects_of(node_id))
-    set_objects = [(order, i, state.objects[i]) for order, i in held]
     return NodeDescription(
         node_id=node_id,
         node_epoch=node.epoch,
@@ -243,23 +244,41 @@ def describe_node(state: State, node_id: int, *, with_objects: bool) -> NodeDesc
         tags=node.tags,
         has_opening_streams=bool(state.open_streams_of(node_id)),
         stream_set_object_count=len(held),
-        stream_set_objects=tuple(
-            StreamSetObject(
-                object_id=object_id,
-                order_id=order,
-                data_time_ms=item.data_time,
-                object_size=item.size,
-                range_count=len(item.held),
-            )
-            for order, object_id, item in set_objects
-        )
-        if with_objects
-        else (),
+        stream_set_objects=tuple(_set_object(state, i) for _, i in held) if with_objects else (),
         locked=node.locked,
         pending_upload_count=len(state.owed_by(node_id)),
         recovered_by=node.recovered_by,
         departed=node.departed,
         supervised=node.supervised,
+    )
+
+
+def _set_object(state: State, object_id: int) -> StreamSetObject:
+    item = state.objects[object_id]
+    return StreamSetObject(
+        object_id=object_id,
+        order_id=item.order,
+        data_time_ms=item.data_time,
+        object_size=item.size,
+        range_count=len(item.held),
+        min_timestamp_ms=item.times[0],
+        max_timestamp_ms=item.times[1],
+        crc32c=item.crc32c,
+    )
+
+
+def list_set_objects(state: State, request: ListStreamSetObjects) -> ListStreamSetObjectsAnswer:
+    """One page of what a node holds."""
+    if request.node_id not in state.nodes:
+        return ListStreamSetObjectsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+    held = sorted(state.set_objects_of(request.node_id))
+    rest = [object_id for object_id in held if object_id >= int(request.page.page_token or 0)]
+    size = request.page.page_size or PAGE_SIZE
+    return ListStreamSetObjectsAnswer(
+        error=ErrorCode.NONE,
+        objects=tuple(_set_object(state, object_id) for object_id in rest[:size]),
+        next_page_token=str(rest[size]) if len(rest) > size else "",
+        total=len(held),
     )
 
 

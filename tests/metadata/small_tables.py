@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 import controller.metadata.columns as columns
+import controller.metadata.node_objects as node_objects
+import controller.metadata.objects as objects
 import controller.metadata.paging as paging
 import controller.metadata.shared_dict as shared_dict
 import controller.metadata.stream_decisions as stream_decisions
@@ -25,6 +27,8 @@ _SMALL = (
     (shared_dict, "_MASK", 7),
     (paging, "_CHUNK_ROWS", 3),
     (stream_index, "_SHRINK_ABOVE", 4),
+    (node_objects, "_SPAN_SHIFT", 2),
+    (objects, "_SPANS_AT_ONCE", 2),
     (stream_decisions, "DESTROYED_AT_ONCE_MAX", 2),
     (ObjectDirectory.__init__, "__defaults__", (16, 4)),
 )

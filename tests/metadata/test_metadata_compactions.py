@@ -20,7 +20,7 @@ from controller.metadata.requests import (
     TrimStreams,
 )
 from controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
-from tests.metadata.test_metadata_uploads import NODE, OTHER, World, stream_objects
+from tests.metadata.test_metadata_uploads import NODE, OTHER, World, stream_objects, upload
 
 DELETE, KEEP, DEEP = SourceOperation
 COMPOSITE = 1
@@ -79,6 +79,102 @@ def test_results_hold_what_the_sources_hold_or_nothing_happens(rows: Any, verdic
     assert answer.error is ErrorCode.OFFSET_NOT_MATCHED
     assert answer.range_errors.tolist() == verdicts
     assert world.map.state_hash() == before
+
+
+def test_a_stream_may_be_in_several_results() -> None:
+    world = _uploaded()
+    rows = ((0, 0, 5), (0, 5, 7), (0, 17, 20), (1, 0, 20))
+    others = stream_objects((5, 0, 12, 17), (4, 0, 7, 12))
+    answer = _compact(world, 3, (0, 1), *rows, stream_objects=others)
+    assert answer.error is ErrorCode.NONE
+    assert _seen(world, 0) == [(3, 0, 5), (3, 5, 7), (4, 7, 12), (5, 12, 17), (3, 17, 20)]
+    assert _seen(world, 0, 12) == [(5, 12, 17), (3, 17, 20)]
+    assert _seen(world, 1) == [(3, 0, 20)]
+    assert world.ends() == [20, 20, 10, 0]
+    repeated = _compact(world, 3, (0, 1), *rows, stream_objects=others)
+    assert repeated.error is ErrorCode.NONE
+    assert repeated.range_errors.tolist() == [0] * 4
+    # What was cut is put together again, and what is between keeps its place.
+    world.commit(6, (0, 20, 30))
+    assert _compact(world, 7, (3, 6), (0, 0, 7), (0, 17, 30), (1, 0, 20)).error is ErrorCode.NONE
+    assert _seen(world, 0) == [(7, 0, 7), (4, 7, 12), (5, 12, 17), (7, 17, 30)]
+
+
+def test_several_results_are_undone_and_restored() -> None:
+    """Lists of different lengths get different numbers of rows at once, in different places."""
+    world = World()
+    ends = [0, 0, 0]
+    for number in range(6):
+        streams = [stream for stream in range(3) if number % (stream + 1) == 0]
+        world.commit(number, *((stream, ends[stream], ends[stream] + 10) for stream in streams))
+        ends = [end + 10 * (stream in streams) for stream, end in enumerate(ends)]
+    before = [_seen(world, stream) for stream in range(3)]
+    steps = [
+        upload(
+            10,
+            *((0, 10, 13), (0, 16, 30), (0, 40, 41), (1, 10, 30)),
+            compacted_object_ids=column([1, 2, 4]),
+            stream_objects=stream_objects((12, 0, 41, 50), (11, 0, 13, 16)),
+        ),
+        upload(
+            13,
+            *((0, 10, 13), (0, 16, 30), (0, 40, 41), (0, 50, 60), (1, 10, 30)),
+            compacted_object_ids=column([10, 5]),
+        ),
+    ]
+    world.assert_undone_and_restored(steps)
+    assert [_seen(world, stream) for stream in range(3)] == before
+    for step in steps:
+        assert world.write(step).error is ErrorCode.NONE
+    after = [(13, 10, 13), (11, 13, 16), (13, 16, 30), (3, 30, 40), (13, 40, 41), (12, 41, 50)]
+    assert _seen(world, 0) == [(0, 0, 10), *after, (13, 50, 60)]
+    assert _seen(world.restored(), 0) == _seen(world, 0)
+    assert [_seen(world, 1), _seen(world, 2)] == [[(0, 0, 10), (13, 10, 30)], before[2]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "others", "verdicts"),
+    [
+        # something is missing between two, before or behind them
+        (((0, 0, 9), (0, 10, 20), (1, 0, 20)), (), [0, 0, 0]),
+        (((0, 1, 10), (0, 10, 20), (1, 0, 20)), (), [0, 0, 0]),
+        (((0, 0, 10), (0, 10, 19), (1, 0, 20)), (), [0, 0, 0]),
+        (((0, 0, 10), (1, 0, 20)), ((4, 0, 11, 20),), [0, 0, 0]),
+        # something is held by none of the sources
+        (((0, 0, 10), (0, 10, 21), (1, 0, 20)), (), [0, 509, 0]),
+        (((0, 0, 20), (1, 0, 20)), ((4, 0, 20, 21),), [0, 0, 509]),
+        (((0, 0, 20), (1, 0, 20)), ((4, 0, 20, 21), (5, 3, 0, 1)), [0, 0, 509, 509]),
+        # as much is held as is missing
+        (((0, 0, 10), (0, 15, 25), (1, 0, 20)), (), [0, 509, 0]),
+        (((0, 0, 20), (1, 0, 10), (2, 0, 10)), (), [0, 0, 509]),
+    ],
+)
+def test_several_results_hold_what_the_sources_hold_or_nothing_happens(
+    rows: Any, others: Any, verdicts: list[int]
+) -> None:
+    world = _uploaded()
+    before = world.map.state_hash()
+    more = {"stream_objects": stream_objects(*others)} if others else {}
+    answer = _compact(world, 3, (0, 1), *rows, **more)
+    assert answer.error is ErrorCode.OFFSET_NOT_MATCHED
+    assert [*answer.range_errors.tolist(), *answer.stream_object_errors.tolist()] == verdicts
+    assert world.map.state_hash() == before
+
+
+def test_a_result_never_reaches_over_what_others_hold() -> None:
+    world = _uploaded()
+    world.commit(3, (0, 20, 30))
+    across = _compact(world, 4, (0, 3), (0, 0, 30), (1, 0, 10))
+    assert across.error is ErrorCode.OFFSET_NOT_MATCHED
+    assert across.range_errors.tolist() == [509, 0]
+    shifted = _compact(world, 4, (0, 3), (0, 0, 15), (0, 25, 30), (1, 0, 10))
+    assert shifted.error is ErrorCode.OFFSET_NOT_MATCHED
+    assert shifted.range_errors.tolist() == [509, 0, 0]
+    below = _compact(world, 4, (1,), (0, 5, 10), (0, 15, 20), (1, 10, 20))
+    assert below.range_errors.tolist() == [509, 0, 0]
+    apart = _compact(world, 4, (0, 3), (0, 0, 10), (0, 20, 30), (1, 0, 10))
+    assert apart.error is ErrorCode.NONE
+    assert _seen(world, 0) == [(4, 0, 10), (1, 10, 20), (4, 20, 30)]
 
 
 def test_trimmed_and_deleted_ranges_need_no_result_and_may_have_one() -> None:

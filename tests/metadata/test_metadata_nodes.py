@@ -14,6 +14,7 @@ from controller.metadata.requests import (
     GetNextNodeId,
     GetNodes,
     GetOpeningStreams,
+    ListStreamSetObjects,
     OpenStreams,
     PrepareObjects,
     RecoveryTarget,
@@ -25,7 +26,7 @@ from controller.metadata.requests import (
     SuperviseNode,
     UnregisterNode,
 )
-from controller.metadata.values import NodeIdentity, column
+from controller.metadata.values import Int64Column, NodeIdentity, PageRequest, column
 from controller.records.record import ObjectsDestroyed
 from tests.metadata.test_metadata_uploads import NODE, NOW, OTHER, World, batch
 
@@ -88,6 +89,42 @@ def test_open_streams_and_set_objects_are_counted_through_their_lives() -> None:
     assert known(world).stream_set_object_count == 1
     listed: Any = world.map.query(GetNodes(include_stream_set_objects=True))
     assert [item.object_id for item in listed.nodes[0].stream_set_objects] == [2]
+
+
+def test_a_nodes_set_objects_are_listed_without_looking_at_those_of_others() -> None:
+    world = World(streams=1)
+    world.write(PrepareObjects(request_id="many", node=NODE, count=9_950, ttl_ms=60_000))
+    mine = [3, 700, 701, 703, 5_000, 9_999]
+    for number, object_id in enumerate(mine):
+        world.commit(object_id, (0, number, number + 1))
+    destroy(world, 701)
+    mine.remove(701)
+    asked = _count_looked_up(world)
+    pages: list[list[int]] = []
+    token = ""
+    while not pages or token:
+        request = ListStreamSetObjects(node_id=NODE.node_id, page=PageRequest(2, token))
+        page: Any = world.map.query(request)
+        assert (page.error, page.total) == (ErrorCode.NONE, 5)
+        pages.append([one.object_id for one in page.objects])
+        token = page.next_page_token
+    assert pages == [[3, 700], [703, 5_000], [9_999]]
+    assert sum(asked) < 4_000, "as many ids as are in the spans of the node, for each page"
+    other: Any = world.map.query(ListStreamSetObjects(node_id=OTHER.node_id))
+    assert (other.objects, other.total) == ((), 0)
+
+
+def _count_looked_up(world: World) -> list[int]:
+    """Return a list that gets the number of ids of every look into the directory."""
+    directory: Any = world.map._objects.directory
+    look_up, asked = directory.rows, list[int]()
+
+    def count(ids: Int64Column) -> Any:
+        asked.append(len(ids))
+        return look_up(ids)
+
+    directory.rows = count
+    return asked
 
 
 def test_counters_equal_a_count_of_everything() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from controller.errors import ErrorCode
+from controller.metadata.requests import CommitStreamSetObject
 from controller.records.codec import decode_records
 from controller.records.record import Record
 from tests.metadata.map_pair import Pair
@@ -114,10 +115,18 @@ def _codes(answer: Any) -> set[str]:
     return found
 
 
+def _has_several_results_of_a_stream(request: Any) -> bool:
+    if not isinstance(request, CommitStreamSetObject) or not len(request.compacted_object_ids):
+        return False
+    streams = [*request.ranges.stream_id.tolist(), *request.stream_objects.stream_id.tolist()]
+    return len(set(streams)) < len(streams)
+
+
 def test_histories_meet_every_answer_and_every_record() -> None:
     """What the draws never reach is not tested by any of these histories."""
     codes: Counter[str] = Counter()
     records: Counter[str] = Counter()
+    several = 0
     with small_tables():
         for seed in range(_REACH_SEEDS):
             rng = Random(seed)
@@ -125,7 +134,10 @@ def test_histories_meet_every_answer_and_every_record() -> None:
             for request in requests.start(pair.model):
                 pair.write(request)
             for _ in range(_STEPS):
-                codes.update(_codes(pair.write(requests.any(pair.model))))
+                request = requests.any(pair.model)
+                answer = pair.write(request)
+                codes.update(_codes(answer))
+                several += _has_several_results_of_a_stream(request) and answer.error == 0
                 pair.now += rng.choice((0, 0, 0, 50, 400))
             for _, payload in pair.log:
                 records.update(type(record).__name__ for record in decode_records(payload))
@@ -134,3 +146,4 @@ def test_histories_meet_every_answer_and_every_record() -> None:
     assert not rare, f"hardly ever answered: {rare}, of {codes}"
     rare = {kind.__name__ for kind in get_args(Record) if records[kind.__name__] < 3}
     assert not rare, f"hardly ever recorded: {rare}, of {records}"
+    assert several >= 10, f"compactions that cut a stream: {several}"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controller.errors import InvalidRequestError, LimitExceededError
+from controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
 from controller.metadata.requests import (
     AbandonUploads,
     AssignRecoveries,
@@ -28,6 +28,7 @@ from controller.metadata.requests import (
     KVKey,
     KVToPut,
     ListKVs,
+    ListStreamSetObjects,
     NewStream,
     ObjectQuery,
     OpenStreams,
@@ -68,6 +69,14 @@ def _ranges(**changes: Any) -> CommitStreamSetObject:
 
 def _objects(*rows: tuple[int, int, int, int], **changes: Any) -> CommitStreamSetObject:
     return upload(0, (0, 0, 1), stream_objects=stream_objects(*rows), **changes)
+
+
+def _results(
+    *rows: tuple[int, int, int], others: tuple[tuple[int, int, int, int], ...] = ()
+) -> CommitStreamSetObject:
+    """What set object 9 is compacted to: set object 0, and stream objects."""
+    more = {"stream_objects": stream_objects(*others)} if others else {}
+    return upload(0, *rows, compacted_object_ids=column([9]), **more)
 
 
 def _without_set_object(**changes: Any) -> CommitStreamSetObject:
@@ -168,6 +177,15 @@ INVALID: list[tuple[Any, str]] = [
     (_objects((1, 1, 0, 5), (1, 2, 0, 6)), "stream_objects.object_id"),
     (_objects((1, 1, 5, 5)), "stream_objects.end_offset[0]"),
     (_objects((-1, 1, 0, 5)), "stream_objects.object_id[0]"),
+    (_results((1, 0, 5), (0, 0, 5)), "ranges.stream_id[1]"),
+    (_results((0, 5, 9), (0, 0, 5)), "ranges.start_offset[1]"),
+    (_results((0, 0, 5), (0, 0, 5)), "ranges.start_offset[1]"),
+    (_results((0, 0, 5), (1, 0, 9), (1, 8, 10)), "ranges.start_offset[2]"),
+    (_results((0, 0, 5), others=((1, 0, 4, 6),)), "stream_objects.start_offset[0]"),
+    (_results((0, 4, 6), others=((1, 0, 0, 5),)), "stream_objects.start_offset[0]"),
+    (_results((0, 0, 2**63 - 1), others=((1, 0, 7, 8),)), "stream_objects.start_offset[0]"),
+    (_results((9, 0, 5), others=((1, 0, 5, 9), (2, 0, 0, 6))), "stream_objects.start_offset[1]"),
+    (_results((9, 0, 5), others=((1, 0, 5, 9), (1, 0, 9, 10))), "stream_objects.object_id"),
     (upload(0, (0, 0, 1), min_timestamp_ms=-2), "min_timestamp_ms"),
     (upload(0, (0, 0, 1), min_timestamp_ms=5), "max_timestamp_ms"),
     (upload(0, (0, 0, 1), max_timestamp_ms=5), "max_timestamp_ms"),
@@ -226,6 +244,8 @@ INVALID_READS: list[tuple[Any, str]] = [
     (DescribeStreams(page=PageRequest(page_token=str(2**63))), "page.page_token"),
     (DescribeObjects(object_ids=(2**63,)), "object_ids"),
     (GetNodes(node_ids=(-1,)), "node_ids"),
+    (ListStreamSetObjects(node_id=-1), "node_id"),
+    (ListStreamSetObjects(node_id=0, page=PageRequest(page_token="x")), "page.page_token"),
     (ListKVs(page=PageRequest(page_size=-1)), "page.page_size"),
 ]
 TOO_LARGE: list[Any] = [
@@ -267,6 +287,11 @@ def test_what_is_over_a_limit_is_refused(request_: Any) -> None:
     with pytest.raises(LimitExceededError):
         world.map.decide(request_, NOW, world.map.applied_end_offset)
     assert world.map.state_hash() == before
+
+
+def test_results_of_a_compaction_may_touch() -> None:
+    request = _results((0, 0, 5), (0, 5, 7), (1, 0, 5), others=((2, 0, 9, 10), (1, 0, 7, 9)))
+    assert World().write(request).error == ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
 
 
 def test_optional_columns_may_be_left_out() -> None:

@@ -18,6 +18,7 @@ from controller.lifecycle.sessions import Sessions
 from controller.loop.controller import MetadataController
 from controller.metadata.cluster_map import ClusterMap
 from controller.rpc.commit_pipeline import CommitPipeline
+from controller.rpc.convert_nodes import LeaderView
 from controller.rpc.metadata_service import MetadataHandlers
 from controller.rpc.node_service import NodeHandlers
 from controller.rpc.routes import routed, routes, service_handler
@@ -135,11 +136,12 @@ async def serving() -> AsyncIterator[Rpcs]:
 def _handlers(
     controller: MetadataController, sessions: Sessions, clock: StillClock
 ) -> tuple[grpc.GenericRpcHandler, ...]:
+    heartbeats = Heartbeats(controller, sessions, clock)
+    view = LeaderView(sessions.state, heartbeats.compacted_by)
     unary = {
         name.rpartition(".")[2]: routed(route, controller)
-        for name, route in routes(CLUSTER_ID, sessions.state).items()
+        for name, route in routes(CLUSTER_ID, view).items()
     }
-    heartbeats = Heartbeats(controller, sessions, clock)
     unary |= NodeHandlers(heartbeats, controller.gate).unary()
     streams = MetadataHandlers(controller).streams()
     pipelines = {"CommitPipeline": CommitPipeline(controller).handle}

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from broker_client import BrokerSession, ControllerClient, Heartbeat, NodeFencedError, methods
-from broker_client.methods import Method
 from controller.cli.local_cluster import LocalCluster
 from proto import common_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.server.running import FAST, describe, running_cluster
 
 pytestmark = pytest.mark.process
 
-GET_NODES = Method("NodeService", "GetNodes", nodes_pb2.GetNodesRequest, nodes_pb2.GetNodesResponse)
 SESSION_TIMEOUT_MS = 1_500
 OPTIONS = (*FAST, "--session-timeout-ms", str(SESSION_TIMEOUT_MS))
 FAILED, TARGET, QUIET = 1001, 1002, 1003
@@ -43,7 +41,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 
 
 async def node(client: ControllerClient, node_id: int) -> nodes_pb2.NodeDescription:
-    answer = await client.call(GET_NODES, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
+    answer = await client.call(methods.GET_NODES, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
     return answer.nodes[0]
 
 
@@ -115,6 +113,26 @@ async def recover(client: ControllerClient, target: BrokerSession, streams: list
     assert list((await client.call(methods.CLOSE_STREAMS, closing)).errors) == [common_pb2.NONE] * 2
 
 
+async def compact(client: ControllerClient, target: BrokerSession, streams: list[int]) -> None:
+    """Put what the failed node left into one set object, in its name."""
+    listing = nodes_pb2.ListStreamSetObjectsRequest(node_id=FAILED)
+    listed = await client.call(methods.LIST_STREAM_SET_OBJECTS, listing)
+    object_id = await prepare(target)
+    request = objects_pb2.CommitStreamSetObjectRequest(
+        node=common_pb2.NodeIdentity(node_id=FAILED, node_epoch=1),
+        object_id=object_id,
+        order_id=-1,
+        object_size=200,
+        ranges=objects_pb2.RangeColumns(
+            stream_id=[streams[0], streams[2]], start_offset=[0, 0], end_offset=[15, 20]
+        ),
+        compacted_object_ids=[one.object_id for one in listed.objects],
+        failover=True,
+    )
+    answer = await client.call(methods.COMMIT_STREAM_SET_OBJECT, request)
+    assert answer.error == common_pb2.NONE
+
+
 async def scenario(cluster: LocalCluster) -> None:
     async with ControllerClient(cluster.endpoints) as client:
         failed = await BrokerSession.register(client, FAILED, 1, wal_config="file:///wal/1001")
@@ -151,6 +169,16 @@ async def scenario(cluster: LocalCluster) -> None:
             assert not described.has_opening_streams
             assert described.pending_upload_count == 0
             assert described.stream_set_object_count == 2
+
+            # Nothing is left to be recovered: the target is told to compact for the failed one.
+            async def is_told() -> bool:
+                told = (await target.heartbeat()).compactions
+                return [(gone.node_id, gone.node_epoch) for gone in told] == [(FAILED, 1)]
+
+            await until(is_told, "the failed node's set objects to be assigned")
+            assert (await node(client, FAILED)).compacted_by == TARGET
+            await compact(client, target, streams)
+            assert (await node(client, FAILED)).stream_set_object_count == 1
 
             # Whoever opens the streams now goes on where the data ends.
             opened = (await target.open_streams(dict.fromkeys(streams, 2))).require_all()

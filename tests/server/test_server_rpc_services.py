@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from controller.loop.admission import LIMITS, RequestClass
+from controller.rpc.convert_nodes import LeaderView
 from controller.rpc.routes import routed, routes
 from proto import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from proto.common_pb2 import (
@@ -94,8 +95,10 @@ async def test_heartbeats_renew_a_session_that_nodes_show(rpcs: Rpcs) -> None:
     answer = await rpcs.call(f"{NODES}/Heartbeat", beat, nodes_pb2.HeartbeatResponse)
     assert (answer.error, answer.session_timeout_ms) == (NONE, SESSION_TIMEOUT_MS)
     assert not answer.recoveries
+    assert not answer.compactions
     (heard,) = await nodes(rpcs)
     assert (heard.state, heard.supervised) == (nodes_pb2.NODE_STATE_ACTIVE, True)
+    assert heard.compacted_by == -1
     old = common_pb2.NodeIdentity(node_id=1000, node_epoch=0)
     answer = await rpcs.call(
         f"{NODES}/Heartbeat", nodes_pb2.HeartbeatRequest(node=old), nodes_pb2.HeartbeatResponse
@@ -180,6 +183,75 @@ async def test_set_objects_are_compacted(rpcs: Rpcs) -> None:
     assert one.timestamp_ms == rpcs.clock.now_ms
     assert one.composite_id == -1
     assert list(one.ranges.end_offset) == [20, 5]
+
+
+@rpc_test
+async def test_a_stream_may_be_in_several_results_of_a_compaction_of_an_upload_never(
+    rpcs: Rpcs,
+) -> None:
+    await rpcs.register()
+    (stream_id,) = await rpcs.open_streams(1)
+    first = await rpcs.prepare(4)
+    several = commit(first, (stream_id, 0, 4), (stream_id, 6, 10))
+    refused = await rpcs.refusal(f"{OBJECTS}/CommitStreamSetObject", several)
+    assert refused[2] == {"field": "ranges.stream_id[1]"}
+    await committed(rpcs, commit(first, (stream_id, 0, 10)))
+    several.object_id = several.order_id = first + 1
+    several.compacted_object_ids.append(first)
+    several.stream_objects.CopyFrom(
+        objects_pb2.StreamObjectColumns(
+            object_id=[first + 3, first + 2], object_size=[1, 1], stream_id=[stream_id] * 2,
+            start_offset=[5, 4], end_offset=[6, 5],
+        )
+    )  # fmt: skip
+    await committed(rpcs, several)
+    query = objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=0, end_offset=-1)
+    found = await rpcs.call(
+        f"{OBJECTS}/GetObjects",
+        objects_pb2.GetObjectsRequest(queries=[query]),
+        objects_pb2.GetObjectsResponse,
+    )
+    assert [(one.object_id - first, one.end_offset) for one in found.results[0].objects] == [
+        *((1, 4), (2, 5), (3, 6), (1, 10)),
+    ]
+
+
+@rpc_test
+async def test_a_nodes_set_objects_are_listed_page_by_page(rpcs: Rpcs) -> None:
+    await rpcs.register()
+    (stream_id,) = await rpcs.open_streams(1)
+    first = await rpcs.prepare(3)
+    for number in range(3):
+        upload = commit(first + number, (stream_id, number, number + 1))
+        if number == 1:
+            upload.min_timestamp_ms, upload.max_timestamp_ms, upload.crc32c = 0, 70, 0
+        await committed(rpcs, upload)
+
+    request = nodes_pb2.ListStreamSetObjectsRequest(node_id=1000)
+    request.page.page_size = 2
+    pages: list[list[int]] = []
+    while not pages or request.page.page_token:
+        page = await rpcs.call(
+            f"{NODES}/ListStreamSetObjects", request, nodes_pb2.ListStreamSetObjectsResponse
+        )
+        assert (page.error, page.total) == (NONE, 3)
+        pages.append([one.object_id - first for one in page.objects])
+        request.page.page_token = page.next_page_token
+        known = [one.max_timestamp_ms for one in page.objects if one.HasField("max_timestamp_ms")]
+        assert known == [70] * (len(pages) == 1)
+        assert [one.crc32c for one in page.objects if one.HasField("crc32c")] == [0] * len(known)
+    assert pages == [[0, 1], [2]]
+    (held,) = await nodes(rpcs, include_stream_set_objects=True)
+    assert [one.object_id - first for one in held.stream_set_objects] == [0, 1, 2]
+
+    request.node_id = 1001
+    page = await rpcs.call(
+        f"{NODES}/ListStreamSetObjects", request, nodes_pb2.ListStreamSetObjectsResponse
+    )
+    assert page.error == NODE_EPOCH_NOT_EXIST
+    request.page.page_size = -1
+    refused = await rpcs.refusal(f"{NODES}/ListStreamSetObjects", request)
+    assert refused[2] == {"field": "page.page_size"}
 
 
 @rpc_test
@@ -351,7 +423,8 @@ class AbortedError(Exception):
 async def test_a_passed_deadline_decides_nothing(rpcs: Rpcs) -> None:
     await rpcs.register()
     before = rpcs.log.next_offset
-    route = routes("here", rpcs.sessions.state)["streammeta.v1.NodeService.LockNode"]
+    view = LeaderView(rpcs.sessions.state, lambda _: -1)
+    route = routes("here", view)["streammeta.v1.NodeService.LockNode"]
     context: Any = LateContext()
     with pytest.raises(AbortedError, match="DEADLINE_EXCEEDED"):
         await routed(route, rpcs.controller)(nodes_pb2.LockNodeRequest(node_id=1000), context)

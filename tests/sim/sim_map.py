@@ -1,8 +1,9 @@
 """The real map as part of what the simulated quorum replicates, and what must hold of it.
 
 A `MapReplica` is one node's map. A `MapWatch` has the committed one: after each committed entry
-everything that a reader may need must be in the map and its bytes in the bucket, and it is asked
-before any bytes are deleted.
+everything that a reader may need must be in the map and its bytes in the bucket, what can be read
+is what could be read before and what was uploaded since, and it is asked before any bytes are
+deleted.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import base64
 import pickle
 import zlib
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +21,14 @@ from controller.metadata import requests as r
 from controller.metadata.cluster_map import ClusterMap
 from controller.metadata.values import ObjectKind, ObjectState, StreamState
 from controller.records.codec import decode_records, encode_records
-from controller.records.record import ObjectsLinked
+from controller.records.record import (
+    ObjectsDestroyed,
+    ObjectsLinked,
+    Record,
+    StreamObjectsCommitted,
+    StreamsDeleted,
+    StreamSetObjectsCommitted,
+)
 from tests.metadata.slow_model_state import Node, Object, State, Stream
 from tests.sim.sim_check import check
 
@@ -78,6 +88,8 @@ class MapReplica:
         undone = [entry for entry in self._undoable if entry[0] >= end_offset]
         self._undoable = [entry for entry in self._undoable if entry[0] < end_offset]
         self.map.undo_to(end_offset)
+        if undone:
+            find_readable(self.map, state_of(self.map), f"undone to {end_offset}")
         return undone
 
     def forget_undo(self, end_offset: int) -> None:
@@ -116,18 +128,27 @@ class MapWatch:
         self._hashes: dict[int, bytes] = {}
         self._block_ends: dict[int, dict[int, int]] = {}
         """Per composite the objects that were linked to it, and where each ends."""
-        self._ends: dict[int, int] = {}
+        self._state = State()
+        self._readable: dict[int, set[int]] = {}
+        """Per stream the offsets that objects hold and that are not trimmed."""
+        self.counts: Counter[str] = Counter()
+        """Compactions of each kind that were committed."""
 
     def commit(self, cluster_map: ClusterMap, offset: int, payload: bytes) -> None:
         """An entry is committed, and this is the committed map with it."""
         self._map = cluster_map
-        for record in decode_records(base64.b64decode(payload.split()[-1])):
+        records = decode_records(base64.b64decode(payload.split()[-1]))
+        for record in records:
             if isinstance(record, ObjectsLinked):
                 ids = record.object_id.tolist()
                 ends = {one.object_id: _end_of(one) for one in self._describe(ids)}
                 self._block_ends.setdefault(record.composite_id, {}).update(ends)
         self._hashes[offset + 1] = cluster_map.state_hash()
-        self._check(offset)
+        before, self._state = self._state, state_of(cluster_map)
+        self._check_streams(before, offset)
+        self._check_readable(compacts=bool(_replaced(records, before)), offset=offset)
+        self._check_needed(offset)
+        self.counts.update(_compactions_in(records, before))
 
     def check_replica(self, who: object, end_offset: int, state_hash: bytes) -> None:
         """A replica that has everything below `end_offset` is this map as it was there."""
@@ -141,24 +162,41 @@ class MapWatch:
         for object_id, state in zip(object_ids, states.states, strict=True):
             marked = f"object {object_id} is {state.name}"
             check(state in gone, "bytes go after the mark is committed", marked)
-        needed = self._needed(state_of(self._map)) & set(object_ids)
+        needed = self._needed() & set(object_ids)
         check(not needed, "nothing needed is deleted", f"{needed} of {object_ids}")
 
-    def _check(self, offset: int) -> None:
-        state = state_of(self._map)
-        for stream_id, stream in state.streams.items():
-            before = self._ends.get(stream_id, 0)
-            check(stream.end >= before, "ends grow", f"stream {stream_id} at {offset}")
-            self._ends[stream_id] = stream.end
-        for object_id in self._needed(state):
-            item = state.objects.get(object_id)
+    def _check_streams(self, before: State, offset: int) -> None:
+        for stream_id, stream in self._state.streams.items():
+            known = before.streams.get(stream_id)
+            check(
+                known is None or (stream.end >= known.end and stream.start >= known.start),
+                "starts and ends grow",
+                f"stream {stream_id} at {offset}",
+            )
+
+    def _check_readable(self, *, compacts: bool, offset: int) -> None:
+        """What was readable stays so until it is trimmed; a compaction adds nothing to it."""
+        before = self._readable
+        self._readable = find_readable(self._map, self._state, f"at {offset}")
+        for stream_id, stream in self._state.streams.items():
+            left = {one for one in before.get(stream_id, ()) if one >= stream.start}
+            now = self._readable.get(stream_id, set())
+            detail = f"stream {stream_id} at {offset}: {sorted(left)} became {sorted(now)}"
+            check(left <= now, "what is readable stays readable", detail)
+            if compacts:
+                check(left == now, "compactions change nothing that is read", detail)
+
+    def _check_needed(self, offset: int) -> None:
+        for object_id in self._needed():
+            item = self._state.objects.get(object_id)
             kept = item is not None and item.state in (ObjectState.COMMITTED, ObjectState.LINKED)
             check(kept, "nothing needed is destroyed", f"object {object_id} at {offset}")
             there = object_id in self.bucket
             check(there, "bytes of what is needed are there", f"object {object_id} at {offset}")
 
-    def _needed(self, state: State) -> set[int]:
-        needed = set()
+    def _needed(self) -> set[int]:
+        """Objects that hold something live, and what live composites link of it."""
+        state, needed = self._state, set()
         for object_id, item in state.objects.items():
             if item.state is not ObjectState.COMMITTED or not state.alive(item.held):
                 continue
@@ -173,6 +211,72 @@ class MapWatch:
     def _describe(self, object_ids: list[int]) -> tuple[Any, ...]:
         answer: Any = self._map.query(r.DescribeObjects(object_ids=tuple(object_ids)))
         return tuple(answer.objects)
+
+
+def find_readable(cluster_map: ClusterMap, state: State, where: str) -> dict[int, set[int]]:
+    """Return per stream the offsets that objects hold above its start: each in one object alone.
+
+    Readers must find each run of them from its first to its last offset.
+    """
+    items = state.objects.values()
+    held = [row for item in items if item.state is ObjectState.COMMITTED for row in item.held]
+    readable = state.alive(held)
+    starts = {stream_id: stream.start for stream_id, stream in state.streams.items()}
+    length = sum(
+        max(0, end - max(start, starts[stream_id]))
+        for stream_id, start, end in held
+        if stream_id in starts
+    )
+    alone = length == sum(map(len, readable.values()))
+    check(alone, "no offset is in two objects", f"{held} {where}")
+    runs = [
+        (stream_id, first, last + 1)
+        for stream_id, offsets in readable.items()
+        for first, last in zip(
+            sorted(one for one in offsets if one - 1 not in offsets),
+            sorted(one for one in offsets if one + 1 not in offsets),
+            strict=True,
+        )
+    ]
+    if runs:
+        queries = tuple(r.ObjectQuery(stream_id, first, -1) for stream_id, first, _ in runs)
+        answer: Any = cluster_map.query(r.GetObjects(queries=queries))
+        for (stream_id, first, end), found in zip(runs, answer.results, strict=True):
+            reached = [one.end_offset for one in found.objects][-1:]
+            detail = f"stream {stream_id} from {first} to {end} {where}: {list(found.objects)}"
+            check(reached == [end], "what is readable is found", detail)
+    return readable
+
+
+def _replaced(records: Sequence[Record], before: State) -> list[ObjectKind]:
+    """Return of what kinds the objects are that were committed before and are not any more.
+
+    An upload of a stream that is gone destroys a new object at once; it replaces nothing.
+    """
+    items = [
+        before.objects.get(object_id)
+        for record in records
+        if isinstance(record, ObjectsDestroyed | ObjectsLinked)
+        for object_id in record.object_id.tolist()
+    ]
+    return [item.kind for item in items if item and item.state is ObjectState.COMMITTED]
+
+
+def _compactions_in(records: Sequence[Record], before: State) -> list[str]:
+    """Say what kind of compaction an entry is, if it is one."""
+    names = {type(record) for record in records}
+    if StreamsDeleted in names:
+        return []
+    has_results = bool(names & {StreamSetObjectsCommitted, StreamObjectsCommitted})
+    destroyed = [record for record in records if isinstance(record, ObjectsDestroyed)]
+    kinds = _replaced(destroyed, before)
+    found = {
+        "set objects compacted": has_results and ObjectKind.STREAM_SET in kinds,
+        "stream objects compacted": has_results and bool({*kinds} - {ObjectKind.STREAM_SET}),
+        "composites linked": ObjectsLinked in names,
+        "deep deletes": bool(kinds) and any(record.deep for record in destroyed),
+    }
+    return [name for name, happened in found.items() if happened]
 
 
 def _end_of(described: Any) -> int:

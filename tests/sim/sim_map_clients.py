@@ -1,4 +1,4 @@
-"""Virtual brokers that use the real map, and the janitor that deletes what is destroyed.
+"""Virtual brokers and compactors that use the real map, and who deletes what is destroyed.
 
 They choose what to ask by what some node's map says, stale or not, put an object's bytes into the
 bucket before they commit it, and repeat what they got no answer to.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from controller.metadata import requests as r
+from controller.metadata.values import ObjectState
 from tests.metadata.random_requests import RandomRequests
 from tests.metadata.slow_model import Model
 from tests.sim.sim_map import MAP_KEY, MapSettled, MapWrite, state_of
@@ -21,6 +22,8 @@ _TIMEOUT_MS = 250
 _DELAY_MS = 60
 """How long a destroyed object's bytes stay in the bucket."""
 _PASS_MS = 40
+_PREPARED_MIN = 4
+_COMPACTOR_MAKES = (*("compact_set", "compact_stream") * 3, "upload", "trim")
 
 
 class MapClient:
@@ -45,9 +48,12 @@ class MapClient:
         service = self._world.nodes[self._target].service
         if self._world.nodes[self._target].core is not None:
             self._model.state = state_of(service.store.replica.map)
-        request = next(self._first, None) or self._requests.any(self._model)
+        request = self._some_request()
         self._upload(request)
         self._ask(request, 3)
+
+    def _some_request(self) -> Any:
+        return next(self._first, None) or self._requests.any(self._model)
 
     def _upload(self, request: Any) -> None:
         """Nobody commits what is not in the bucket yet."""
@@ -80,6 +86,18 @@ class MapClient:
 
         self._world.call(self._target, MAP_KEY, MapWrite(request), None, go_on)
         self._world.timeline.later(_TIMEOUT_MS, lambda: go_on(None))
+
+
+class Compactor(MapClient):
+    """Compacts what others upload as soon as it sees it, and uploads where there is nothing."""
+
+    def _some_request(self) -> Any:
+        state = self._model.state
+        if sum(map(state.is_prepared, state.objects)) < _PREPARED_MIN:
+            return self._requests.make("prepare", self._model)
+        if not any(item.state is ObjectState.COMMITTED for item in state.objects.values()):
+            return self._requests.make("upload", self._model)
+        return self._requests.make(self._rng.choice(_COMPACTOR_MAKES), self._model)
 
 
 class Janitor:

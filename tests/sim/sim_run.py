@@ -245,6 +245,7 @@ class Run:
         history = world.recorder.history()
         for model, keys in (("kv", VALUE_KEYS), ("stream", LIST_KEYS)):
             assert_linearizable([op for op in history if op.key in keys], MODELS[model])
+        world.counts.update(world.ghost.ledger.map_watch.counts)
 
     def _read_finally(self, key: str, request: Request, pending: set[str]) -> None:
         world = self.world

@@ -24,7 +24,7 @@ from tests.sim.sim_clients import Client
 from tests.sim.sim_disk import StoppedError
 from tests.sim.sim_ghost import Ghost
 from tests.sim.sim_map import MapReplica
-from tests.sim.sim_map_clients import Janitor, MapClient
+from tests.sim.sim_map_clients import Compactor, Janitor, MapClient
 from tests.sim.sim_network import Network, ends
 from tests.sim.sim_node import SimNode
 from tests.sim.sim_operator import Operator
@@ -107,7 +107,7 @@ class World:
         if random.Random(f"{seed}/{profile_name}/map").random() < _SHARE_WITH_A_MAP:
             MapReplica.images.clear()
             self.counts["runs with a map"] += 1
-            self.clients += [MapClient(self) for _ in range(_MAP_CLIENTS)]
+            self.clients += [*(MapClient(self) for _ in range(_MAP_CLIENTS)), Compactor(self)]
             Janitor(self).begin()
 
     def next_number(self) -> int:

@@ -23,7 +23,9 @@ _EXPECTED_KINDS = (
     "bits turned over: .log",
     "bits turned over: quorum-state",
     "clocks that drift",
+    "composites linked",
     "cores left alone with the broken",
+    "deep deletes",
     "disks filled",
     "disks wiped",
     "leader crashes",
@@ -33,6 +35,7 @@ _EXPECTED_KINDS = (
     "messages replayed late",
     "moments with two leaders probed",
     "nodes that moved",
+    "objects deleted",
     "one-way cuts: deaf node",
     "partitions: bridge",
     "partitions: chain of rivals",
@@ -41,16 +44,18 @@ _EXPECTED_KINDS = (
     "processes killed",
     "repairs completed",
     "requests lost",
+    "set objects compacted",
     "slow links",
     "snapshots installed",
     "starts cut short",
     "stops inside a disk call or between effects",
+    "stream objects compacted",
     "sync errors",
     "transfers asked for",
     "voter changes done",
     "writes refused by a full disk",
 )
-"""Faults, and things that only faults bring about: without them the runs would prove little."""
+"""Faults, what only faults bring about, and compactions: else the runs would prove little."""
 
 
 def assert_none_failed(summary: Summary) -> None:

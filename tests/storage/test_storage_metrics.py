@@ -44,6 +44,17 @@ def test_a_call_that_fails_moves_no_bytes_but_keeps_its_repetitions() -> None:
     assert meter.snapshot().of("get_range") == OperationMetrics()
 
 
+def test_calls_under_way_are_counted_until_they_end_whichever_way() -> None:
+    meter = Meter()
+    with meter.call("put"):
+        with meter.call("get_range"):
+            assert meter.snapshot().in_flight == 2
+        assert meter.snapshot().in_flight == 1
+        with pytest.raises(RuntimeError), meter.call("head"):
+            raise RuntimeError("broke")
+    assert meter.snapshot().in_flight == 0
+
+
 def test_a_snapshot_stays_as_it_was_and_threads_lose_no_call() -> None:
     meter = Meter()
 

@@ -136,6 +136,28 @@ def test_ranges_are_half_open_and_end_with_the_object(store: ObjectStore) -> Non
             store.get_range("key", start, end)
 
 
+def test_bytes_are_read_into_buffers_one_after_the_other(store: ObjectStore) -> None:
+    data = random.Random(3).randbytes(700_000)
+    store.put("key", data)
+    before = store.metrics().of("get_range").bytes_received
+    buffers = [bytearray(size) for size in (1, 0, 300_000, *[2] * 2_000, 50_000)]
+    got = store.read_into("key", 1_000, [memoryview(one) for one in buffers])
+    assert got == sum(map(len, buffers))
+    assert b"".join(buffers) == data[1_000 : 1_000 + got]
+    assert store.metrics().of("get_range").bytes_received == before + got
+    beyond = bytearray(b"x" * 10)
+    assert store.read_into("key", len(data) - 4, [memoryview(beyond)]) == 4, "the object ends"
+    assert beyond == data[-4:] + b"x" * 6
+    with pytest.raises(RangeNotSatisfiableError):
+        store.read_into("key", len(data), [memoryview(beyond)])
+    with pytest.raises(ObjectNotFoundError, match="no/such"):
+        store.read_into("no/such", 0, [memoryview(beyond)])
+    with pytest.raises(ValueError, match="byte range"):
+        store.read_into("key", -1, [memoryview(beyond)])
+    with pytest.raises(ValueError, match="no room"):
+        store.read_into("key", 0, [memoryview(bytearray())])
+
+
 def test_head_tells_size_and_a_recent_time(store: ObjectStore) -> None:
     store.put("key", b"12345")
     info = store.head("key")

@@ -1,0 +1,1 @@
+"""Rewriting a node's objects into fewer and larger ones, and telling the map."""

@@ -1,0 +1,79 @@
+"""The demo's reader that reads while brokers upload and a compactor replaces what they uploaded.
+
+Owns a thread that reads some streams after the other and compares each with the source: what a
+stream holds so far must be the beginning of its rows. Reading never stops the demo; what it found
+is told in the end.
+"""
+
+import asyncio
+import random
+import threading
+from collections.abc import Mapping, Sequence
+
+from broker_client import ControllerClient, StreamReader
+from storage.object_store.factory import open_object_store
+
+STREAMS_AT_ONCE = 40
+PAUSE_S = 0.1
+"""Between two reads: the machine is the brokers' too."""
+
+
+class ObservingReader:
+    """Reads random streams from `start` to `stop`; `expected` has each stream's rows, by id.
+
+    `rows` counts rows that were read and equal, `streams` the reads of a stream; `failure` says
+    what was wrong first.
+    """
+
+    def __init__(
+        self,
+        connect: Sequence[str],
+        store_uri: str,
+        expected: Mapping[int, Sequence[bytes]],
+        seed: int,
+    ) -> None:
+        self._connect = connect
+        self._store_uri = store_uri
+        self._expected = expected
+        self._random = random.Random(seed)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="observing reader", daemon=True)
+        self.rows = 0
+        self.streams = 0
+        self.failure = ""
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after what is being read."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._read())
+        except Exception as error:  # noqa: BLE001 - told at the end of the demo
+            self.failure = self.failure or f"{type(error).__name__}: {error}"
+
+    async def _read(self) -> None:
+        ids = sorted(self._expected)
+        async with ControllerClient(self._connect) as client:
+            namespace = await client.object_namespace()
+            reader = StreamReader(client, open_object_store(self._store_uri), namespace)
+            while not self._stopping.is_set() and not self.failure:
+                chosen = self._random.sample(ids, min(STREAMS_AT_ONCE, len(ids)))
+                async for stream_id, records in reader.read_streams(chosen):
+                    payloads = [bytes(record.payload) for record in records]
+                    self._compare(stream_id, payloads)
+                await asyncio.sleep(PAUSE_S)
+            reader.close()
+
+    def _compare(self, stream_id: int, payloads: Sequence[bytes]) -> None:
+        rows = [row for payload in payloads for row in payload.split(b"\n")]
+        if rows != list(self._expected[stream_id][: len(rows)]):
+            self.failure = f"stream {stream_id} differs from the source in its first {len(rows)}"
+            return
+        self.rows += len(rows)
+        self.streams += 1

@@ -1,0 +1,1 @@
+"""What compaction decides: which bytes of which objects go together, and in what order."""

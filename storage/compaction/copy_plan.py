@@ -1,0 +1,219 @@
+"""How ranges of several objects become one object: which bytes the store copies by itself.
+
+Owns the choice between one request and an upload in parts, and of an upload which parts are copied
+inside the store and which are fetched and sent: a part has at least 5 MiB, unless it is the last,
+so small neighbours travel, and take along as much of a larger one as it takes. No more than
+`CopyRules.fetched_bytes` of a written part is fetched. Does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRules:
+    """Sizes in bytes: the least and the most of a part, and the most that is fetched for one.
+
+    Up to `fetched_bytes` in all are put in one request. Raises `ValueError` on sizes that leave
+    parts out of their limits.
+    """
+
+    min_part_bytes: int = 5 * MIB
+    max_part_bytes: int = 5 * 1024 * MIB
+    fetched_bytes: int = 32 * MIB
+    max_parts: int = 10_000
+
+    def __post_init__(self) -> None:
+        low, high = 2 * self.min_part_bytes, self.max_part_bytes
+        if not 2 <= low <= self.fetched_bytes <= high or self.max_parts < 1:
+            raise ValueError(
+                f"{self}: wanted at least one part, and 2 * min_part_bytes <= fetched_bytes <="
+                " max_part_bytes"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRange:
+    """Bytes `[start, end)` of an object; `copyable` if the store can copy them by itself."""
+
+    object_id: int
+    start: int
+    end: int
+    copyable: bool = True
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedPart:
+    """A part that the store copies."""
+
+    source: SourceRange
+
+    @property
+    def size(self) -> int:
+        """Bytes of the part."""
+        return self.source.size
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPart:
+    """A part of fetched ranges, one after the other, and of `trailer_size` bytes behind them."""
+
+    sources: tuple[SourceRange, ...]
+    trailer_size: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the part."""
+        return sum(source.size for source in self.sources) + self.trailer_size
+
+
+Part: TypeAlias = CopiedPart | WrittenPart
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """The parts of the new object, in order; if `is_single` it is put in one request."""
+
+    parts: tuple[Part, ...]
+    is_single: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of the new object."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def gets(self) -> int:
+        """Ranges that are fetched."""
+        return sum(len(part.sources) for part in self.parts if isinstance(part, WrittenPart))
+
+    @property
+    def copies(self) -> int:
+        """Parts that the store copies."""
+        return sum(isinstance(part, CopiedPart) for part in self.parts)
+
+    @property
+    def bytes_copied(self) -> int:
+        """Bytes that never leave the store."""
+        return sum(part.size for part in self.parts if isinstance(part, CopiedPart))
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes that are sent to the store."""
+        return self.size - self.bytes_copied
+
+
+def plan_copy(
+    sources: Sequence[SourceRange], trailer_size: int, rules: CopyRules | None = None
+) -> CopyPlan:
+    """Plan an object of the bytes of `sources`, in order, and a trailer behind them.
+
+    Raises `ValueError` when there are no bytes, or more than the parts of one upload can hold.
+    """
+    chosen = rules or CopyRules()
+    ranges = [source for source in sources if source.size > 0]
+    if not ranges or trailer_size < 1:
+        raise ValueError(
+            f"{len(ranges)} ranges with bytes and a trailer of {trailer_size} bytes, wanted at"
+            " least one of each"
+        )
+    if sum(source.size for source in ranges) <= chosen.fetched_bytes:
+        return CopyPlan((WrittenPart(tuple(ranges), trailer_size),), is_single=True)
+    layout = _Layout(chosen)
+    for source in ranges:
+        layout.add(source)
+    parts = layout.finish(trailer_size)
+    if len(parts) > chosen.max_parts:
+        raise ValueError(
+            f"the object would have {len(parts)} parts, wanted at most {chosen.max_parts}; make it"
+            " of fewer sources"
+        )
+    return CopyPlan(tuple(parts), is_single=False)
+
+
+class _Layout:
+    """Parts in the making. What is open, fetched but in no part yet, is less than a full part."""
+
+    def __init__(self, rules: CopyRules) -> None:
+        self._rules = rules
+        self._parts: list[Part] = []
+        self._open: list[SourceRange] = []
+        self._open_size = 0
+
+    def add(self, source: SourceRange) -> None:
+        """Append a range."""
+        if not source.copyable:
+            self._fetch_in_full_parts(source)
+            return
+        rules = self._rules
+        if self._open_size > rules.min_part_bytes:
+            self._close()
+        if not self._open_size:
+            if source.size < rules.min_part_bytes:
+                self._fetch(source)
+            else:
+                self._copy(source)
+        elif self._open_size + source.size <= rules.fetched_bytes:
+            self._fetch(source)
+            if self._open_size > rules.min_part_bytes:
+                self._close()
+        else:
+            head, rest = _cut(source, rules.min_part_bytes - self._open_size)
+            self._fetch(head)
+            self._close()
+            self._copy(rest)
+
+    def finish(self, trailer_size: int) -> list[Part]:
+        """Return all parts; what is open, and the trailer, are the last."""
+        self._parts.append(WrittenPart(tuple(self._open), trailer_size))
+        return self._parts
+
+    def _fetch(self, source: SourceRange) -> None:
+        if source.size:
+            self._open.append(source)
+            self._open_size += source.size
+
+    def _fetch_in_full_parts(self, source: SourceRange) -> None:
+        """Make parts of one size, which servers that can't copy may insist on."""
+        while source.size:
+            piece, source = _cut(source, self._rules.fetched_bytes - self._open_size)
+            self._fetch(piece)
+            if self._open_size == self._rules.fetched_bytes:
+                self._close()
+
+    def _close(self) -> None:
+        self._parts.append(WrittenPart(tuple(self._open)))
+        self._open, self._open_size = [], 0
+
+    def _copy(self, source: SourceRange) -> None:
+        self._parts.extend(CopiedPart(piece) for piece in self._pieces(source))
+
+    def _pieces(self, source: SourceRange) -> Iterator[SourceRange]:
+        """Cut a range into the largest parts, so that no last one is too small for a part."""
+        rules = self._rules
+        while source.size > rules.max_part_bytes:
+            size = rules.max_part_bytes
+            if source.size - size < rules.min_part_bytes:
+                size -= rules.min_part_bytes
+            piece, source = _cut(source, size)
+            yield piece
+        yield source
+
+
+def _cut(source: SourceRange, size: int) -> tuple[SourceRange, SourceRange]:
+    """Cut a range behind its first `size` bytes, or behind its end."""
+    at = min(source.end, source.start + size)
+    return (
+        SourceRange(source.object_id, source.start, at, source.copyable),
+        SourceRange(source.object_id, at, source.end, source.copyable),
+    )

@@ -1,0 +1,185 @@
+"""Blocks lie in memory as they are written: whatever is read where, outputs come out whole."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from broker_client.compaction.block_check import DamagedBlockError, check_blocks
+from broker_client.compaction.layout import (
+    DEAD_BYTES_MAX,
+    Layout,
+    PlacedRead,
+    SetObjectSoFar,
+    lay_out,
+)
+from storage.compaction.entries import EntryTable, live_entries
+from storage.compaction.plan import CommitPlan, CompactionLimits, OutputKind
+from storage.compaction.planner import plan_compaction
+from storage.object_format.object_builder import ObjectBuilder
+from storage.object_format.object_reader import ObjectReader
+from storage.object_format.record import RecordBatch
+
+PART = 700
+Bucket = Mapping[int, bytes]
+Records = dict[int, list[RecordBatch]]
+
+
+def random_sources(rng: random.Random) -> tuple[dict[int, bytes], Records]:
+    """Objects that follow each other, and all records in them by stream."""
+    records: Records = {stream: [] for stream in range(rng.randint(1, 6))}
+    bucket = {}
+    for object_id in range(rng.randint(1, 6)):
+        builder = ObjectBuilder(rng.choice([40, 150, 600]))
+        held = sorted(rng.sample(list(records), rng.randint(1, len(records))))
+        for stream in held:
+            fresh: list[RecordBatch] = []
+            for _ in range(rng.randint(1, 8)):
+                known = [*records[stream], *fresh]
+                base = known[-1].end_offset if known else 0
+                payload = rng.randbytes(rng.randint(0, 120))
+                fresh.append(RecordBatch(stream, 0, base, rng.randint(1, 3), payload))
+            builder.write(fresh)
+            records[stream] += fresh
+        bucket[object_id] = builder.finish().data
+    return bucket, records
+
+
+def entries_of(bucket: Bucket) -> EntryTable:
+    tables = []
+    for object_id, data in bucket.items():
+        reader = ObjectReader(str(object_id), len(data))
+        while (needed := reader.needed) is not None:
+            reader.receive(data[needed.start : needed.end])
+        tables.append(EntryTable.of_index(object_id, reader.index))
+    return EntryTable.concatenate(tables)
+
+
+def fill(layout: Layout, bucket: Bucket) -> bytearray:
+    """Do what the reads say, in any order, as a store would."""
+    buffer, dropped = bytearray(layout.size), bytearray(DEAD_BYTES_MAX)
+    for read in layout.reads:
+        data = bucket[read.object_id][read.position : read.position + read.size]
+        at = 0
+        for view in read.views(memoryview(buffer), memoryview(dropped)):
+            view[:] = data[at : at + len(view)]
+            at += len(view)
+        assert at == read.size == len(data)
+    return buffer
+
+
+def write_out(commit: CommitPlan, bucket: Bucket, max_read_bytes: int) -> list[bytes]:
+    """Carry a commit out in memory; return the bytes of its outputs."""
+    pieces = [o for it in commit.iterations for o in it.outputs if o.kind is OutputKind.COMPACT]
+    so_far, whole, objects, carried = SetObjectSoFar(), bytearray(), [], b""
+    for iteration in commit.iterations:
+        layout = lay_out(
+            iteration.outputs,
+            so_far,
+            ends_set_object=bool(pieces) and pieces[-1] in iteration.outputs,
+            part_size=PART,
+            max_read_bytes=max_read_bytes,
+        )
+        assert all(read.size <= max_read_bytes for read in layout.reads)
+        buffer = fill(layout, bucket)
+        check_blocks(memoryview(buffer), layout.places, layout.entries, str)
+        for one in layout.outputs:
+            buffer[one.trailer_start : one.end] = one.trailer
+            if one.output.kind is OutputKind.SPLIT:
+                objects.append(bytes(buffer[one.start : one.end]))
+                continue
+            assert one.carried == len(carried)
+            buffer[one.start : one.start + one.carried] = carried
+            piece = bytes(buffer[one.start : one.end])
+            cut = len(piece) if one.trailer else len(piece) - len(piece) % PART
+            whole += piece[:cut]
+            carried = piece[cut:]
+    return [*objects, *([bytes(whole)] if pieces else [])]
+
+
+def records_in(data: bytes) -> list[RecordBatch]:
+    reader = ObjectReader("output", len(data))
+    while (needed := reader.needed) is not None:
+        reader.receive(data[needed.start : needed.end])
+    found: list[RecordBatch] = []
+    for entry in reader.index:
+        found += reader.records(entry, data[entry.position : entry.position + entry.size])
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_outputs_hold_every_live_record_once_and_can_be_read(seed: int) -> None:
+    rng = random.Random(seed)
+    bucket, records = random_sources(rng)
+    starts = {
+        stream: held[rng.randrange(len(held))].base_offset if rng.random() < 0.3 else 0
+        for stream, held in records.items()
+        if held and rng.random() < 0.9
+    }
+    live = live_entries(entries_of(bucket), starts)
+    limits = CompactionLimits(
+        memory_budget=rng.choice([800, 2_000, 100_000]), split_size=rng.choice([0, 300, 2_000])
+    )
+    plan = plan_compaction(live, limits, sharing_only=False)
+    for commit in plan.commits:
+        sources = live.take(np.isin(live.object_id, np.array(commit.source_ids)))
+        wanted = sorted(
+            (r.stream_id, r.base_offset, r.payload)
+            for row in sources.rows()
+            for r in records[row.stream_id]
+            if row.start_offset <= r.base_offset < row.end_offset
+        )
+        outputs = write_out(commit, bucket, rng.choice([50, 400, 10_000]))
+        found = sorted(
+            (r.stream_id, r.base_offset, r.payload) for data in outputs for r in records_in(data)
+        )
+        assert found == wanted, f"seed {seed}"
+
+
+def two_streams(dead: int) -> tuple[dict[int, bytes], EntryTable]:
+    """One object whose streams 0 and 2 are live, with about `dead` bytes of stream 1 between."""
+    builder = ObjectBuilder(50)
+    for stream, size in ((0, 40_000), (1, dead), (2, 50_000)):
+        builder.write([RecordBatch(stream, 0, 0, 1, bytes(size))])
+    bucket = {7: builder.finish().data}
+    return bucket, live_entries(entries_of(bucket), {0: 0, 2: 0})
+
+
+@pytest.mark.parametrize(("dead", "reads"), [(1_000, 1), (39_000, 1), (45_000, 2), (70_000, 2)])
+def test_few_dead_bytes_are_read_along_but_never_more_than_are_wanted(
+    dead: int, reads: int
+) -> None:
+    bucket, live = two_streams(dead)
+    plan = plan_compaction(live, CompactionLimits(split_size=1), sharing_only=False)
+    (iteration,) = plan.commits[0].iterations
+    layout = lay_out(
+        iteration.outputs,
+        SetObjectSoFar(),
+        ends_set_object=False,
+        part_size=PART,
+        max_read_bytes=1 << 20,
+    )
+    assert len(layout.reads) == reads
+    assert [len(records_in(data)) for data in write_out(plan.commits[0], bucket, 1 << 20)] == [1, 1]
+
+
+def test_a_block_that_is_not_what_the_index_says_is_found() -> None:
+    bucket, live = two_streams(100)
+    buffer = bytearray(bucket[7])
+    check_blocks(memoryview(buffer), live.position, live, str)
+    for position, what in ((0, "magic"), (10, "record"), (18, "stream"), (34, "offset")):
+        damaged = bytearray(buffer)
+        damaged[int(live.position[1]) + position] ^= 1
+        with pytest.raises(DamagedBlockError, match="object 7 is corrupt") as raised:
+            check_blocks(memoryview(damaged), live.position, live, str)
+        assert raised.value.object_id == 7, what
+        assert raised.value.position == int(live.position[1]), what
+
+
+def test_a_read_has_as_many_bytes_as_its_places() -> None:
+    read = PlacedRead(1, 0, 30, np.array([5, -1, 50]), np.array([10, 15, 5]))
+    views = read.views(memoryview(bytearray(60)), memoryview(bytearray(DEAD_BYTES_MAX)))
+    assert [len(view) for view in views] == [10, 15, 5]

@@ -1,0 +1,175 @@
+"""Requests of a compactor come behind all others, are paced, and are repeated when turned away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from broker_client.compaction import store_calls, throttle
+from broker_client.compaction.config import CompactionConfig
+from broker_client.compaction.store_calls import StoreCalls
+from broker_client.compaction.throttle import Throttle, give_way
+from broker_client.compaction.together import together
+from storage.errors import ObjectNotFoundError, StoreUnavailableError
+from storage.object_store.memory import MemoryObjectStore
+from tests.broker_client.client_helpers import scenario, until
+
+
+@contextmanager
+def calls_of(
+    store: MemoryObjectStore,
+    config: CompactionConfig | None = None,
+    is_busy: Callable[[], bool] | None = None,
+) -> Iterator[StoreCalls]:
+    calls = StoreCalls(store, config or CompactionConfig(), is_busy, random.Random(1))
+    try:
+        yield calls
+    finally:
+        calls.close()
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_calls, "_FIRST_PAUSE", 0.001)
+
+
+def test_transfers_come_to_the_rate_and_time_is_not_saved_up() -> None:
+    pace = Throttle(100.0)
+    assert [pace.reserve(50, now=10.0) for _ in range(3)] == [0.0, 0.5, 1.0]
+    assert pace.reserve(10, now=11.0) == 0.5
+    assert pace.reserve(10, now=100.0) == 0.0
+    assert pace.reserve(10, now=100.0) == pytest.approx(0.1)
+    assert Throttle(0.0).reserve(1 << 40, now=0.0) == 0.0
+
+
+@scenario
+async def test_it_waits_while_others_are_busy_but_not_for_ever() -> None:
+    asked = 0
+
+    def busy_for(times: int) -> Callable[[], bool]:
+        def is_busy() -> bool:
+            nonlocal asked
+            asked += 1
+            return asked <= times
+
+        return is_busy
+
+    await give_way(busy_for(3), 1.0)
+    assert asked == 4
+    asked = 0
+    await give_way(busy_for(10_000), 4 * throttle._LOOK_AGAIN_S)
+    assert asked == 4
+
+
+@scenario
+async def test_calls_of_others_on_the_same_store_go_first_and_own_calls_do_not_count() -> None:
+    entered, gate = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    class Gated(MemoryObjectStore):
+        def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+            with self._call("get_range"):
+                if key == "slow":
+                    entered.set()
+                    gate.wait(10)
+                order.append(key)
+            return b""
+
+    store = Gated()
+    with calls_of(store) as calls:
+        await together(read_own(calls, store) for _ in range(9))
+        other = asyncio.create_task(asyncio.to_thread(store.get_range, "slow"))
+        await until(entered.is_set, "call of another")
+        waiting = asyncio.create_task(read_own(calls, store))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(other, waiting)
+    assert order == [*["own"] * 9, "slow", "own"]
+
+
+async def read_own(calls: StoreCalls, store: MemoryObjectStore) -> None:
+    await calls.read(1, lambda: store.get_range("own"))
+
+
+@pytest.mark.usefixtures("short_pauses")
+@scenario
+async def test_a_store_that_turns_it_away_is_asked_again_and_other_errors_are_final() -> None:
+    store = MemoryObjectStore()
+    store.put("key", b"data")
+    slow_down = StoreUnavailableError("slow down", throttled=True, retry_after_s=0.001)
+    with calls_of(store) as calls:
+        store.fail_next("get_range", slow_down, times=5)
+        assert await calls.read(4, lambda: store.get_range("key")) == b"data"
+        with pytest.raises(ObjectNotFoundError):
+            await calls.read(4, lambda: store.get_range("none"))
+    with calls_of(store, CompactionConfig(store_patience=0.0)) as calls:
+        store.fail_next("get_range", slow_down)
+        with pytest.raises(StoreUnavailableError):
+            await calls.read(4, lambda: store.get_range("key"))
+
+
+@scenario
+async def test_what_was_begun_has_ended_before_anything_is_dropped() -> None:
+    gate, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        gate.wait(10)
+        ended.set()
+
+    with calls_of(MemoryObjectStore()) as calls:
+        running = asyncio.create_task(calls.write(1, work))
+        await until(lambda: bool(calls._running), "running call")
+        running.cancel()
+        await asyncio.wait([running])
+        dropping = asyncio.create_task(calls.drop(ended.is_set))
+        await asyncio.sleep(0)
+        assert not dropping.done()
+        gate.set()
+        assert await dropping, "the write ended first"
+
+
+@scenario
+async def test_work_side_by_side_ends_with_the_first_failure() -> None:
+    cancelled = []
+
+    async def wait(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(name)
+            raise
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ObjectNotFoundError("key")
+
+    with pytest.raises(ObjectNotFoundError):
+        await together([wait("a"), fail(), wait("b")])
+    assert sorted(cancelled) == ["a", "b"]
+    await together([])
+
+
+@scenario
+async def test_no_more_run_at_a_time_than_there_are_threads_for() -> None:
+    running, most = 0, 0
+    lock = threading.Lock()
+    both = threading.Barrier(2, timeout=10)
+
+    def work() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        both.wait()
+        with lock:
+            running -= 1
+
+    with calls_of(MemoryObjectStore(), CompactionConfig(read_threads=2)) as calls:
+        await together([calls.read(1, work) for _ in range(8)])
+    assert most == 2

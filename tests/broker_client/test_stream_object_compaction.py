@@ -1,0 +1,249 @@
+"""Whatever is done to stream objects, and wherever it ends, every live offset reads the same."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from broker_client.errors import (
+    CompactedObjectsNotFoundError,
+    NodeEpochExpiredError,
+    ObjectExpiredError,
+    StreamEpochMismatchError,
+    StreamFencedError,
+)
+from storage.compaction.stream_objects import StreamCompaction
+from tests.broker_client.stream_object_lives import (
+    NODE,
+    OTHER,
+    TINY,
+    act,
+    compact,
+    compactor,
+    of_parts,
+    random_world,
+    stored_ranges,
+)
+from tests.compaction.compaction_lives import small_parts
+from tests.compaction.compaction_reads import ReadCheck
+from tests.compaction.compaction_steps import Fate, Fault, Step, Steps, may_clean_up
+from tests.compaction.compaction_world import World
+
+SLOW = pytest.mark.slow
+KINDS = list(StreamCompaction)
+
+
+@pytest.fixture(autouse=True)
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_parts(monkeypatch)
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(i, marks=SLOW) for i in range(6, 300))])
+def test_reads_stay_at_every_step_of_any_history(seed: int) -> None:
+    asyncio.run(reads_stay(random.Random(seed)))
+
+
+async def reads_stay(rng: random.Random) -> None:
+    world = await random_world(rng)
+    check = ReadCheck(world)
+    check.run()
+
+    async def look(_step: Step) -> None:
+        check.run()
+
+    for _round in range(3):
+        config = of_parts(
+            server_side_copy=rng.random() < 0.7,
+            whole_object_bytes=rng.choice([0, 250]),
+            max_entries=rng.choice([10, 200_000]),
+            expired_batch=rng.choice([1, 1000]),
+        )
+        kinds = [rng.choice(KINDS) for _ in range(3)]
+        for node_id in (NODE, OTHER):
+            reports = await compact(world, kinds, Steps(hook=look), config, node_id)
+            assert reports is not None
+            for report in reports:
+                assert report.error is None
+                assert not report.left_out
+        await world.sweep()
+        check.run()
+        assert not list(world.store.list_multipart_uploads())
+        for _ in range(10):
+            await act(world, rng)
+    await world.expire()
+    check.run()
+    assert not world.strays(), "what nobody needs is deleted"
+
+
+async def grown_world() -> World:
+    """One stream of which a part is linked already, a part trimmed, and a part small."""
+    world = World(block_bytes=100)
+    await world.register(NODE)
+    (a,) = await world.create(NODE, 1)
+    for sizes in ([(1, 80)] * 6, [(1, 80)] * 5, [(2, 90)] * 4):
+        await world.upload(NODE, {a: sizes}, [a])
+    await compact(world, [StreamCompaction.LINK])
+    for _ in range(3):
+        await world.upload(NODE, {a: [(1, 50)] * 2}, [a])
+    for _ in range(2):
+        await world.upload(NODE, {a: [(1, 95)] * 4}, [a])
+    await world.trim(a, 7)
+    return world
+
+
+EVERYTHING = (
+    StreamCompaction.PRUNE_LINKS,
+    StreamCompaction.GATHER_SMALL,
+    StreamCompaction.MERGE_SMALL,
+    StreamCompaction.LINK,
+)
+
+
+def all_steps() -> list[str]:
+    """What an undisturbed life does, step by step."""
+
+    async def run() -> list[str]:
+        world, steps = await grown_world(), Steps()
+        reports = await compact(world, EVERYTHING, steps)
+        assert reports is not None
+        assert sum(len(report.made) for report in reports) >= 4
+        return steps.names
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("share", [0, *(pytest.param(i, marks=SLOW) for i in (1, 2, 3))])
+def test_a_life_may_end_at_any_step(share: int) -> None:
+    """Every step meets one of the fates; in the long runs the others too."""
+    count = len(all_steps())
+    assert count > 20
+    fates = list(Fate)
+    for at in range(1, count + 1):
+        asyncio.run(ends_at(Fault(at, fates[(at + share) % len(fates)])))
+
+
+async def ends_at(fault: Fault) -> None:
+    world = await grown_world()
+    check = ReadCheck(world)
+    steps = Steps(fault)
+    reports = await compact(world, EVERYTHING, steps)
+    assert (reports is None) == fault.fate.kills, fault
+    check.run()
+    if may_clean_up(fault, steps.names):
+        assert not list(world.store.list_multipart_uploads()), fault
+    await world.sweep()
+    check.run()
+    again = await compact(world, EVERYTHING)
+    assert again is not None
+    assert all(report.error is None and not report.left_out for report in again), fault
+    assert len(stored_ranges(world, 0)) <= 2
+    await world.expire()
+    check.run()
+    assert not world.strays(), fault
+
+
+def test_a_commit_whose_answer_is_lost_is_found_done() -> None:
+    async def run() -> None:
+        names = await _names_of(EVERYTHING)
+        commits = [at for at, name in enumerate(names, start=1) if name == "CommitStreamObject"]
+        assert len(commits) >= 4, names
+        for at in commits:
+            world = await grown_world()
+            steps = Steps(Fault(at, Fate.LOSE_ANSWER, times=2))
+            reports = await compact(world, EVERYTHING, steps)
+            assert reports is not None
+            assert all(report.error is None for report in reports), at
+            made = [one.object_id for report in reports for one in report.made]
+            assert len(made) == len(set(made)) >= 4
+            ReadCheck(world).run()
+
+    asyncio.run(run())
+
+
+async def _names_of(kinds: tuple[StreamCompaction, ...]) -> list[str]:
+    world, steps = await grown_world(), Steps()
+    await compact(world, kinds, steps)
+    return steps.names
+
+
+def test_two_compactors_of_one_node_do_no_harm() -> None:
+    async def run() -> None:
+        world = await grown_world()
+        check = ReadCheck(world)
+        both = await asyncio.gather(compact(world, EVERYTHING), compact(world, EVERYTHING))
+        errors = [one.error for reports in both for one in reports or () if one.error is not None]
+        assert {type(error) for error in errors} <= {CompactedObjectsNotFoundError}
+        check.run()
+        await world.expire()
+        check.run()
+        assert not world.strays()
+
+    asyncio.run(run())
+
+
+def test_ids_that_expired_are_not_used_again() -> None:
+    async def run() -> None:
+        world = await grown_world()
+        is_slow = True
+
+        async def let_days_pass(step: Step) -> None:
+            if is_slow and step.name == "CommitStreamObject" and not step.done:
+                await world.expire()
+
+        with compactor(world, Steps(hook=let_days_pass), TINY) as made:
+            late = await made.compact(0, StreamCompaction.GATHER_SMALL)
+            assert isinstance(late.error, ObjectExpiredError)
+            is_slow = False
+            again = await made.compact(0, StreamCompaction.GATHER_SMALL)
+        assert again.error is None
+        assert again.made
+        ReadCheck(world).run()
+        await world.expire()
+        assert not world.strays()
+
+    asyncio.run(run())
+
+
+def test_another_owner_ends_it_and_nothing_is_changed() -> None:
+    async def run() -> None:
+        world = await grown_world()
+        before = stored_ranges(world, 0)
+
+        async def take_over(step: Step) -> None:
+            if step.name == "PrepareObjects" and step.done:
+                await world.register(OTHER)
+                await world.move(0, OTHER)
+
+        reports = await compact(world, [StreamCompaction.GATHER_SMALL], Steps(hook=take_over))
+        assert reports is not None
+        assert isinstance(reports[0].error, StreamFencedError | StreamEpochMismatchError)
+        assert stored_ranges(world, 0) == before
+        ReadCheck(world).run()
+
+    asyncio.run(run())
+
+
+def test_a_fenced_process_stops() -> None:
+    async def run() -> None:
+        world = await grown_world()
+        old = world.nodes[NODE]
+        await world.register(NODE)
+        world.nodes[NODE] = old
+        with pytest.raises(NodeEpochExpiredError):
+            await compact(world, [StreamCompaction.GATHER_SMALL])
+
+    asyncio.run(run())
+
+
+def test_planning_changes_nothing() -> None:
+    async def run() -> None:
+        world = await grown_world()
+        steps = Steps()
+        with compactor(world, steps, TINY) as made:
+            plan = await made.plan(0, StreamCompaction.GATHER_SMALL)
+        assert plan.groups
+        assert set(steps.names) <= {"DescribeStreams", "DescribeObjects"}
+
+    asyncio.run(run())

@@ -1,0 +1,496 @@
+"""What is made of stream objects: the bytes, the requests they take, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from broker_client.compaction.stream_object_config import StreamObjectConfig
+from broker_client.compaction.stream_object_listing import ListedRange, StreamObjectListing
+from broker_client.compaction.stream_object_report import MadeObject, StreamReport
+from controller.metadata.values import ObjectState
+from storage.compaction.stream_objects import (
+    ANY_CRC,
+    GIB,
+    StreamCompaction,
+    StreamObject,
+    rules_for,
+)
+from storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
+from storage.object_format.composite import decode_composite
+from storage.object_format.object_key import key_for
+from storage.object_store.base import Body, MultipartUpload, Tags, UploadedPart
+from storage.object_store.memory import MemoryObjectStore
+from tests.broker_client.stream_object_lives import (
+    NODE,
+    TINY,
+    compact,
+    compactor,
+    of_parts,
+    small_rules,
+    stored_ranges,
+)
+from tests.compaction.compaction_lives import small_parts
+from tests.compaction.compaction_map import NAMESPACE
+from tests.compaction.compaction_reads import ReadCheck
+from tests.compaction.compaction_steps import Fate, Fault, Step, Steps
+from tests.compaction.compaction_world import World
+
+MIB = 1024 * 1024
+MERGE = StreamCompaction.MERGE_LARGE
+AS_IN_PRODUCT = StreamObjectConfig(store_patience=0.0)
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_parts(monkeypatch)
+
+
+class Traffic(MemoryObjectStore):
+    """Writes down what moves: reads and writes in bytes, copies as (start, end)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gets: list[int] = []
+        self.sent: list[int] = []
+        self.copied: list[tuple[int, int]] = []
+
+    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        data = super().get_range(key, start, end)
+        self.gets.append(len(data))
+        return data
+
+    def put(
+        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
+    ) -> None:
+        self.sent.append(memoryview(data).nbytes)
+        super().put(key, data, if_absent=if_absent, tags=tags)
+
+    def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
+        self.sent.append(memoryview(data).nbytes)
+        return super().upload_part(upload, number, data)
+
+    def copy_part(
+        self, upload: MultipartUpload, number: int, source_key: str, start: int, end: int
+    ) -> UploadedPart:
+        self.copied.append((start, end))
+        return super().copy_part(upload, number, source_key, start, end)
+
+
+async def world_of(sizes: Sequence[int], store: MemoryObjectStore | None = None) -> World:
+    """One stream whose objects have about so many bytes, in blocks of half a MiB at most."""
+    world = World(block_bytes=512 * 1024)
+    if store is not None:
+        world.store = store
+    await world.register(NODE)
+    (stream_id,) = await world.create(NODE, 1)
+    for size in sizes:
+        piece = min(size, 512 * 1024)
+        await world.upload(NODE, {stream_id: [(1, piece)] * (size // piece)}, [stream_id])
+    return world
+
+
+async def merged(
+    sizes: Sequence[int], config: StreamObjectConfig = AS_IN_PRODUCT, trim: int = 0
+) -> tuple[World, Traffic, StreamReport]:
+    """Merge a stream's objects into one; return what moved on the way."""
+    traffic = Traffic()
+    world = await world_of(sizes, traffic)
+    if trim:
+        await world.trim(0, trim)
+    traffic.gets.clear()
+    traffic.sent.clear()
+    reports = await compact(world, [MERGE], config=config)
+    assert reports is not None
+    (report,) = reports
+    assert report.error is None
+    assert not report.left_out
+    ReadCheck(world).run()
+    return world, traffic, report
+
+
+def test_small_objects_become_one_put() -> None:
+    world, traffic, report = asyncio.run(merged([3 * MIB, 6 * MIB, 4 * MIB]))
+    assert traffic.copied == []
+    assert len(traffic.sent) == 1
+    assert (report.transfers.puts, report.transfers.parts) == (1, 0)
+    assert report.transfers.gets == len(traffic.gets) == 6, "an index and the blocks of each"
+    (one,) = [each for each in world.committed() if each.object_id == report.made[0].object_id]
+    assert one.crc32c >= 0, "what was sent has a checksum"
+
+
+def test_large_objects_are_copied_inside_the_store() -> None:
+    _, traffic, report = asyncio.run(merged([3 * MIB, 6 * MIB, 24 * MIB, MIB]))
+    assert len(traffic.copied) == 1
+    assert report.transfers.bytes_copied == traffic.copied[0][1] - traffic.copied[0][0] > 24 * MIB
+    assert report.transfers.bytes_fetched == sum(traffic.gets) < 11 * MIB
+    assert report.transfers.bytes_written == sum(traffic.sent) < 11 * MIB
+    assert [size > 5 * MIB for size in traffic.sent] == [True, False]
+
+
+def test_the_front_that_is_trimmed_is_cut_off_between_blocks() -> None:
+    world, traffic, report = asyncio.run(merged([20 * MIB, 2 * MIB, 31 * MIB], trim=10))
+    (made,) = report.made
+    assert made.start_offset == 10
+    index_block = 10 * (512 * 1024 + 10 + 33)
+    assert sorted(traffic.copied)[-1][0] == index_block
+    assert len(traffic.copied) == 2
+    assert stored_ranges(world, 0) == [(made.object_id, 10, 106)]
+
+
+@pytest.mark.parametrize("lacks", ["nothing", "a checksum", "its front"])
+def test_what_the_store_copied_has_a_checksum_if_every_source_has(
+    lacks: str, parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lacks == "a checksum":
+        asked = StreamObjectListing.objects
+
+        async def objects(
+            listing: StreamObjectListing, wanted: Iterable[ListedRange]
+        ) -> list[StreamObject]:
+            first, *others = await asked(listing, wanted)
+            return [replace(first, crc32c=ANY_CRC), *others]
+
+        monkeypatch.setattr(StreamObjectListing, "objects", objects)
+
+    async def run() -> None:
+        world = World(block_bytes=1)
+        await world.register(NODE)
+        await world.create(NODE, 1)
+        for _ in range(3):
+            await world.upload(NODE, {0: [(1, 200)] * 3}, [0])
+        if lacks == "its front":
+            await world.trim(0, 1)
+        reports = await compact(world, [MERGE])
+        assert reports is not None
+        assert reports[0].transfers.copies
+        (one,) = world.committed()
+        assert (one.crc32c >= 0) == (lacks == "nothing")
+        ReadCheck(world).run()
+
+    asyncio.run(run())
+
+
+def test_copied_and_rewritten_objects_have_the_same_bytes() -> None:
+    sizes = [4 * MIB, 6 * MIB, 23 * MIB, MIB, 5 * MIB + 12]
+    results = []
+    for may_copy in (True, False):
+        config = replace(AS_IN_PRODUCT, server_side_copy=may_copy)
+        world, traffic, report = asyncio.run(merged(sizes, config, trim=2))
+        assert bool(traffic.copied) is may_copy
+        assert max(traffic.gets) <= 32 * MIB
+        assert max(traffic.sent) <= 32 * MIB + 4096
+        key = key_for(report.made[0].object_id, NAMESPACE)
+        results.append(world.store.objects()[key])
+    assert results[0] == results[1]
+
+
+def test_a_store_that_refuses_to_copy_is_asked_once(parts: None) -> None:
+    async def run() -> None:
+        world = await world_of([900] * 3)
+        world.store.fail_next("copy_part", StoreRejectedError("no copies here"), times=99)
+        (reports,) = [await compact(world, [MERGE])]
+        assert reports is not None
+        assert [one.error for one in reports] == [None]
+        assert reports[0].transfers.copies == 0
+        ReadCheck(world).run()
+        assert not list(world.store.list_multipart_uploads())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("operation", ["upload_part", "copy_part", "complete_multipart", "put"])
+def test_an_upload_that_fails_leaves_nothing_behind(operation: str, parts: None) -> None:
+    async def run() -> None:
+        world = await world_of([900] * 3 if operation != "put" else [50] * 3)
+        before = stored_ranges(world, 0)
+        error = StoreUnavailableError("the store is away")
+        world.store.fail_next(operation, error, times=99)
+        reports = await compact(world, [MERGE])
+        assert reports is not None
+        assert reports[0].error is error
+        assert not list(world.store.list_multipart_uploads())
+        assert stored_ranges(world, 0) == before
+        world.store.fail_next(operation, error, times=0)
+        ReadCheck(world).run()
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_upload_is_aborted(parts: None) -> None:
+    async def run() -> None:
+        world = await world_of([900] * 3)
+        begun = asyncio.Event()
+
+        async def look(step: Step) -> None:
+            if step.name == "copy_part":
+                begun.set()
+
+        with compactor(world, Steps(hook=look), TINY) as made:
+            task = asyncio.ensure_future(made.compact(0, MERGE))
+            async with asyncio.timeout(10):
+                await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert not list(world.store.list_multipart_uploads())
+        ReadCheck(world).run()
+
+    asyncio.run(run())
+
+
+# ---- sources that can't be used ----
+
+
+def _damaged(data: bytes) -> bytes:
+    """Flip a bit of a payload: only a checksum can tell."""
+    return data[:60] + bytes([data[60] ^ 1]) + data[61:]
+
+
+@pytest.mark.parametrize("size", [40, 400])
+@pytest.mark.parametrize("fault", ["gone", "cut", "payload", "index"])
+def test_an_unusable_source_is_named_and_the_others_are_compacted(
+    fault: str, size: int, parts: None
+) -> None:
+    async def run() -> None:
+        world = await world_of([size] * 6)
+        ids = [object_id for object_id, _, _ in stored_ranges(world, 0)]
+        bad = key_for(ids[2], NAMESPACE)
+        data = world.store.objects()[bad]
+        if fault == "gone":
+            world.store.delete_many([bad])
+        else:
+            changed = {
+                "cut": data[:-10],
+                "payload": _damaged(data),
+                "index": data[:-70] + bytes(20) + data[-50:],
+            }
+            world.store.put(bad, changed[fault])
+        config = of_parts(server_side_copy=False)
+        reports = await compact(world, [MERGE], config=config)
+        assert reports is not None
+        (report,) = reports
+        assert report.error is None
+        assert list(report.left_out) == [ids[2]]
+        assert [list(one.source_ids) for one in report.made] == [ids[:2], ids[3:]]
+        world.store.put(bad, data)
+        ReadCheck(world).run()
+
+    asyncio.run(run())
+
+
+def test_an_object_that_holds_other_offsets_than_the_map_says_is_left_out(parts: None) -> None:
+    async def run() -> None:
+        world = await world_of([40] * 4)
+        world.tells_facts = False
+        ids = [object_id for object_id, _, _ in stored_ranges(world, 0)]
+        keys = [key_for(each, NAMESPACE) for each in ids]
+        stored = world.store.objects()
+        right = stored[keys[1]]
+        world.store.put(keys[1], stored[keys[2]])
+        reports = await compact(world, [MERGE], config=of_parts(whole_object_bytes=0))
+        assert reports is not None
+        assert list(reports[0].left_out) == [ids[1]]
+        assert "the map says [1, 2)" in reports[0].left_out[ids[1]]
+        world.store.put(keys[1], right)
+        ReadCheck(world).run()
+
+    asyncio.run(run())
+
+
+def test_a_group_with_too_many_entries_is_made_in_pieces(parts: None) -> None:
+    async def run() -> None:
+        world = World(block_bytes=1)
+        await world.register(NODE)
+        await world.create(NODE, 1)
+        for _ in range(6):
+            await world.upload(NODE, {0: [(1, 5)] * 4}, [0])
+        reports = await compact(world, [MERGE], config=of_parts(max_entries=9))
+        assert reports is not None
+        assert [len(one.source_ids) for one in reports[0].made] == [2, 2, 2]
+        ReadCheck(world).run()
+
+    asyncio.run(run())
+
+
+def test_a_source_that_shrinks_after_it_was_looked_at_is_left_out(parts: None) -> None:
+    async def run() -> None:
+        world = await world_of([400] * 3)
+        last = key_for(stored_ranges(world, 0)[2][0], NAMESPACE)
+        data = world.store.objects()[last]
+
+        async def shrink(step: Step) -> None:
+            if step.name == "PrepareObjects":
+                world.store.put(last, data[:200])
+
+        config = of_parts(server_side_copy=False)
+        reports = await compact(world, [MERGE], Steps(hook=shrink), config)
+        assert reports is not None
+        assert [len(one.source_ids) for one in reports[0].made] == [2]
+        (reason,) = reports[0].left_out.values()
+        assert "were asked for" in reason
+        world.store.put(last, data)
+        ReadCheck(world).run()
+
+    asyncio.run(run())
+
+
+def test_small_sources_are_fetched_once_as_far_as_there_is_room(parts: None) -> None:
+    async def run() -> None:
+        blocks = 5  # four sources, of which the last goes into two parts
+        for whole_bytes, kept in ((250, 1), (0, 0)):
+            world = await world_of([50] * 4)
+            config = of_parts(whole_object_bytes=whole_bytes, server_side_copy=False)
+            reports = await compact(world, [MERGE], config=config)
+            assert reports is not None
+            assert reports[0].transfers.gets == 4 + blocks - kept, "300 bytes are room for one"
+
+    asyncio.run(run())
+
+
+# ---- composites ----
+
+
+def test_a_composite_of_composites_links_their_objects(parts: None) -> None:
+    async def run() -> None:
+        world = await world_of([500] * 3)
+        check = ReadCheck(world)
+        first = [object_id for object_id, _, _ in stored_ranges(world, 0)]
+        (composite,) = await _linked(world)
+        assert composite.source_ids == tuple(first)
+        assert {world.state(each) for each in first} == {ObjectState.LINKED}
+        for _ in range(2):
+            await world.upload(NODE, {0: [(1, 450)]}, [0])
+        second = [object_id for object_id, _, _ in stored_ranges(world, 0)][1:]
+        (joined,) = await _linked(world)
+        assert joined.source_ids == (composite.object_id, *second)
+        check.run()
+        await world.sweep()
+        check.run()
+        assert world.state(composite.object_id) is ObjectState.REMOVED, "its links alone went"
+        data = world.store.objects()[key_for(joined.object_id, NAMESPACE)]
+        assert [one.object_id for one in decode_composite(data).links] == [*first, *second]
+        assert stored_ranges(world, 0) == [(joined.object_id, 0, 5)]
+
+    asyncio.run(run())
+
+
+def test_what_a_composite_no_longer_needs_is_let_go_of(parts: None) -> None:
+    async def run() -> None:
+        world = await world_of([500] * 4)
+        check = ReadCheck(world)
+        linked = [object_id for object_id, _, _ in stored_ranges(world, 0)]
+        await _linked(world)
+        await world.trim(0, 2)
+        (reports,) = [await compact(world, [StreamCompaction.PRUNE_LINKS])]
+        assert reports is not None
+        (made,) = reports[0].made
+        assert (made.start_offset, made.end_offset, made.composite) == (2, 4, True)
+        await world.sweep()
+        check.run()
+        gone = [each for each in linked if world.state(each) is ObjectState.REMOVED]
+        assert gone == linked[:2]
+        assert not world.strays()
+        again = await compact(world, [StreamCompaction.PRUNE_LINKS])
+        assert again == [], "there is nothing more to let go of"
+
+    asyncio.run(run())
+
+
+def test_dirty_bytes_inside_an_object_that_is_needed_cost_no_new_composite(parts: None) -> None:
+    async def run() -> None:
+        world = World(block_bytes=1)
+        await world.register(NODE)
+        await world.create(NODE, 1)
+        for _ in range(2):
+            await world.upload(NODE, {0: [(1, 200)] * 10}, [0])
+        await _linked(world)
+        await world.trim(0, 9)
+        steps = Steps()
+        assert await compact(world, [StreamCompaction.PRUNE_LINKS], steps) == []
+        assert "PrepareObjects" not in steps.names
+
+    asyncio.run(run())
+
+
+def test_an_expired_composite_goes_with_all_it_links(parts: None) -> None:
+    async def run() -> None:
+        world = await world_of([500] * 3)
+        await _linked(world)
+        await world.upload(NODE, {0: [(1, 5)]}, [0])
+        await world.trim(0, 3)
+        reports = await compact(world, [StreamCompaction.REMOVE_EXPIRED])
+        assert reports is not None
+        assert len(reports[0].removed_ids) == 1
+        await world.sweep()
+        assert not world.strays()
+        assert len(world.store.objects()) == 1
+        ReadCheck(world).run()
+
+    asyncio.run(run())
+
+
+def test_expired_objects_go_in_batches_and_a_repetition_is_no_error(parts: None) -> None:
+    async def run() -> None:
+        world = await world_of([50] * 7)
+        await world.trim(0, 6)
+        commits: Counter[str] = Counter()
+
+        async def count(step: Step) -> None:
+            commits[f"{step.name} {step.done}"] += 1
+
+        steps = Steps(Fault(3, Fate.LOSE_ANSWER), hook=count)
+        config = of_parts(expired_batch=4)
+        reports = await compact(world, [StreamCompaction.REMOVE_EXPIRED], steps, config)
+        assert reports is not None
+        assert steps.names[2] == "CommitStreamObject"
+        assert len(reports[0].removed_ids) == 6
+        assert reports[0].error is None
+        assert commits["CommitStreamObject True"] == 3, "two batches, one of them twice"
+        await world.sweep()
+        assert not world.strays()
+
+    asyncio.run(run())
+
+
+async def _linked(world: World) -> list[MadeObject]:
+    reports = await compact(world, [StreamCompaction.LINK])
+    assert reports is not None
+    (report,) = reports
+    assert report.error is None
+    return list(report.made)
+
+
+# ---- configuration ----
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"fetched_bytes": MIB}, "2 \\* min_part_bytes"),
+        ({"index_merge_bytes": 0}, "index_merge_bytes is 0"),
+        ({"expired_batch": 20_000}, "at most 10000"),
+        ({"rules": {}}, "rules are missing for REMOVE_EXPIRED"),
+        ({"ttl_ms": 1}, "ttl_ms"),
+    ],
+)
+def test_bounds_that_could_never_be_met_are_refused(fields: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StreamObjectConfig(**fields)  # type: ignore[arg-type]
+
+
+def test_the_product_copies_by_tiers_and_links_as_it_is() -> None:
+    rules = StreamObjectConfig().rules
+    assert {kind for kind in StreamCompaction if rules[kind].is_tiered} == {
+        StreamCompaction.GATHER_SMALL,
+        StreamCompaction.MERGE_SMALL,
+        StreamCompaction.MERGE_LARGE,
+    }
+    assert rules[StreamCompaction.LINK].group_bytes == 10 * GIB
+    assert rules_for(StreamCompaction.LINK, 5).group_bytes == 5
+    assert set(small_rules()) == set(StreamCompaction)
+    assert issubclass(StoreUnavailableError, StorageError)

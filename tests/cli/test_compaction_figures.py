@@ -1,0 +1,111 @@
+"""Figures of a planned compaction, held against sums made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_client.compaction.config import CompactionConfig
+from controller.cli.compaction_figures import (
+    Change,
+    CommitFigures,
+    ListedObject,
+    commit_figures,
+    plan_figures,
+)
+from storage.compaction.entries import Entry, EntryTable
+from storage.compaction.plan import CommitPlan, CompactionLimits, OutputKind
+from storage.compaction.planner import plan_compaction
+from storage.compaction.selection import GroupKind
+
+MIB = 1024 * 1024
+
+
+Held = list[tuple[int, int, int]]
+
+
+def objects(*held: Held, unit: int = 1) -> tuple[EntryTable, list[ListedObject]]:
+    """Objects 0, 1, ... with (stream, start, end) each, `unit` bytes an offset."""
+    rows: list[Entry] = []
+    listed: list[ListedObject] = []
+    for object_id, entries in enumerate(held):
+        position = 0
+        for stream_id, start, end in entries:
+            size = (end - start) * unit
+            rows.append(Entry(object_id, stream_id, start, end, 1, position, size))
+            position += size
+        ranges = len({stream_id for stream_id, _, _ in entries})
+        listed.append(ListedObject(object_id, object_id, position + 36 * len(entries) + 48, ranges))
+    return EntryTable.of_rows(rows), listed
+
+
+def figures_of(commit: CommitPlan, listed: list[ListedObject]) -> CommitFigures:
+    """The figures of a merge with the usual bounds."""
+    return commit_figures(commit, listed, CompactionConfig(), GroupKind.MERGE)
+
+
+def figures(held: tuple[EntryTable, list[ListedObject]], limits: CompactionLimits) -> CommitFigures:
+    """The figures of the one commit that becomes of all objects."""
+    (commit,) = plan_compaction(held[0], limits).commits
+    return figures_of(commit, held[1])
+
+
+THREE_OBJECTS: tuple[Held, ...] = (
+    [(0, 0, 20), (1, 30, 60), (3, 210, 230)],
+    [(0, 20, 25), (1, 60, 120)],
+    [(2, 400, 435), (2, 435, 500), (3, 230, 270)],
+)
+
+
+def test_the_example_of_three_objects() -> None:
+    found = figures(objects(*THREE_OBJECTS), CompactionLimits(memory_budget=150, split_size=80))
+    assert found.source_ids == (0, 1, 2)
+    assert found.iterations == 2
+    assert found.objects == Change(3, 4)
+    assert [
+        (one.kind, one.stream_id, one.start_offset, one.end_offset, one.ranges, one.object_size)
+        for one in found.outputs
+    ] == [
+        (OutputKind.COMPACT, -1, -1, -1, 2, 85 + 2 * 36 + 48),
+        (OutputKind.SPLIT, 1, 30, 120, 1, 90 + 36 + 48),
+        (OutputKind.SPLIT, 2, 400, 435, 1, 35 + 36 + 48),
+        (OutputKind.SPLIT, 2, 435, 500, 1, 65 + 36 + 48),
+    ]
+    assert found.metadata_bytes == Change(3 * 86 + 7 * 32, 4 * 86 + 5 * 32)
+    # 7 pairs of a stream and its object before, 5 after: an index and a range of blocks each.
+    assert (found.streams, found.cold_gets) == (4, Change(14, 10))
+    # 5 reads of adjacent blocks, and 3 of indexes, which get all of objects so small.
+    assert found.gets == 5 + 3
+    assert found.bytes_read == 275 + (275 + 8 * 36 + 3 * 48)
+    assert found.bytes_written == 205 + 174 + 119 + 149
+    assert found.fresh_bytes == 275 + 8 * 36 + 3 * 48
+
+
+def test_a_large_range_and_a_large_index_take_more_requests() -> None:
+    """Readers fetch 4 MiB at once; what they guess to hold an index has some 225 small entries."""
+    many = [(stream_id, 0, 1) for stream_id in range(300)]
+    held = objects(many, [(0, 1, 1025)], unit=10 * 1024)
+    found = figures(held, CompactionLimits(memory_budget=100 * MIB, split_size=8 * MIB))
+    # Object 0: 2 for the index and 1 for blocks, 300 times; object 1: 1 and 3, for stream 0 alone.
+    assert found.cold_gets.before == 300 * 3 + 1 + 3
+    # Stream 0 has an object of its own; the index of the others is as large as before.
+    assert found.cold_gets.after == 299 * 3 + 1 + 3
+
+
+def test_write_amplification_counts_what_no_compaction_has_written() -> None:
+    table, listed = objects([(0, 0, 100)], [(0, 100, 200)], unit=1000)
+    (commit,) = plan_compaction(table, CompactionLimits()).commits
+    fresh = plan_figures([figures_of(commit, listed)])
+    assert fresh.write_amplification == pytest.approx(1.0, abs=0.01)
+    compacted = [ListedObject(0, -5, listed[0].object_size, 1), listed[1]]
+    again = plan_figures([figures_of(commit, compacted)])
+    assert again.write_amplification == pytest.approx(2.0, abs=0.01)
+    rewritten = [ListedObject(one.object_id, -5, one.object_size, 1) for one in listed]
+    assert plan_figures([figures_of(commit, rewritten)]).write_amplification is None
+
+
+def test_sources_of_which_nothing_lives_only_go() -> None:
+    found = figures_of(CommitPlan((), EntryTable.of_rows(()), ()), [ListedObject(4, 4, 1000, 2)])
+    assert (found.objects, found.outputs) == (Change(1, 0), ())
+    assert found.metadata_bytes == Change(86 + 64, 0)
+    assert (found.bytes_written, found.cold_gets) == (0, Change(0, 0))
+    assert plan_figures([found]).gets_per_cold_read is None

@@ -1,0 +1,57 @@
+"""The demo succeeds only if everything it claims holds: whatever goes wrong fails a check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scripts.demonstration.story import Bucket, MappedKeys, Reads, Story, summarize
+
+FOREIGN = "theirs"
+ORPHAN = "orphan"
+LIVE = {"a", "b"}
+
+READS = Reads(rows=10, rows_again=10, rows_beside=3, failure_beside="")
+BUCKET = Bucket(before=LIVE | {ORPHAN, FOREIGN}, after=LIVE | {FOREIGN}, foreign_key=FOREIGN)
+MAPPED = MappedKeys(live=LIVE, known=LIVE | {"prepared"})
+
+
+def story() -> Story:
+    return Story(
+        uploaded={1, 2, 3},
+        compactions=2,
+        failover_s=0.2,
+        expired_deleted=1,
+        orphans={ORPHAN},
+        brokers_done={0, 1},
+    )
+
+
+def test_a_good_run() -> None:
+    figures, failed = summarize(story(), READS, BUCKET, MAPPED, (10, 4))
+    assert failed == []
+    assert figures["ok"] is True
+    assert (figures["objects_before_compaction"], figures["objects_after_compaction"]) == (3, 2)
+    assert (figures["orphans_deleted"], figures["live_deleted"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("reads", "bucket", "mapped", "check"),
+    [
+        (replace(READS, rows=-1), BUCKET, MAPPED, "read back after compaction"),
+        (replace(READS, rows_again=9), BUCKET, MAPPED, "after reconciliation"),
+        (replace(READS, rows_beside=0), BUCKET, MAPPED, "while objects were compacted"),
+        (replace(READS, failure_beside="stream 4 differs"), BUCKET, MAPPED, "stream 4 differs"),
+        (READS, replace(BUCKET, after={"a", FOREIGN}), MAPPED, "exactly the orphans"),
+        (READS, replace(BUCKET, after={"a", FOREIGN}), MAPPED, "every live object"),
+        (READS, replace(BUCKET, after=LIVE), MAPPED, "but the foreign key"),
+        (READS, replace(BUCKET, after=LIVE | {ORPHAN, FOREIGN}), MAPPED, "exactly the orphans"),
+        (READS, replace(BUCKET, after=LIVE | {"left", FOREIGN}), MAPPED, "the map knows all"),
+        (READS, BUCKET, MappedKeys(LIVE | {"c"}, LIVE | {"c"}), "one object for each broker"),
+    ],
+)
+def test_what_may_go_wrong(reads: Reads, bucket: Bucket, mapped: MappedKeys, check: str) -> None:
+    figures, failed = summarize(story(), reads, bucket, mapped, (10, 4))
+    assert figures["ok"] is False
+    assert any(check in one for one in failed), failed

@@ -1,0 +1,153 @@
+"""A compacting process to be killed: it takes itself away, as kill -9 does, at the ordered step.
+
+Run as `python -m tests.compaction.compaction_child SETTINGS`, a JSON object with the fields of
+`Settings`. What it reports when it comes to its end is a JSON object on the standard output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from broker_client import ControllerClient
+from broker_client.compaction.compactor import SetObjectCompactor
+from broker_client.compaction.config import CompactionConfig
+from broker_client.compaction.target import CompactionTarget
+from broker_client.methods import Method, RequestT, ResponseT
+from proto.common_pb2 import NodeIdentity
+from storage.compaction.selection import SelectionConfig
+from storage.object_store.base import Body, MultipartUpload, Tags, UploadedPart
+from storage.object_store.local import LocalObjectStore
+
+ResultT = TypeVar("ResultT")
+
+MIB = 1024 * 1024
+STEPS = (
+    *("get", "put", "start", "part", "complete"),
+    *("ListStreamSetObjects", "DescribeStreams", "PrepareObjects", "CommitStreamSetObject"),
+)
+"""What a compaction of enough data is made of; each is one step before it and one after it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`step` and `at`: die at the `at`-th time of this step; "" for never."""
+
+    endpoints: Sequence[str]
+    bucket: str
+    namespace: str
+    node_id: int
+    node_epoch: int
+    force_split: bool = False
+    step: str = ""
+    at: int = 0
+    ttl_ms: int = 60_000
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Executioner:
+    """Counts the steps and ends the process at the ordered one."""
+
+    def __init__(self, step: str, at: int) -> None:
+        self._step = step
+        self._left = at
+        self._lock = threading.Lock()
+
+    def made(self, step: str, call: Callable[[], ResultT]) -> ResultT:
+        self.pass_by(step)
+        result = call()
+        self.pass_by(step)
+        return result
+
+    def pass_by(self, step: str) -> None:
+        with self._lock:
+            if step == self._step:
+                self._left -= 1
+                if self._left <= 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DoomedStore(LocalObjectStore):
+    """A directory of which every call of a compactor is a step."""
+
+    executioner = Executioner("", 0)
+
+    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        read = super().get_range
+        return self.executioner.made("get", lambda: read(key, start, end))
+
+    def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
+        read = super().read_into
+        return self.executioner.made("get", lambda: read(key, start, into))
+
+    def put(
+        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
+    ) -> None:
+        put = super().put
+        self.executioner.made("put", lambda: put(key, data, if_absent=if_absent, tags=tags))
+
+    def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
+        start = super().start_multipart
+        return self.executioner.made("start", lambda: start(key, tags=tags))
+
+    def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
+        send = super().upload_part
+        return self.executioner.made("part", lambda: send(upload, number, data))
+
+    def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
+        complete = super().complete_multipart
+        self.executioner.made("complete", lambda: complete(upload, parts))
+
+
+class DoomedClient(ControllerClient):
+    """A client of which every call is a step."""
+
+    executioner = Executioner("", 0)
+
+    async def call(
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        deadline: float | None = None,
+    ) -> ResponseT:
+        self.executioner.pass_by(method.name)
+        answer = await super().call(method, request, deadline)
+        self.executioner.pass_by(method.name)
+        return answer
+
+
+async def live(settings: Settings) -> dict[str, Any]:
+    """Compact once; return what came of it."""
+    DoomedStore.executioner = DoomedClient.executioner = Executioner(settings.step, settings.at)
+    node = NodeIdentity(node_id=settings.node_id, node_epoch=settings.node_epoch)
+    config = CompactionConfig(
+        memory_budget=16 * MIB,
+        read_bytes=1 * MIB,
+        part_bytes=5 * MIB,
+        put_bytes=1 * MIB,
+        ttl_ms=settings.ttl_ms,
+        selection=SelectionConfig(growth=1, split_size=2 * MIB),
+    )
+    async with DoomedClient(settings.endpoints, rng=random.Random(1)) as client:
+        compactor = SetObjectCompactor(
+            client, node, settings.namespace, DoomedStore(Path(settings.bucket)), config
+        )
+        target = CompactionTarget(settings.node_id, settings.node_epoch)
+        report = await compactor.run_once(target, force_split=settings.force_split)
+        compactor.close()
+    return {"left_out": list(report.left_out), "failures": report.failures}
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(live(Settings(**json.loads(sys.argv[1]))))))

@@ -1,0 +1,125 @@
+"""Lives of compacting processes: each ends by itself, or by the fate of one of its steps.
+
+What a process holds in memory is gone with it; the next one starts from the map and the bucket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from broker_client.compaction.compactor import SetObjectCompactor
+from broker_client.compaction.config import CompactionConfig
+from broker_client.compaction.report import CompactionReport
+from broker_client.compaction.target import CompactionTarget
+from proto import common_pb2
+from storage.compaction.selection import SelectionConfig
+from tests.compaction.compaction_map import NAMESPACE
+from tests.compaction.compaction_steps import SteppedStore, Steps
+from tests.compaction.compaction_world import World
+
+EAGER = SelectionConfig(growth=1, split_size=400)
+"""Compacts whatever there is more than one of; small streams stay together."""
+
+PART_BYTES = 700
+"""Stores take larger parts only; `small_parts` lets the one in memory take these."""
+
+
+@dataclass(frozen=True, slots=True)
+class TinyConfig(CompactionConfig):
+    """Bounds for objects of a few hundred bytes; `memory_budget` is that of the blocks alone."""
+
+    def __post_init__(self) -> None:
+        """Refuse nothing."""
+
+    @property
+    def part_size(self) -> int:
+        """All of `part_bytes`."""
+        return self.part_bytes
+
+    @property
+    def max_entries(self) -> int:
+        """As many as there are."""
+        return 1_000_000
+
+    @property
+    def index_cache_bytes(self) -> int:
+        """A few indexes."""
+        return 10_000
+
+    def buffer_bytes(self, entries: int) -> int:
+        """All of the budget."""
+        return self.memory_budget
+
+
+TINY = TinyConfig(
+    memory_budget=4_000,
+    read_bytes=600,
+    part_bytes=PART_BYTES,
+    put_bytes=PART_BYTES,
+    store_patience=0.0,
+    commit_deadline=0.3,
+    selection=EAGER,
+)
+
+
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stores take small parts."""
+    monkeypatch.setattr("storage.object_store.base.MIN_PART_SIZE", 1)
+
+
+def identity(world: World, node_id: int) -> common_pb2.NodeIdentity:
+    """The newest process of a node."""
+    node = world.nodes[node_id]
+    return common_pb2.NodeIdentity(node_id=node.node_id, node_epoch=node.node_epoch)
+
+
+def target(world: World, node_id: int, *, gone: bool = False) -> CompactionTarget:
+    """Whose set objects are compacted."""
+    return CompactionTarget(node_id, world.nodes[node_id].node_epoch, failover=gone)
+
+
+@contextlib.contextmanager
+def compactor(
+    world: World, node_id: int, steps: Steps, config: CompactionConfig = TINY
+) -> Iterator[SetObjectCompactor]:
+    """Yield a compactor whose calls are steps of one process of a node."""
+    made = SetObjectCompactor(
+        world.map.client(steps),
+        identity(world, node_id),
+        NAMESPACE,
+        SteppedStore(world.store, steps),
+        config,
+        now_ms=world.clock.wall_ms,
+    )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def compact(
+    world: World,
+    node_id: int,
+    steps: Steps | None = None,
+    config: CompactionConfig = TINY,
+    *,
+    force_split: bool = False,
+    by: int | None = None,
+) -> CompactionReport | None:
+    """Live a life that compacts a node's set objects once; None if it was killed.
+
+    `by` is another node, which does it for one that is gone.
+    """
+    steps = steps or Steps()
+    with compactor(world, node_id if by is None else by, steps, config) as made:
+        whose = target(world, node_id, gone=by is not None)
+        return await steps.live(made.run_once(whose, force_split=force_split))
+
+
+def budgeted(memory_budget: int) -> CompactionConfig:
+    """The usual configuration with another budget."""
+    return replace(TINY, memory_budget=memory_budget)

@@ -1,0 +1,195 @@
+"""The controllers of a compaction test: one leader in the test's own process, real to its RPCs.
+
+A log in memory commits by itself; every call goes through the conversion, the admission and the map
+that a controller has. Clients are connected without a network, or over a port on loopback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from io import BytesIO
+from typing import Any, cast
+
+import grpc
+
+from broker_client import ControllerClient
+from controller.lifecycle.heartbeats import Heartbeats
+from controller.lifecycle.sessions import Sessions
+from controller.loop.controller import MetadataController
+from controller.metadata.cluster_map import ClusterMap
+from controller.metadata.requests import ReadRequest, WriteRequest
+from controller.rpc.commit_pipeline import CommitPipeline
+from controller.rpc.convert_nodes import LeaderView
+from controller.rpc.metadata_service import MetadataHandlers
+from controller.rpc.node_service import NodeHandlers
+from controller.rpc.routes import routed, routes, service_handler
+from proto import admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
+from storage.object_format.object_key import cluster_namespace
+from tests.compaction.compaction_steps import DirectChannel, Handler, Steps
+from tests.loop.memory_log import MemoryLog
+
+CLUSTER_ID = "compaction"
+NAMESPACE = cluster_namespace(CLUSTER_ID)
+SESSION_TIMEOUT_MS = 9_000
+_ENDPOINT = "leader:1"
+_MODULES = (streams_pb2, objects_pb2, nodes_pb2, kv_pb2, metadata_pb2)
+_DESCRIBE = "/streammeta.v1.AdminService/DescribeCluster"
+
+
+class HandClock:
+    """Time that the test moves; wall and monotonic time are one."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+
+class PromptLog(MemoryLog):
+    """Commits by itself, at the loop's next turn."""
+
+    def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
+        """Append, and commit soon."""
+        end_offset = super().append(payloads, required_base_offset=required_base_offset)
+        asyncio.get_running_loop().call_soon(self._commit_soon)
+        return end_offset
+
+    def _commit_soon(self) -> None:
+        if self.committed < self.next_offset:
+            self.commit()
+
+
+class LeadingMap:
+    """One controller that leads."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.controller = MetadataController(ClusterMap(), self.clock)
+        self._log = PromptLog(self.controller)
+        self.controller.bind(self._log)
+        self._log.lead()
+        self.sessions = Sessions(SESSION_TIMEOUT_MS)
+        self.sessions.lead(self.clock.monotonic_ms())
+        self._generic = self._handlers()
+        self._direct = self._by_path()
+        self._request_ids = itertools.count()
+
+    async def write(self, request: WriteRequest) -> Any:
+        """Return the answer once it is committed."""
+        return (await self.controller.write(request)).answer
+
+    def query(self, request: ReadRequest) -> Any:
+        """Return the answer of the map as it is now."""
+        return self.controller.cluster_map.query(request)
+
+    def request_id(self) -> str:
+        """Return an id that no request had."""
+        return f"request {next(self._request_ids)}"
+
+    def load(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put a map with these sections in the place of the present one."""
+        source = MetadataController(
+            ClusterMap.from_sections(sections, self._log.committed), self.clock
+        )
+        source.bind(self._log)
+        self._log.lose_leadership(truncate=False)
+        point = self._log.snapshot_point()
+        file = BytesIO()
+        source.freeze(point)(file)
+        file.seek(0)
+        self.controller.load(file, point.snapshot_id)()
+        self._log.lead()
+
+    def client(self, steps: Steps, *, deadline: float = 10.0) -> ControllerClient:
+        """Return a client without a network, whose attempts are steps."""
+        return _SteppedClient(DirectChannel(self._direct, steps), deadline)
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[ControllerClient]:
+        """Serve on a port of loopback; yield a client that calls there."""
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers(self._generic)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with ControllerClient([f"127.0.0.1:{port}"], rng=random.Random(1)) as client:
+                yield client
+        finally:
+            await server.stop(None)
+
+    def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        controller = self.controller
+        heartbeats = Heartbeats(controller, self.sessions, self.clock)
+        view = LeaderView(self.sessions.state, heartbeats.compacted_by)
+        unary = {
+            name.rpartition(".")[2]: routed(route, controller)
+            for name, route in routes(CLUSTER_ID, view).items()
+        }
+        unary |= NodeHandlers(heartbeats, controller.gate).unary()
+        streams = MetadataHandlers(controller).streams()
+        pipelines = {"CommitPipeline": CommitPipeline(controller).handle}
+        services = [
+            service_handler(service, unary, streams, pipelines)
+            for module in _MODULES
+            for service in module.DESCRIPTOR.services_by_name.values()
+        ]
+        described: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(
+            self._describe,
+            request_deserializer=None,
+            response_serializer=admin_pb2.DescribeClusterResponse.SerializeToString,
+        )
+        admin = {"DescribeCluster": described}
+        return *services, grpc.method_handlers_generic_handler("streammeta.v1.AdminService", admin)
+
+    async def _describe(self, _data: bytes, _context: Any) -> admin_pb2.DescribeClusterResponse:
+        return admin_pb2.DescribeClusterResponse(
+            cluster_id=CLUSTER_ID,
+            object_namespace=NAMESPACE,
+            high_watermark=self.controller.committed_end,
+        )
+
+    def _by_path(self) -> dict[str, Handler]:
+        found: dict[str, Handler] = {_DESCRIBE: self._describe}
+        for module in _MODULES:
+            for service in module.DESCRIPTOR.services_by_name.values():
+                for method in service.methods:
+                    path = f"/{service.full_name}/{method.name}"
+                    handler = self._handler_of(path)
+                    if handler is not None:
+                        found[path] = handler
+        return found
+
+    def _handler_of(self, path: str) -> Handler | None:
+        for generic in self._generic:
+            found = cast(Any, generic).service(_Called(path))
+            if found is not None:
+                return cast(Handler | None, found.unary_unary)
+        return None
+
+
+class _Called:
+    """Asks a generic handler for one method."""
+
+    def __init__(self, path: str) -> None:
+        self.method = path
+        self.invocation_metadata = ()
+
+
+class _SteppedClient(ControllerClient):
+    """Calls over one channel that is there already."""
+
+    def __init__(self, channel: DirectChannel, deadline: float) -> None:
+        super().__init__([_ENDPOINT], deadline=deadline, rng=random.Random(1))
+        self._direct = channel
+
+    def channel(self, endpoint: str) -> grpc.aio.Channel:
+        """Return the channel."""
+        return cast(grpc.aio.Channel, self._direct)

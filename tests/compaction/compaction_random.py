@@ -1,0 +1,125 @@
+"""Histories drawn at random: uploads, stream objects, trims, deletions, streams handed to and fro.
+
+What comes out has all that makes compaction hard: gaps between a node's set objects of one stream,
+blocks that begin below a stream's start, set objects without anything live, lost offsets.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.compaction.compaction_world import TrueStream, World
+
+LONG = 1_000
+"""Seeds from here on are for long runs, and stand for ten histories each."""
+
+
+def seeds(short: int, long: int) -> list[Any]:
+    """Return so many seeds, one test each, of which those of long runs are marked as slow."""
+    marked = (pytest.param(LONG + seed, marks=pytest.mark.slow) for seed in range(long))
+    return [*range(short), *marked]
+
+
+def draws(seed: int) -> list[random.Random]:
+    """Return what the histories of a seed are drawn from."""
+    if seed < LONG:
+        return [random.Random(seed)]
+    return [random.Random(10 * seed + number) for number in range(10)]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How much there is of what; `actions` are drawn one after the other."""
+
+    nodes: int = 2
+    streams: int = 6
+    actions: int = 30
+    records: int = 4
+    span: int = 3
+    payload: int = 90
+    block_bytes: int = 150
+
+
+async def random_world(rng: random.Random, shape: Shape | None = None) -> World:
+    """Make a world and let things happen in it."""
+    shape = shape or Shape()
+    world = World(shape.block_bytes)
+    world.tells_facts = rng.random() < 0.7
+    nodes = range(1000, 1000 + shape.nodes)
+    await world.register(*nodes)
+    for _ in range(shape.streams):
+        await world.create(rng.choice(nodes), 1)
+    for _ in range(shape.actions):
+        await act(world, rng, shape)
+    return world
+
+
+async def act(world: World, rng: random.Random, shape: Shape) -> None:
+    """Let one thing happen."""
+    world.clock.now_ms += rng.choice([0, 1_000, 60_000, 600_000])
+    draw = rng.random()
+    if draw < 0.7:
+        await upload(world, rng, shape)
+    elif draw < 0.8:
+        await trim(world, rng)
+    elif draw < 0.92:
+        await hand_on(world, rng)
+    elif draw < 0.95:
+        await lose(world, rng)
+    elif draw < 0.97:
+        await delete(world, rng)
+
+
+async def upload(world: World, rng: random.Random, shape: Shape) -> None:
+    """Let a node write to some of its streams."""
+    node_id = rng.choice(list(world.nodes))
+    mine = [one.stream_id for one in _open(world) if one.owner == node_id]
+    chosen = rng.sample(mine, rng.randint(0, len(mine)))
+    if not chosen:
+        return
+    sizes = {
+        each: [
+            (rng.randint(1, shape.span), rng.randint(0, shape.payload))
+            for _ in range(rng.randint(1, shape.records))
+        ]
+        for each in chosen
+    }
+    apart = [each for each in chosen if rng.random() < 0.1]
+    await world.upload(node_id, sizes, apart)
+
+
+async def trim(world: World, rng: random.Random) -> None:
+    """Move the start of an open stream, also into the middle of a record, or to its end."""
+    candidates = [one for one in _open(world) if one.end > one.start]
+    if candidates:
+        stream = rng.choice(candidates)
+        await world.trim(stream.stream_id, rng.randint(stream.start, stream.end))
+
+
+async def hand_on(world: World, rng: random.Random) -> None:
+    """Give a stream to some node."""
+    if world.live():
+        stream = rng.choice(world.live())
+        await world.move(stream.stream_id, rng.choice(list(world.nodes)))
+
+
+async def lose(world: World, rng: random.Random) -> None:
+    """Lose acknowledged offsets of a stream, which goes on behind them."""
+    if _open(world):
+        stream = rng.choice(_open(world))
+        await world.lose(stream.stream_id, rng.randint(1, 5))
+        await world.move(stream.stream_id, rng.choice(list(world.nodes)))
+
+
+async def delete(world: World, rng: random.Random) -> None:
+    """Delete a stream, unless it is the last one."""
+    if len(world.live()) > 1:
+        await world.delete(rng.choice(world.live()).stream_id)
+
+
+def _open(world: World) -> list[TrueStream]:
+    return [one for one in world.live() if one.is_open]

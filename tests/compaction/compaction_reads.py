@@ -1,0 +1,151 @@
+"""Every live offset, read straight from the map and the bucket, held against the truth.
+
+No cache of blocks, no retry and no wait: what the map lists must be there now, whole, and be what
+was written. What an object's record says of it (size, checksum, times) must hold too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from controller.errors import ErrorCode
+from controller.metadata.requests import DescribeObjects, GetObjects, ObjectQuery
+from controller.metadata.values import ObjectKind, ObjectState
+from storage.object_format.composite import decode_composite
+from storage.object_format.index_block import IndexBlock, IndexEntry
+from storage.object_format.object_checksum import ObjectChecksum
+from storage.object_format.object_key import key_for
+from storage.object_format.object_reader import ObjectReader, read_entry
+from storage.object_format.record import RecordBatch
+from tests.compaction.compaction_map import NAMESPACE
+from tests.compaction.compaction_world import TrueStream, World, time_of
+
+_UNKNOWN = -1
+_ALL_BYTES = 1 << 62
+
+
+class ReadCheck:
+    """Reads of one world. Objects never change once written, so each is decoded once."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._indexes: dict[int, tuple[bytes, IndexBlock, list[int]]] = {}
+        self._records: dict[tuple[int, int], list[RecordBatch]] = {}
+        self._bucket: dict[str, bytes] = {}
+        self._end = -1
+
+    def run(self) -> None:
+        """Read everything, unless map and bucket are what they were the last time."""
+        bucket = self._world.store.objects()
+        end = self._world.map.controller.cluster_map.applied_end_offset
+        if (end, bucket) == (self._end, self._bucket):
+            return
+        self._bucket = bucket
+        for stream in self._world.live():
+            self._stream(stream)
+        self._end = end
+
+    def run_links(self) -> None:
+        """Compare what composites link with what the map says is linked by them."""
+        self.run()
+        linked: dict[int, set[int]] = {}
+        held: dict[int, set[int]] = {}
+        for one in self._world.map.query(DescribeObjects()).objects:
+            if one.state is ObjectState.LINKED:
+                linked.setdefault(one.composite_id, set()).add(one.object_id)
+            elif one.state is ObjectState.COMMITTED and one.kind is ObjectKind.COMPOSITE:
+                composite = decode_composite(self._bytes(one.object_id))
+                held[one.object_id] = {link.object_id for link in composite.links}
+        assert linked == held, "the map keeps the bytes that composites need, and no others"
+
+    def _stream(self, stream: TrueStream) -> None:
+        wanted = {one.base_offset: one for one in stream.records}
+        at = stream.start
+        while at < stream.end:
+            lost_end = _end_of_lost(stream, at)
+            found = self._ask(stream, at)
+            if lost_end is not None:
+                assert found.lost_end_offset == lost_end, f"stream {stream.stream_id} at {at}"
+                at = lost_end
+                continue
+            assert found.objects, f"no object holds stream {stream.stream_id} at offset {at}"
+            for piece in found.objects:
+                assert piece.start_offset <= at < piece.end_offset, f"{piece} does not hold {at}"
+                for record in self._piece(stream.stream_id, piece, at):
+                    assert record == wanted.get(record.base_offset), (
+                        f"object {piece.object_id} holds {record}, written was"
+                        f" {wanted.get(record.base_offset)}"
+                    )
+                    assert record.base_offset <= at < record.end_offset, f"{record} is not next"
+                    at = record.end_offset
+
+    def _ask(self, stream: TrueStream, at: int) -> Any:
+        query = ObjectQuery(stream.stream_id, at, -1)
+        (found,) = self._world.map.query(GetObjects(queries=(query,))).results
+        assert found.error is ErrorCode.NONE, f"stream {stream.stream_id} at {at}: {found}"
+        span = (found.stream_start_offset, found.stream_end_offset)
+        assert span == (stream.start, stream.end), f"stream {stream.stream_id} is {span}"
+        return found
+
+    def _piece(self, stream_id: int, piece: Any, at: int) -> Iterator[RecordBatch]:
+        """Read the records of a slice from the one that holds `at` on."""
+        _, index, holders = self._index(piece)
+        found = index.find(stream_id, at, piece.end_offset, _ALL_BYTES)
+        for ordinal, entry in enumerate(found.entries, start=found.first_ordinal):
+            for record in self._entry(holders[ordinal], entry):
+                if record.end_offset > at and record.base_offset < piece.end_offset:
+                    self._check_time(piece, record)
+                    yield record
+
+    def _index(self, piece: Any) -> tuple[bytes, IndexBlock, list[int]]:
+        object_id = piece.object_id
+        data = self._bytes(object_id)
+        held = self._indexes.get(object_id)
+        if held is not None and held[0] == data:
+            return held
+        if piece.kind is ObjectKind.COMPOSITE:
+            composite = decode_composite(data, source=str(object_id))
+            index = composite.index
+            holders = [composite.link_of(ordinal).object_id for ordinal in range(len(index))]
+            assert piece.object_size == composite.retained_size
+        else:
+            assert piece.object_size == len(data), f"size of object {object_id}"
+            reader = ObjectReader(str(object_id), len(data))
+            while (needed := reader.needed) is not None:
+                reader.receive(data[needed.start : needed.end])
+            index, holders = reader.index, [object_id] * len(reader.index)
+        if piece.crc32c != _UNKNOWN:
+            checksum = ObjectChecksum()
+            checksum.update(data)
+            checksum.verify(piece.crc32c, source=str(object_id))
+        self._indexes[object_id] = data, index, holders
+        return self._indexes[object_id]
+
+    def _entry(self, object_id: int, entry: IndexEntry) -> list[RecordBatch]:
+        data = self._bytes(object_id)
+        key = object_id, entry.position
+        records = self._records.get(key)
+        if records is None:
+            view = memoryview(data)[entry.position : entry.position + entry.size]
+            records = self._records[key] = read_entry(entry, view, str(object_id))
+        return records
+
+    def _bytes(self, object_id: int) -> bytes:
+        data = self._bucket.get(key_for(object_id, NAMESPACE))
+        assert data is not None, f"object {object_id} is in the map, and not in the bucket"
+        return data
+
+    def _check_time(self, piece: Any, record: RecordBatch) -> None:
+        if piece.max_timestamp_ms != _UNKNOWN:
+            low, high = piece.min_timestamp_ms, piece.max_timestamp_ms
+            assert low <= time_of(record) <= high, f"{record} is not within {low}..{high} ms"
+
+
+def _end_of_lost(stream: TrueStream, at: int) -> int | None:
+    """Where the offsets that were given up end, those right behind them included."""
+    found = None
+    for start, end in stream.lost:
+        if start <= at < end:
+            at = found = end
+    return found

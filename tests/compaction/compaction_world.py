@@ -1,0 +1,374 @@
+"""A small cluster with all it ever wrote remembered: the truth that every read is held against.
+
+Nodes open streams, upload set objects and stream objects, trim, delete and hand streams on; each
+record is made from its stream and offset. `check_reads` reads every live offset straight from the
+map and the bucket. Knows nothing of compactors.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from controller.errors import ErrorCode
+from controller.metadata.requests import (
+    AbandonUploads,
+    CheckObjects,
+    CloseStreams,
+    CommitStreamSetObject,
+    CreateStreams,
+    DeleteStreams,
+    DescribeObjects,
+    ExpireObjects,
+    GetNodes,
+    NewStream,
+    OpenStreams,
+    PrepareObjects,
+    RegisterNode,
+    RemoveObjects,
+    StreamToClose,
+    StreamToDelete,
+    StreamToOpen,
+    StreamToTrim,
+    SweepDeletedStreams,
+    TrimStreams,
+    UnregisterNode,
+)
+from controller.metadata.values import (
+    NodeIdentity,
+    ObjectState,
+    OnConflict,
+    RangeColumns,
+    StreamObjectColumns,
+    column,
+)
+from storage.object_format.object_builder import BuiltObject, ObjectBuilder
+from storage.object_format.object_key import OwnKey, key_for, parse_key
+from storage.object_format.record import RecordBatch
+from storage.object_store.memory import MemoryObjectStore
+from tests.compaction.compaction_map import NAMESPACE, LeadingMap
+
+TTL_MS = 3_600_000
+BASE_TIME_MS = 5_000_000
+
+
+def payload_of(stream_id: int, offset: int, size: int) -> bytes:
+    """What the record of a stream at an offset holds."""
+    return random.Random(stream_id << 40 | offset).randbytes(size)
+
+
+def time_of(record: RecordBatch) -> int:
+    """When a record was made, in ms."""
+    return BASE_TIME_MS + 10 * record.base_offset + record.stream_id
+
+
+@dataclass
+class TrueStream:
+    """A stream as it is, and every record it ever had."""
+
+    stream_id: int
+    owner: int
+    epoch: int = 1
+    is_open: bool = True
+    is_deleted: bool = False
+    start: int = 0
+    end: int = 0
+    records: list[RecordBatch] = field(default_factory=list)
+    lost: list[tuple[int, int]] = field(default_factory=list)
+
+    def next_records(self, sizes: Sequence[tuple[int, int]]) -> list[RecordBatch]:
+        """Make records, each of so many offsets and bytes, behind those there are."""
+        made: list[RecordBatch] = []
+        at = self.end
+        for count, size in sizes:
+            payload = payload_of(self.stream_id, at, size)
+            made.append(RecordBatch(self.stream_id, self.epoch, at, count, payload))
+            at += count
+        return made
+
+
+class World:
+    """The map, the bucket, and the truth."""
+
+    def __init__(self, block_bytes: int = 100) -> None:
+        self.map = LeadingMap()
+        self.clock = self.map.clock
+        self.store = MemoryObjectStore(self.clock.wall_ms)
+        self.streams: dict[int, TrueStream] = {}
+        self.nodes: dict[int, NodeIdentity] = {}
+        self.block_bytes = block_bytes
+        self.tells_facts = True
+
+    # ---- nodes and streams ----
+
+    async def register(self, *node_ids: int) -> None:
+        """Start a process of each node, which fences those it had."""
+        for node_id in node_ids:
+            epoch = self.nodes[node_id].node_epoch + 1 if node_id in self.nodes else 1
+            self.nodes[node_id] = NodeIdentity(node_id, epoch)
+            await self._done(RegisterNode(node=self.nodes[node_id]))
+
+    async def unregister(self, node_id: int) -> None:
+        """Let a node depart; it owns no open stream."""
+        await self._done(UnregisterNode(node=self.nodes[node_id]))
+
+    async def create(self, node_id: int, count: int) -> list[int]:
+        """Create streams and open them for a node."""
+        node = self.nodes[node_id]
+        new = (NewStream(),) * count
+        answer = await self.map.write(
+            CreateStreams(request_id=self.map.request_id(), node=node, streams=new)
+        )
+        ids: list[int] = list(answer.stream_ids)
+        self.streams |= {each: TrueStream(each, node_id) for each in ids}
+        await self._open(node, ids)
+        return ids
+
+    async def close(self, stream_id: int) -> None:
+        """Close a stream; all of it is committed."""
+        stream = self.streams[stream_id]
+        await self._close(stream, None)
+
+    async def move(self, stream_id: int, node_id: int) -> None:
+        """Close a stream, if it is open, and open it for a node."""
+        stream = self.streams[stream_id]
+        if stream.is_open:
+            await self.close(stream_id)
+        stream.epoch += 1
+        stream.owner = node_id
+        stream.is_open = True
+        await self._open(self.nodes[node_id], [stream_id])
+
+    async def lose(self, stream_id: int, offsets: int) -> None:
+        """Close a stream with so many acknowledged offsets more, and give those up."""
+        stream = self.streams[stream_id]
+        await self._close(stream, stream.end + offsets)
+        await self._done(AbandonUploads(node_id=stream.owner, stream_ids=(stream_id,)))
+        stream.lost.append((stream.end, stream.end + offsets))
+        stream.end += offsets
+
+    async def trim(self, stream_id: int, start: int) -> None:
+        """Move the start of a stream that is open."""
+        stream = self.streams[stream_id]
+        item = StreamToTrim(stream_id, stream.epoch, start)
+        await self._done(TrimStreams(node=self.nodes[stream.owner], streams=(item,)))
+        stream.start = max(stream.start, start)
+
+    async def delete(self, stream_id: int) -> None:
+        """Close a stream, if it is open, and delete it."""
+        stream = self.streams[stream_id]
+        if stream.is_open:
+            await self.close(stream_id)
+        item = StreamToDelete(stream_id, stream.epoch)
+        await self._done(DeleteStreams(node=self.nodes[stream.owner], streams=(item,)))
+        stream.is_deleted = True
+
+    # ---- uploads ----
+
+    async def upload(
+        self,
+        node_id: int,
+        sizes: Mapping[int, Sequence[tuple[int, int]]],
+        apart: Collection[int] = (),
+    ) -> int:
+        """Append records (offsets, bytes) to streams of a node, in one commit.
+
+        Streams of `apart` get a stream object each. Returns the set object's id, -1 without one.
+        """
+        written = {each: self.streams[each].next_records(sizes[each]) for each in sorted(sizes)}
+        together = [each for each in written if each not in apart]
+        ids = await self.prepare(node_id, 1 + len(apart))
+        set_object, *others = ids
+        built = self._put(set_object, [written[each] for each in together]) if together else None
+        if built is None:
+            set_object = -1
+        singles = {
+            each: (object_id, self._put(object_id, [written[each]]))
+            for object_id, each in zip(others, sorted(set(apart) & set(written)), strict=False)
+        }
+        await self._commit(node_id, set_object, built, written, singles)
+        for each, records in written.items():
+            self.streams[each].records.extend(records)
+            self.streams[each].end = records[-1].end_offset
+        return set_object
+
+    async def upload_with_refused(
+        self,
+        node_id: int,
+        sizes: Mapping[int, Sequence[tuple[int, int]]],
+        refused: Mapping[int, Sequence[tuple[int, int]]],
+    ) -> int:
+        """Append as `upload`, in an object that also holds what the map refuses: other bytes."""
+        written = {each: self.streams[each].next_records(sizes[each]) for each in sizes}
+        ghosts = {each: self.streams[each].next_records(refused[each]) for each in refused}
+        held = dict(
+            sorted((written | {i: [_ghost(r) for r in g] for i, g in ghosts.items()}).items())
+        )
+        (object_id,) = await self.prepare(node_id, 1)
+        built = self._put(object_id, list(held.values()))
+        epochs = [self.streams[each].epoch + (7 if each in ghosts else 0) for each in held]
+        answer = await self.map.write(
+            CommitStreamSetObject(
+                node=self.nodes[node_id],
+                object_id=object_id,
+                order_id=object_id,
+                object_size=built.size,
+                on_conflict=OnConflict.ACCEPT_VALID,
+                ranges=RangeColumns(
+                    stream_id=column(list(held)),
+                    stream_epoch=column(epochs),
+                    start_offset=column([records[0].base_offset for records in held.values()]),
+                    end_offset=column([records[-1].end_offset for records in held.values()]),
+                ),
+            )
+        )
+        verdicts = dict(zip(held, answer.range_errors.tolist(), strict=True))
+        assert {each for each in held if verdicts[each] != ErrorCode.NONE} == set(ghosts)
+        for each, records in written.items():
+            self.streams[each].records.extend(records)
+            self.streams[each].end = records[-1].end_offset
+        return object_id
+
+    async def prepare(self, node_id: int, count: int) -> list[int]:
+        """Prepare objects for a node."""
+        answer = await self.map.write(
+            PrepareObjects(
+                request_id=self.map.request_id(),
+                node=self.nodes[node_id],
+                count=count,
+                ttl_ms=TTL_MS,
+            )
+        )
+        assert answer.error is ErrorCode.NONE
+        return list(range(answer.first_object_id, answer.first_object_id + count))
+
+    def _put(self, object_id: int, streams: Sequence[Sequence[RecordBatch]]) -> BuiltObject:
+        builder = ObjectBuilder(self.block_bytes, checksum=True)
+        for records in streams:
+            builder.write(records)
+        built = builder.finish()
+        self.store.put(key_for(object_id, NAMESPACE), built.data)
+        return built
+
+    async def _commit(
+        self,
+        node_id: int,
+        object_id: int,
+        built: BuiltObject | None,
+        written: Mapping[int, Sequence[RecordBatch]],
+        singles: Mapping[int, tuple[int, BuiltObject]],
+    ) -> None:
+        together = [each for each in written if each not in singles]
+        apart = sorted(singles)
+        fields: dict[str, Any] = {}
+        if built is not None and self.tells_facts:
+            low, high = _bounds([one for each in together for one in written[each]])
+            fields = {"min_timestamp_ms": low, "max_timestamp_ms": high, "crc32c": built.crc32c}
+        bounds = [_bounds(written[each]) for each in apart]
+        await self._done(
+            CommitStreamSetObject(
+                node=self.nodes[node_id],
+                object_id=object_id,
+                order_id=object_id,
+                object_size=built.size if built is not None else 0,
+                ranges=RangeColumns(
+                    stream_id=column(together),
+                    stream_epoch=column([self.streams[each].epoch for each in together]),
+                    start_offset=column([written[each][0].base_offset for each in together]),
+                    end_offset=column([written[each][-1].end_offset for each in together]),
+                ),
+                stream_objects=StreamObjectColumns(
+                    object_id=column([singles[each][0] for each in apart]),
+                    object_size=column([singles[each][1].size for each in apart]),
+                    stream_id=column(apart),
+                    stream_epoch=column([self.streams[each].epoch for each in apart]),
+                    start_offset=column([written[each][0].base_offset for each in apart]),
+                    end_offset=column([written[each][-1].end_offset for each in apart]),
+                    min_timestamp_ms=column([low for low, _ in bounds]),
+                    max_timestamp_ms=column([high for _, high in bounds]),
+                    crc32c=column([singles[each][1].crc32c for each in apart]),
+                ),
+                **fields,
+            )
+        )
+
+    # ---- what the controllers do by themselves ----
+
+    async def sweep(self, delay_ms: int = 0) -> list[int]:
+        """Delete the bytes of what was destroyed `delay_ms` ago; return whose."""
+        cluster_map = self.map.controller.cluster_map
+        while cluster_map.has_sweepings():
+            await self.map.write(SweepDeletedStreams(limit=100))
+        now_ms = self.clock.now_ms
+        due = list(cluster_map.destroyed(now_ms - delay_ms + 1, 10_000, now_ms))
+        if due:
+            self.store.delete_many([key_for(each, NAMESPACE) for each in due])
+            await self.map.write(RemoveObjects(object_ids=tuple(due)))
+        return due
+
+    async def expire(self) -> None:
+        """Let a day and more pass, so that everything prepared until now expires, and sweep."""
+        self.clock.now_ms += 8 * 86_400_000
+        await self.map.write(ExpireObjects(limit=10_000))
+        await self.sweep()
+
+    # ---- what there is ----
+
+    def live(self) -> list[TrueStream]:
+        """The streams that exist."""
+        return [one for one in self.streams.values() if not one.is_deleted]
+
+    def set_objects(self, node_id: int) -> list[int]:
+        """Ids of the set objects of a node, in order."""
+        answer = self.map.query(GetNodes(node_ids=(node_id,), include_stream_set_objects=True))
+        return [one.object_id for node in answer.nodes for one in node.stream_set_objects]
+
+    def committed(self) -> list[Any]:
+        """Descriptions of all committed objects."""
+        answer = self.map.query(DescribeObjects())
+        return [one for one in answer.objects if one.state is ObjectState.COMMITTED]
+
+    def state(self, object_id: int) -> ObjectState:
+        """What the map says of an object."""
+        answer = self.map.query(CheckObjects(object_ids=(object_id,)))
+        return ObjectState(answer.states[0])
+
+    def strays(self) -> dict[int, ObjectState]:
+        """Objects in the bucket that nothing in the map needs, by id."""
+        found: dict[int, ObjectState] = {}
+        for key in self.store.objects():
+            parsed = parse_key(key, NAMESPACE)
+            assert isinstance(parsed, OwnKey), f"{key} is no key of this cluster"
+            state = self.state(parsed.object_id)
+            if state not in (ObjectState.COMMITTED, ObjectState.LINKED):
+                found[parsed.object_id] = state
+        return found
+
+    # ---- requests ----
+
+    async def _open(self, node: NodeIdentity, ids: Sequence[int]) -> None:
+        items = tuple(StreamToOpen(each, self.streams[each].epoch) for each in ids)
+        answer = await self.map.write(OpenStreams(node=node, streams=items))
+        assert {one.error for one in answer.streams} <= {ErrorCode.NONE}
+
+    async def _close(self, stream: TrueStream, end: int | None) -> None:
+        item = StreamToClose(stream.stream_id, stream.epoch, end)
+        await self._done(CloseStreams(node=self.nodes[stream.owner], streams=(item,)))
+        stream.is_open = False
+
+    async def _done(self, request: Any) -> None:
+        answer = await self.map.write(request)
+        errors = getattr(answer, "errors", None) or (answer.error,)
+        assert set(errors) == {ErrorCode.NONE}, f"{request} is answered {answer}"
+
+
+def _ghost(record: RecordBatch) -> RecordBatch:
+    """Return a record at the same offsets with other bytes."""
+    return replace(record, payload=bytes(len(record.payload)))
+
+
+def _bounds(records: Sequence[RecordBatch]) -> tuple[int, int]:
+    times = [time_of(one) for one in records]
+    return min(times), max(times)

@@ -1,0 +1,265 @@
+"""Compacting processes killed at every step, on real controllers, while readers read.
+
+One cluster, one bucket: a broker writes, readers go through all streams again and again, and
+compactors of the broker's node die and are started anew until one comes to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_client import (
+    BrokerSession,
+    ControllerClient,
+    ReaderConfig,
+    StreamReader,
+    StreamWriter,
+    WriterConfig,
+)
+from broker_client.methods import DESCRIBE_OBJECTS, GET_NODES
+from controller.cli.local_cluster import LocalCluster
+from proto import common_pb2, nodes_pb2, objects_pb2
+from storage.object_format.object_key import OwnKey, parse_key
+from storage.object_store.local import LocalObjectStore
+from tests.compaction.compaction_child import MIB, STEPS, Settings
+from tests.compaction.compaction_world import payload_of
+from tests.server.running import describe, running_cluster
+
+REPOSITORY = Path(__file__).parents[2]
+NODE_ID = 1000
+PATIENCE_S = 60.0
+RECORD_BYTES = 24_000
+STREAMS = 12
+UPLOADS = WriterConfig(upload_bytes=1 * MIB, max_buffer_bytes=8 * MIB, linger=0.05)
+FORGETFUL = ReaderConfig(block_cache_bytes=0, index_cache_bytes=0)
+"""Of a reader that asks the bucket for what another would remember."""
+
+LATEST = {"get": 50, "put": 8, "part": 8, "complete": 4}
+"""Up to which time a step is ordered to be the last one; 2 for the others."""
+
+
+@functools.lru_cache(maxsize=4_000)
+def payload(stream_id: int, offset: int) -> bytes:
+    return payload_of(stream_id, offset, RECORD_BYTES)
+
+
+@dataclass
+class Scene:
+    """A broker and what is acknowledged of what it has written: so many records of each stream."""
+
+    cluster: LocalCluster
+    client: ControllerClient
+    session: BrokerSession
+    writer: StreamWriter
+    rng: random.Random
+    counts: dict[int, int]
+    rounds_read: int = 0
+
+    @property
+    def bucket(self) -> Path:
+        return self.cluster.root / "bucket"
+
+    async def write(self, records: int) -> None:
+        """Append to streams drawn with a skew, so that some of them are large."""
+        streams, ends = list(self.counts), dict(self.counts)
+        for _ in range(records):
+            stream_id = streams[int(len(streams) * self.rng.random() ** 3)]
+            await self.writer.append(stream_id, payload(stream_id, ends[stream_id]))
+            ends[stream_id] += 1
+        await self.writer.flush()
+        self.counts = ends
+
+    async def read_all(self) -> None:
+        """Read all streams from their beginning to at least where they end by now."""
+        store = LocalObjectStore(self.bucket)
+        async with StreamReader(self.client, store, self.session.namespace, FORGETFUL) as reader:
+            for stream_id, count in dict(self.counts).items():
+                at = 0
+                async for record in reader.iterate(stream_id, 0):
+                    assert record.base_offset == at, f"stream {stream_id} goes on at {record}"
+                    assert record.payload == payload(stream_id, at), f"stream {stream_id} at {at}"
+                    at += 1
+                assert at >= count, f"stream {stream_id} ends at {at}, written were {count}"
+        self.rounds_read += 1
+
+    async def read_on(self) -> None:
+        """Read again and again, until cancelled."""
+        while True:
+            await self.read_all()
+            await asyncio.sleep(0.5)  # and leave some of the machine to others
+
+    async def compact(self, step: str = "", at: int = 0, **more: Any) -> dict[str, Any] | None:
+        """Run a compactor to its end; return what it reports, None if it was killed."""
+        node = self.session.node
+        settings = Settings(
+            self.cluster.endpoints,
+            str(self.bucket),
+            self.session.namespace,
+            node.node_id,
+            node.node_epoch,
+            step=step,
+            at=at,
+            **more,
+        )
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "tests.compaction.compaction_child", settings.encode()),
+            cwd=REPOSITORY,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                out, err = await child.communicate()
+        except BaseException:
+            child.kill()
+            await child.wait()
+            raise
+        wanted = (0, -signal.SIGKILL) if step else (0,)
+        assert child.returncode in wanted, f"{settings}: {err.decode()}"
+        if child.returncode:
+            return None
+        report: dict[str, Any] = json.loads(out)
+        return report
+
+    async def set_objects(self) -> int:
+        """Count the node's set objects."""
+        answer = await self.client.call(GET_NODES, nodes_pb2.GetNodesRequest(node_ids=[NODE_ID]))
+        return answer.nodes[0].stream_set_object_count
+
+    async def states(self) -> dict[int, common_pb2.ObjectState.ValueType]:
+        """The states of all objects whose bytes are in the bucket."""
+        keys = [one.key for one in LocalObjectStore(self.bucket).list_objects()]
+        parsed = [parse_key(key, self.session.namespace) for key in keys]
+        ids = [one.object_id for one in parsed if isinstance(one, OwnKey)]
+        assert len(ids) == len(keys)
+        request = objects_pb2.DescribeObjectsRequest(object_ids=ids)
+        request.page.page_size = 10_000
+        answer = await self.client.call(DESCRIBE_OBJECTS, request)
+        known = {one.object_id: one.state for one in answer.objects}
+        return {each: known.get(each, common_pb2.OBJECT_STATE_REMOVED) for each in ids}
+
+
+@asynccontextmanager
+async def scene(cluster: LocalCluster, seed: int) -> AsyncIterator[Scene]:
+    """Start a broker that has written some, and a reader beside it."""
+    async with ControllerClient(cluster.endpoints, rng=random.Random(seed)) as client:
+        session = await BrokerSession.register(client, NODE_ID, 1)
+        ids = await session.create_streams([{}] * STREAMS)
+        opened = (await session.open_streams(dict.fromkeys(ids, 0))).require_all()
+        store = LocalObjectStore(cluster.root / "bucket")
+        async with StreamWriter(session, store, UPLOADS) as writer:
+            writer.attach(opened.values())
+            made = Scene(
+                cluster, client, session, writer, random.Random(seed), dict.fromkeys(ids, 0)
+            )
+            reading = asyncio.create_task(made.read_on())
+            try:
+                yield made
+                assert not reading.done(), "the reader goes on whatever happens"
+            finally:
+                reading.cancel()
+                outcome = (await asyncio.gather(reading, return_exceptions=True))[0]
+                if not isinstance(outcome, asyncio.CancelledError):
+                    raise AssertionError(f"seed {seed}: the reader failed") from outcome
+
+
+async def replace_leader(cluster: LocalCluster) -> None:
+    """Kill the controller that leads, and start it again when another one does."""
+    leader = await asyncio.to_thread(lambda: describe(cluster).leader_id)
+    await asyncio.to_thread(cluster.children[leader].kill)
+    others = [each for each in cluster.children if each != leader]
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    while await asyncio.to_thread(lambda: describe(cluster, others[0]).leader_id) == leader:
+        assert asyncio.get_running_loop().time() < deadline, "nobody else leads"
+        await asyncio.sleep(0.02)
+    await asyncio.to_thread(cluster.start, leader)
+
+
+async def die_and_live(
+    made: Scene, deaths: Sequence[tuple[str, int]], records: int, leader_deaths: float
+) -> None:
+    """Let compactors, and a share of leaders, die, the broker write on, one compactor finish."""
+    await made.write(records)
+    kills = 0
+    for step, at in deaths:
+        compacting = asyncio.create_task(
+            made.compact(step, at, force_split=made.rng.random() < 0.2)
+        )
+        if made.rng.random() < leader_deaths:
+            await asyncio.sleep(made.rng.random())  # somewhere in the compactor's life
+            await replace_leader(made.cluster)
+        kills += await compacting is None
+        await made.write(records // 10)
+    assert kills > len(deaths) / 2, f"{kills} of {deaths} were killed"
+    report = await made.compact()
+    assert report is not None
+    assert not report["left_out"]
+    assert not report["failures"]
+    await made.read_all()
+    assert await made.set_objects() <= 3
+    known = await made.states()
+    assert common_pb2.OBJECT_STATE_REMOVED not in known.values(), "what is forgotten is deleted"
+
+
+def run(root: Path, voters: int, deaths: Sequence[tuple[str, int]], seed: int) -> None:
+    leader_deaths = 0.3 if voters > 1 else 0.0
+
+    async def play() -> None:
+        with running_cluster(root, voters) as cluster:
+            async with scene(cluster, seed) as made:
+                await die_and_live(made, deaths, 500 if voters > 1 else 300, leader_deaths)
+                assert made.rounds_read > 2
+
+    asyncio.run(play())
+
+
+@pytest.mark.process
+def test_compactors_killed_while_readers_read_change_nothing_that_is_read(tmp_path: Path) -> None:
+    deaths = [("part", 3), ("CommitStreamSetObject", 1), ("CommitStreamSetObject", 2)]
+    run(tmp_path, 1, deaths, 7)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(4))
+def test_compactors_killed_again_and_again(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    steps = [*STEPS, *(rng.choice(STEPS) for _ in range(16))]
+    rng.shuffle(steps)
+    deaths = [(step, rng.randint(1, LATEST.get(step, 2))) for step in steps]
+    run(tmp_path, 3, deaths, seed)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_compacting_processes_of_one_node_at_once(tmp_path: Path) -> None:
+    """What one of them has done the other finds gone; between them all of it is done, once."""
+
+    async def play() -> None:
+        with running_cluster(tmp_path, 1) as cluster:
+            async with scene(cluster, 11) as made:
+                for _ in range(3):
+                    await made.write(200)
+                    reports = await asyncio.gather(*(made.compact() for _ in range(3)))
+                    assert None not in reports
+                    await made.read_all()
+                assert await made.set_objects() <= 4
+                known = await made.states()
+                assert common_pb2.OBJECT_STATE_REMOVED not in known.values()
+
+    asyncio.run(play())

@@ -1,0 +1,244 @@
+"""What every plan obeys: all that is live of its sources and nothing else, within all limits.
+
+Each law is checked on sources and limits drawn from a seed, which the test's name shows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from storage.compaction.coverage import CoverageError, check_coverage
+from storage.compaction.entries import Entry, EntryTable, live_entries
+from storage.compaction.force_split import plan_force_split
+from storage.compaction.merged_index import MergeRule, merged_index
+from storage.compaction.plan import (
+    CommitPlan,
+    CompactionLimits,
+    CompactionPlan,
+    Iteration,
+    OutputKind,
+)
+from storage.compaction.planner import plan_compaction
+from storage.compaction.read_runs import plan_reads
+from tests.compaction.compaction_entries import Sources, bytes_at, random_sources
+
+SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 16))]
+
+
+def cases(seed: int) -> range:
+    """How many cases are drawn from a seed: more of those that only long runs have."""
+    return range(25 if seed < 8 else 200)
+
+
+def draw_limits(rng: random.Random) -> CompactionLimits:
+    return CompactionLimits(
+        memory_budget=rng.choice([45, 100, 400, 100_000]),
+        split_size=rng.choice([0, 20, 60, 200, 10_000]),
+        max_streams=rng.choice([1, 3, 20_000]),
+        max_stream_objects=rng.choice([1, 4, 10_000]),
+        max_rows=rng.choice([5, 20_000]),
+        max_commit_bytes=rng.choice([None, None, 150, 2_000]),
+    )
+
+
+def draw_sources(rng: random.Random) -> Sources:
+    return random_sources(
+        rng,
+        objects=rng.choice([1, 2, 6, 14]),
+        streams=rng.choice([1, 3, 10]),
+        largest=rng.choice([5, 40, 40, 90]),
+        gaps=rng.choice([0.0, 0.15, 0.5]),
+        overlaps=rng.choice([0.0, 0.0, 0.2]),
+    )
+
+
+def planned(rng: random.Random) -> tuple[list[Entry], CompactionLimits, CompactionPlan]:
+    """Plan a merge of some, or the force split of a few; return its live entries."""
+    sources, limits = draw_sources(rng), draw_limits(rng)
+    live = live_entries(sources.table, sources.starts)
+    assert Counter(live.rows()) == Counter(sources.live)
+    if rng.random() < 0.7:
+        alone = rng.random() < 0.5
+        return sources.live, limits, plan_compaction(live, limits, sharing_only=not alone)
+    few = rng.sample(live.object_ids(), min(len(live.object_ids()), rng.randint(1, 4)))
+    live = live.take(np.isin(live.object_id, few))
+    return list(live.rows()), limits, plan_force_split(live, limits)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_plans_hold_what_is_live_of_their_sources_once_within_all_limits(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in cases(seed):
+        live, limits, plan = planned(rng)
+        check_sources(live, plan)
+        for commit in plan.commits:
+            check_commit(live, limits, commit)
+
+
+def check_sources(live: list[Entry], plan: CompactionPlan) -> None:
+    """Each source is in one commit, or excluded, or left alone."""
+    named = [each for commit in plan.commits for each in commit.source_ids]
+    named += [one.object_id for one in plan.excluded]
+    named += plan.left_alone
+    assert sorted(named) == sorted({one.object_id for one in live}), "each source has one place"
+
+
+def check_commit(live: list[Entry], limits: CompactionLimits, commit: CommitPlan) -> None:
+    of_sources = [one for one in live if one.object_id in commit.source_ids]
+    outputs = [
+        (output.kind, list(output.entries.rows()))
+        for iteration in commit.iterations
+        for output in iteration.outputs
+    ]
+    held = [entry for _, entries in outputs for entry in entries]
+    assert Counter(held) == Counter(of_sources), "outputs hold what is live of the sources, once"
+    assert Counter(commit.entries.rows()) == Counter(of_sources)
+    splits = [entries for kind, entries in outputs if kind is OutputKind.SPLIT]
+    merged = [entry for kind, entries in outputs if kind is OutputKind.COMPACT for entry in entries]
+    assert len(splits) <= limits.max_stream_objects
+    streams = {entry.stream_id for entry in merged}
+    assert len(streams) <= limits.max_streams
+    assert len(splits) + len(streams) <= limits.max_rows
+    for entries in splits:
+        assert_contiguous(entries)
+    assert merged == sorted(merged, key=lambda one: (one.stream_id, one.start_offset))
+    for before, after in pairwise(merged):
+        assert (before.stream_id, before.end_offset) <= (after.stream_id, after.start_offset)
+    for iteration in commit.iterations:
+        check_iteration(limits, iteration)
+
+
+def assert_contiguous(entries: list[Entry]) -> None:
+    assert entries, "an output holds something"
+    for before, after in pairwise(entries):
+        assert (before.stream_id, before.end_offset) == (after.stream_id, after.start_offset)
+
+
+def check_iteration(limits: CompactionLimits, iteration: Iteration) -> None:
+    sizes = [output.data_size for output in iteration.outputs]
+    assert 0 < iteration.data_size <= limits.memory_budget
+    assert sum(sizes) == iteration.data_size == sum(one.size for one in iteration.entries.rows())
+    kinds = [output.kind for output in iteration.outputs]
+    assert kinds.count(OutputKind.COMPACT) <= 1
+    assert OutputKind.COMPACT not in kinds[:-1], "what goes into the set object is last"
+    for output in iteration.outputs:
+        assert output.data_size == sum(one.size for one in output.entries.rows())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_reads_bring_each_byte_once_to_where_it_is_said_to_be(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in cases(seed):
+        _, _, plan = planned(rng)
+        longest = rng.choice([7, 30, 1_000])
+        for iteration in (one for commit in plan.commits for one in commit.iterations):
+            check_reads(iteration, longest)
+
+
+def check_reads(iteration: Iteration, longest: int) -> None:
+    reads = plan_reads(iteration, longest)
+    buffer = bytearray(iteration.data_size)
+    filled: Counter[int] = Counter()
+    rows = zip(
+        *(column.tolist() for column in (reads.object_id, reads.position, reads.size)),
+        reads.buffer_start.tolist(),
+        strict=True,
+    )
+    for object_id, position, size, at in rows:
+        assert 0 < size <= longest
+        buffer[at : at + size] = bytes_at(object_id, position, size)
+        filled.update(range(at, at + size))
+    assert filled == Counter(range(iteration.data_size)), "each byte of the buffer is read once"
+    for place, one in zip(reads.entry_buffer_start.tolist(), iteration.entries.rows(), strict=True):
+        wanted = bytes_at(one.object_id, one.position, one.size)
+        assert buffer[place : place + one.size] == wanted, f"{one} is where it is said to be"
+
+
+def index_of(commit: CommitPlan, threshold: int) -> EntryTable:
+    """The index entries of all outputs of a commit, as they are written."""
+    tables: list[EntryTable] = []
+    in_set: list[EntryTable] = []
+    for output in (output for iteration in commit.iterations for output in iteration.outputs):
+        if output.kind is OutputKind.SPLIT:
+            tables.append(merged_index(output.entries.placed(), threshold, MergeRule.BELOW))
+        else:
+            in_set.append(output.entries)
+    if in_set:
+        placed = EntryTable.concatenate(in_set).placed()
+        tables.append(merged_index(placed, threshold, MergeRule.BELOW))
+    return EntryTable.concatenate(tables)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_is_wrong_with_an_index_is_refused_before_the_commit(seed: int) -> None:
+    """Entries may be joined as they like; one lost, doubled, shifted or shortened is found."""
+    rng = random.Random(seed)
+    for _ in cases(seed):
+        _, _, plan = planned(rng)
+        for commit in plan.commits:
+            index = list(index_of(commit, rng.choice([1, 30, 10_000])).rows())
+            check_coverage(commit.entries, EntryTable.of_rows(index))
+            for wrong in spoiled(rng, index):
+                with pytest.raises(CoverageError):
+                    check_coverage(commit.entries, EntryTable.of_rows(wrong))
+
+
+def spoiled(rng: random.Random, index: list[Entry]) -> list[list[Entry]]:
+    """Return versions of an index with one fault each."""
+    at = rng.randrange(len(index))
+    before, one, after = index[:at], index[at], index[at + 1 :]
+    fields = (one.object_id, one.stream_id, one.start_offset, one.end_offset)
+    return [
+        [*before, *after],
+        [*before, one, one, *after],
+        [*before, Entry(*fields, one.record_count + 1, one.position, one.size), *after],
+        [*before, Entry(*fields, one.record_count, one.position, one.size + 1), *after],
+        [
+            *before,
+            Entry(*fields[:3], one.end_offset + 1, one.record_count, one.position, one.size),
+            *after,
+        ],
+        [
+            *before,
+            Entry(fields[0], 10**6, *fields[2:], one.record_count, one.position, one.size),
+            *after,
+        ],
+    ]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_overlapping_sources_are_never_written_together(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in cases(seed):
+        sources = random_sources(rng, overlaps=0.3, gaps=0.0)
+        live = live_entries(sources.table, sources.starts)
+        plan = plan_compaction(live, draw_limits(rng))
+        for commit in plan.commits:
+            by_stream = defaultdict[int, list[Entry]](list)
+            for one in commit.entries.rows():
+                by_stream[one.stream_id].append(one)
+            for entries in by_stream.values():
+                for before, after in pairwise(entries):
+                    assert before.end_offset <= after.start_offset
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_bad_source_does_not_keep_the_others_from_being_compacted(seed: int) -> None:
+    """Those that share nothing with a source that is left out are planned as if it were not."""
+    rng = random.Random(seed)
+    for _ in cases(seed):
+        sources = random_sources(rng, gaps=0.0, largest=40)
+        limits = CompactionLimits(memory_budget=400, split_size=100)
+        bad = Entry(1_000, 10**6, 0, 5, 5, 0, 401)
+        alone = plan_compaction(live_entries(sources.table, sources.starts), limits)
+        table = EntryTable.concatenate([sources.table, EntryTable.of_rows([bad])])
+        beside = plan_compaction(live_entries(table, sources.starts | {10**6: 0}), limits)
+        assert [one.source_ids for one in beside.commits] == [
+            one.source_ids for one in alone.commits
+        ]
+        assert 1_000 in {*beside.left_alone, *(one.object_id for one in beside.excluded)}

@@ -1,0 +1,327 @@
+"""Whatever compaction does, and wherever it is ended, every live offset reads the same.
+
+Reads are checked before and after each call that a compactor makes, and again once the controllers
+have deleted the bytes of what was replaced. Seeds are in the tests' names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+
+import pytest
+
+from broker_client.errors import BrokerClientError
+from tests.compaction.compaction_lives import (
+    TINY,
+    budgeted,
+    compact,
+    compactor,
+    small_parts,
+    target,
+)
+from tests.compaction.compaction_random import Shape, act, draws, random_world, seeds
+from tests.compaction.compaction_reads import ReadCheck
+from tests.compaction.compaction_steps import (
+    Fate,
+    Fault,
+    RandomFaults,
+    Step,
+    Steps,
+    faults,
+    may_clean_up,
+)
+from tests.compaction.compaction_world import World
+
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_parts(monkeypatch)
+
+
+async def all_compacted(world: World, check: ReadCheck) -> None:
+    """Compact all nodes undisturbed; what is replaced goes, and nothing else is left."""
+    for node_id in world.nodes:
+        report = await compact(world, node_id)
+        assert report is not None
+        assert not report.left_out, report.left_out
+    check.run()
+    await world.sweep()
+    check.run()
+
+
+@pytest.mark.parametrize("seed", seeds(10, 30))
+def test_reads_stay_at_every_step_of_any_history(seed: int) -> None:
+    for rng in draws(seed):
+        asyncio.run(reads_stay(rng))
+
+
+async def reads_stay(rng: random.Random) -> None:
+    world = await random_world(rng)
+    check = ReadCheck(world)
+    check.run()
+
+    async def look(_step: Step) -> None:
+        check.run()
+
+    for _round in range(2):
+        for node_id in world.nodes:
+            config = budgeted(rng.choice([400, 1_500, 50_000]))
+            force_split = rng.random() < 0.3
+            report = await compact(
+                world, node_id, Steps(hook=look), config, force_split=force_split
+            )
+            assert report is not None
+            assert not report.left_out, report.left_out
+            if force_split:
+                assert not world.set_objects(node_id), "everything became stream objects"
+            await world.sweep()
+            check.run()
+            assert not world.strays()
+            assert not list(world.store.list_multipart_uploads())
+        for _ in range(8):
+            await act(world, rng, Shape())
+
+
+async def small_world() -> World:
+    """Two nodes, six set objects of the first: gaps, trims, a deletion, blocks of a few records."""
+    world = World(block_bytes=120)
+    await world.register(1000, 1001)
+    a, b, c, d = await world.create(1000, 4)
+    three = [(2, 30), (1, 40), (1, 10)]
+    await world.upload(1000, {a: three, b: three, d: three})
+    await world.upload(1000, {a: three, c: three})
+    await world.move(b, 1001)
+    await world.upload(1001, {b: three})
+    await world.move(b, 1000)
+    await world.upload(1000, {a: three, b: three})
+    await world.upload(1000, {a: [(1, 300)], b: three, c: three}, apart=[c])
+    await world.trim(a, 3)
+    await world.delete(d)
+    await world.upload(1000, {a: three, c: three})
+    await world.upload(1000, {b: three})
+    return world
+
+
+async def steps_of(make: Callable[[], Awaitable[World]], *, force_split: bool) -> list[str]:
+    """Return the steps that a compactor makes if nothing disturbs it."""
+    world = await make()
+    steps = Steps()
+    await compact(world, 1000, steps, force_split=force_split)
+    return steps.names
+
+
+@pytest.mark.parametrize("all_fates", [False, pytest.param(True, marks=SLOW)])
+@pytest.mark.parametrize("force_split", [False, True])
+def test_a_step_that_fails_or_kills_loses_nothing_and_leaves_nothing(
+    force_split: bool, all_fates: bool
+) -> None:
+    async def run() -> None:
+        names = await steps_of(small_world, force_split=force_split)
+        wanted = {"get_range", "put", "upload_part", "complete_multipart", "CommitStreamSetObject"}
+        assert wanted <= set(names)
+        for fault in faults(len(names), all_fates=all_fates, first=force_split):
+            await one_fault(fault, force_split=force_split)
+
+    asyncio.run(run())
+
+
+async def one_fault(fault: Fault, *, force_split: bool) -> None:
+    world = await small_world()
+    check = ReadCheck(world)
+    steps = Steps(fault)
+    report = await compact(world, 1000, steps, force_split=force_split)
+    assert (report is None) == fault.fate.kills, f"{fault}: {steps.names}"
+    check.run()
+    await world.sweep()
+    check.run()
+    if may_clean_up(fault, steps.names):
+        assert not list(world.store.list_multipart_uploads()), f"{fault}: {steps.names}"
+    await world.register(1000)
+    await all_compacted(world, check)
+    await world.expire()
+    check.run()
+    assert not world.strays(), f"{fault}: {steps.names}"
+
+
+def test_a_store_that_asks_for_fewer_requests_delays_and_spoils_nothing() -> None:
+    """Whole stretches of calls fail; what could not be done is done by a later run."""
+
+    async def run() -> None:
+        names = await steps_of(small_world, force_split=False)
+        for at in range(1, len(names), 3):
+            world = await small_world()
+            check = ReadCheck(world)
+            await compact(world, 1000, Steps(Fault(at, Fate.FAIL, times=4)))
+            check.run()
+            await all_compacted(world, check)
+            await world.expire()
+            assert not world.strays()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fate", [Fate.FAIL, Fate.LOSE_ANSWER])
+def test_a_store_that_turns_a_call_away_once_does_not_end_a_compaction(
+    fate: Fate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker_client.compaction.store_calls._FIRST_PAUSE", 0.001)
+    patient = replace(TINY, store_patience=5.0)
+
+    async def run() -> None:
+        names = await steps_of(small_world, force_split=False)
+        for name in sorted(
+            set(names) - {"complete_multipart"}
+        ):  # a store in memory can do it only once
+            world = await small_world()
+            fault = Fault(names.index(name) + 1, fate)
+            report = await compact(world, 1000, Steps(fault), patient)
+            assert report is not None
+            assert not report.failures, f"{fate} at {name}: {report.failures}"
+            ReadCheck(world).run()
+            assert len(world.set_objects(1000)) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", seeds(2, 10))
+def test_killed_again_and_again_in_any_history(seed: int) -> None:
+    for rng in draws(seed):
+        asyncio.run(killed_often(rng))
+
+
+async def killed_often(rng: random.Random) -> None:
+    world = await random_world(rng)
+    check = ReadCheck(world)
+    for _ in range(12):
+        node_id = rng.choice(list(world.nodes))
+        config = budgeted(rng.choice([400, 1_500, 50_000]))
+        steps = Steps(Fault(rng.randint(1, 40), rng.choice(list(Fate))))
+        await compact(world, node_id, steps, config, force_split=rng.random() < 0.3)
+        check.run()
+        if rng.random() < 0.5:
+            await world.sweep()
+        if steps.is_dead:
+            await world.register(node_id)
+        for _ in range(3):
+            await act(world, rng, Shape())
+        check.run()
+    await all_compacted(world, check)
+    await world.expire()
+    check.run()
+    assert not world.strays()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", seeds(3, 10))
+def test_one_process_compacts_on_and_on_through_whatever_happens(seed: int) -> None:
+    """What it remembers from cycle to cycle (indexes, outputs, lost commits) never misleads it."""
+    for rng in draws(seed):
+        asyncio.run(compacts_on(rng))
+
+
+async def compacts_on(rng: random.Random) -> None:
+    world = await random_world(rng)
+    check = ReadCheck(world)
+    steps = Steps(RandomFaults(rng, 0.06))
+    with ExitStack() as stack:
+        made = {
+            node_id: stack.enter_context(
+                compactor(world, node_id, steps, budgeted(rng.choice([400, 50_000])))
+            )
+            for node_id in world.nodes
+        }
+        for _ in range(12):
+            node_id = rng.choice(list(world.nodes))
+            whose = target(world, node_id)
+            with suppress(BrokerClientError):
+                await made[node_id].run_once(whose, force_split=rng.random() < 0.2)
+            check.run()
+            if rng.random() < 0.5:
+                await world.sweep()
+            if rng.random() < 0.1:
+                await world.expire()
+            check.run()
+            for _ in range(3):
+                await act(world, rng, Shape())
+    check.run()
+    await all_compacted(world, check)
+    await world.expire()
+    check.run()
+    assert not world.strays()
+
+
+def meddlers(world: World) -> dict[str, Callable[[], Awaitable[object]]]:
+    """What may happen to the sources while they are compacted."""
+    a, b, c = (one.stream_id for one in world.live())
+
+    async def hand_on() -> None:
+        await world.move(b, 1001)
+
+    return {
+        "trim to the middle": lambda: world.trim(a, 7),
+        "trim to the end": lambda: world.trim(a, world.streams[a].end),
+        "delete": lambda: world.delete(b),
+        "upload": lambda: world.upload(1000, {a: [(2, 50)], c: [(1, 20)]}),
+        "hand on": hand_on,
+        "delete all": lambda: _delete_all(world),
+    }
+
+
+async def _delete_all(world: World) -> None:
+    for stream in world.live():
+        await world.delete(stream.stream_id)
+
+
+MEDDLING = (
+    *("trim to the middle", "trim to the end", "delete", "upload", "hand on", "delete all"),
+)
+
+
+@pytest.mark.parametrize("all_changes", [False, pytest.param(True, marks=SLOW)])
+def test_sources_may_change_at_any_step(all_changes: bool) -> None:
+    async def run() -> None:
+        names = await steps_of(small_world, force_split=False)
+        for at in range(1, len(names) + 1, 1 if all_changes else 2):
+            for what in MEDDLING if all_changes else [MEDDLING[at // 2 % len(MEDDLING)]]:
+                await one_change(what, at)
+
+    asyncio.run(run())
+
+
+async def one_change(what: str, at: int) -> None:
+    world = await small_world()
+    check = ReadCheck(world)
+
+    async def meddle(step: Step) -> None:
+        if step.ordinal == at and not step.done:
+            await meddlers(world)[what]()
+            await world.sweep()
+        check.run()
+
+    report = await compact(world, 1000, Steps(hook=meddle))
+    assert report is not None
+    check.run()
+    await world.sweep()
+    check.run()
+    await all_compacted(world, check)
+    await world.expire()
+    assert not world.strays(), f"{what} at step {at}"
+
+
+def test_the_small_world_ends_with_fewer_objects() -> None:
+    async def run() -> None:
+        world = await small_world()
+        before = len(world.set_objects(1000))
+        report = await compact(world, 1000, config=TINY)
+        assert report is not None
+        assert before == 6
+        assert len(world.set_objects(1000)) == 1
+
+    asyncio.run(run())

@@ -1,0 +1,290 @@
+"""Scenarios about compaction that write objects and commit: run by the real executor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from broker_client.compaction.commit_run import SourceFailedError
+from broker_client.compaction.layout import SetObjectSoFar, lay_out
+from broker_client.compaction.source_indexes import Source
+from controller.metadata.values import ObjectKind
+from storage.compaction.entries import (
+    EntryTable,
+    contiguous_runs,
+    live_entries,
+    objects_without_entries,
+    sorted_by_stream,
+)
+from storage.compaction.force_split import plan_force_split
+from storage.compaction.plan import (
+    CompactionLimits,
+    CompactionPlan,
+    Output,
+    OutputKind,
+)
+from storage.compaction.planner import plan_compaction
+from storage.errors import StorageError
+from storage.object_format.footer import FOOTER_SIZE, decode_footer
+from storage.object_format.index_block import INDEX_ENTRY_SIZE, salvage_entries
+from tests.conformance.compaction_answer import Answer, entry_facts, features_of_plan
+from tests.conformance.compaction_inputs import (
+    LARGEST_BLOCK,
+    Given,
+    block_list,
+    limits_of,
+    read_given,
+)
+from tests.conformance.compaction_stage import Compactor, Stage, break_uploads, key_of
+from tests.conformance.conformance_report import Mismatch, compare
+from tests.conformance.scenario_args import Args
+
+InputSets = Mapping[str, Any]
+
+NEW_ID = "newly prepared id (greater than every input id)"
+_PART_SIZE = 5 * 1024 * 1024
+_MAX_READ_BYTES = 16 * 1024 * 1024
+
+
+def upload(kind: OutputKind) -> Callable[[Args, InputSets], Answer]:
+    """Return what runs a scenario that writes one object, piece by piece."""
+
+    def run(args: Args, _: InputSets) -> Answer:
+        pieces = [block_list(blocks) for blocks in args.take("input_objects")]
+        so_far = SetObjectSoFar()
+        for number, entries in enumerate(pieces, start=1):
+            layout = lay_out(
+                [Output(kind, ((0, len(entries)),), entries)],
+                so_far,
+                ends_set_object=number == len(pieces),
+                part_size=_PART_SIZE,
+                max_read_bytes=_MAX_READ_BYTES,
+            )
+        (placed,) = layout.outputs
+        size = sum(entries.data_size for entries in pieces) + len(placed.trailer)
+        footer = decode_footer(memoryview(placed.trailer), size, composite=False)
+        index = salvage_entries(memoryview(placed.trailer)[:-FOOTER_SIZE])
+        facts = {
+            "object_size": size,
+            "index_entry_count": footer.index_size // INDEX_ENTRY_SIZE,
+            "index_positions": [one.position for one in index],
+            "index": [entry_facts(one) for one in index],
+        }
+        return Answer(facts)
+
+    return run
+
+
+def unreadable(given: Given, listed: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Return why objects that are listed and not in the bucket can't be read."""
+    missing = [Source(one["object"], one["size"], len(one["ranges"])) for one in listed]
+    reasons: dict[int, str] = {}
+
+    async def read(_stage: Stage, compactor: Compactor) -> Answer:
+        _, found = await compactor.entries(list(given.objects), missing)
+        reasons.update(found)
+        return Answer({})
+
+    _on_stage(given, read)
+    return reasons
+
+
+def compact(args: Args, input_sets: InputSets) -> Answer:
+    """Compact the candidates once."""
+    limits = limits_of(args)
+    given = read_given(args, input_sets)
+    candidates: list[int] = args.take("candidates", list(given.objects))
+    return _on_stage(given, partial(_compact, candidates, limits))
+
+
+async def _compact(
+    candidates: Sequence[int], limits: CompactionLimits, stage: Stage, compactor: Compactor
+) -> Answer:
+    entries, _ = await compactor.entries(candidates)
+    live = _live(stage, entries)
+    plan = plan_compaction(live, limits)
+    mismatches = await _carry_out(stage, compactor, plan, candidates, live)
+    facts = _facts(stage)
+    facts["error"] = False
+    facts["iterations"] = sum(len(one.iterations) for one in plan.commits)
+    facts["excluded_objects"] = sorted(one.object_id for one in plan.excluded)
+    features = features_of_plan(plan, live, limits)
+    if facts["order_id"] != candidates[0]:
+        features.append("order-of-the-oldest-source")
+    return Answer(facts, features, mismatches)
+
+
+def force_split(args: Args, input_sets: InputSets) -> Answer:
+    """Force split one object after the other, each from the same start."""
+    limits = limits_of(args)
+    limits = replace(limits, split_size=0)
+    given = read_given(args, input_sets)
+    answer = Answer({})
+    for number, row in enumerate(args.take("requests")):
+        request = Args(row, f"requests[{number}]")
+        args.nested(request)
+        part = _on_stage(given, partial(_force_split, request.take("object"), limits))
+        wanted = {
+            f"requests[{number}].{name}": request.take(name, {}) for name in ("expect", "derived")
+        }
+        answer.parts.append((wanted, part))
+    return answer
+
+
+async def _force_split(
+    object_id: int, limits: CompactionLimits, stage: Stage, compactor: Compactor
+) -> Answer:
+    entries, _ = await compactor.entries([object_id])
+    live = _live(stage, entries)
+    plan = plan_force_split(live, limits)
+    mismatches = await _carry_out(stage, compactor, plan, [object_id], live)
+    if not stage.destroyed():
+        return Answer({"request": None}, mismatches=mismatches)
+    iterations = [one for commit in plan.commits for one in commit.iterations]
+    kinds = [[output.kind for output in one.outputs] for one in iterations]
+    splits = [one.count(OutputKind.SPLIT) for one in kinds]
+    facts = {"request": "made", **_facts(stage), "objects_prepared_per_batch": splits}
+    features = []
+    if sum(splits) > len(contiguous_runs(live)):
+        features.append("oversized-range-cut")
+    if any(OutputKind.COMPACT in one for one in kinds):
+        features.append("limit-of-a-force-split")
+    return Answer(facts, features, mismatches)
+
+
+def fail(args: Args, input_sets: InputSets) -> Answer:
+    """Carry out a compaction that a read or an upload fails of.
+
+    What is expected does not depend on the sizes of blocks, which are not always those given.
+    """
+    limits = limits_of(args)
+    limits = replace(limits, memory_budget=max(limits.memory_budget, LARGEST_BLOCK * 2))
+    given = read_given(args, input_sets)
+    fault, action = dict(args.take("fault")), str(args.take("action"))
+    split = action.removeprefix("force split object ") if "force split" in action else None
+    candidates = list(given.objects) if split is None else [int(split)]
+    answer = _on_stage(
+        given,
+        partial(_fail, candidates, limits, fault, split),
+    )
+    return Answer(answer.facts, ["blocks-with-records"], answer.mismatches)
+
+
+async def _fail(
+    candidates: Sequence[int],
+    limits: CompactionLimits,
+    fault: Mapping[str, Any],
+    split: str | None,
+    stage: Stage,
+    compactor: Compactor,
+) -> Answer:
+    entries, _ = await compactor.entries(candidates)
+    live = _live(stage, entries)
+    plan = (
+        plan_compaction(live, limits)
+        if split is None
+        else plan_force_split(live, replace(limits, split_size=0))
+    )
+    if not plan.commits:
+        raise ValueError(f"nothing is planned to fail: {plan.excluded}")
+    stored = stage.store.objects()
+    for name, value in fault.items():
+        if name == "read_fails_for_object":
+            stage.store.delete_many([key_of(value)])
+        elif name == "uploads_fail_with":
+            break_uploads(stage.store, str(value))
+        else:
+            raise ValueError(f"fault {name} is unknown")
+    problem = ""
+    try:
+        for commit in plan.commits:
+            await compactor.carry_out(commit, ())
+    except (SourceFailedError, StorageError) as error:
+        problem = str(error)
+    mismatches = list(compare([], stage.destroyed(), "objects gone after the failure"))
+    mismatches += compare([], stage.unfinished(), "uploads left unfinished")
+    for key, data in stage.store.objects().items():
+        if key in stored and stored[key] != data:
+            mismatches.append(Mismatch(key, "as it was", "changed"))
+    return Answer({"error": bool(problem)}, mismatches=mismatches)
+
+
+def _on_stage(given: Given, run: Callable[[Stage, Compactor], Awaitable[Answer]]) -> Answer:
+    async def whole() -> Answer:
+        stage = Stage(given)
+        await stage.prepare()
+        compactor = Compactor(stage)
+        try:
+            return await run(stage, compactor)
+        finally:
+            compactor.close()
+
+    return asyncio.run(whole())
+
+
+def _live(stage: Stage, entries: EntryTable) -> EntryTable:
+    return sorted_by_stream(live_entries(entries, stage.stream_starts()))
+
+
+async def _carry_out(
+    stage: Stage,
+    compactor: Compactor,
+    plan: CompactionPlan,
+    candidates: Sequence[int],
+    live: EntryTable,
+) -> list[Mismatch]:
+    """Execute a plan; return what is wrong with the bytes of the outputs."""
+    expired = objects_without_entries(candidates, live)
+    planned = [one for commit in plan.commits for one in commit.source_ids]
+    wanted = stage.bytes_by_run(sorted_by_stream(live.take(_is_of(live, planned))))
+    for number, commit in enumerate(plan.commits):
+        await compactor.carry_out(commit, () if number else expired)
+    if expired and not plan.commits:
+        await compactor.remove(expired)
+    return list(_wrong_bytes(stage, wanted))
+
+
+def _is_of(table: EntryTable, object_ids: Sequence[int]) -> Any:
+    ids = set(object_ids)
+    return [object_id in ids for object_id in table.object_id.tolist()]
+
+
+def _wrong_bytes(stage: Stage, wanted: Mapping[tuple[int, int], bytes]) -> Iterator[Mismatch]:
+    made = [*stage.made(ObjectKind.STREAM_SET), *stage.made(ObjectKind.STREAM)]
+    tables = EntryTable.concatenate([stage.index_of(one) for one in made])
+    found = stage.bytes_by_run(sorted_by_stream(tables))
+    if found.keys() != wanted.keys():
+        yield Mismatch("streams and starts of outputs", sorted(wanted), sorted(found))
+    for run in found.keys() & wanted.keys():
+        if found[run] != wanted[run]:
+            yield Mismatch(f"bytes of stream {run[0]} from {run[1]}", "as in the sources", "others")
+
+
+def _facts(stage: Stage) -> dict[str, Any]:
+    """Say what a commit did, by the map."""
+    shared, alone = stage.made(ObjectKind.STREAM_SET), stage.made(ObjectKind.STREAM)
+    ranges = [held for one in shared for held in one.ranges]
+    set_object = shared[0] if shared else None
+    is_new = set_object is not None and set_object.object_id > max(stage.objects)
+    return {
+        "compacted_objects": stage.destroyed(),
+        "stream_object_count": len(alone),
+        "stream_range_count": len(ranges),
+        "stream_set_object": -1 if set_object is None else NEW_ID if is_new else "an input id",
+        "order_id": -1 if set_object is None else set_object.order_id,
+        "streams_in_result": sorted(
+            {held.stream_id for one in (*shared, *alone) for held in one.ranges}
+        ),
+        "stream_objects": [
+            {**_range_facts(held), "size": one.size} for one in alone for held in one.ranges
+        ],
+        "stream_ranges": [_range_facts(held) for held in ranges],
+        "stream_set_object_size": -1 if set_object is None else set_object.size,
+    }
+
+
+def _range_facts(held: Any) -> dict[str, int]:
+    return {"stream": held.stream_id, "start": held.start_offset, "end": held.end_offset}

@@ -1,0 +1,280 @@
+"""Scenarios about the compaction of stream objects: what is grouped, what is made and committed.
+
+Kinds that only group ask the plan; kinds that make objects run the compactor against a bucket in
+memory. A scenario may have several cases, which share all that they do not say themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from broker_client.compaction.stream_object_config import StreamObjectConfig
+from storage.compaction.stream_objects import (
+    Group,
+    GroupRules,
+    StreamCompaction,
+    StreamObject,
+    cut_groups,
+    in_offset_order,
+    is_worth_compacting,
+    plan_stream,
+    rules_for,
+    takes_part,
+)
+from storage.errors import StorageError
+from tests.conformance.conformance_report import Deviation, Mismatch, ScenarioResult, compare
+from tests.conformance.deviation_rules import rules_for as deviations_for
+from tests.conformance.scenario_args import Args, ArgumentMissingError
+from tests.conformance.stream_object_inputs import (
+    described_objects,
+    listed_objects,
+    prepared_objects,
+)
+from tests.conformance.stream_object_world import StreamObjectWorld
+
+_KINDS_BY_NAME = {
+    "CLEANUP": StreamCompaction.REMOVE_EXPIRED,
+    "MINOR": StreamCompaction.MERGE_SMALL,
+    "MAJOR": StreamCompaction.MERGE_LARGE,
+    "CLEANUP_V1": StreamCompaction.PRUNE_LINKS,
+    "MINOR_V1": StreamCompaction.GATHER_SMALL,
+    "MAJOR_V1": StreamCompaction.LINK,
+}
+_UNLIMITED = 2**63 - 1
+_SMALL = 4 * 1024 * 1024
+_REMARKS = ("name", "source", "notes", "note", "kind", "cases")
+_HUGE_LEFT_ALONE = "huge-object-left-alone"
+_SHARED_NAMES = ("group", "filter", "compact")
+"""Kinds that scenarios about stream set objects have too: there without a compaction type."""
+
+
+def is_stream_compaction(scenario: Mapping[str, Any]) -> bool:
+    """Tell whether a scenario is one of these."""
+    kind = scenario.get("kind")
+    if kind not in _SHARED_NAMES:
+        return kind in _RUNNERS
+    return any("compaction_type" in one for one in (scenario, *scenario.get("cases", ())))
+
+
+def run_stream_compaction(
+    file: str, scenario: Mapping[str, Any], content: Mapping[str, Any]
+) -> ScenarioResult:
+    """Run one scenario about stream objects; `content` is the file that it is in."""
+    result = ScenarioResult(file, str(scenario.get("name", "without a name")))
+    kind = scenario["kind"]
+    shared = {name: value for name, value in scenario.items() if name not in _REMARKS}
+    cases = scenario.get("cases", [{}])
+    for number, case in enumerate(cases, start=1):
+        args = Args({**shared, **case}, "scenario")
+        try:
+            facts = _RUNNERS[kind](args, scenario, content)
+            mismatches = list(_differences(args, facts))
+            if mismatches and not list(_differences(args, facts.get("otherwise", facts))):
+                (rule,) = deviations_for(kind, [_HUGE_LEFT_ALONE])
+                result.deviations.append(Deviation(number, kind, rule.feature, rule.reason))
+                mismatches = []
+            mismatches += args.unknown()
+        except (ArgumentMissingError, KeyError, StorageError, ValueError) as error:
+            said = f"{type(error).__name__}: {error}"
+            mismatches = [Mismatch("scenario", "no failure", said)]
+        result.fail(number if len(cases) > 1 else 0, kind, mismatches)
+    return result
+
+
+def _differences(args: Args, facts: Mapping[str, Any]) -> Iterator[Mismatch]:
+    """Yield what does not hold of expected facts; an expectation that is no map is of the answer.
+
+    What is derived may say the same in other words; a sentence of it is no fact.
+    """
+    for title in ("expect", "derived"):
+        expected = args.take(title, {})
+        if not isinstance(expected, Mapping):
+            expected = {"answer": expected}
+        for name, value in expected.items():
+            if title == "derived" and isinstance(value, str):
+                value = facts.get("said", {}).get(value, value)  # noqa: PLW2901
+            yield from compare({name: value}, facts, title)
+
+
+# ---- groups ----
+
+
+def _rules(args: Args, kind: StreamCompaction) -> GroupRules:
+    rules = rules_for(kind, args.take("group_size_threshold", None))
+    return replace(
+        rules,
+        linked_bytes=args.take("major_v1_min_normal_object_size", rules.linked_bytes),
+        dirty_bytes=args.take("max_dirty_bytes", rules.dirty_bytes),
+    )
+
+
+def _kind(args: Args, default: str | None = None) -> StreamCompaction:
+    return _KINDS_BY_NAME[args.take("compaction_type", *([default] if default else []))]
+
+
+def _objects(args: Args, scenario: Mapping[str, Any]) -> tuple[list[StreamObject], list[Any]]:
+    if args.has("objects"):
+        return listed_objects(args.take("objects"))
+    return described_objects(str(scenario.get("notes", ""))), []
+
+
+def _group_check(args: Args, scenario: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
+    objects, _tags = _objects(args, scenario)
+    kind, start = _kind(args), args.take("stream_start", 0)
+    return {"answer": is_worth_compacting(objects, kind, start, _rules(args, kind))}
+
+
+def _filter(args: Args, scenario: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
+    objects, _tags = _objects(args, scenario)
+    kind = _kind(args)
+    return {"answer": takes_part(objects, args.take("position"), kind, _rules(args, kind))}
+
+
+def _group(args: Args, scenario: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
+    objects, tags = _objects(args, scenario)
+    kind, chosen = _kind(args), args.take("filter", "type")
+    rules = _rules(args, kind)
+    ordered = in_offset_order(objects)
+    if chosen == "type":
+        ordered = [one for at, one in enumerate(ordered) if takes_part(ordered, at, kind, rules)]
+    elif chosen != "none":
+        raise ValueError(f"filter is {chosen!r}, wanted type or none")
+    facts = _group_facts(cut_groups(ordered, rules), tags)
+    facts["otherwise"] = _group_facts(
+        cut_groups(ordered, replace(rules, absorbed_bytes=None)), tags
+    )
+    return facts
+
+
+def _group_cases(args: Args, scenario: Mapping[str, Any], c: Mapping[str, Any]) -> dict[str, Any]:
+    """Group as above; the notes say whether groups are told by their first and last ids."""
+    facts = _group(args, scenario, c)
+    if "[first id, last id]" in str(scenario.get("notes", "")):
+        for each in (facts, facts["otherwise"]):
+            each["groups"] = [[group[0], group[-1]] for group in each["groups"]]
+    return facts
+
+
+def _cleanup_groups(
+    args: Args, scenario: Mapping[str, Any], _: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Ask what a clean-up rewrites; without a stream start, what it would if enough were dirty."""
+    objects, tags = _objects(args, scenario)
+    kind = _kind(args, "CLEANUP_V1")
+    rules = _rules(args, kind)
+    if not args.has("stream_start"):
+        ordered = in_offset_order(objects)
+        first = [one for at, one in enumerate(ordered) if takes_part(ordered, at, kind, rules)]
+        return _group_facts(cut_groups(first, rules), tags)
+    plan = plan_stream(objects, args.take("stream_start"), kind, rules)
+    return _group_facts(plan.groups, tags)
+
+
+def _group_facts(groups: Sequence[Group], tags: Sequence[Any]) -> dict[str, Any]:
+    members = [one for group in groups for one in group]
+    ids = [[one.object_id for one in group] for group in groups]
+    return {
+        "answer": ids,
+        "groups": ids,
+        "group_count": len(groups),
+        "objects": [one.object_id for one in members],
+        "total_objects": len(members),
+        "no_empty_group": all(groups),
+        "has_composite": any(one.composite for one in members),
+        "has_small_normal": any(not one.composite and one.size < _SMALL for one in members),
+        "tags": [tags[one.crc32c] for one in members] if tags else [],
+        "group_tags": [[tags[one.crc32c] for one in group] for group in groups] if tags else [],
+    }
+
+
+# ---- objects that are made ----
+
+
+def _compact(args: Args, _: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    stream_id, objects = prepared_objects(content[args.take("input")])
+    kind, stream = _kind(args), Args(args.take("stream"), "stream")
+    config = Args(args.take("config", {}), "config")
+    args.nested(stream)
+    args.nested(config)
+    confirm = stream.take("confirm", _UNLIMITED)
+    listed = [each for each, one in objects.items() if one.facts.start_offset < confirm]
+    world = StreamObjectWorld(
+        stream.take("stream", stream_id),
+        stream.take("start"),
+        objects,
+        listed,
+        args.take("next_object_id", max(objects) + 1),
+    )
+    world.compact(kind, _config(config, kind))
+    requests = [world.facts(request) for request in world.commits]
+    made = [one for one in requests if one["object"] >= 0]
+    sources = [operation for one in requests for operation in one["operations"]]
+    return {
+        "requests": requests,
+        "request_count": len(requests),
+        "object_sizes": [one["object_size"] for one in made],
+        "index": [one["index"] for one in made],
+        "operations": sources,
+        "said": {f"{name} for every source": [name] * len(sources) for name in set(sources)},
+    }
+
+
+def _config(config: Args, kind: StreamCompaction, **defaults: int) -> StreamObjectConfig:
+    """Return a configuration by the rules that the scenarios know: nothing is left for later."""
+    rules = _rules(Args({**defaults, **_taken(config)}), kind)
+    return StreamObjectConfig(
+        index_merge_bytes=config.take("block_group_size_threshold", 1024 * 1024),
+        rules={each: rules if each is kind else rules_for(each) for each in StreamCompaction},
+    )
+
+
+def _taken(config: Args) -> dict[str, Any]:
+    names = ("group_size_threshold", "major_v1_min_normal_object_size", "max_dirty_bytes")
+    return {name: config.take(name) for name in names if config.has(name)}
+
+
+def _made_of(kind: StreamCompaction) -> Callable[..., dict[str, Any]]:
+    """Return a runner that makes one object of sources that are named."""
+
+    def run(args: Args, _: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+        stream_id, objects = prepared_objects(content[args.take("input")])
+        config = Args(args.take("config", {}), "config")
+        args.nested(config)
+        bucket = args.take("bucket", None)
+        if bucket is not None and {one.facts.bucket_id for one in objects.values()} != {bucket}:
+            raise ValueError(f"bucket is {bucket}, but the sources are not in it")
+        world = StreamObjectWorld(
+            stream_id,
+            args.take("stream_start", 0),
+            objects,
+            args.take("sources"),
+            args.take("result_object"),
+        )
+        unlimited = {
+            "group_size_threshold": _UNLIMITED,
+            "major_v1_min_normal_object_size": 0,
+            "max_dirty_bytes": 0,
+        }
+        world.compact(kind, _config(config, kind, **unlimited))
+        if len(world.commits) != 1:
+            raise ValueError(f"there were {len(world.commits)} commits, wanted one")
+        return world.facts(world.commits[0])
+
+    return run
+
+
+_RUNNERS: Mapping[str, Callable[[Args, Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]] = {
+    "group_check": _group_check,
+    "group": _group,
+    "filter": _filter,
+    "group_cases": _group_cases,
+    "cleanup_v1_groups": _cleanup_groups,
+    "compact": _compact,
+    "physical_merge": _made_of(StreamCompaction.MERGE_LARGE),
+    "composite_compact": _made_of(StreamCompaction.LINK),
+}
+
+STREAM_KINDS = frozenset(_RUNNERS)
+"""What a scenario about stream objects may be of."""

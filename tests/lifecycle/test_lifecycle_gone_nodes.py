@@ -1,0 +1,264 @@
+"""Who compacts for brokers that are gone: all of them, spread, stable; over a real map too."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.errors import ErrorCode
+from controller.lifecycle.gone_nodes import plan_compactions
+from controller.lifecycle.heartbeats import read_nodes
+from controller.metadata.answers import NodeDescription
+from controller.metadata.requests import (
+    CommitStreamSetObject,
+    GetOpeningStreams,
+    PrepareObjects,
+    RegisterNode,
+    SetNodeLock,
+    UnregisterNode,
+)
+from controller.metadata.values import NodeIdentity, StreamObjectColumns, column
+from tests.lifecycle.failover_cluster import TIMEOUT_MS, A, B, C, Cluster
+from tests.lifecycle.lifecycle_world import run
+from tests.lifecycle.test_lifecycle_recoveries import node, sessions
+
+A2 = NodeIdentity(A.node_id, 2)
+
+
+def left(node_id: int, **changes: object) -> NodeDescription:
+    """A node that holds three set objects and owes nothing."""
+    return replace(node(node_id), **{"stream_set_object_count": 3, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gone", "fenced"),
+    [(left(1), {1}), (left(1, departed=True), set()), (left(1, failover=True), set())],
+    ids=["silent", "departed", "fenced by its recovery"],
+)
+def test_a_gone_nodes_objects_are_compacted_by_one_that_is_heard(
+    gone: NodeDescription, fenced: set[int]
+) -> None:
+    assert plan_compactions([gone, node(2)], sessions({2}, fenced), {}) == {1: 2}
+    assert plan_compactions([gone, node(2)], sessions(set(), {*fenced, 2}), {}) == {}
+
+
+@pytest.mark.parametrize(
+    "spared",
+    [
+        left(1, stream_set_object_count=0),
+        left(1, has_opening_streams=True),
+        left(1, pending_upload_count=1, failover=True),
+        left(1, recovered_by=3, failover=True),
+        left(1, locked=True),
+        left(1, locked=True, failover=True),
+        left(2),
+        left(4, supervised=False),
+        left(5),
+    ],
+    ids=[
+        *("empty", "owes streams", "owes uploads", "recovered", "locked", "locked and fenced"),
+        *("active", "never heard", "granted"),
+    ],
+)
+def test_others_leave_the_objects_of(spared: NodeDescription) -> None:
+    heard = sessions({2, 3}, {1}, granted=frozenset({5}))
+    others = [one for one in (node(2), node(3)) if one.node_id != spared.node_id]
+    nodes = sorted([spared, *others], key=lambda one: one.node_id)
+    assert plan_compactions(nodes, heard, {spared.node_id: 3}) == {}
+
+
+def test_a_target_is_heard_stays_and_is_no_gone_node_itself() -> None:
+    heard = sessions({2, 3}, {1}, granted=frozenset({5}))
+    heard.heartbeat(2, 5, 60_000, wants_shutdown=True)
+    nodes = [left(1), node(2), node(3, failover=True), node(4, supervised=False), node(5)]
+    assert plan_compactions(nodes, heard, {1: 2}) == {}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_plans_are_complete_spread_and_stable(seed: int) -> None:
+    rng = random.Random(seed)
+    ids = range(1_000, 1_000 + rng.randrange(2, 40))
+    gone = {node_id for node_id in ids if rng.random() < 0.5}
+    active = set(ids) - gone
+    nodes = [left(node_id) for node_id in ids]
+    heard = sessions(active, gone)
+
+    plan = plan_compactions(nodes, heard, {})
+
+    where = f"seed {seed}"
+    share = -(-len(gone) // len(active)) if active else 0
+    assert set(plan) == (gone if active else set()), where
+    assert set(plan.values()) <= active, where
+    assert all(list(plan.values()).count(target) <= share for target in active), where
+    assert plan_compactions(nodes, heard, plan) == plan, where
+    assert plan_compactions(nodes, sessions(active, gone), {}) == plan, f"{where}: another leader"
+
+    silent = set(rng.sample(sorted(active), min(len(active), 1)))
+    after = plan_compactions(nodes, sessions(active - silent, gone), plan)
+    kept = {n for n, target in plan.items() if target not in silent and len(active) > 1}
+    assert all(after[node_id] == plan[node_id] for node_id in kept), f"{where}: moved for nothing"
+
+    back = set(rng.sample(sorted(gone), min(len(gone), 2)))
+    after = plan_compactions(nodes, sessions(active | back, gone - back), plan)
+    share = -(-len(gone - back) // len(active | back))
+    for target in active:
+        before = [n for n, other in plan.items() if other == target and n not in back]
+        moved = [n for n in before if after[n] != target]
+        assert len(moved) == max(0, len(before) - share), f"{where}: {target}"
+
+
+class Compacting(Cluster):
+    """A cluster whose node A left one set object behind."""
+
+    async def start(self) -> None:
+        await super().start()
+        self.left = await self.commit_set_object()
+        await self.run_for(2_000, A, B, C)
+
+    async def leave(self) -> None:
+        """Let A close its stream and unregister."""
+        await self.close(A)
+        await self.world.write(UnregisterNode(node=A))
+
+    async def told(self, *alive: NodeIdentity) -> dict[int, tuple[NodeIdentity, ...]]:
+        """Return what each is told to compact, and check that the description says the same."""
+        answers = {one.node_id: (await self.beat(one)).compactions for one in alive}
+        for described in read_nodes(self.world.controller):
+            target = self.heartbeats.compacted_by(described.node_id)
+            told = [
+                t for t, gone in answers.items() if described.node_id in {n.node_id for n in gone}
+            ]
+            assert told == ([target] if target in answers else []), described.node_id
+        return {target: gone for target, gone in answers.items() if gone}
+
+    async def compact(self, writer: NodeIdentity, owner: NodeIdentity = A) -> Any:
+        """Compact what A left into a stream object, in its name, with an id of `writer`."""
+        prepare = PrepareObjects(request_id="q", node=writer, count=1, ttl_ms=60_000)
+        object_id = (await self.world.write(prepare)).first_object_id
+        commit = CommitStreamSetObject(
+            node=owner,
+            object_id=-1,
+            order_id=-1,
+            object_size=0,
+            stream_objects=StreamObjectColumns(
+                object_id=column([object_id]),
+                object_size=column([1]),
+                stream_id=column([self.stream_id]),
+                start_offset=column([0]),
+                end_offset=column([10]),
+            ),
+            compacted_object_ids=column([self.left]),
+            failover=writer != owner,
+        )
+        return (await self.world.write(commit)).error
+
+
+def test_a_departed_nodes_objects_are_compacted_until_it_is_forgotten() -> None:
+    async def scenario() -> None:
+        cluster = Compacting()
+        await cluster.start()
+        await cluster.leave()
+        await cluster.run_for(TIMEOUT_MS + 1_000, B)
+        assert await cluster.told(B) == {B.node_id: (A,)}
+
+        assert await cluster.compact(B) is ErrorCode.NONE
+        assert read_nodes(cluster.world.controller, (A.node_id,)) == ()
+        await cluster.run_for(1_000, B)
+        assert await cluster.told(B) == {}
+
+    run(scenario())
+
+
+def test_a_silent_node_is_compacted_for_only_after_its_recovery() -> None:
+    async def scenario() -> None:
+        cluster = Compacting()
+        await cluster.start()
+        await cluster.run_for(2 * TIMEOUT_MS, B)
+        assert cluster.recovered_by() == {A.node_id: B.node_id}
+        assert await cluster.told(B) == {}
+        await cluster.world.write(GetOpeningStreams(node=A, failover=True))
+        await cluster.run_for(2_000, B)
+        assert await cluster.told(B) == {}
+
+        await cluster.close(A)
+        await cluster.run_for(1_000, B)
+        assert cluster.recovered_by() == {}
+        assert await cluster.told(B) == {B.node_id: (A,)}
+        assert await cluster.compact(B) is ErrorCode.NONE
+
+    run(scenario())
+
+
+def test_a_node_that_is_heard_again_compacts_for_itself() -> None:
+    async def scenario() -> None:
+        cluster = Compacting()
+        await cluster.start()
+        await cluster.close(A)
+        await cluster.run_for(2 * TIMEOUT_MS, B)
+        assert await cluster.told(B) == {B.node_id: (A,)}
+        await cluster.run_for(1_000, A, B)
+        assert await cluster.told(A, B) == {}
+        assert await cluster.compact(A) is ErrorCode.NONE
+
+    run(scenario())
+
+
+def test_a_new_process_gets_its_own_back_and_others_are_refused() -> None:
+    async def scenario() -> None:
+        cluster = Compacting()
+        await cluster.start()
+        await cluster.leave()
+        await cluster.run_for(TIMEOUT_MS + 1_000, B)
+        assert await cluster.told(B) == {B.node_id: (A,)}
+
+        await cluster.world.write(RegisterNode(node=A2))
+        assert await cluster.compact(B) is ErrorCode.NODE_EPOCH_EXPIRED
+        await cluster.run_for(1_000, B)
+        assert await cluster.told(B) == {}
+        assert await cluster.compact(A2, A2) is ErrorCode.NONE
+
+    run(scenario())
+
+
+def test_a_locked_nodes_objects_wait_for_it() -> None:
+    async def scenario() -> None:
+        cluster = Compacting()
+        await cluster.start()
+        await cluster.close(A)
+        await cluster.world.write(SetNodeLock(node_id=A.node_id, locked=True))
+        await cluster.run_for(2 * TIMEOUT_MS, B)
+        assert await cluster.told(B) == {}
+        await cluster.world.write(SetNodeLock(node_id=A.node_id, locked=False))
+        await cluster.run_for(1_000, B)
+        assert await cluster.told(B) == {B.node_id: (A,)}
+
+    run(scenario())
+
+
+def test_a_new_leader_hears_who_is_there_and_plans_the_same() -> None:
+    async def scenario() -> None:
+        cluster = Compacting()
+        await cluster.start()
+        await cluster.leave()
+        await cluster.run_for(TIMEOUT_MS + 1_000, B, C)
+        before = await cluster.told(B, C)
+        assert [gone for _, gone in sorted(before.items())] == [(A,)]
+        end = cluster.world.log.next_offset
+
+        await cluster.change_leader()
+        await cluster.run_for(TIMEOUT_MS, B, C)
+        assert await cluster.told(B, C) == {}
+        await cluster.run_for(2_000, B, C)
+        assert await cluster.told(B, C) == before
+        assert cluster.world.log.next_offset <= end + 1, "only the leader's own entry is written"
+
+        (target,) = before
+        other = C if target == B.node_id else B
+        await cluster.run_for(2 * TIMEOUT_MS, other)
+        assert await cluster.told(other) == {other.node_id: (A,)}
+
+        cluster.world.log.lose_leadership(truncate=False)
+        assert cluster.heartbeats.compacted_by(A.node_id) == -1
+
+    run(scenario())

@@ -1,0 +1,203 @@
+"""The watch over the committed map notices what no compaction and no deletion may do."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from controller.metadata.columns import Undo
+from controller.metadata.requests import (
+    CloseStreams,
+    CommitStreamObject,
+    DeleteStreams,
+    PrepareObjects,
+    StreamToClose,
+    StreamToDelete,
+    StreamToTrim,
+    TrimStreams,
+)
+from controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
+from controller.records.codec import encode_records
+from controller.records.record import (
+    ObjectsDestroyed,
+    Record,
+    SetObjectRanges,
+    StreamObjectsCommitted,
+    StreamSetObjectsCommitted,
+)
+from tests.metadata.test_metadata_uploads import NODE, NOW, World, stream_objects, upload
+from tests.sim.sim_check import Violation
+from tests.sim.sim_map import MapWatch
+
+
+class Watched(World):
+    """A map whose every entry is watched; the bytes of all ids up to 20 are there."""
+
+    def __init__(self) -> None:
+        self.watch = MapWatch()
+        self.watch.bucket.update(range(20))
+        super().__init__()
+        self.write(PrepareObjects(request_id="x", node=NODE, count=2, ttl_ms=60_000))
+        self.write(upload(0, (0, 0, 10), (1, 0, 10)))
+        self.write(upload(1, (0, 10, 20)))
+        self.write(upload(2, (2, 0, 5), stream_objects=stream_objects((3, 1, 10, 20))))
+        rows = stream_objects((4, 1, 20, 30))
+        self.write(upload(-1, (0, 0, 1), ranges=RangeColumns(), stream_objects=rows))
+
+    def write(self, request: Any) -> Any:
+        decision = self.map.decide(request, NOW, self.map.applied_end_offset)
+        if decision.records:
+            self.apply(*decision.records)
+        return decision.answer
+
+    def apply(self, *records: Record) -> None:
+        offset = self.map.applied_end_offset
+        self.map.apply(offset, records)
+        payload = base64.b64encode(encode_records(records))
+        self.watch.commit(self.map, offset, b"map map " + payload)
+
+    def link(self) -> None:
+        """Make object 5 a composite of 3 and 4, which hold stream 1 from 10 to 30."""
+        keep = SourceOperation.KEEP_DATA
+        request = CommitStreamObject(
+            node=NODE,
+            object_id=5,
+            object_size=9,
+            stream_id=1,
+            stream_epoch=1,
+            start_offset=10,
+            end_offset=30,
+            attributes=1,
+            source_object_ids=column([3, 4]),
+            operations=(keep, keep),
+        )
+        assert self.write(request).error == 0
+
+
+def destroyed(*object_ids: int) -> ObjectsDestroyed:
+    return ObjectsDestroyed(object_id=column(object_ids), marked_at_ms=NOW)
+
+
+def result(object_id: int, stream_id: int, start: int, end: int) -> StreamObjectsCommitted:
+    return StreamObjectsCommitted(
+        committed_at_ms=NOW,
+        object_id=column([object_id]),
+        object_size=column([1]),
+        attributes=column([0]),
+        stream_id=column([stream_id]),
+        start_offset=column([start]),
+        end_offset=column([end]),
+    )
+
+
+def test_compactions_of_all_kinds_are_let_through_and_counted() -> None:
+    world = Watched()
+    world.link()
+    compacted = upload(
+        6,
+        *((0, 0, 7), (0, 12, 20), (1, 0, 10)),
+        compacted_object_ids=column([0, 1]),
+        stream_objects=stream_objects((7, 0, 7, 12)),
+    )
+    assert world.write(compacted).error == 0
+    world.write(TrimStreams(node=NODE, streams=(StreamToTrim(1, 1, 25),)))
+    deep = CommitStreamObject(
+        node=NODE,
+        object_id=8,
+        object_size=1,
+        stream_id=1,
+        stream_epoch=1,
+        start_offset=25,
+        end_offset=30,
+        source_object_ids=column([5]),
+        operations=(SourceOperation.DEEP_DELETE,),
+    )
+    assert world.write(deep).error == 0
+    assert world.watch.counts == {
+        "set objects compacted": 1,
+        "stream objects compacted": 1,
+        "composites linked": 1,
+        "deep deletes": 1,
+    }
+    world.watch.check_deletion((0, 1, 3, 4, 5))
+
+
+def test_an_upload_for_a_stream_that_is_gone_is_no_compaction() -> None:
+    world = Watched()
+    world.write(CloseStreams(node=NODE, streams=(StreamToClose(3, 1),)))
+    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(3, 1),)))
+    late = stream_objects((7, 3, 0, 5))
+    assert world.write(upload(6, (2, 5, 9), stream_objects=late)).error == 0
+    assert world.state(7) is ObjectState.MARK_DESTROYED
+    assert not world.watch.counts
+
+
+def test_what_is_readable_can_not_vanish() -> None:
+    world = Watched()
+    with pytest.raises(Violation, match="what is readable stays readable"):
+        world.apply(destroyed(1))
+    world = Watched()
+    with pytest.raises(Violation, match="what is readable stays readable"):
+        world.apply(result(6, 0, 10, 19), destroyed(1))
+
+
+def test_a_compaction_can_not_add_anything() -> None:
+    world = Watched()
+    with pytest.raises(Violation, match="compactions change nothing that is read"):
+        world.apply(result(6, 0, 10, 21), destroyed(1))
+
+
+def test_no_offset_can_be_in_two_objects() -> None:
+    world = Watched()
+    with pytest.raises(Violation, match="no offset is in two objects"):
+        world.apply(result(6, 0, 19, 21))
+
+
+def test_what_is_held_is_found_by_readers() -> None:
+    world = Watched()
+    objects: Any = world.map._objects
+    objects.ranges.unlink(objects.range_rows_of(objects.row(1)), Undo())
+    with pytest.raises(Violation, match="what is readable is found"):
+        world.write(upload(6, (3, 0, 1)))
+
+
+def test_bytes_of_what_is_committed_must_be_there_and_stay() -> None:
+    world = Watched()
+    with pytest.raises(Violation, match="bytes of what is needed are there"):
+        world.write(upload(30, (3, 0, 1)))
+    world = Watched()
+    with pytest.raises(Violation, match="bytes go after the mark is committed"):
+        world.watch.check_deletion((1,))
+
+
+def test_what_a_composite_links_can_not_go_before_it() -> None:
+    world = Watched()
+    world.link()
+    with pytest.raises(Violation, match="nothing needed is destroyed"):
+        world.apply(destroyed(4))
+    with pytest.raises(Violation, match="nothing needed is deleted"):
+        world.watch.check_deletion((4,))
+
+
+def test_starts_and_ends_only_grow() -> None:
+    world = Watched()
+    streams: Any = world.map._streams
+    streams._table.write("end_offset", 0, 19)
+    with pytest.raises(Violation, match="starts and ends grow"):
+        world.apply(
+            StreamSetObjectsCommitted(
+                node_id=0,
+                committed_at_ms=NOW,
+                data_time_ms=NOW,
+                object_id=column([6]),
+                order_id=column([6]),
+                object_size=column([1]),
+                attributes=column([0]),
+                range_count=column([1]),
+                ranges=SetObjectRanges(
+                    stream_id=column([3]), start_offset=column([0]), end_offset=column([1])
+                ),
+            )
+        )

@@ -1,0 +1,170 @@
+"""A second planner, of lists and loops: slow, and close to how the rules are told.
+
+Knows of no columns. It stands for the planner of stream set objects where both are given the same
+entries; entries that overlap or are over the budget are not its business.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from hypothesis import strategies as st
+
+from storage.compaction.entries import Entry
+from storage.compaction.plan import CompactionLimits, CompactionPlan
+
+Group = tuple[str, list[Entry]]
+
+
+def entry(object_id: int, stream_id: int, start: int, end: int, size: int | None = None) -> Entry:
+    """An entry whose bytes are as many as its offsets, unless told otherwise; not placed yet."""
+    return Entry(object_id, stream_id, start, end, 1, -1, end - start if size is None else size)
+
+
+def placed(entries: Iterable[Entry]) -> list[Entry]:
+    """Lay the entries of each object one after the other, by stream and offset."""
+    ends: Counter[int] = Counter()
+    found = []
+    for one in sorted(entries, key=lambda e: (e.object_id, e.stream_id, e.start_offset)):
+        found.append(replace(one, position=ends[one.object_id]))
+        ends[one.object_id] += one.size
+    return found
+
+
+def three_objects(unit: int = 1) -> list[Entry]:
+    """Three set objects whose compaction takes two iterations of 150 units."""
+    ranges = [
+        *((0, 0, 0, 20), (0, 1, 30, 60), (0, 3, 210, 230)),
+        *((1, 0, 20, 25), (1, 1, 60, 120)),
+        *((2, 2, 400, 435), (2, 2, 435, 500), (2, 3, 230, 270)),
+    ]
+    return placed(entry(o, s, start, end, (end - start) * unit) for o, s, start, end in ranges)
+
+
+def plan_rows(plan: CompactionPlan) -> list[list[tuple[str, list[Entry]]]]:
+    """Outputs of each iteration of all commits: kind and entries."""
+    return [
+        [(str(output.kind), list(output.entries.rows())) for output in iteration.outputs]
+        for commit in plan.commits
+        for iteration in commit.iterations
+    ]
+
+
+# ---- the model ----
+
+
+@dataclass
+class ModelPlan:
+    """What the model finds; `rounds` are the objects left out, round by round."""
+
+    iterations: list[list[Group]]
+    rounds: list[list[int]]
+
+
+def model_plan(entries: Sequence[Entry], limits: CompactionLimits) -> ModelPlan:
+    """Plan one commit of the objects that share a stream with another one."""
+    kept = [one for one in entries if one.object_id in _sharing(entries)]
+    rounds: list[list[int]] = []
+    groups = model_groups(kept, limits.split_size)
+    while (victims := _victims(groups, limits)) is not None:
+        rounds.append(sorted(victims))
+        kept = [one for one in kept if one.object_id not in victims]
+        if not _sharing(kept):
+            kept = []
+        groups = model_groups(kept, limits.split_size)
+    return ModelPlan(_iterations(groups, limits.memory_budget), rounds)
+
+
+def _sharing(entries: Iterable[Entry]) -> set[int]:
+    holders: defaultdict[int, set[int]] = defaultdict(set)
+    for one in entries:
+        holders[one.stream_id].add(one.object_id)
+    return {each for held in holders.values() if len(held) > 1 for each in held}
+
+
+def model_groups(entries: Iterable[Entry], split_size: int) -> list[Group]:
+    """Walk the sorted entries, splitting off streams that are large or have a gap behind."""
+    runs: list[list[Entry]] = []
+    for one in sorted(entries, key=lambda e: (e.stream_id, e.start_offset)):
+        last = runs[-1][-1] if runs else None
+        if last and (last.stream_id, last.end_offset) == (one.stream_id, one.start_offset):
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    groups: list[Group] = []
+    for run, following in pairwise([*runs, None]):
+        assert run is not None
+        has_gap_behind = following is not None and following[0].stream_id == run[0].stream_id
+        if has_gap_behind or sum(one.size for one in run) > split_size:
+            groups.append(("SPLIT", run))
+        elif groups and groups[-1][0] == "COMPACT":
+            groups[-1] = ("COMPACT", groups[-1][1] + run)
+        else:
+            groups.append(("COMPACT", run))
+    return groups
+
+
+def _victims(groups: list[Group], limits: CompactionLimits) -> set[int] | None:
+    splits = [run for kind, run in groups if kind == "SPLIT"]
+    streams: defaultdict[int, set[int]] = defaultdict(set)
+    for kind, run in groups:
+        for one in run if kind == "COMPACT" else ():
+            streams[one.stream_id].add(one.object_id)
+    if len(splits) > limits.max_stream_objects:
+        feeds = Counter(each for _, run in groups for each in {one.object_id for one in run})
+        cheapest = min(
+            splits, key=lambda run: (len(run), sum(feeds[each] for each in _objects(run)))
+        )
+        return _objects(cheapest)
+    if len(streams) > limits.max_streams:
+        held = Counter(each for objects in streams.values() for each in objects)
+        return min(streams.values(), key=lambda objects: sum(held[each] for each in objects))
+    return None
+
+
+def _objects(entries: Iterable[Entry]) -> set[int]:
+    return {one.object_id for one in entries}
+
+
+def _iterations(groups: list[Group], memory_budget: int) -> list[list[Group]]:
+    iterations: list[list[tuple[int, Group]]] = []
+    used = memory_budget
+    for number, (kind, entries) in enumerate(groups):
+        for one in entries:
+            if used + one.size > memory_budget:
+                iterations.append([])
+                used = 0
+            used += one.size
+            outputs = iterations[-1]
+            if outputs and outputs[-1][0] == number:
+                outputs[-1][1][1].append(one)
+            else:
+                outputs.append((number, (kind, [one])))
+    found = []
+    for numbered in iterations:
+        outputs_ = [group for _, group in numbered]
+        compact = [one for kind, run in outputs_ if kind == "COMPACT" for one in run]
+        splits = [group for group in outputs_ if group[0] == "SPLIT"]
+        found.append([*splits, *([("COMPACT", compact)] if compact else [])])
+    return found
+
+
+# ---- random sources ----
+
+
+@st.composite
+def sources(draw: st.DrawFn, *, largest: int = 9) -> list[Entry]:
+    """Entries of some objects whose streams go on from entry to entry, or leave a gap."""
+    ends: Counter[int] = Counter()
+    found = []
+    for object_id in range(draw(st.integers(1, 6))):
+        for stream_id in sorted(draw(st.sets(st.integers(0, 4), min_size=1))):
+            for _ in range(draw(st.integers(1, 3))):
+                start = ends[stream_id] = ends[stream_id] + draw(st.sampled_from([0, 0, 0, 0, 5]))
+                ends[stream_id] += draw(st.integers(1, 4))
+                size = draw(st.integers(1, largest))
+                found.append(entry(object_id, stream_id, start, ends[stream_id], size))
+    return placed(found)

@@ -1,0 +1,312 @@
+"""Plans for entries made by hand, each with what has to come of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from storage.compaction.entries import Entry, EntryTable
+from storage.compaction.plan import CompactionLimits, CompactionPlan, ExclusionReason, Iteration
+from storage.compaction.planner import plan_compaction
+from storage.compaction.read_runs import plan_reads
+from tests.storage.compaction_model import entry, placed, plan_rows, three_objects
+
+KIB = 1024
+MIB = 1024 * KIB
+UNLIMITED = 2**40
+
+
+def plan(
+    entries: list[Entry], memory_budget: int = UNLIMITED, split_size: int = 100, **limits: int
+) -> CompactionPlan:
+    table = EntryTable.of_rows(placed(entries))
+    return plan_compaction(table, CompactionLimits(memory_budget, split_size, **limits))
+
+
+def outputs(found: CompactionPlan) -> list[list[tuple[str, list[tuple[int, int, int]], int]]]:
+    """Outputs by iteration: kind, ranges of streams, bytes."""
+    return [
+        [(kind, ranges(entries), sum(one.size for one in entries)) for kind, entries in iteration]
+        for iteration in plan_rows(found)
+    ]
+
+
+def ranges(entries: list[Entry]) -> list[tuple[int, int, int]]:
+    """Contiguous ranges of streams, in order."""
+    found: list[tuple[int, int, int]] = []
+    for one in entries:
+        if found and (found[-1][0], found[-1][2]) == (one.stream_id, one.start_offset):
+            found[-1] = (one.stream_id, found[-1][1], one.end_offset)
+        else:
+            found.append((one.stream_id, one.start_offset, one.end_offset))
+    return found
+
+
+def left_out(found: CompactionPlan) -> list[tuple[int, ExclusionReason]]:
+    return [(one.object_id, one.reason) for one in found.excluded]
+
+
+S0, S1 = [(0, 0, 25)], [(1, 30, 120)]
+S2_HEAD, S2_TAIL = [(2, 400, 435)], [(2, 435, 500)]
+S3 = [(3, 210, 270)]
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "first", "second"),
+    [
+        (
+            range(1, 25),
+            [("SPLIT", S0, 25), ("SPLIT", S1, 90), ("SPLIT", S2_HEAD, 35)],
+            [("SPLIT", S2_TAIL, 65), ("SPLIT", S3, 60)],
+        ),
+        (
+            range(25, 60),
+            [("SPLIT", S1, 90), ("SPLIT", S2_HEAD, 35), ("COMPACT", S0, 25)],
+            [("SPLIT", S2_TAIL, 65), ("SPLIT", S3, 60)],
+        ),
+        (
+            range(60, 90),
+            [("SPLIT", S1, 90), ("SPLIT", S2_HEAD, 35), ("COMPACT", S0, 25)],
+            [("SPLIT", S2_TAIL, 65), ("COMPACT", S3, 60)],
+        ),
+        (
+            range(90, 100),
+            [("SPLIT", S2_HEAD, 35), ("COMPACT", S0 + S1, 115)],
+            [("SPLIT", S2_TAIL, 65), ("COMPACT", S3, 60)],
+        ),
+        (
+            range(100, 120),
+            [("COMPACT", S0 + S1 + S2_HEAD, 150)],
+            [("COMPACT", S2_TAIL + S3, 125)],
+        ),
+    ],
+    ids=lambda value: f"{value.start}..{value.stop - 1}" if isinstance(value, range) else "",
+)
+def test_three_objects_become_what_the_threshold_makes_of_them(
+    thresholds: range, first: list[object], second: list[object]
+) -> None:
+    for threshold in thresholds:
+        found = plan(three_objects(), 150, threshold)
+        assert outputs(found) == [first, second], f"threshold {threshold}"
+        assert found.commits[0].source_ids == (0, 1, 2)
+        assert (found.excluded, found.left_alone) == ((), ())
+
+
+def reads_in_units(found: CompactionPlan, unit: int) -> list[list[tuple[int, int, int]]]:
+    """GETs of each iteration: object, first and last byte + 1, in units."""
+    made = []
+    for iteration in found.commits[0].iterations:
+        reads = plan_reads(iteration, 16 * MIB)
+        rows = zip(
+            reads.object_id.tolist(), reads.position.tolist(), reads.size.tolist(), strict=True
+        )
+        made.append([(o, at // unit, (at + size) // unit) for o, at, size in rows])
+    return made
+
+
+def test_reads_of_the_three_objects_are_one_per_stretch_and_at_most_16_mib() -> None:
+    small = plan(three_objects(64 * KIB), 150 * 64 * KIB, 80 * 64 * KIB)
+    assert reads_in_units(small, 64 * KIB) == [
+        [(0, 0, 50), (1, 0, 65), (2, 0, 35)],
+        [(0, 50, 70), (2, 35, 140)],
+    ]
+    medium = plan(three_objects(512 * KIB), 150 * 512 * KIB, 80 * 512 * KIB)
+    assert reads_in_units(medium, 512 * KIB) == [
+        [(0, 0, 20), (0, 20, 50), (1, 0, 5), (1, 5, 37), (1, 37, 65), (2, 0, 32), (2, 32, 35)],
+        [(0, 50, 70), (2, 35, 67), (2, 67, 99), (2, 99, 100), (2, 100, 132), (2, 132, 140)],
+    ]
+    large = plan(three_objects(MIB), 150 * MIB, 80 * MIB)
+    assert [len(reads) for reads in reads_in_units(large, MIB)] == [12, 10]
+
+
+def reads_of(entries: list[Entry], max_read_bytes: int) -> list[tuple[int, int, int]]:
+    """GETs of an iteration: object, position, size."""
+    reads = plan_reads(Iteration(EntryTable.of_rows(entries), ()), max_read_bytes)
+    columns = (reads.object_id, reads.position, reads.size)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def test_entries_are_read_together_while_they_are_fewer_bytes_than_the_limit() -> None:
+    entries = placed([entry(0, 0, 0, 10), entry(0, 0, 10, 20)])
+    assert reads_of(entries, 21) == [(0, 0, 20)]
+    assert reads_of(entries, 20) == [(0, 0, 10), (0, 10, 10)]
+    assert reads_of(entries, 10) == [(0, 0, 10), (0, 10, 10)]
+    assert reads_of(entries, 8) == [(0, 0, 8), (0, 8, 2), (0, 10, 8), (0, 18, 2)]
+
+
+def test_bytes_of_two_objects_are_never_read_together() -> None:
+    first, second = entry(0, 0, 0, 10), entry(1, 0, 10, 20)
+    entries = [replace(first, position=0), replace(second, position=10)]
+    assert reads_of(entries, 100) == [(0, 0, 10), (1, 10, 10)]
+
+
+def test_a_gap_splits_off_what_lies_before_it() -> None:
+    entries = [
+        *(entry(0, 0, 0, 20), entry(0, 1, 30, 60), entry(0, 2, 30, 60)),
+        *(entry(1, 0, 20, 25), entry(1, 1, 60, 120)),
+        *(entry(2, 1, 400, 500), entry(2, 2, 230, 270)),
+    ]
+    assert outputs(plan(entries, 1024, 100)) == [
+        [
+            ("SPLIT", [(1, 30, 120)], 90),
+            ("SPLIT", [(2, 30, 60)], 30),
+            ("COMPACT", [(0, 0, 25), (1, 400, 500), (2, 230, 270)], 165),
+        ]
+    ]
+    fewer = plan(entries, 1024, 50, max_stream_objects=1)
+    assert outputs(fewer) == [
+        [("SPLIT", [(1, 30, 120)], 90), ("COMPACT", [(0, 0, 25), (2, 30, 60)], 55)]
+    ]
+    assert left_out(fewer) == [(2, ExclusionReason.TOO_MANY_STREAM_OBJECTS)]
+    none = plan(entries, 1024, 50, max_streams=1)
+    assert none.commits == ()
+    assert {one.object_id for one in none.excluded} == {0, 2}
+    assert none.left_alone == (1,)
+
+
+def test_what_fits_the_budget_exactly_fits() -> None:
+    entries = [entry(o, s, 50 * o, 50 * o + 50) for o in (0, 1) for s in (0, 1)]
+    first, second = [(0, 0, 100)], [(1, 0, 100)]
+    assert outputs(plan(entries, 100, 100)) == [
+        [("COMPACT", first, 100)],
+        [("COMPACT", second, 100)],
+    ]
+    assert outputs(plan(entries, 100, 99)) == [[("SPLIT", first, 100)], [("SPLIT", second, 100)]]
+    halves = [[("SPLIT", [(s, at, at + 50)], 50)] for s in (0, 1) for at in (0, 50)]
+    assert outputs(plan(entries, 99, 99)) == halves
+
+
+def test_an_object_that_shares_no_stream_is_left_alone() -> None:
+    entries = [entry(0, 0, 0, 10), entry(1, 1, 0, 10), entry(2, 1, 10, 20)]
+    found = plan(entries)
+    assert outputs(found) == [[("COMPACT", [(1, 0, 20)], 20)]]
+    assert found.left_alone == (0,)
+    table = EntryTable.of_rows(placed(entries))
+    together = plan_compaction(table, CompactionLimits(), sharing_only=False)
+    assert outputs(together) == [[("COMPACT", [(0, 0, 10), (1, 0, 20)], 30)]]
+
+
+def test_a_single_object_is_written_again_only_if_a_stream_leaves_it() -> None:
+    table = EntryTable.of_rows(placed([entry(0, 0, 0, 10), entry(0, 1, 0, 30)]))
+    kept = plan_compaction(table, CompactionLimits(split_size=30), sharing_only=False)
+    assert (kept.commits, kept.left_alone) == ((), (0,))
+    left = plan_compaction(table, CompactionLimits(split_size=29), sharing_only=False)
+    assert outputs(left) == [[("SPLIT", [(1, 0, 30)], 30), ("COMPACT", [(0, 0, 10)], 10)]]
+
+
+def test_objects_that_overlap_are_left_out_and_the_others_compacted() -> None:
+    overlapping = [entry(0, 0, 0, 10), entry(1, 0, 5, 15)]
+    assert plan(overlapping).commits == ()
+    assert left_out(plan(overlapping)) == [
+        (0, ExclusionReason.OVERLAP),
+        (1, ExclusionReason.OVERLAP),
+    ]
+    others = [entry(2, 0, 15, 20), entry(3, 0, 20, 30), entry(0, 7, 0, 10), entry(2, 7, 10, 20)]
+    found = plan(overlapping + others)
+    assert found.commits[0].source_ids == (2, 3)
+    assert [one.object_id for one in found.excluded] == [0, 1]
+    assert "stream 0 [0, 10) of object 0 overlaps" in found.excluded[0].detail
+
+
+def test_a_long_entry_overlaps_all_that_lie_in_it() -> None:
+    entries = [
+        *(entry(0, 3, 0, 100), entry(1, 3, 10, 20), entry(2, 3, 20, 30), entry(3, 3, 30, 40)),
+        *(entry(4, 3, 100, 110), entry(5, 3, 110, 120)),
+    ]
+    found = plan(entries)
+    assert [one.object_id for one in found.excluded] == [0, 1, 2, 3]
+    assert found.commits[0].source_ids == (4, 5)
+
+
+def test_an_object_with_an_entry_over_the_budget_is_left_out_and_says_so() -> None:
+    entries = [
+        *(entry(0, 0, 0, 10), entry(0, 1, 0, 101), entry(1, 0, 10, 20)),
+        *(entry(2, 0, 20, 30), entry(2, 1, 101, 201)),
+    ]
+    found = plan(entries, 100)
+    assert found.commits[0].source_ids == (1, 2)
+    assert left_out(found) == [(0, ExclusionReason.OVERSIZED_ENTRY)]
+    assert "101 bytes, which is over the memory budget of 100" in found.excluded[0].detail
+    assert plan(entries, 101).excluded == ()
+
+
+def test_stream_objects_that_the_budget_cuts_count_toward_the_limit() -> None:
+    entries = [entry(o, s, 10 * o, 10 * o + 10) for o in range(4) for s in range(2)]
+    assert len(outputs(plan(entries, 20, 5, max_stream_objects=4))) == 4
+    fewer = plan(entries, 20, 5, max_stream_objects=3)
+    made = [kind for iteration in outputs(fewer) for kind, _, _ in iteration]
+    assert made.count("SPLIT") <= 3
+    assert {one.reason for one in fewer.excluded} == {ExclusionReason.TOO_MANY_STREAM_OBJECTS}
+
+
+def test_stream_objects_and_streams_of_a_commit_are_limited_together() -> None:
+    small = [entry(o, s, 2 * o, 2 * o + 2) for o in range(2) for s in range(4)]
+    large = [entry(o, 9, 100 * o, 100 * o + 100) for o in (2, 3)]
+    assert plan(small + large, max_rows=5).excluded == ()
+    found = plan(small + large, max_rows=4)
+    assert left_out(found) == [
+        (0, ExclusionReason.TOO_MANY_ROWS),
+        (1, ExclusionReason.TOO_MANY_ROWS),
+    ]
+    assert found.commits[0].source_ids == (2, 3)
+
+
+def test_where_all_objects_take_part_a_broken_limit_makes_several_commits() -> None:
+    entries = placed([entry(o, s, 10 * o, 10 * o + 10) for o in range(5) for s in (o, o + 1)])
+    limits = CompactionLimits(split_size=100, max_streams=4)
+    found = plan_compaction(EntryTable.of_rows(entries), limits, sharing_only=False)
+    assert [commit.source_ids for commit in found.commits] == [(0, 1), (2, 3, 4)]
+    assert (found.excluded, found.left_alone) == ((), ())
+    alone = CompactionLimits(split_size=5, max_stream_objects=1)
+    found = plan_compaction(EntryTable.of_rows(entries), alone, sharing_only=False)
+    assert found.commits == ()
+    assert left_out(found) == [(o, ExclusionReason.TOO_MANY_STREAM_OBJECTS) for o in range(5)]
+
+
+def test_sources_are_parted_in_the_order_in_which_they_are_given() -> None:
+    """A merged object has a larger id than objects whose offsets come behind its own."""
+    order = [90, 4, 70, 5, 6]
+    ranges = [entry(o, s, 10 * at, 10 * at + 10) for at, o in enumerate(order) for s in (0, 1)]
+    table = EntryTable.of_rows(ranges).placed()
+    for sharing_only in (False, True):
+        limits = CompactionLimits(split_size=100, max_commit_bytes=40)
+        found = plan_compaction(table, limits, sharing_only=sharing_only)
+        assert [commit.source_ids for commit in found.commits] == [(4, 90), (5, 6, 70)]
+        assert {kind for iteration in plan_rows(found) for kind, _ in iteration} == {"COMPACT"}
+    halved = plan_compaction(
+        table, CompactionLimits(20, 10, max_stream_objects=3), sharing_only=False
+    )
+    assert [commit.source_ids for commit in halved.commits] == [(4, 90), (5, 6)]
+    assert halved.left_alone == (70,)
+
+
+@pytest.mark.parametrize("max_commit_bytes", [1, 35, 40, 60, 99, 100, 101, 10_000])
+def test_commits_of_bounded_bytes_cover_their_sources_completely(max_commit_bytes: int) -> None:
+    entries = [entry(o, s, 10 * o, 10 * o + 10) for o in range(9) for s in range(2)]
+    found = plan(entries, 1000, 1000, max_commit_bytes=max_commit_bytes)
+    ids = [one.source_ids for one in found.commits]
+    assert [each for source_ids in ids for each in source_ids] == list(range(9))
+    assert all(len(source_ids) >= 2 for source_ids in ids)
+    for commit in found.commits:
+        held = {(one.object_id, one.stream_id) for one in commit.entries.rows()}
+        assert held == {(o, s) for o in commit.source_ids for s in range(2)}
+    for commit in found.commits[:-1]:
+        assert commit.entries.data_size <= max_commit_bytes or len(commit.source_ids) == 2
+    for one, other in pairwise(found.commits):
+        assert one.source_ids[-1] < other.source_ids[0]
+
+
+def test_nothing_live_makes_no_plan() -> None:
+    found = plan([])
+    assert (found.commits, found.excluded, found.left_alone) == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    "limits", [{"memory_budget": 0}, {"split_size": -1}, {"max_streams": 0}, {"max_rows": 0}]
+)
+def test_limits_that_allow_nothing_are_refused(limits: dict[str, int]) -> None:
+    (name,) = limits
+    with pytest.raises(ValueError, match=f"{name} is"):
+        CompactionLimits(**limits)

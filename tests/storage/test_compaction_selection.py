@@ -1,0 +1,298 @@
+"""The policy compacts neighbours only, within its limits, when that pays, and forgets nobody."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pytest
+
+from storage.compaction.selection import (
+    HOUR_MS,
+    MIB,
+    Group,
+    GroupKind,
+    Selection,
+    SelectionConfig,
+    SetObjects,
+    select_set_objects,
+)
+
+NOW_MS = 1_000 * HOUR_MS
+DAY_MS = 24 * HOUR_MS
+Row = tuple[int, int, int, int, int]
+
+
+def rows_of(
+    sizes: Iterable[int], *, ages_ms: Sequence[int] | None = None, ranges: int = 10
+) -> list[Row]:
+    """Return uploads 1, 2, 3, ... of these sizes, a minute old if nothing else is said."""
+    return [
+        (number, number, NOW_MS - (ages_ms[number - 1] if ages_ms else 60_000), size, ranges)
+        for number, size in enumerate(sizes, 1)
+    ]
+
+
+def select(
+    rows: Iterable[Row], config: SelectionConfig | None = None, set_aside: Iterable[int] = ()
+) -> Selection:
+    chosen = config or SelectionConfig()
+    return select_set_objects(SetObjects.of_rows(rows), chosen, NOW_MS, tuple(set_aside))
+
+
+def ids_of(selection: Selection, kind: GroupKind) -> list[tuple[int, ...]]:
+    return [group.object_ids for group in selection.groups if group.kind is kind]
+
+
+def test_nothing_is_selected_of_nothing() -> None:
+    assert select([]) == Selection((), ())
+
+
+def test_neighbours_are_merged_once_they_make_up_for_the_largest() -> None:
+    assert ids_of(select(rows_of([MIB] * 8)), GroupKind.MERGE) == [tuple(range(1, 9))]
+    too_few = select(rows_of([MIB] * 7))
+    assert too_few.groups == ()
+    assert too_few.waiting == tuple(range(1, 8))
+    (group,) = select(rows_of([8 * MIB, *[MIB] * 56])).groups
+    assert group == Group(GroupKind.MERGE, tuple(range(1, 58)), 8 * MIB, 64 * MIB)
+
+
+def test_a_large_object_is_not_rewritten_for_a_few_small_ones() -> None:
+    selection = select(rows_of([100 * MIB, *[MIB] * 9, 100 * MIB, *[MIB] * 3]))
+    assert ids_of(selection, GroupKind.MERGE) == [tuple(range(2, 11))]
+    assert selection.waiting == (1, 11, 12, 13, 14)
+
+
+def test_the_order_of_the_node_counts_and_not_that_of_the_listing() -> None:
+    rows = rows_of([MIB] * 20)
+    # The result of a compaction has a new id and the place of its first source.
+    rows[3] = (90, 4, NOW_MS, 30 * MIB, 10)
+    shuffled = random.Random(1).sample(rows, len(rows))
+    assert select(shuffled) == select(rows)
+    assert ids_of(select(rows), GroupKind.MERGE) == [tuple(range(5, 21))]
+
+
+def test_an_object_listed_twice_is_there_once_as_listed_last() -> None:
+    rows = rows_of([MIB] * 8)
+    (group,) = select([(3, 3, NOW_MS, 1, 1), *rows]).groups
+    assert group.object_ids == tuple(range(1, 9))
+    assert group.object_size == 8 * MIB
+
+
+def test_no_group_reaches_across_an_object_set_aside() -> None:
+    rows = rows_of([MIB] * 18)
+    assert ids_of(select(rows, set_aside=[9]), GroupKind.MERGE) == [
+        tuple(range(1, 9)),
+        tuple(range(10, 19)),
+    ]
+    old = rows_of([MIB] * 3, ages_ms=[DAY_MS] * 3)
+    assert ids_of(select(old, set_aside=[2]), GroupKind.SPLIT) == [(1,), (3,)]
+
+
+def test_the_old_go_along_with_the_oldest_and_the_young_stay() -> None:
+    ages = [DAY_MS, 10 * HOUR_MS, 2 * HOUR_MS, HOUR_MS, HOUR_MS]
+    selection = select(rows_of([500, 400, 300, 200, 100], ages_ms=ages))
+    assert selection.groups == (Group(GroupKind.SPLIT, (1, 2, 3), 0, 1200),)
+    assert selection.waiting == (4, 5)
+
+
+def test_the_old_stay_while_none_is_overdue() -> None:
+    ages = [DAY_MS - 1, 10 * HOUR_MS, 2 * HOUR_MS]
+    assert select(rows_of([500, 40, 3], ages_ms=ages)).groups == ()
+
+
+def test_everything_can_be_asked_to_be_split_now() -> None:
+    config = SelectionConfig(split_after_ms=0, split_along_ms=0)
+    selection = select(rows_of([5, 6, 7]), config)
+    assert selection.groups == (Group(GroupKind.SPLIT, (1, 2, 3), 0, 18),)
+
+
+def test_everything_can_be_asked_to_be_merged_now() -> None:
+    selection = select(rows_of([500, 6, 7]), SelectionConfig(growth=1))
+    assert ids_of(selection, GroupKind.MERGE) == [(1, 2, 3)]
+
+
+def test_objects_too_large_to_grow_are_split_when_they_fill_a_group() -> None:
+    config = SelectionConfig(growth=4, max_group_bytes=100)
+    waiting = select(rows_of([30, 30, 30]), config)
+    assert waiting.groups == ()
+    selection = select(rows_of([1, 30, 30, 30, 30, 2], ranges=2), config)
+    # Its three objects have six ranges and 90 bytes: ranges of 90 / 6 / 4 bytes are crumbs.
+    assert selection.groups == (Group(GroupKind.SPLIT, (2, 3, 4), 3, 90),)
+    assert selection.waiting == (1, 5, 6)
+
+
+def test_crumbs_of_what_is_split_are_a_small_part_of_it() -> None:
+    config = SelectionConfig(growth=4, max_group_bytes=10_000)
+    rows = [(i, i, NOW_MS, 3_000, i * 10) for i in range(1, 5)]
+    (group,) = select(rows, config).groups
+    ranges = sum(row[4] for row in rows[: len(group.object_ids)])
+    assert group.kind is GroupKind.SPLIT
+    assert 0 < group.split_size * ranges <= group.object_size / config.growth
+
+
+def test_a_group_keeps_to_each_limit() -> None:
+    rows = rows_of([10] * 100, ranges=5)
+    for limited in (
+        SelectionConfig(max_group_objects=20),
+        SelectionConfig(max_group_bytes=200),
+        SelectionConfig(max_group_ranges=100),
+    ):
+        groups = select(rows, limited).groups
+        assert [len(group.object_ids) for group in groups] == [20] * 5
+
+
+def test_more_objects_than_wanted_are_merged_though_it_does_not_pay() -> None:
+    sizes = [4**power for power in range(10, 0, -1)]
+    rows = rows_of(sizes)
+    assert select(rows).groups == ()
+    for wanted in (9, 5, 1):
+        selection = select(rows, SelectionConfig(max_set_objects=wanted))
+        assert 0 < left_by(selection) <= wanted
+
+
+def test_what_is_overdue_comes_first_then_the_cheapest_merge() -> None:
+    young = 60_000
+    sizes = [9 * MIB, 7 * MIB, *[3 * MIB] * 8, 99 * MIB, *[MIB] * 8]
+    ages = [DAY_MS, DAY_MS, *[young] * 17]
+    kinds = [
+        (group.kind, group.object_size) for group in select(rows_of(sizes, ages_ms=ages)).groups
+    ]
+    assert kinds == [
+        (GroupKind.SPLIT, 16 * MIB),
+        (GroupKind.MERGE, 8 * MIB),
+        (GroupKind.MERGE, 24 * MIB),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_laws_hold_for_any_objects(seed: int) -> None:
+    dice = random.Random(seed)
+    rows, config = random_rows(dice), random_config(dice)
+    aside = {row[0] for row in rows if dice.random() < dice.choice([0, 0.05])}
+    selection = select(rows, config, aside)
+    order = [row[0] for row in sorted(rows, key=lambda row: (row[1], row[0]))]
+    size_of = {row[0]: row[3] for row in rows}
+    age_of = {row[0]: NOW_MS - row[2] for row in rows}
+
+    selected = [each for group in selection.groups for each in group.object_ids]
+    assert sorted([*selected, *selection.waiting, *aside]) == sorted(order), "each is in one place"
+    for group in selection.groups:
+        first = order.index(group.object_ids[0])
+        assert tuple(order[first : first + len(group.object_ids)]) == group.object_ids
+        assert group.object_size == sum(size_of[each] for each in group.object_ids)
+        assert_within_limits(group, rows, config)
+        if group.kind is GroupKind.MERGE:
+            assert len(group.object_ids) >= 2
+            assert group.split_size == config.split_size
+    split = {each for ids in ids_of(selection, GroupKind.SPLIT) for each in ids}
+    overdue = {each for each in order if age_of[each] >= config.split_after_ms}
+    assert overdue - aside <= split, "nobody starves"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_merge_that_pays_is_made_and_no_other(seed: int) -> None:
+    dice = random.Random(1_000 + seed)
+    rows = [(i, i, NOW_MS, int(10 ** dice.uniform(0, 4)), 1) for i in range(1, 40)]
+    config = SelectionConfig(growth=dice.choice([2, 4, 8]))
+    selection = select(rows, config)
+    sizes = [row[3] for row in rows]
+    merged = ids_of(selection, GroupKind.MERGE)
+    for ids in merged:
+        of_group = [sizes[each - 1] for each in ids]
+        assert sum(of_group) >= config.growth * max(of_group)
+    waiting = set(selection.waiting)
+    for start in range(1, len(rows) + 1):
+        stop = start
+        while stop in waiting:
+            stop += 1
+            run = sizes[start - 1 : stop - 1]
+            assert len(run) < 2 or sum(run) < config.growth * max(run), (start, stop)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_more_stay_than_wanted_whatever_their_sizes(seed: int) -> None:
+    dice = random.Random(2_000 + seed)
+    # Sizes as on a ruler, 1 2 1 4 1 2 1, pay least of all.
+    sizes = [(i & -i) * dice.choice([1, 1, 3]) for i in range(1, dice.choice([100, 700, 3_000]))]
+    wanted = dice.choice([1, 10, 100])
+    selection = select(rows_of(sizes), SelectionConfig(max_set_objects=wanted))
+    assert left_by(selection) <= max(wanted, -(-len(sizes) // 500))
+
+
+def test_a_hundred_thousand_objects_are_selected_from_in_a_moment() -> None:
+    dice = np.random.default_rng(3)
+    count = 100_000
+    ids = np.arange(count)
+    objects = SetObjects(
+        ids,
+        ids,
+        NOW_MS - ids[::-1],
+        (2.0 ** dice.uniform(0, 40, count)).astype(np.int64),
+        np.ones(count, dtype=np.int64),
+    )
+    selection = select_set_objects(objects, SelectionConfig(), NOW_MS)
+    assert (
+        sum(len(group.object_ids) for group in selection.groups) + len(selection.waiting) == count
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"growth": 0.5}, "growth is 0.5, wanted 1..1000"),
+        ({"max_set_objects": 0}, "max_set_objects is 0, wanted 1 or more"),
+        ({"max_group_objects": 1}, "max_group_objects is 1, wanted 2 or more"),
+        ({"max_group_bytes": 0}, "max_group_bytes is 0, wanted 1 or more"),
+        ({"max_group_ranges": 0}, "max_group_ranges is 0, wanted 1 or more"),
+        ({"split_size": -1}, "split_size is -1, wanted 0 or more"),
+        ({"split_along_ms": -1}, "split_along_ms is -1, wanted 0 or more"),
+        ({"split_after_ms": 5}, "split_after_ms is 5, wanted at least split_along_ms, 7200000"),
+    ],
+)
+def test_what_can_not_work_is_refused(wrong: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        SelectionConfig(**wrong)
+
+
+def left_by(selection: Selection) -> int:
+    """Return how many objects there are when every group has become one."""
+    return len(selection.groups) + len(selection.waiting)
+
+
+def random_rows(dice: random.Random) -> list[Row]:
+    count = dice.choice([1, 2, 10, 60, 300])
+    youngest = dice.choice([0, HOUR_MS, 30 * HOUR_MS])
+    return [
+        (
+            number if dice.random() < 0.7 else 10_000 + number,
+            number,
+            NOW_MS - youngest - (count - number) * dice.choice([60_000, 600_000]),
+            int(10 ** dice.uniform(0, dice.choice([2, 9]))),
+            dice.choice([1, 100, 20_000]),
+        )
+        for number in range(count)
+    ]
+
+
+def random_config(dice: random.Random) -> SelectionConfig:
+    along = dice.choice([0, HOUR_MS, DAY_MS])
+    return SelectionConfig(
+        growth=dice.choice([1, 2, 8, 16]),
+        max_set_objects=dice.choice([1, 5, 100]),
+        max_group_objects=dice.choice([2, 10, 500]),
+        max_group_bytes=dice.choice([100, 10**6, 10**11]),
+        max_group_ranges=dice.choice([100, 10**6]),
+        split_along_ms=along,
+        split_after_ms=along + dice.choice([0, HOUR_MS, DAY_MS]),
+    )
+
+
+def assert_within_limits(group: Group, rows: Sequence[Row], config: SelectionConfig) -> None:
+    if len(group.object_ids) == 1:
+        return
+    wanted = set(group.object_ids)
+    assert len(group.object_ids) <= config.max_group_objects
+    assert group.object_size <= config.max_group_bytes
+    assert sum(row[4] for row in rows if row[0] in wanted) <= config.max_group_ranges

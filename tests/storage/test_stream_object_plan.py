@@ -1,0 +1,228 @@
+"""Groups of stream objects: what is together, what stays apart, and how often bytes are copied."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from storage.compaction.stream_objects import (
+    GIB,
+    LOCAL_BUCKET,
+    MIB,
+    Group,
+    GroupRules,
+    StreamCompaction,
+    StreamObject,
+    cut_groups,
+    in_offset_order,
+    is_worth_compacting,
+    newest_tier,
+    plan_stream,
+    rules_for,
+    takes_part,
+)
+
+COPYING = (
+    StreamCompaction.MERGE_SMALL,
+    StreamCompaction.MERGE_LARGE,
+    StreamCompaction.GATHER_SMALL,
+)
+
+
+def row(*sizes: int, composites: str = "", span: int = 10) -> list[StreamObject]:
+    """Objects without a gap; `composites` has a c for each place where there is one."""
+    kinds = composites.ljust(len(sizes), "n")
+    return [
+        StreamObject(place, place * span, (place + 1) * span, size, composite=kind == "c")
+        for place, (size, kind) in enumerate(zip(sizes, kinds, strict=True))
+    ]
+
+
+def ids(groups: list[Group] | tuple[Group, ...]) -> list[list[int]]:
+    return [[one.object_id for one in group] for group in groups]
+
+
+def test_a_gap_or_another_bucket_ends_a_group() -> None:
+    objects = row(1, 1, 1, 1, 1)
+    gap = [*objects[:2], *(replace(one, start_offset=one.start_offset + 1) for one in objects[2:3])]
+    assert ids(cut_groups(gap, rules_for(StreamCompaction.MERGE_SMALL))) == [[0, 1], [2]]
+    buckets = [replace(one, bucket_id=one.object_id // 3) for one in objects]
+    assert ids(cut_groups(buckets, rules_for(StreamCompaction.MERGE_SMALL))) == [[0, 1, 2], [3, 4]]
+
+
+def test_every_limit_of_a_group_holds() -> None:
+    objects = row(*[100] * 10)
+    assert ids(cut_groups(objects, GroupRules(10_000, max_objects=4))) == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
+    assert ids(cut_groups(objects, GroupRules(10_000, max_span=35)))[0] == [0, 1, 2]
+    in_parts = GroupRules(10_000, max_parts=6, max_part_bytes=50)
+    assert ids(cut_groups(objects, in_parts))[0] == [0, 1, 2]
+
+
+def test_an_object_that_needs_all_parts_of_an_upload_is_in_no_group() -> None:
+    rules = GroupRules(10**6, max_parts=4, max_part_bytes=25)
+    assert ids(cut_groups(row(10, 100, 10, 10), rules)) == [[0], [2, 3]]
+
+
+def test_a_small_object_pulls_no_huge_one_into_a_merge() -> None:
+    rules = rules_for(StreamCompaction.GATHER_SMALL)
+    tiny, allowed, huge = 1024, 32 * MIB, 32 * MIB + 1
+    assert ids(cut_groups(row(tiny, allowed), rules)) == [[0, 1]]
+    assert ids(cut_groups(row(tiny, huge, tiny), rules)) == [[0], [1], [2]]
+    assert not plan_stream(row(tiny, 9 * GIB), 0, StreamCompaction.GATHER_SMALL).groups
+
+
+def test_objects_in_a_brokers_own_files_are_left_alone() -> None:
+    objects = [replace(one, bucket_id=LOCAL_BUCKET) for one in row(1, 1, composites="c")]
+    for kind in StreamCompaction:
+        assert not is_worth_compacting(objects, kind, 5, replace(rules_for(kind), dirty_bytes=0))
+
+
+def test_what_is_below_the_start_is_removed_whatever_the_kind() -> None:
+    for kind in StreamCompaction:
+        plan = plan_stream(row(1, 1, 1, 1), 20, kind)
+        assert [one.object_id for one in plan.expired] == [0, 1]
+        expected = [[2, 3]] if kind in COPYING else []
+        assert ids(plan.groups) == expected, kind
+
+
+def test_composites_are_linked_and_never_copied() -> None:
+    objects = row(5 * MIB, 5 * MIB, 5 * MIB, 5 * MIB, composites="ncnn")
+    assert ids(plan_stream(objects, 0, StreamCompaction.LINK).groups) == [[0, 1, 2, 3]]
+    for kind in COPYING:
+        rules = rules_for(kind, GIB)
+        assert ids(plan_stream(objects, 0, kind, rules).groups) == [[2, 3]]
+
+
+def test_a_small_object_is_linked_only_between_two_composites() -> None:
+    rules = rules_for(StreamCompaction.LINK)
+    objects = row(MIB, 1, MIB, 1, 5 * MIB, composites="cnc")
+    takes = [takes_part(objects, at, StreamCompaction.LINK, rules) for at in range(5)]
+    assert takes == [True, True, True, False, True]
+    apart = [objects[0], replace(objects[1], start_offset=11), objects[2]]
+    assert not takes_part(apart, 1, StreamCompaction.LINK, rules)
+
+
+def test_links_are_pruned_when_enough_of_the_first_composite_is_dirty() -> None:
+    objects = row(GIB, GIB, composites="cc", span=1000)
+
+    def pruned(start: int) -> list[list[int]]:
+        return ids(plan_stream(objects, start, StreamCompaction.PRUNE_LINKS).groups)
+
+    assert pruned(500) == []  # exactly 512 MiB are not more than 512 MiB
+    assert pruned(501) == [[0]]
+    assert pruned(1000) == []  # the first is gone altogether, the second clean
+    assert not plan_stream(row(GIB), 9, StreamCompaction.PRUNE_LINKS).groups
+
+
+def test_an_object_that_is_listed_twice_counts_as_it_was_last() -> None:
+    objects = row(1, 2, 3)
+    late = replace(objects[0], size=7)
+    assert in_offset_order([objects[2], *objects, late]) == [late, objects[1], objects[2]]
+
+
+def test_a_growing_group_begins_with_what_is_no_larger_than_all_behind_it() -> None:
+    rules = GroupRules(100)
+
+    def tier(*sizes: int) -> list[int]:
+        return [one.object_id for one in newest_tier(tuple(row(*sizes)), rules)]
+
+    assert tier(8, 4, 2, 1, 1) == [0, 1, 2, 3, 4]
+    assert tier(8, 2, 1, 1) == [1, 2, 3]
+    assert tier(8, 4, 2, 1) == [3]
+    assert tier(1, 8, 1) == [0, 1, 2]
+    assert tier(90, 9, 1) == [0, 1, 2], "a group that has its size is made whole"
+
+
+@pytest.mark.parametrize("steps", [40, 400])
+def test_tiers_copy_the_bytes_of_a_slow_stream_about_as_often_as_they_double(steps: int) -> None:
+    """One small object comes before each turn, until they make a full one together."""
+    rules = replace(rules_for(StreamCompaction.GATHER_SMALL, steps * 100), is_tiered=True)
+    copied, most = _copied_bytes(rules, steps)
+    assert copied <= steps * 100 * (math.log2(steps) + 1)
+    assert most <= math.log2(steps) + 2, "objects there are at a time"
+    without, _ = _copied_bytes(replace(rules, is_tiered=False), steps)
+    assert without >= steps * 100 * steps / 2
+
+
+def _copied_bytes(rules: GroupRules, steps: int) -> tuple[int, int]:
+    """Return the bytes that all turns copy, and how many objects there are after one at most."""
+    objects: list[StreamObject] = []
+    copied = most = 0
+    for step in range(steps):
+        objects.append(StreamObject(step, step, step + 1, 100))
+        for group in plan_stream(objects, 0, StreamCompaction.GATHER_SMALL, rules).groups:
+            size = sum(one.size for one in group)
+            copied += size
+            at = objects.index(group[0])
+            merged = replace(group[0], end_offset=group[-1].end_offset, size=size)
+            objects[at : at + len(group)] = [merged]
+        most = max(most, len(objects))
+    assert len(objects) == 1
+    return copied, most
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_groups_keep_their_rules_whatever_the_objects(seed: int) -> None:
+    rng = random.Random(seed)
+    objects = _random_objects(rng)
+    kind = rng.choice(list(StreamCompaction))
+    rules = replace(
+        rules_for(kind, rng.choice([1, 50, 500, 5000])),
+        linked_bytes=rng.choice([0, 20]),
+        dirty_bytes=rng.choice([0, 100]),
+        max_objects=rng.choice([2, 3, 5000]),
+        is_tiered=rng.random() < 0.5,
+    )
+    start = rng.randrange(0, 400)
+    plan = plan_stream(rng.sample(objects, len(objects)), start, kind, rules)
+    members = [one for group in plan.groups for one in group]
+    assert members == sorted(set(members), key=lambda one: one.start_offset), "seed"
+    assert {one for one in objects if one.end_offset <= start} == set(plan.expired)
+    assert not set(plan.expired) & set(members)
+    for group in plan.groups:
+        _check_group(group, kind, rules)
+
+
+def _check_group(group: Group, kind: StreamCompaction, rules: GroupRules) -> None:
+    assert all(a.end_offset == b.start_offset for a, b in pairwise(group))
+    assert len({one.bucket_id for one in group}) == 1
+    assert LOCAL_BUCKET not in {one.bucket_id for one in group}
+    assert len(group) <= rules.max_objects
+    assert len(group) > 1 or kind is StreamCompaction.PRUNE_LINKS
+    size = sum(one.size for one in group)
+    if kind is StreamCompaction.GATHER_SMALL:
+        assert size - group[-1].size < rules.group_bytes
+        assert rules.absorbed_bytes is not None
+        assert max(one.size for one in group) <= rules.absorbed_bytes
+    elif len(group) > 1:
+        assert size <= rules.group_bytes
+    if not kind.is_composite:
+        assert not any(one.composite for one in group)
+
+
+def _random_objects(rng: random.Random) -> list[StreamObject]:
+    objects: list[StreamObject] = []
+    at = 0
+    for object_id in range(rng.randrange(0, 25)):
+        at += rng.choice([0, 0, 0, 0, 3])
+        end = at + rng.randrange(1, 40)
+        objects.append(
+            StreamObject(
+                object_id,
+                at,
+                end,
+                rng.choice([1, 10, 30, 100, 4000]),
+                composite=rng.random() < 0.3,
+                bucket_id=rng.choice([0, 0, 0, 0, 1, LOCAL_BUCKET]),
+            )
+        )
+        at = end
+    return objects
