@@ -40,7 +40,7 @@ from broker_client.compaction.resume import OutputJournal
 from broker_client.compaction.source_check import RecordedChecksum, SourceChecks
 from broker_client.compaction.store_calls import StoreCalls
 from broker_client.compaction.target import CompactionTarget
-from broker_client.compaction.together import together
+from broker_client.compaction.together import to_its_end, together
 from broker_client.free_memory import give_back
 from proto.common_pb2 import NodeIdentity
 from storage.compaction.coverage import check_coverage
@@ -126,7 +126,7 @@ class CommitRun:
         try:
             await self._work_off(steps)
         except BaseException:
-            await asyncio.shield(self._abort())
+            await to_its_end(self._abort())
             raise
         await self._shop.calls.compute(self._check_sources)
         return await self._shop.calls.compute(self._replacement)
@@ -279,7 +279,7 @@ class CommitRun:
 
     async def _abort(self) -> None:
         await self._shop.calls.settled()
-        for writer in self._unfinished:
+        for writer in tuple(self._unfinished):
             await writer.abort()
 
     # -- what is committed

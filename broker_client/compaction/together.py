@@ -1,4 +1,4 @@
-"""Work side by side that ends as soon as one piece of it has failed."""
+"""Work side by side that ends when one piece of it has failed, and work that nothing ends early."""
 
 from __future__ import annotations
 
@@ -8,21 +8,36 @@ from typing import Any
 
 
 async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all of `work`; when one fails cancel the others, and raise what it raised."""
-    failed: list[BaseException] = []
+    """Run all of `work`; when one fails cancel the others, and raise what it raised.
 
-    async def run(one: Coroutine[Any, Any, None]) -> None:
-        try:
-            await one
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            failed.append(error)
-            raise
-
+    All of it has ended then. Who is cancelled meanwhile stays cancelled, whatever fails in the
+    course of that.
+    """
+    tasks = [asyncio.create_task(one) for one in work]
+    if not tasks:
+        return
     try:
-        async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(run(one))
-    except BaseExceptionGroup:
-        raise failed[0] from None
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        failed = [one for one in tasks if not one.cancelled() and one.exception() is not None]
+    for task in (one for one in failed if one in ended):
+        task.result()
+    if any(task.cancelled() for task in ended):
+        raise asyncio.CancelledError
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end even if its caller is cancelled, which is told afterwards."""
+    task = asyncio.create_task(work)
+    is_cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        raise asyncio.CancelledError
+    task.result()

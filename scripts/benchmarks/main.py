@@ -10,8 +10,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from broker_client import BrokerClientError
 from controller.cli.local_cluster import ChildFailedError
@@ -35,6 +36,8 @@ from scripts.benchmarks.map_plots import PlotError
 from scripts.benchmarks.peers import comparison
 from scripts.benchmarks.peers.servers import PeerError
 from scripts.benchmarks.report import Reporter
+
+Say: TypeAlias = Callable[[str], None]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXPECTED_ERRORS = (
@@ -95,81 +98,105 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
         outcomes.append(
             await failover.measure(place / f"failover-{kind}", kind, runs, arguments.seed, say)
         )
-    if arguments.benchmark in ("commits", "all"):
-        settings = commits.Settings(
-            ways=arguments.ways,
-            voters=arguments.voters,
-            ranges=arguments.ranges,
-            in_flight=arguments.in_flight,
-            seconds=arguments.seconds,
-        )
-        outcomes.append(await commits.measure(place / "commits", settings, say))
-        if arguments.profile:
-            outcomes.append(await commit_profile.measure(place / "commits", settings, say))
-    if arguments.benchmark == "peers":
-        compared = comparison.Settings(
-            systems=arguments.systems,
-            ranges=arguments.ranges,
-            in_flight=arguments.in_flight,
-            seconds=arguments.seconds,
-            failovers=arguments.failovers,
-        )
-        outcomes.append(await comparison.measure(place / "peers", compared, say))
-    if arguments.benchmark in ("map", "all"):
-        grown = map_growth.Settings(
-            sizes=arguments.sizes,
-            large=arguments.large,
-            set_objects=arguments.set_objects,
-            plot=arguments.plot,
-        )
-        outcomes.append(await map_growth.measure(_made(place / "map"), grown, say))
-    # A commit measured with these scripts as the baseline may lack what the next ones measure.
-    if arguments.benchmark in ("objects", "all"):
-        from scripts.benchmarks import object_format
-
-        formats = object_format.Settings(payloads=arguments.payloads, entries=arguments.entries)
-        outcomes.append(await asyncio.to_thread(object_format.measure, formats, say))
-    if arguments.benchmark == "appending":
-        from scripts.benchmarks import appending
-
-        appended = appending.Settings(
-            stores=arguments.stores,
-            streams=arguments.streams,
-            record_bytes=arguments.record_bytes,
-            seconds=arguments.seconds,
-        )
-        outcomes.append(await appending.measure(place / "appending", appended, say))
-    if arguments.benchmark in ("reading", "all"):
-        from scripts.benchmarks import reading
-
-        read = reading.Settings(
-            streams=arguments.streams,
-            record_bytes=arguments.record_bytes,
-            total_mib=arguments.total_mib,
-            random_reads=arguments.random_reads,
-        )
-        outcomes.append(await reading.measure(place / "reading", read, say))
-    if arguments.benchmark == "compaction":
-        from scripts.benchmarks import compaction
-
-        compacted = compaction_settings.Settings(
-            workload=compaction_settings.Workload(hours=arguments.hours),
-            throughput=compaction_settings.Throughput(
-                total_mib=arguments.total_mib,
-                budgets_mib=arguments.budgets_mib,
-                large=arguments.large,
-                profile=arguments.profile,
-            ),
-        )
-        outcomes += await compaction.measure(place / "compaction", compacted, say)
+    for names, measured in (
+        (("commits", "all"), _commits),
+        (("peers",), _peers),
+        (("map", "all"), _map),
+        (("objects", "all"), _objects),
+        (("appending",), _appending),
+        (("reading", "all"), _reading),
+        (("compaction",), _compaction),
+    ):
+        if arguments.benchmark in names:
+            outcomes += await measured(arguments, place, say)
     if arguments.benchmark in ("simulator", "all"):
         outcomes.append(await simulator.measure(place / "simulator", arguments.seeds, say))
     return outcomes
 
 
-def _made(directory: Path) -> Path:
-    directory.mkdir()
-    return directory
+async def _commits(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    settings = commits.Settings(
+        ways=arguments.ways,
+        voters=arguments.voters,
+        ranges=arguments.ranges,
+        in_flight=arguments.in_flight,
+        seconds=arguments.seconds,
+    )
+    outcomes = [await commits.measure(place / "commits", settings, say)]
+    if arguments.profile:
+        outcomes.append(await commit_profile.measure(place / "commits", settings, say))
+    return outcomes
+
+
+async def _peers(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    settings = comparison.Settings(
+        systems=arguments.systems,
+        ranges=arguments.ranges,
+        in_flight=arguments.in_flight,
+        seconds=arguments.seconds,
+        failovers=arguments.failovers,
+    )
+    return [await comparison.measure(place / "peers", settings, say)]
+
+
+async def _map(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    settings = map_growth.Settings(
+        sizes=arguments.sizes,
+        large=arguments.large,
+        set_objects=arguments.set_objects,
+        plot=arguments.plot,
+    )
+    (place / "map").mkdir()
+    return [await map_growth.measure(place / "map", settings, say)]
+
+
+# A commit measured with these scripts as the baseline may lack what the next ones measure.
+
+
+async def _objects(arguments: argparse.Namespace, _place: Path, say: Say) -> list[Outcome]:
+    from scripts.benchmarks import object_format
+
+    settings = object_format.Settings(payloads=arguments.payloads, entries=arguments.entries)
+    return [await asyncio.to_thread(object_format.measure, settings, say)]
+
+
+async def _appending(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    from scripts.benchmarks import appending
+
+    settings = appending.Settings(
+        stores=arguments.stores,
+        streams=arguments.streams,
+        record_bytes=arguments.record_bytes,
+        seconds=arguments.seconds,
+    )
+    return [await appending.measure(place / "appending", settings, say)]
+
+
+async def _reading(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    from scripts.benchmarks import reading
+
+    settings = reading.Settings(
+        streams=arguments.streams,
+        record_bytes=arguments.record_bytes,
+        total_mib=arguments.total_mib,
+        random_reads=arguments.random_reads,
+    )
+    return [await reading.measure(place / "reading", settings, say)]
+
+
+async def _compaction(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    from scripts.benchmarks import compaction
+
+    settings = compaction_settings.Settings(
+        workload=compaction_settings.Workload(hours=arguments.hours),
+        throughput=compaction_settings.Throughput(
+            total_mib=arguments.total_mib,
+            budgets_mib=arguments.budgets_mib,
+            large=arguments.large,
+            profile=arguments.profile,
+        ),
+    )
+    return await compaction.measure(place / "compaction", settings, say)
 
 
 def _failovers(arguments: argparse.Namespace) -> list[tuple[faults.Kind, int]]:

@@ -7,9 +7,9 @@ a value only for a message or a test. Knows nothing of plans, of bytes, or of ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from storage.object_format.record import INT32_MAX
 
 Column: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
-_Object = TypeVar("_Object")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +192,3 @@ def objects_without_entries(object_ids: Iterable[int], live: EntryTable) -> tupl
     """Return which objects have no live row: nothing of them is to be kept."""
     held = set(live.object_ids())
     return tuple(object_id for object_id in object_ids if object_id not in held)
-
-
-def latest_by_id(
-    objects: Iterable[_Object], object_id_of: Callable[[_Object], int]
-) -> list[_Object]:
-    """Return each object once, in the place it had first and with the value it had last.
-
-    A listing that is read page by page may show an object again, as it is meanwhile.
-    """
-    return list({object_id_of(one): one for one in objects}.values())

@@ -236,6 +236,29 @@ def test_outputs_of_a_failed_attempt_are_used_by_the_next_one() -> None:
     run(story())
 
 
+@pytest.mark.parametrize(("name", "least"), [("get_range", 8), ("upload_part", 2), (COMMIT, 0)])
+def test_who_is_cancelled_leaves_no_upload_unfinished(name: str, least: int) -> None:
+    async def story() -> None:
+        world, ids = await world_of(6)
+
+        async def cancel(step: Any) -> None:
+            if step.name == name and steps.names.count(name) > least and not working.done():
+                working.cancel()
+
+        steps = Steps(hook=cancel)
+        with compactor(world, NODE, steps, replace(TINY, memory_budget=1_500)) as made:
+            working = asyncio.create_task(cycle(made, world))
+            with pytest.raises(asyncio.CancelledError):
+                await working
+            assert not list(world.store.list_multipart_uploads())
+            ReadCheck(world).run()
+            assert (await cycle(made, world)).failures == ()
+        assert not set(ids) & set(world.set_objects(NODE))
+        ReadCheck(world).run()
+
+    run(story())
+
+
 def test_an_object_that_another_has_replaced_meanwhile_is_no_harm() -> None:
     async def story() -> None:
         world, _ = await world_of()
@@ -354,6 +377,7 @@ def test_a_group_that_meets_what_should_not_happen_does_not_stop_the_others(
 ) -> None:
     async def story() -> None:
         world, ids = await world_of(4)
+
         def check_or_fail(sources: EntryTable, outputs: EntryTable) -> None:
             if ids[0] in sources.object_ids():
                 raise error

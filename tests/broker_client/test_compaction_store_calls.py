@@ -156,6 +156,22 @@ async def test_work_side_by_side_ends_with_the_first_failure() -> None:
 
 
 @scenario
+async def test_who_is_cancelled_stays_cancelled_whatever_fails_then() -> None:
+    async def fail_when_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ObjectNotFoundError("key") from None
+
+    working = asyncio.create_task(together([fail_when_cancelled()]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+
+
+@scenario
 async def test_no_more_run_at_a_time_than_there_are_threads_for() -> None:
     running, most = 0, 0
     lock = threading.Lock()

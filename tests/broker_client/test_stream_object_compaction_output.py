@@ -243,6 +243,21 @@ def test_a_cancelled_upload_is_aborted(parts: None) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("threshold", "entries"), [(185, 4), (186, 2)])
+def test_index_entries_are_joined_up_to_the_threshold_across_sources(
+    threshold: int, entries: int, parts: None
+) -> None:
+    async def run() -> None:
+        world = await world_of([50] * 4)
+        reports = await compact(world, [MERGE], config=of_parts(index_merge_bytes=threshold))
+        assert reports is not None
+        (made,) = reports[0].made
+        assert made.size == 4 * 93 + entries * 36 + 48
+        ReadCheck(world).run()
+
+    asyncio.run(run())
+
+
 # ---- sources that can't be used ----
 
 

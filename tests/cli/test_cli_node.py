@@ -88,6 +88,7 @@ def serving() -> Iterator[tuple[FakeController, str]]:
         locked=True,
         supervised=True,
         recovered_by=8,
+        compacted_by=9,
         pending_upload_count=2,
         stream_set_object_count=3,
     )
@@ -115,7 +116,8 @@ def test_a_list_shows_what_is_to_be_settled() -> None:
         assert code == 0
         assert (row["node_id"], row["state"]) == (7, "FENCED")
         assert (row["supervised"], row["locked"]) == (True, True)
-        assert (row["recovered_by"], row["pending_uploads"], row["stream_set_objects"]) == (8, 2, 3)
+        assert (row["recovered_by"], row["compacted_by"]) == (8, 9)
+        assert (row["pending_uploads"], row["stream_set_objects"]) == (2, 3)
 
 
 def test_a_node_is_locked_and_unlocked() -> None:

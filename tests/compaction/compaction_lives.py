@@ -6,6 +6,7 @@ What a process holds in memory is gone with it; the next one starts from the map
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -123,3 +124,23 @@ async def compact(
 def budgeted(memory_budget: int) -> CompactionConfig:
     """The usual configuration with another budget."""
     return replace(TINY, memory_budget=memory_budget)
+
+
+def drawn(rng: random.Random) -> CompactionConfig:
+    """Some configuration, also with limits so low that not everything can be compacted."""
+    return replace(
+        TINY,
+        memory_budget=rng.choice([400, 1_500, 50_000]),
+        overlap=rng.random() < 0.5,
+        read_bytes=rng.choice([50, 600, 10_000]),
+        part_bytes=rng.choice([60, PART_BYTES, 10_000]),
+        put_bytes=rng.choice([0, PART_BYTES, 10_000]),
+        max_streams=rng.choice([1, 3, 15_000]),
+        max_stream_objects=rng.choice([1, 4, 5_000]),
+        selection=replace(
+            EAGER,
+            growth=rng.choice([1, 2]),
+            split_size=rng.choice([0, 100, 400, 10_000]),
+            max_group_objects=rng.choice([2, 500]),
+        ),
+    )

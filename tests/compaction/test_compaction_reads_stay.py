@@ -20,6 +20,7 @@ from tests.compaction.compaction_lives import (
     budgeted,
     compact,
     compactor,
+    drawn,
     small_parts,
     target,
 )
@@ -201,7 +202,7 @@ async def killed_often(rng: random.Random) -> None:
     check = ReadCheck(world)
     for _ in range(12):
         node_id = rng.choice(list(world.nodes))
-        config = budgeted(rng.choice([400, 1_500, 50_000]))
+        config = drawn(rng)
         steps = Steps(Fault(rng.randint(1, 40), rng.choice(list(Fate))))
         await compact(world, node_id, steps, config, force_split=rng.random() < 0.3)
         check.run()
@@ -232,9 +233,7 @@ async def compacts_on(rng: random.Random) -> None:
     steps = Steps(RandomFaults(rng, 0.06))
     with ExitStack() as stack:
         made = {
-            node_id: stack.enter_context(
-                compactor(world, node_id, steps, budgeted(rng.choice([400, 50_000])))
-            )
+            node_id: stack.enter_context(compactor(world, node_id, steps, drawn(rng)))
             for node_id in world.nodes
         }
         for _ in range(12):

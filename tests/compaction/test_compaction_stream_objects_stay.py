@@ -92,32 +92,34 @@ def test_a_step_that_fails_or_kills_loses_nothing_and_leaves_nothing(
         assert not report.left_out
         first = list(StreamCompaction).index(kind)
         for fault in faults(len(steps.names), all_fates=all_fates, first=first):
-            await one_fault(kind, fault, steps.names)
+            await one_fault(kind, fault)
 
     asyncio.run(scenario())
 
 
-async def one_fault(kind: StreamCompaction, fault: Fault, names: list[str]) -> None:
+async def one_fault(kind: StreamCompaction, fault: Fault) -> None:
     world, stream = await WORLDS[kind]()
     check = ReadCheck(world)
 
     async def look(_step: Step) -> None:
         check.run()
 
-    await compact_stream(world, stream, kind, Steps(fault, look))
+    steps = Steps(fault, look)
+    await compact_stream(world, stream, kind, steps)
     check.run()
     await world.sweep()
     check.run()
-    if may_clean_up(fault, names):
+    name = steps.names[fault.at - 1]
+    if may_clean_up(fault, steps.names):
         unfinished = list(world.store.list_multipart_uploads())
-        assert not unfinished, f"{fault} at {names[fault.at - 1]}"
+        assert not unfinished, f"{fault} at {name}"
     report = await compact_stream(world, stream, kind)
     assert report is not None
     assert report.error is None
     check.run_links()
     await world.expire()
     check.run_links()
-    assert not world.strays(), f"{fault} at {names[fault.at - 1]}"
+    assert not world.strays(), f"{fault} at {name}"
 
 
 @pytest.mark.timeout(900)

@@ -14,7 +14,6 @@ import numpy as np
 from storage.compaction.entries import (
     EntryTable,
     contiguous_runs,
-    latest_by_id,
     sorted_by_stream,
     stream_ranges,
 )
@@ -24,6 +23,7 @@ from storage.compaction.merged_index import MergeRule, merged_index
 from storage.compaction.plan import CompactionLimits, ExclusionReason, Iteration, OutputKind
 from storage.compaction.planner import plan_compaction
 from storage.compaction.read_runs import plan_reads
+from storage.compaction.selection import SetObjects
 from tests.conformance.compaction_answer import (
     Answer,
     differences,
@@ -201,8 +201,12 @@ def _check_block_size(args: Args, input_sets: InputSets) -> Answer:
 
 
 def _deduplicate(args: Args, _: InputSets) -> Answer:
-    latest = latest_by_id(args.take("input_list"), lambda one: one["object"])
-    return Answer({"tags": [one["tag"] for one in latest]})
+    """An object that is listed twice has one place, and what was listed last."""
+    listed = args.take("input_list")
+    ids = [one["object"] for one in listed]
+    rows = [(one, ids.index(one), 0, number, 1) for number, one in enumerate(ids)]
+    kept = SetObjects.of_rows(rows).in_order().object_size.tolist()
+    return Answer({"tags": [listed[number]["tag"] for number in kept]})
 
 
 def _not_as_without(

@@ -91,7 +91,7 @@ class Stage:
         return sorted(self.objects.keys() - kept)
 
     def made(self, kind: ObjectKind) -> list[MadeObject]:
-        """Return the committed objects of a kind that were not there before."""
+        """Return the committed objects of a kind that are new, by stream and offset."""
         answer = self.map.query(GetNodes(include_stream_set_objects=True))
         orders = {
             held.object_id: held.order_id
@@ -107,7 +107,9 @@ class Stage:
                 ranges = tuple(StreamRange(*row) for row in rows)
                 order = orders.get(one.object_id, -1)
                 found.append(MadeObject(one.object_id, one.object_size, order, ranges))
-        return sorted(found, key=lambda one: one.ranges[0].stream_id if one.ranges else -1)
+        return sorted(
+            found, key=lambda one: [(held.stream_id, held.start_offset) for held in one.ranges]
+        )
 
     def index_of(self, made: MadeObject) -> EntryTable:
         """Read the index of an object that was made, as a reader does."""

@@ -12,7 +12,6 @@ from storage.compaction.entries import (
     EntryTable,
     contiguous_runs,
     encode_entries,
-    latest_by_id,
     live_entries,
     objects_without_entries,
     sorted_by_stream,
@@ -76,11 +75,6 @@ def test_rows_are_sorted_by_stream_offset_and_object() -> None:
     rows = [entry(2, 1, 0, 9), entry(1, 1, 0, 9), entry(3, 0, 5, 9), entry(3, 1, 9, 10)]
     found = list(sorted_by_stream(EntryTable.of_rows(rows)).rows())
     assert found == [rows[2], rows[1], rows[0], rows[3]]
-
-
-def test_an_object_that_is_listed_twice_is_taken_once_as_it_was_listed_last() -> None:
-    listed = [("a", 0), ("b", 0), ("c", 1), ("d", 0)]
-    assert latest_by_id(listed, lambda one: one[1]) == [("d", 0), ("c", 1)]
 
 
 @pytest.mark.parametrize("field", ["end_offset", "record_count", "size"])
