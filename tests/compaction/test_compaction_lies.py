@@ -76,7 +76,9 @@ def end_stream_object_early(request: CommitStreamSetObjectRequest) -> None:
 
 
 def begin_stream_object_late(request: CommitStreamSetObjectRequest) -> None:
-    request.stream_objects.start_offset[1] += 1
+    rows = request.stream_objects
+    untrimmed = list(rows.stream_id).index(max(rows.stream_id))
+    rows.start_offset[untrimmed] += 1
 
 
 def swap_streams(request: CommitStreamSetObjectRequest) -> None:
