@@ -63,10 +63,25 @@ def test_leadership_goes_where_it_is_sent(cluster: LocalCluster) -> None:
             leader = quorum(cluster, "describe")["leader_id"]
             to = leader % 3 + 1
 
-            said = quorum(cluster, "transfer", "--to", str(to))
+            transfer(cluster, to)
 
-            assert (said["leader_before"], said["leader_id"]) == (leader, to)
         assert quorum(cluster, "transfer")["leader_id"] != to
+
+
+def transfer(cluster: LocalCluster, to: int) -> None:
+    """Hand leadership over as an operator does: when another was faster, the command is repeated.
+
+    Under load a voter can be a batch behind when its turn to be elected comes.
+    """
+    answer: dict[str, Any] = {}
+    for _ in range(5):
+        leader = quorum(cluster, "describe")["leader_id"]
+        answer = streammeta("quorum", "transfer", "--to", str(to), "--connect", cluster.connect)
+        if answer["ok"]:
+            assert (answer["leader_before"], answer["leader_id"]) == (leader, to)
+            return
+        assert answer["error"]["code"] == "ANOTHER_LEADS", answer
+    raise AssertionError(f"leadership did not go to {to} in 5 attempts: {answer}")
 
 
 @pytest.mark.parametrize(
