@@ -71,7 +71,7 @@ def test_leadership_goes_where_it_is_sent(cluster: LocalCluster) -> None:
 def transfer(cluster: LocalCluster, to: int) -> None:
     """Hand leadership over as an operator does: when another was faster, the command is repeated.
 
-    Under load a voter can be a batch behind when its turn to be elected comes.
+    The chosen voter is told first and has everything, but nothing keeps another from an election.
     """
     answer: dict[str, Any] = {}
     for _ in range(5):
