@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker_client.write_ahead_log.config import LogConfig
-from broker_client.write_ahead_log.errors import DamagedLogError, WrongLogError
-from broker_client.write_ahead_log.files import FileSystem, Lock, is_want_of_room
+from broker_client.write_ahead_log.errors import DamagedLogError, LogLockedError, WrongLogError
 from broker_client.write_ahead_log.frames import (
     BadFrameError,
     FrameKind,
@@ -39,6 +38,7 @@ from broker_client.write_ahead_log.segment import (
 )
 from broker_client.write_ahead_log.set_aside import set_aside_path, write_set_aside
 from broker_client.write_ahead_log.state_file import STATE_NAME, StateFile, read_state_header
+from storage.durable_files import DirectoryInUseError, DiskFullError, FileSystem, Lock
 from storage.object_format.record import RecordBatch
 
 LOCK_NAME = ".lock"
@@ -81,7 +81,10 @@ def lock_directory(
         if not mends:
             raise
     files.make_directory(directory)
-    return files.lock(directory / LOCK_NAME)
+    try:
+        return files.lock(directory / LOCK_NAME)
+    except DirectoryInUseError as error:
+        raise LogLockedError(f"the write-ahead log in {error}") from None
 
 
 def _check_directory(files: FileSystem, directory: Path, identity: LogIdentity) -> None:
@@ -193,9 +196,7 @@ class DiskLog:
                 self._write_group(group)
                 done += 1
                 self._roll_when_full()
-        except OSError as error:
-            if not is_want_of_room(error):
-                raise
+        except DiskFullError as error:
             _log.warning("the write-ahead log in %s has no room: %s", self._directory, error)
             if self._segments:
                 self._segments[-1].take_back()
@@ -298,9 +299,7 @@ class DiskLog:
         """Write the state down if there is room; an older one is never wrong."""
         try:
             self._state.note(trimmed, flushed)
-        except OSError as error:
-            if not is_want_of_room(error):
-                raise
+        except DiskFullError:
             return False
         return True
 

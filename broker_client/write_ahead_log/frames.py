@@ -18,7 +18,7 @@ from enum import IntEnum
 
 import google_crc32c
 
-from broker_client.write_ahead_log.files import File
+from storage.durable_files import File
 from storage.errors import CorruptObjectError
 from storage.object_format.record import RecordBatch, decode_record
 

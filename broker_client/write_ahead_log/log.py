@@ -28,15 +28,10 @@ from broker_client.write_ahead_log.errors import (
     WriteAheadLogClosedError,
     WriteAheadLogFullError,
 )
-from broker_client.write_ahead_log.files import (
-    FileSystem,
-    Lock,
-    PosixFileSystem,
-    is_want_of_room,
-)
 from broker_client.write_ahead_log.frames import FRAME_HEADER_SIZE
 from broker_client.write_ahead_log.identity import LogIdentity
 from broker_client.write_ahead_log.quarantine import quarantine
+from storage.durable_files import DiskFullError, FileSystem, Lock, PosixFileSystem
 from storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
 
 _log = logging.getLogger(__name__)
@@ -339,9 +334,7 @@ class WriteAheadLog:
         try:
             if work.start_over_at is not None:
                 self._disk.start_over(work.start_over_at)
-        except OSError as error:
-            if not is_want_of_room(error):
-                raise
+        except DiskFullError:
             return 0, self._disk.segments
         if work.trim_to is not None:
             self._disk.trim(work.trim_to)
@@ -422,7 +415,7 @@ def _retrieve(done: asyncio.Future[None]) -> None:
 def _disk_error(
     directory: Path, error: OSError
 ) -> WriteAheadLogFullError | WriteAheadLogBrokenError:
-    if is_want_of_room(error):
+    if isinstance(error, DiskFullError):
         return WriteAheadLogFullError(
             f"the disk of the write-ahead log in {directory} has no room: {error}; free some and"
             " repeat"

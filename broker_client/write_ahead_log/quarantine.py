@@ -15,7 +15,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 from broker_client.write_ahead_log.errors import DamagedLogError, WrongLogError
-from broker_client.write_ahead_log.files import File, FileSystem
 from broker_client.write_ahead_log.frames import (
     BadFrameError,
     FrameHeader,
@@ -37,6 +36,7 @@ from broker_client.write_ahead_log.identity import (
 from broker_client.write_ahead_log.scan import segment_paths
 from broker_client.write_ahead_log.segment import segment_sequence
 from broker_client.write_ahead_log.state_file import STATE_NAME, StateFile
+from storage.durable_files import File, FileSystem
 
 _COPY_BYTES = 1 << 20
 _MAX_COUNT = 2**32 - 1

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker_client.write_ahead_log.errors import DamagedLogError, WrongLogError
-from broker_client.write_ahead_log.files import FileSystem
 from broker_client.write_ahead_log.frames import BadFrameError, FrameKind, frame_headers_from
 from broker_client.write_ahead_log.identity import BadHeaderError, LogIdentity, check_owner
 from broker_client.write_ahead_log.segment import Segment, segment_sequence
 from broker_client.write_ahead_log.state_file import StateFile
+from storage.durable_files import FileSystem
 
 
 @dataclass(frozen=True, slots=True)

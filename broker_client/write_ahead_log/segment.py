@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from broker_client.write_ahead_log.files import File, FileSystem, write_new_file
 from broker_client.write_ahead_log.frames import FrameReader
 from broker_client.write_ahead_log.identity import (
     MAX_HEADER_SIZE,
@@ -18,6 +17,7 @@ from broker_client.write_ahead_log.identity import (
     FileHeader,
     decode_file_header,
 )
+from storage.durable_files import File, FileSystem, replace_file
 
 _NAME = re.compile(r"^(\d{20})\.wal$")
 _KEPT_NAME = re.compile(r"^(\d{20}-\d+\.aside|(\d{20}\.wal|state)\.damaged)$")
@@ -58,7 +58,8 @@ class Segment:
     def create(cls, files: FileSystem, directory: Path, header: FileHeader) -> Segment:
         """Make an empty segment, durably."""
         path = segment_path(directory, header.first_sequence)
-        write_new_file(files, path, header.encode())
+        replace_file(files, path, header.encode())
+        files.sync_directory(path.parent)
         return cls(path, files.open(path), header, header.size)
 
     @classmethod

@@ -13,7 +13,6 @@ from itertools import chain
 from pathlib import Path
 
 from broker_client.write_ahead_log.errors import DamagedLogError
-from broker_client.write_ahead_log.files import FileSystem, PosixFileSystem
 from broker_client.write_ahead_log.frames import (
     BadFrameError,
     FrameKind,
@@ -28,6 +27,7 @@ from broker_client.write_ahead_log.identity import (
     FileHeader,
     decode_file_header,
 )
+from storage.durable_files import FileSystem, PosixFileSystem
 from storage.object_format.record import RecordBatch, encode_record
 
 _FRAME_BYTES = 1 << 20

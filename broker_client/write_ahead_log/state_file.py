@@ -15,7 +15,6 @@ from pathlib import Path
 import google_crc32c
 
 from broker_client.write_ahead_log.errors import DamagedLogError
-from broker_client.write_ahead_log.files import File, FileSystem, write_new_file
 from broker_client.write_ahead_log.identity import (
     MAX_HEADER_SIZE,
     STATE_MAGIC,
@@ -23,6 +22,7 @@ from broker_client.write_ahead_log.identity import (
     FileHeader,
     decode_file_header,
 )
+from storage.durable_files import File, FileSystem, replace_file
 
 STATE_NAME = "state"
 _BODY = struct.Struct(">QQQ")
@@ -52,7 +52,8 @@ class StateFile:
         for slot, position in enumerate(_SLOT_POSITIONS):
             data = data.ljust(position, b"\0")
             data += _encode(header.log_id, slot, trimmed, flushed)
-        write_new_file(files, path, data)
+        replace_file(files, path, data)
+        files.sync_directory(path.parent)
 
     @classmethod
     def open(cls, files: FileSystem, path: Path) -> StateFile:

@@ -95,7 +95,7 @@ from storage.object_format.object_key import cluster_namespace
     "--sweep-interval-ms",
     default=300_000,
     show_default=True,
-    help="How often objects of brokers that are gone are looked through for dead ones.",
+    help="How often to look for what brokers left behind: dead objects, unfinished uploads.",
 )
 @click.option(
     "--log-level",

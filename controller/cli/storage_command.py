@@ -31,9 +31,9 @@ from controller.journal.directory import (
     read_identity,
 )
 from controller.journal.errors import DirectoryLockedError
-from controller.journal.files import PosixFileSystem
 from controller.journal.inspection import Inspection, stopped_directory
 from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from storage.durable_files import PosixFileSystem
 
 _VOTER = re.compile(r"(?P<peer>[^/]+)(/(?P<directory>.+))?")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from controller.ids import EndOffset, Epoch
 from controller.journal.errors import JournalDamagedError, WrongDirectoryError
-from controller.journal.files import FileSystem
 from controller.journal.sealed_json import read_sealed_json, replace_sealed_json
 from controller.quorum.log_view import LostPromise
+from storage.durable_files import FileSystem
 
 DAMAGE_NAME = "damage.json"
 _VERSION = 1

@@ -13,16 +13,17 @@ from pathlib import Path
 
 from controller.ids import ClusterId, DirectoryId, NodeId
 from controller.journal.errors import (
+    DirectoryLockedError,
     DirectoryNotFormattedError,
     JournalDamagedError,
     WrongDirectoryError,
 )
-from controller.journal.files import FileSystem, PosixFileSystem
 from controller.journal.flushed_mark import FlushedMark
 from controller.journal.sealed_json import Fields, read_sealed_json, replace_sealed_json
 from controller.journal.state_file import read_quorum_state, write_quorum_state
 from controller.quorum.config import QuorumState
 from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from storage.durable_files import DirectoryInUseError, FileSystem, Lock, PosixFileSystem
 
 META_NAME = "meta.json"
 STATE_NAME = "quorum-state"
@@ -91,7 +92,7 @@ def format_directory(
         voters,
     )
     files.make_directory(path)
-    lock = files.lock(path / LOCK_NAME)
+    lock = lock_directory(files, path)
     try:
         _check_empty(path, files)  # again: another process may have formatted it meanwhile
         write_quorum_state(files, path / STATE_NAME, QuorumState())
@@ -100,6 +101,14 @@ def format_directory(
     finally:
         lock.release()
     return identity
+
+
+def lock_directory(files: FileSystem, path: Path) -> Lock:
+    """Claim a directory; raises DirectoryLockedError."""
+    try:
+        return files.lock(path / LOCK_NAME)
+    except DirectoryInUseError as error:
+        raise DirectoryLockedError(str(error)) from None
 
 
 def _check_empty(path: Path, files: FileSystem) -> None:

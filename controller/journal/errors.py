@@ -40,12 +40,5 @@ RESTART_REPAIRS = (
 )
 
 
-class DiskFullError(OSError):
-    """There is no room on the disk; what was half written was taken back.
-
-    The same call may be repeated when there is room again.
-    """
-
-
 class BadSnapshotError(Exception):
     """A snapshot file is not complete and intact; the message says what is wrong with it."""

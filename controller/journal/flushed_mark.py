@@ -15,8 +15,8 @@ from pathlib import Path
 import google_crc32c
 
 from controller.ids import EndOffset
-from controller.journal.errors import DiskFullError, JournalDamagedError
-from controller.journal.files import File, FileSystem
+from controller.journal.errors import JournalDamagedError
+from storage.durable_files import DiskFullError, File, FileSystem
 
 _SLOT = struct.Struct(">IQQ?")  # checksum, sequence, end offset, whether the log is being cut there
 _SLOT_POSITIONS = (0, 4096)

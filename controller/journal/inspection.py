@@ -13,16 +13,17 @@ from typing import BinaryIO
 
 from controller.ids import EndOffset, Epoch
 from controller.journal.batch_codec import BadBatchError
+from controller.journal.binary_io import as_binary_io
 from controller.journal.damage import DAMAGE_NAME, DamageRecord, Finding, read_damage
 from controller.journal.directory import (
     LOCK_NAME,
     MARK_NAME,
     STATE_NAME,
     DirectoryIdentity,
+    lock_directory,
     read_identity,
 )
 from controller.journal.errors import BadSnapshotError, JournalDamagedError
-from controller.journal.files import FileSystem, PosixFileSystem, as_binary_io
 from controller.journal.flushed_mark import FlushedMark
 from controller.journal.log_scan import SegmentFile, open_segments
 from controller.journal.segment import SEGMENT_HEADER_SIZE, Segment
@@ -31,6 +32,7 @@ from controller.journal.state_file import read_quorum_state
 from controller.quorum.config import QuorumState
 from controller.quorum.log_view import EpochStart
 from controller.quorum.messages import SnapshotId
+from storage.durable_files import FileSystem, PosixFileSystem
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def stopped_directory(path: Path) -> Iterator[tuple[FileSystem, DirectoryIdentit
     if LOCK_NAME not in files.names(path):
         yield files, identity
         return
-    lock = files.lock(path / LOCK_NAME)
+    lock = lock_directory(files, path)
     try:
         yield files, identity
     finally:

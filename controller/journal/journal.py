@@ -15,14 +15,13 @@ from typing import BinaryIO
 from controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
 from controller.journal.damage import clear_damage
 from controller.journal.directory import (
-    LOCK_NAME,
     MARK_NAME,
     STATE_NAME,
     DirectoryIdentity,
     check_identity,
+    lock_directory,
     read_identity,
 )
-from controller.journal.files import FileSystem, Lock, PosixFileSystem
 from controller.journal.flushed_mark import FlushedMark
 from controller.journal.recovery import Recovery
 from controller.journal.segment import Segment
@@ -33,6 +32,7 @@ from controller.quorum.config import QuorumState
 from controller.quorum.events import SnapshotChunk
 from controller.quorum.messages import Batch, SnapshotId
 from controller.quorum.voters import VoterSet
+from storage.durable_files import FileSystem, Lock, PosixFileSystem
 
 DEFAULT_SEGMENT_BYTES = 64 << 20
 
@@ -98,7 +98,7 @@ class Journal:
         files = files or PosixFileSystem()
         identity = read_identity(directory, files)
         check_identity(identity, directory, cluster_id, node_id, directory_id)
-        lock = files.lock(directory / LOCK_NAME)
+        lock = lock_directory(files, directory)
         try:
             # A process killed after a rename leaves names that are seen and not yet durable.
             files.sync_directory(directory)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from controller.ids import EndOffset, Epoch
 from controller.journal.batch_codec import BadBatchError
-from controller.journal.files import FileSystem
 from controller.journal.flushed_mark import FlushedMark
 from controller.journal.segment import BadSegmentError, Segment, segment_base
 from controller.quorum.log_view import EpochStart
 from controller.quorum.messages import Batch, BatchKind
+from storage.durable_files import FileSystem
 
 _TAIL_BYTES = 4 << 20
 

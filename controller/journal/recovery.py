@@ -16,7 +16,6 @@ from controller.ids import EndOffset, Epoch
 from controller.journal.damage import DAMAGE_NAME, DamageRecord, Finding, note_damage, read_damage
 from controller.journal.directory import META_NAME, STATE_NAME
 from controller.journal.errors import JournalDamagedError
-from controller.journal.files import FileSystem
 from controller.journal.flushed_mark import FlushedMark
 from controller.journal.log_scan import (
     LogScanner,
@@ -30,6 +29,7 @@ from controller.journal.snapshots import SnapshotStore
 from controller.quorum.config import QuorumState
 from controller.quorum.log_view import LogStart, LostPromise
 from controller.quorum.messages import SnapshotId
+from storage.durable_files import FileSystem
 
 NO_SNAPSHOT = SnapshotId(EndOffset(0), Epoch(0))
 """Where a log begins that no snapshot precedes."""

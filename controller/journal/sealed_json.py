@@ -12,8 +12,8 @@ from typing import Any
 
 import google_crc32c
 
-from controller.journal.errors import DiskFullError, JournalDamagedError
-from controller.journal.files import FileSystem
+from controller.journal.errors import JournalDamagedError
+from storage.durable_files import FileSystem, replace_file
 
 Fields = dict[str, Any]
 
@@ -26,22 +26,6 @@ def replace_sealed_json(files: FileSystem, path: Path, fields: Fields) -> None:
     sealed = {**fields, "checksum": _checksum(fields)}
     replace_file(files, path, json.dumps(sealed, sort_keys=True).encode() + b"\n")
     files.sync_directory(path.parent)
-
-
-def replace_file(files: FileSystem, path: Path, data: bytes) -> None:
-    """Replace `path` atomically, the data durable before the name is; raises DiskFullError."""
-    temporary = path.with_name(path.name + ".tmp")
-    file = files.open(temporary, create=True)
-    try:
-        file.truncate(0)
-        file.write(0, data)
-        file.sync()
-        files.rename(temporary, path)
-    except DiskFullError:
-        files.remove(temporary)
-        raise
-    finally:
-        file.close()
 
 
 def read_sealed_json(files: FileSystem, path: Path) -> Fields:

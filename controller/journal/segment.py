@@ -25,10 +25,9 @@ from controller.journal.batch_codec import (
     decode_header,
     encode_batch,
 )
-from controller.journal.errors import RESTART_REPAIRS, DiskFullError, JournalDamagedError
-from controller.journal.files import File, FileSystem
-from controller.journal.sealed_json import replace_file
+from controller.journal.errors import RESTART_REPAIRS, JournalDamagedError
 from controller.quorum.messages import Batch
+from storage.durable_files import DiskFullError, File, FileSystem, replace_file
 
 _NAME = re.compile(r"^(\d{20})\.log$")
 _TEMPORARY_NAME = re.compile(r"^\d{20}\.log\.(damaged\.)?tmp$")

@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from controller.journal.errors import DiskFullError
-from controller.journal.files import File, FileSystem
 from controller.quorum.messages import SnapshotId
+from storage.durable_files import DiskFullError, File, FileSystem
 
 _SYNC_EVERY_BYTES = 16 << 20
 """Written and not flushed at most, so that no flush of the log waits behind a whole snapshot."""

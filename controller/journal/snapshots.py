@@ -19,12 +19,13 @@ from typing import BinaryIO, TypeAlias
 import structlog
 
 from controller.ids import EndOffset, Epoch
+from controller.journal.binary_io import as_binary_io
 from controller.journal.errors import RESTART_REPAIRS, BadSnapshotError, JournalDamagedError
-from controller.journal.files import File, FileSystem, as_binary_io
 from controller.journal.snapshot_writer import SnapshotWriter
 from controller.quorum.events import SnapshotChunk
 from controller.quorum.messages import SnapshotId
 from controller.quorum.voters import VoterSet
+from storage.durable_files import File, FileSystem
 
 SnapshotCheck: TypeAlias = Callable[[SnapshotId, BinaryIO], VoterSet]
 """Reads a whole file and returns the voters it names; raises BadSnapshotError unless it is

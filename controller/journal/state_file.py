@@ -6,10 +6,10 @@ from pathlib import Path
 
 from controller.ids import DirectoryId, Epoch, NodeId
 from controller.journal.errors import JournalDamagedError, WrongDirectoryError
-from controller.journal.files import FileSystem
 from controller.journal.sealed_json import read_sealed_json, replace_sealed_json
 from controller.quorum.config import QuorumState
 from controller.quorum.voters import ReplicaKey
+from storage.durable_files import FileSystem
 
 _VERSION = 1
 _NONE = -1

@@ -20,7 +20,6 @@ import structlog
 
 from controller.errors import ApiError, NotLeaderError
 from controller.ids import EndOffset
-from controller.journal.errors import DiskFullError as JournalFullError
 from controller.journal.journal import Journal
 from controller.journal.snapshot_writer import SnapshotWriter
 from controller.loop.checkpoint_schedule import CheckpointLimits, CheckpointSchedule
@@ -30,6 +29,7 @@ from controller.loop.quorum_errors import DiskFullError, SnapshotFailedError
 from controller.loop.state_machine import SnapshotPoint, StateMachine
 from controller.quorum.messages import SnapshotId
 from controller.snapshot.writer import Sink
+from storage.durable_files import DiskFullError as JournalFullError
 
 _log = structlog.get_logger(component="checkpoint")
 

@@ -21,7 +21,6 @@ from typing import TypeAlias
 import structlog
 
 from controller.ids import EndOffset
-from controller.journal.errors import DiskFullError
 from controller.journal.journal import Journal
 from controller.journal.snapshot_writer import SnapshotWriter
 from controller.quorum.events import (
@@ -41,6 +40,7 @@ from controller.quorum.events import (
     WriteSnapshotChunk,
 )
 from controller.quorum.messages import Batch, SnapshotId
+from storage.durable_files import DiskFullError
 
 RETRY_FULL_S = 0.25
 """How long work that found no room waits before it is tried again."""

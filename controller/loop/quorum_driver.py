@@ -17,7 +17,6 @@ import structlog
 
 from controller.errors import InvariantError, NotLeaderError
 from controller.ids import EndOffset, Epoch, NodeId
-from controller.journal.errors import DiskFullError as JournalFullError
 from controller.journal.journal import Journal
 from controller.loop.append_turns import AppendTurns
 from controller.loop.checkpoint_schedule import CheckpointLimits
@@ -77,6 +76,7 @@ from controller.quorum.events import (
 from controller.quorum.messages import Request, Response, SnapshotId
 from controller.quorum.roles import Resigned
 from controller.quorum.voters import ReplicaKey, Voter
+from storage.durable_files import DiskFullError as JournalFullError
 
 _STOP_ROUNDS = 20
 

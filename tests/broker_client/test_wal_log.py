@@ -20,8 +20,8 @@ from broker_client.write_ahead_log.errors import (
     WriteAheadLogClosedError,
     WriteAheadLogFullError,
 )
-from broker_client.write_ahead_log.files import File, PosixFile, PosixFileSystem
 from broker_client.write_ahead_log.log import WriteAheadLog
+from storage.durable_files import DiskFullError, File, PosixFile, PosixFileSystem
 from tests.broker_client.client_helpers import scenario
 from tests.broker_client.wal_tools import IDENTITY, LOG, SMALL, encoded, record_at, sequences_of
 from tests.journal.crash_disk import CrashDisk
@@ -33,7 +33,7 @@ class Orders:
 
     may_go_on: threading.Event = field(default_factory=threading.Event)
     fail: Callable[[str], bool] = lambda _: False
-    error: int = errno.EIO
+    error: OSError = field(default_factory=lambda: OSError(errno.EIO, "the disk is gone"))
     calls: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Orders:
         assert self.may_go_on.wait(10)
         self.calls.append(call)
         if self.fail(call):
-            raise OSError(self.error, "the disk is gone")
+            raise self.error
 
 
 class OrderedFile(PosixFile):
@@ -64,6 +64,7 @@ class OrderedFiles(PosixFileSystem):
     """The machine's files, where segments obey orders."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.orders = Orders()
 
     def open(self, path: Path, *, create: bool = False) -> File:
@@ -107,10 +108,16 @@ async def test_appends_share_a_sync_and_are_done_in_order_after_it(tmp_path: Pat
     await log.close()
 
 
-@pytest.mark.parametrize("call", ["write", "sync"])
+@pytest.mark.parametrize(
+    ("call", "number"), [("write", errno.EIO), ("sync", errno.EIO), ("sync", errno.ENOSPC)]
+)
 @scenario
-async def test_a_failed_call_breaks_the_log_for_good(tmp_path: Path, call: str) -> None:
+async def test_a_failed_call_breaks_the_log_for_good(
+    tmp_path: Path, call: str, number: int
+) -> None:
+    """So does a sync that finds no room: what it was to make durable may be gone already."""
     files = OrderedFiles()
+    files.orders.error = OSError(number, "the disk is gone")
     log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
     assert await settle(append(log)) is None
     files.orders.fail = lambda one: one == call
@@ -220,7 +227,8 @@ async def test_what_waits_behind_a_refused_group_is_refused_with_it(tmp_path: Pa
     files = OrderedFiles()
     log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
     files.orders.may_go_on.clear()
-    files.orders.fail, files.orders.error = lambda call: call == "write", errno.ENOSPC
+    files.orders.fail = lambda call: call == "write"
+    files.orders.error = DiskFullError(errno.ENOSPC, "no room")
     first = append(log)
     await asyncio.sleep(0.01)
     behind = append(log)

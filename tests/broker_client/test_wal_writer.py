@@ -9,9 +9,9 @@ import pytest
 
 from broker_client import BrokerSession, StreamWriter, WriterConfig
 from broker_client.write_ahead_log.errors import WriteAheadLogBrokenError
-from broker_client.write_ahead_log.files import FileSystem
 from broker_client.write_ahead_log.identity import LogIdentity
 from broker_client.write_ahead_log.log import WriteAheadLog
+from storage.durable_files import FileSystem
 from storage.errors import StoreUnavailableError
 from storage.object_store.base import Body
 from storage.object_store.memory import MemoryObjectStore

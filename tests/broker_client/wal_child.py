@@ -21,11 +21,11 @@ from pathlib import Path
 
 from broker_client import BrokerSession, ControllerClient, SilentObserver, StreamWriter
 from broker_client.write_ahead_log.config import LogConfig
-from broker_client.write_ahead_log.files import File, PosixFile, PosixFileSystem
 from broker_client.write_ahead_log.identity import LogIdentity
 from broker_client.write_ahead_log.log import WriteAheadLog
 from broker_client.write_ahead_log.recovery import RecoveryPlan
 from broker_client.writer_config import WriterConfig
+from storage.durable_files import File, PosixFile, PosixFileSystem
 from storage.object_format.index_block import StreamRange
 from storage.object_store.base import Body
 from storage.object_store.local import LocalObjectStore
@@ -93,6 +93,7 @@ class DoomedFile(PosixFile):
 
 class DoomedFiles(PosixFileSystem):
     def __init__(self, executioner: Executioner) -> None:
+        super().__init__()
         self._executioner = executioner
 
     def open(self, path: Path, *, create: bool = False) -> File:

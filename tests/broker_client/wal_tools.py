@@ -7,9 +7,9 @@ from pathlib import Path
 
 from broker_client.write_ahead_log.config import LogConfig
 from broker_client.write_ahead_log.disk_log import DiskLog, RecordGroup
-from broker_client.write_ahead_log.files import FileSystem
 from broker_client.write_ahead_log.identity import LogIdentity
 from broker_client.write_ahead_log.quarantine import quarantine
+from storage.durable_files import FileSystem
 from storage.object_format.record import RecordBatch, encode_record_header
 
 LOG = Path("log")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from controller.journal.errors import DirectoryLockedError, DiskFullError
+from storage.durable_files import DirectoryInUseError, DiskFullError
 
 
 class PowerFailure(BaseException):
@@ -139,7 +139,7 @@ class CrashDisk:
 
     def lock(self, path: Path) -> CrashLock:
         if self.locked:
-            raise DirectoryLockedError(f"{path} is in use")
+            raise DirectoryInUseError(f"{path} is in use")
         self.locked = True
         return CrashLock(self)
 

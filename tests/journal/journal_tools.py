@@ -11,12 +11,12 @@ from typing import BinaryIO
 from controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
 from controller.journal.directory import format_directory
 from controller.journal.errors import BadSnapshotError
-from controller.journal.files import FileSystem
 from controller.journal.journal import Journal
 from controller.quorum.config import QuorumState
 from controller.quorum.log_view import LostPromise
 from controller.quorum.messages import Batch, BatchKind, SnapshotId
 from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from storage.durable_files import FileSystem
 
 CLUSTER, NODE = ClusterId("c"), NodeId(1)
 VOTERS = VoterSet((Voter(ReplicaKey(NODE, DirectoryId("d")), "127.0.0.1:1"),))

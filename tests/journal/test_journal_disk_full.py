@@ -16,11 +16,11 @@ import pytest
 
 from controller.ids import EndOffset, Epoch, NodeId
 from controller.journal.directory import format_directory
-from controller.journal.errors import DirectoryNotFormattedError, DiskFullError
-from controller.journal.files import PosixFile
+from controller.journal.errors import DirectoryNotFormattedError
 from controller.journal.journal import Journal
 from controller.quorum.config import QuorumState
 from controller.quorum.voters import ReplicaKey
+from storage.durable_files import DiskFullError, PosixFile
 from tests.journal.crash_disk import CrashDisk, Left
 from tests.journal.journal_tools import (
     CLUSTER,

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from controller.ids import EndOffset, Epoch, NodeId
-from controller.journal.errors import DiskFullError
 from controller.journal.journal import Journal
 from controller.loop.quorum_disk import (
     CoreReport,
@@ -42,6 +41,7 @@ from controller.quorum.events import (
 )
 from controller.quorum.messages import Batch
 from controller.quorum.voters import ReplicaKey
+from storage.durable_files import DiskFullError
 from tests.journal.crash_disk import CrashDisk, Left
 from tests.journal.journal_tools import (
     VOTERS,

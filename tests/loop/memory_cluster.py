@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from controller.errors import ApiError, NotLeaderError
 from controller.ids import ClusterId, NodeId
 from controller.journal.directory import format_directory, read_identity
-from controller.journal.errors import DirectoryNotFormattedError, DiskFullError
-from controller.journal.files import File, PosixFileSystem
+from controller.journal.errors import DirectoryNotFormattedError
 from controller.journal.journal import Journal
 from controller.loop.checkpoint_schedule import CheckpointLimits
 from controller.loop.clock import SystemClock
@@ -31,6 +30,7 @@ from controller.metadata.values import NodeIdentity
 from controller.quorum.config import QuorumConfig, QuorumLimits, QuorumTimings
 from controller.quorum.messages import FetchRequest, Request
 from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from storage.durable_files import DiskFullError, File, PosixFileSystem
 
 CLUSTER = ClusterId("test")
 BROKER = NodeIdentity(1007, 1)
@@ -41,6 +41,9 @@ TIMINGS = QuorumTimings(
     request_timeout_ms=1_500,
     failover_stagger_ms=20,
 )
+STEADY = replace(TIMINGS, fetch_timeout_ms=20_000, request_timeout_ms=20_000)
+"""Leadership stays where it is, also when the machine holds all nodes up."""
+
 PATIENCE_S = 60.0
 """How long a test waits for what must happen; CI machines can be very slow."""
 
@@ -156,6 +159,7 @@ class MemoryCluster:
     size: int = 3
     checkpoints: CheckpointLimits = field(default_factory=CheckpointLimits)
     limits: QuorumLimits = field(default_factory=QuorumLimits)
+    timings: QuorumTimings = TIMINGS
     nodes: dict[int, Node] = field(default_factory=dict)
     cut: set[frozenset[int]] = field(default_factory=set)
     drops: Callable[[int, int, Request], bool] = lambda *_: False
@@ -224,7 +228,7 @@ class MemoryCluster:
             endpoint=endpoint(identity.node_id),
             bootstrap_voters=identity.bootstrap_voters,
             seeds=tuple(NodeId(i) for i in range(self.size) if i != identity.node_id),
-            timings=TIMINGS,
+            timings=self.timings,
             limits=self.limits,
         )
 

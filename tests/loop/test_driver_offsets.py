@@ -6,7 +6,7 @@ from pathlib import Path
 from controller.metadata.requests import GetKVs, KVKey, KVToPut, PutKVs
 from controller.quorum.messages import RequestHeader, UpdateVoterRequest
 from controller.quorum.voters import Voter
-from tests.loop.memory_cluster import CLUSTER, MemoryCluster, Node, eventually, run
+from tests.loop.memory_cluster import CLUSTER, STEADY, MemoryCluster, Node, eventually, run
 
 
 def update_of(follower: Node, leader: Node) -> UpdateVoterRequest:
@@ -31,7 +31,7 @@ def is_settled(node: Node) -> bool:
 
 def test_a_voter_record_between_an_append_and_its_flush_shifts_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with MemoryCluster(tmp_path) as cluster:
+        async with MemoryCluster(tmp_path, timings=STEADY) as cluster:
             await cluster.fill("a", 2)
             leader = cluster.nodes[await cluster.leader()]
             await eventually(lambda: is_settled(leader), "every voter's disk is recorded")

@@ -7,7 +7,7 @@ from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 _BATCH_CODEC = "controller.journal.batch_codec"
 _CORE = "controller.quorum.core"
 _ELECTION = "controller.quorum.election"
-_FILES = "controller.journal.files"
+_FILES = "storage.durable_files"
 _FOLLOWING = "controller.quorum.following"
 _JOURNAL = "controller.journal.journal"
 _LOG_SCAN = "controller.journal.log_scan"
@@ -104,7 +104,7 @@ DISK = (
         "KAFKA-15312",
         (
             Edit(
-                _SEALED_JSON,
+                _FILES,
                 """
                 file.sync()
                 files.rename(temporary, path)

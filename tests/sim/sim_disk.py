@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from controller.journal.errors import DirectoryLockedError, DiskFullError
+from storage.durable_files import DirectoryInUseError, DiskFullError
 
 _SECTOR = 64
 """Granularity at which unsynced writes are lost; small, so that small batches tear."""
@@ -152,7 +152,7 @@ class SimLock:
         self._disk = disk
         self._path = path
         if path in disk.locked:
-            raise DirectoryLockedError(f"{path} is in use")
+            raise DirectoryInUseError(f"{path} is in use")
         disk.locked.add(path)
 
     def release(self) -> None:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from controller.journal.errors import BadSnapshotError, DiskFullError
+from controller.journal.errors import BadSnapshotError
 from controller.journal.snapshot_writer import SnapshotWriter
 from controller.loop.delivery import Delivery, HandOn, LoadSnapshot, ReadForDelivery
 from controller.loop.quorum_disk import DiskRead, FinishSnapshot
 from controller.quorum.events import Append, ReadIndexRequested
 from controller.quorum.messages import Batch, BatchKind, SnapshotId
+from storage.durable_files import DiskFullError
 from tests.linearizability.models import Get
 from tests.sim.sim_store import Answer, Request, Store, decode_image, encode_image
 

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from controller.ids import NodeId
-from controller.journal.errors import DiskFullError, JournalDamagedError
+from controller.journal.errors import JournalDamagedError
 from controller.quorum.config import QuorumLimits, QuorumTimings
 from controller.quorum.events import PeerConnectionLost, Received, RequestFailed
 from controller.quorum.messages import Message, RequestHeader
 from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from storage.durable_files import DiskFullError
 from tests.linearizability.history import Recorder
 from tests.sim.sim_check import violated
 from tests.sim.sim_clients import Client

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.journal.errors import DirectoryLockedError, DiskFullError
+from storage.durable_files import DirectoryInUseError, DiskFullError
 from tests.sim.sim_disk import SimDisk, StoppedError
 
 HOME = Path("/home")
@@ -148,7 +148,7 @@ def test_rot_stays_until_the_byte_is_gone() -> None:
 def test_a_directory_is_locked_once() -> None:
     disk = SimDisk()
     lock = disk.lock(HOME / ".lock")
-    with pytest.raises(DirectoryLockedError):
+    with pytest.raises(DirectoryInUseError):
         disk.lock(HOME / ".lock")
     lock.release()
     disk.lock(HOME / ".lock")

@@ -1,6 +1,8 @@
-"""The few file operations the log needs, and their POSIX implementation.
+"""Files whose owner must know what is on the disk and what is not: the operations, and POSIX's.
 
-A disk that loses, tears and fails takes this place in tests. Nothing here is retried.
+A log puts its records in such files; tests put a disk in their place that loses, tears and fails.
+Nothing here is retried: after a failed sync the state of the disk is unknown. Want of room is the
+one failure that leaves everything as it was, and has an error of its own.
 """
 
 from __future__ import annotations
@@ -10,28 +12,33 @@ import errno
 import fcntl
 import os
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
-
-from broker_client.write_ahead_log.errors import LogLockedError
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def is_want_of_room(error: OSError) -> bool:
-    """Tell whether the disk, a quota or a limit of file sizes has no room left."""
-    return error.errno in _NO_ROOM
+class DiskFullError(OSError):
+    """There is no room on the disk, or in a quota; what was half written may be tried again."""
+
+
+class DirectoryInUseError(Exception):
+    """Another process has claimed the directory."""
 
 
 class File(Protocol):
-    """An open file; positions and sizes are bytes. Failures are `OSError`."""
+    """An open file; positions and sizes are bytes."""
 
     def read(self, position: int, size: int) -> bytes:
         """Return up to `size` bytes; fewer only at the end of the file."""
         ...
 
     def write(self, position: int, data: bytes) -> None:
-        """Write all of `data`, durable after `sync`; after an error any part may be written."""
+        """Write all of `data`; durable after `sync`.
+
+        Raises DiskFullError when there is no room; any part of `data` may have been written.
+        """
         ...
 
     def size(self) -> int:
@@ -63,19 +70,25 @@ class FileSystem(Protocol):
     """Where files are. Created, renamed and removed names are durable after `sync_directory`."""
 
     def names(self, directory: Path) -> list[str]:
-        """Return the names in a directory, sorted; none if it does not exist."""
+        """Return the names in a directory; none if it does not exist."""
         ...
 
     def make_directory(self, directory: Path) -> None:
-        """Create a directory with its parents, durably, unless it exists."""
+        """Create a directory with its parents, durably, unless it exists.
+
+        Raises DiskFullError when there is no room for its name.
+        """
         ...
 
     def open(self, path: Path, *, create: bool = False) -> File:
-        """Open for reading and writing; raises FileNotFoundError unless `create`."""
+        """Open for reading and writing; raises FileNotFoundError unless `create`.
+
+        Raises DiskFullError when there is no room for a new name.
+        """
         ...
 
     def rename(self, source: Path, target: Path) -> None:
-        """Replace `target` atomically."""
+        """Replace `target` atomically; raises DiskFullError, with nothing changed."""
         ...
 
     def remove(self, path: Path) -> None:
@@ -87,16 +100,21 @@ class FileSystem(Protocol):
         ...
 
     def lock(self, path: Path) -> Lock:
-        """Claim the lock file `path`, creating it; raises `LogLockedError`."""
+        """Claim the lock file `path`, creating it; raises DirectoryInUseError."""
         ...
 
 
 class PosixFile:
-    """A file descriptor, closed at the latest when nobody refers to it any more."""
+    """A file descriptor; one that nobody refers to any more is closed, as Python's own files are.
 
-    def __init__(self, path: Path, *, create: bool) -> None:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        self._fd = os.open(path, flags, 0o644)
+    A recovery that ends in an error leaves its files behind at any point.
+    """
+
+    def __init__(self, path: Path, *, create: bool, read_only: bool = False) -> None:
+        flags = os.O_RDONLY if read_only else os.O_RDWR | (os.O_CREAT if create else 0)
+        with _telling_no_room(path):
+            self._fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        self._path = path
         self._close = weakref.finalize(self, os.close, self._fd)
 
     def read(self, position: int, size: int) -> bytes:
@@ -106,15 +124,16 @@ class PosixFile:
             parts.append(part)
             position += len(part)
             size -= len(part)
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, position: int, data: bytes) -> None:
         """Write all of `data`; durable after `sync`."""
         view = memoryview(data)
-        while view:
-            written = os.pwrite(self._fd, view, position)
-            view = view[written:]
-            position += written
+        with _telling_no_room(self._path):
+            while view:
+                written = os.pwrite(self._fd, view, position)
+                view = view[written:]
+                position += written
 
     def size(self) -> int:
         """Return the file's length."""
@@ -129,24 +148,27 @@ class PosixFile:
         os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Release the file; closing it again does nothing."""
+        """Release the file; does not sync. Closing it again does nothing."""
         self._close()
 
 
 class PosixLock:
     """An flock, released by the kernel however the process ends."""
 
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+        self._fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._fd)
-            raise LogLockedError(
-                f"the write-ahead log in {path.parent} is in use by another process (pid {holder});"
-                " stop that one, or give this one a directory of its own"
+            raise DirectoryInUseError(
+                f"{path.parent} is in use by another process (pid {holder}); stop that one or "
+                "give this one a directory of its own"
             ) from None
+        if read_only:
+            return
         with contextlib.suppress(OSError):  # the pid is for people; a full disk has no room for it
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
@@ -159,10 +181,14 @@ class PosixLock:
 class PosixFileSystem:
     """The machine's file system."""
 
+    def __init__(self, *, read_only: bool = False) -> None:
+        """With `read_only`, files are opened for reading and a lock leaves no trace."""
+        self._read_only = read_only
+
     def names(self, directory: Path) -> list[str]:
-        """Return the names in a directory, sorted; none if it does not exist."""
+        """Return the names in a directory; none if it does not exist."""
         try:
-            return sorted(os.listdir(directory))  # noqa: PTH208 - names, not paths
+            return sorted(os.listdir(directory))  # noqa: PTH208 (names, not paths)
         except FileNotFoundError:
             return []
 
@@ -171,16 +197,18 @@ class PosixFileSystem:
         if directory.is_dir():
             return
         self.make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
+        with _telling_no_room(directory):
+            directory.mkdir(exist_ok=True)
         self.sync_directory(directory.parent)
 
     def open(self, path: Path, *, create: bool = False) -> File:
         """Open for reading and writing; raises FileNotFoundError unless `create`."""
-        return PosixFile(path, create=create)
+        return PosixFile(path, create=create, read_only=self._read_only)
 
     def rename(self, source: Path, target: Path) -> None:
         """Replace `target` atomically."""
-        source.replace(target)
+        with _telling_no_room(target):
+            source.replace(target)
 
     def remove(self, path: Path) -> None:
         """Remove a file that exists."""
@@ -195,23 +223,34 @@ class PosixFileSystem:
             os.close(fd)
 
     def lock(self, path: Path) -> Lock:
-        """Claim the lock file `path`, creating it; raises `LogLockedError`."""
-        return PosixLock(path)
+        """Claim the lock file `path`, creating it; raises DirectoryInUseError."""
+        return PosixLock(path, read_only=self._read_only)
 
 
-def write_new_file(files: FileSystem, path: Path, data: bytes) -> None:
-    """Make `path` with `data`, durable before it has its name; the name itself is synced, too."""
+def replace_file(files: FileSystem, path: Path, data: bytes) -> None:
+    """Replace `path` atomically, the data durable before the name is.
+
+    The name is durable after `sync_directory`. Raises DiskFullError with the old contents in place.
+    """
     temporary = path.with_name(path.name + ".tmp")
     file = files.open(temporary, create=True)
     try:
         file.truncate(0)
         file.write(0, data)
         file.sync()
-    except OSError:
-        with contextlib.suppress(OSError):  # the first error counts
-            files.remove(temporary)
+        files.rename(temporary, path)
+    except DiskFullError:
+        files.remove(temporary)
         raise
     finally:
         file.close()
-    files.rename(temporary, path)
-    files.sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def _telling_no_room(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise DiskFullError(error.errno, error.strerror, str(path)) from error
