@@ -290,6 +290,8 @@ class QuorumCore:
             self._following.on_fetch_failed(peer)
         elif kind is BeginQuorumEpochResponse:
             self._leading.on_announcement_failed(peer)
+        elif kind is EndQuorumEpochResponse:
+            self._leading.on_end_not_told(peer)
 
     # -- messages
 

@@ -154,7 +154,9 @@ class Following:
         is_usable = replica.is_disk_full or self._fits(response)
         if response.header.error is not QuorumError.NONE or not is_usable:
             self._fetch_later(role)
-            if response.header.error is QuorumError.NOT_LEADER:
+            if response.header.error is QuorumError.NOT_LEADER and not replica.may_campaign:
+                # A voter waits for EndQuorumEpoch, which tells it whether it is its turn; one that
+                # hurried would compete with the successor that its leader has chosen.
                 self.on_leader_gone(role.leader_id)
             return
         if replica.is_disk_full and response.diverging is None:

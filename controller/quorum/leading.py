@@ -365,8 +365,7 @@ class Leading:
         role = self._replica.role
         voter = self._replica.voters.find(peer)
         if isinstance(role, Leader) and voter is not None and voter.key in role.progress:
-            retry = self._replica.now + self._replica.config.timings.heartbeat_ms // 4 + 1
-            role.progress[voter.key].next_heartbeat = retry
+            role.progress[voter.key].next_heartbeat = self._next_attempt()
 
     def _tell_end(self, role: Resigned) -> None:
         replica = self._replica
@@ -382,6 +381,15 @@ class Leading:
                 node_id,
                 EndQuorumEpochRequest(header=header, preferred_successors=role.successors),
             )
+
+    def on_end_not_told(self, peer: NodeId) -> None:
+        """Try a voter that could not be reached again: it waits to be told whose turn it is."""
+        role = self._replica.role
+        if isinstance(role, Resigned) and peer in role.unacknowledged:
+            role.unacknowledged[peer] = self._next_attempt()
+
+    def _next_attempt(self) -> int:
+        return self._replica.now + self._replica.config.timings.heartbeat_ms // 4 + 1
 
     def on_end_acknowledged(self, sender: NodeId) -> None:
         """A voter knows that the epoch has ended."""

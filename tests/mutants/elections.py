@@ -6,6 +6,7 @@ from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
 _CORE = "controller.quorum.core"
 _ELECTION = "controller.quorum.election"
+_FOLLOWING = "controller.quorum.following"
 _LEADING = "controller.quorum.leading"
 _MAJORITY = "controller.quorum.majority"
 _REPLICA = "controller.quorum.replica"
@@ -272,6 +273,22 @@ ELECTIONS = (
         Tested(
             "tests/quorum/test_quorum_election.py"
             "::test_a_leader_without_a_majority_resigns_after_check_quorum"
+        ),
+    ),
+    Mutant(
+        "refused-fetch-hurries-a-voter",
+        "A voter whose Fetch is refused campaigns beside the successor its leader has chosen.",
+        "`quorum transfer` on a busy machine: one in eight ended with another leader",
+        (
+            Edit(
+                _FOLLOWING,
+                "is QuorumError.NOT_LEADER and not replica.may_campaign:",
+                "is QuorumError.NOT_LEADER:",
+            ),
+        ),
+        Tested(
+            "tests/quorum/test_quorum_election.py"
+            "::test_nor_does_the_refusal_of_its_fetch_make_it_hurry"
         ),
     ),
     Mutant(

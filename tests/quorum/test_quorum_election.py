@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from controller.errors import InvariantError
-from controller.ids import EndOffset, Epoch, NodeId
+from controller.ids import DirectoryId, EndOffset, Epoch, NodeId
 from controller.quorum.config import QuorumState
 from controller.quorum.events import (
     DiskFull,
@@ -21,6 +21,8 @@ from controller.quorum.events import (
 from controller.quorum.messages import (
     EndQuorumEpochRequest,
     FetchRequest,
+    FetchResponse,
+    QuorumError,
     VoteRequest,
     VoteResponse,
 )
@@ -245,6 +247,56 @@ def test_a_voter_that_is_no_chosen_successor_waits_an_election_timeout() -> None
     assert node.role == "Follower"
     node.pass_time(node.config.timings.election_timeout_ms)
     assert node.role == "Prospective"
+
+
+@pytest.mark.parametrize("told_first", [False, True])
+def test_nor_does_the_refusal_of_its_fetch_make_it_hurry(told_first: bool) -> None:
+    """A leader that hands over refuses the Fetches it holds in the step that names the chosen."""
+    node = Lone()
+    node.begin(1, 4)
+    node.feed(node.only(FetchRequest))
+    waiting = node.only(FetchRequest)
+    if told_first:
+        node.end(1, 4, 2)
+    refuse(node, waiting)
+    if not told_first:
+        node.end(1, 4, 2)
+    node.pass_time(node.config.timings.election_timeout_ms - 1)
+    assert node.role == "Follower"
+
+
+def test_an_observer_whose_fetch_is_refused_soon_looks_for_another_leader() -> None:
+    """Nobody tells it of the end of the epoch."""
+    node = Lone(size=0, local=ReplicaKey(NodeId(7), DirectoryId("d")), seeds=[1, 2])
+    node.begin(1, 4)
+    node.feed(node.only(FetchRequest))
+    refuse(node, node.only(FetchRequest))
+    node.pass_time(node.config.timings.election_timeout_ms // 10)
+    assert node.role == "Unattached"
+
+
+def refuse(node: Lone, request: FetchRequest) -> None:
+    """Answer as its leader does once it has resigned."""
+    node.receive(
+        FetchResponse(
+            header=node.reply(request, leader=1, error=QuorumError.NOT_LEADER),
+            high_watermark=EndOffset(0),
+            log_start_offset=EndOffset(0),
+            read_round=0,
+        )
+    )
+
+
+def test_a_voter_that_missed_the_end_of_an_epoch_is_soon_told_again() -> None:
+    node = Lone()
+    node.become_leader()
+    node.step(Resign())
+    first = node.sent(EndQuorumEpochRequest)[0]
+    voter = first.header.receiver.node_id
+    node.step(RequestFailed(voter, first.header.request_id))
+    assert not node.sent(EndQuorumEpochRequest)
+    node.pass_time(node.config.timings.heartbeat_ms // 2)
+    assert node.only(EndQuorumEpochRequest).header.receiver.node_id == voter
 
 
 def test_a_broken_connection_starts_a_campaign_within_the_stagger() -> None:

@@ -252,7 +252,7 @@ def test_an_answer_says_one_thing_at_a_time() -> None:
         decoded(both, encoded(both))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     message=st.sampled_from(ALL),
     changes=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=8),
@@ -269,7 +269,7 @@ def test_bytes_changed_on_the_way_are_a_message_or_refused(
     _read_or_refuse(message, bytes(wire))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(message=st.sampled_from(ALL), wire=st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_refused(message: Request | Response, wire: bytes) -> None:
     _read_or_refuse(message, wire)
@@ -280,7 +280,7 @@ _NUMBERS = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     batches=st.lists(
         st.builds(
