@@ -24,6 +24,8 @@ from storage.object_format.index_block import UNLIMITED
 
 QUERIES_PER_CALL = 2_000
 
+Answer = asyncio.Future[objects_pb2.ObjectList]
+
 
 @dataclass(frozen=True, slots=True)
 class StreamQuery:
@@ -40,13 +42,16 @@ class Lookups:
 
     def __init__(self, client: ControllerClient) -> None:
         self._client = client
-        self._waiting: list[tuple[StreamQuery, asyncio.Future[objects_pb2.ObjectList]]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: list[tuple[StreamQuery, Answer]] = []
+        self._under_way: dict[asyncio.Task[None], Sequence[tuple[StreamQuery, Answer]]] = {}
+        self._closed = False
         self.sent = 0
 
     async def ask(self, query: StreamQuery) -> objects_pb2.ObjectList:
         """Return the answer to one question; its error code is left in it."""
-        answer: asyncio.Future[objects_pb2.ObjectList] = asyncio.get_running_loop().create_future()
+        if self._closed:
+            raise ReaderClosedError(query.stream_id)
+        answer: Answer = asyncio.get_running_loop().create_future()
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._send_waiting)
         self._waiting.append((query, answer))
@@ -61,20 +66,25 @@ class Lookups:
 
     def close(self) -> None:
         """Give up what is asked: it fails with `ReaderClosedError`."""
-        for task in self._tasks:
+        self._closed = True
+        for task in self._under_way:
             task.cancel()
+        # Not left to the tasks: one that is cancelled before its first step never takes any.
+        for asked in (self._waiting, *self._under_way.values()):
+            for query, answer in asked:
+                if not answer.done():
+                    answer.set_exception(ReaderClosedError(query.stream_id))
 
     def _send_waiting(self) -> None:
         waiting = [one for one in self._waiting if not one[1].done()]
         self._waiting = []
         for at in range(0, len(waiting), QUERIES_PER_CALL):
-            task = asyncio.create_task(self._answer(waiting[at : at + QUERIES_PER_CALL]))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            asked = waiting[at : at + QUERIES_PER_CALL]
+            task = asyncio.create_task(self._answer(asked))
+            self._under_way[task] = asked
+            task.add_done_callback(self._under_way.pop)
 
-    async def _answer(
-        self, asked: Sequence[tuple[StreamQuery, asyncio.Future[objects_pb2.ObjectList]]]
-    ) -> None:
+    async def _answer(self, asked: Sequence[tuple[StreamQuery, Answer]]) -> None:
         try:
             answers = await self._send([query for query, _ in asked])
         except Exception as error:  # noqa: BLE001 - each who asked hears of it
@@ -85,10 +95,6 @@ class Lookups:
             for (_, future), answer in zip(asked, answers, strict=True):
                 if not future.done():
                     future.set_result(answer)
-        finally:
-            for query, future in asked:
-                if not future.done():
-                    future.set_exception(ReaderClosedError(query.stream_id))
 
     async def _send(self, queries: Sequence[StreamQuery]) -> Sequence[objects_pb2.ObjectList]:
         request = objects_pb2.GetObjectsRequest(
