@@ -24,6 +24,7 @@ from controller.lifecycle.failover import Failover
 from controller.lifecycle.heartbeats import Heartbeats
 from controller.lifecycle.sessions import Sessions
 from controller.lifecycle.sweeping import SetObjectSweep, StreamSweep
+from controller.lifecycle.unfinished_uploads import UploadSweep
 from controller.loop.checkpoint_schedule import CheckpointLimits
 from controller.loop.clock import SystemClock
 from controller.loop.controller import MetadataController
@@ -150,6 +151,7 @@ class ControllerNode:
             ),
             StreamSweep(self._controller, config.lifecycle_interval_ms),
             SetObjectSweep(self._controller, self._sessions, config.sweep_interval_ms),
+            UploadSweep(self._controller, store, config.namespace, config.sweep_interval_ms),
         )
         self._health_tasks: set[asyncio.Task[None]] = set()
         self._controller.on_leadership(self._announce_leadership)

@@ -12,14 +12,13 @@ can't serve is left alone for a while; one that asks for fewer requests is asked
 import asyncio
 import contextlib
 import random
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import structlog
 
 from controller.errors import ApiError
+from controller.lifecycle.bucket_calls import in_thread
 from controller.lifecycle.pace import Pace
 from controller.lifecycle.retries import Refusal, Retries
 from controller.loop.clock import Clock
@@ -54,8 +53,6 @@ BUSY_WAIT_MS = 100
 
 SAMPLE = 5
 """Stuck keys named in logs and descriptions."""
-
-T = TypeVar("T")
 
 _log = structlog.get_logger(component="lifecycle")
 
@@ -198,7 +195,7 @@ class Deletion:
     async def _delete_settled(self, object_ids: Sequence[int]) -> None:
         keys = {key_for(object_id, self._namespace): object_id for object_id in object_ids}
         try:
-            result = await _in_thread(lambda: self._store.delete_many(tuple(keys)))
+            result = await in_thread(lambda: self._store.delete_many(tuple(keys)))
         except (StoreUnavailableError, AccessDeniedError, BucketNotFoundError) as error:
             self._on_store_failure(object_ids, error)
         except StorageError as error:
@@ -258,30 +255,3 @@ class Deletion:
             (key_for(refusal.object_id, self._namespace), refusal.reason)
             for refusal in stuck[:SAMPLE]
         )
-
-
-def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run `work` in a thread of its own, which does not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result: T | None = None
-        failure: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - handed over to who waits
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, result, failure)
-
-    threading.Thread(target=run, name="deletion", daemon=True).start()
-    return future
