@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from broker_client.free_memory import give_back
 from broker_client.upload_batch import UNKNOWN_TIME, ObjectPlan, StreamRun
 from storage.object_format.data_block import (
     BLOCK_HEADER_SIZE,
@@ -28,6 +29,9 @@ from storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
 
 _OWN_PAGES_FROM = 128 * 1024
 """Objects of this size and more get pages of their own, which go back to the system at once."""
+
+_GIVE_BACK_BYTES = 1024 * 1024
+"""So much of an object may be in memory twice: in it, and in pieces freed behind its runs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +75,7 @@ def encode_object(plan: ObjectPlan, block_bytes: int) -> EncodedObject:
     data = _allocate(data_size + INDEX_ENTRY_SIZE * entry_count + FOOTER_SIZE)
     entries: list[IndexEntry] = []
     starts = [0]
-    position = 0
+    position = kept_from = 0
     for run, cuts in zip(plan.runs, blocks, strict=True):
         for block, entry in zip(cuts, _entries(run, cuts, position), strict=True):
             body = position + BLOCK_HEADER_SIZE
@@ -79,6 +83,9 @@ def encode_object(plan: ObjectPlan, block_bytes: int) -> EncodedObject:
             position = body + block.data_length
             _move(run.segments, data[body:position])
             entries.append(entry)
+            if position - kept_from >= _GIVE_BACK_BYTES:
+                give_back()
+                kept_from = position
         starts.append(position)
         del run.lengths[:], run.offsets[:]
     data[position:] = encode_trailer(entries, position)

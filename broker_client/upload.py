@@ -29,7 +29,6 @@ from broker_client.errors import (
     UploadFailedError,
     refusal,
 )
-from broker_client.free_memory import give_back
 from broker_client.object_encoder import EncodedObject, encode_object
 from broker_client.object_ids import ObjectIds, TakenIds
 from broker_client.observer import UploadObserver
@@ -46,9 +45,6 @@ _DESCRIBE_DEADLINE = 2.0
 _PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 """Seconds between attempts of what is repeated until it succeeds; they double."""
-
-_WORTH_GIVING_BACK = 1024 * 1024
-"""Bytes moved into objects from which on the memory they came from is returned to the system."""
 
 _log = logging.getLogger(__name__)
 
@@ -139,10 +135,7 @@ class Uploader:
         plans = plan_objects(batch.runs, self._settings.split_bytes)
 
         def build() -> list[EncodedObject]:
-            contents = [encode_object(plan, block_bytes) for plan in plans]
-            if sum(one.size for one in contents) >= _WORTH_GIVING_BACK:
-                give_back()
-            return contents
+            return [encode_object(plan, block_bytes) for plan in plans]
 
         async with self._encoding:
             loop = asyncio.get_running_loop()

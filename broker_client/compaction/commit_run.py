@@ -40,7 +40,7 @@ from broker_client.compaction.resume import OutputJournal
 from broker_client.compaction.source_check import RecordedChecksum, SourceChecks
 from broker_client.compaction.store_calls import StoreCalls
 from broker_client.compaction.target import CompactionTarget
-from broker_client.compaction.together import to_its_end, together
+from broker_client.compaction.together import some_at_a_time, to_its_end
 from broker_client.free_memory import give_back
 from proto.common_pb2 import NodeIdentity
 from storage.compaction.coverage import check_coverage
@@ -200,7 +200,11 @@ class CommitRun:
     async def _read(self, layout: Layout) -> memoryview:
         give_back()  # what the requests of the iteration before took, in many small pieces
         view, dropped = new_buffer(layout.size), memoryview(bytearray(DEAD_BYTES_MAX))
-        await together(self._read_one(one, view, dropped) for one in layout.reads)
+        await some_at_a_time(
+            2 * self._shop.config.read_threads,
+            layout.reads,
+            lambda one: self._read_one(one, view, dropped),
+        )
         try:
             await self._shop.calls.compute(
                 lambda: check_blocks(view, layout.places, layout.entries, self._shop.key_of)
@@ -235,15 +239,13 @@ class CommitRun:
         self._figures.bytes_read += got
 
     async def _write(self, layout: Layout, view: memoryview) -> None:
-        """Write the outputs, a few at a time: there may be thousands."""
+        """Write the outputs, the set object, which may have most of the bytes, first."""
         await self._shop.calls.compute(lambda: _put_trailers(layout, view))
-        left = reversed(layout.outputs)  # the set object, which may have most of the bytes, first
-
-        async def work_off() -> None:
-            for one in left:
-                await self._write_one(one, view[one.start : one.end])
-
-        await together(work_off() for _ in range(2 * self._shop.config.write_threads))
+        await some_at_a_time(
+            2 * self._shop.config.write_threads,
+            reversed(layout.outputs),
+            lambda one: self._write_one(one, view[one.start : one.end]),
+        )
 
     async def _write_one(self, placed: PlacedOutput, data: memoryview) -> None:
         if placed.output.kind is OutputKind.COMPACT:

@@ -17,7 +17,11 @@ BYTES_PER_ENTRY = 320
 and the 36 bytes of its entry in an output."""
 
 SMALL_THINGS = 4 * MIB
-"""What threads, requests and the pages that memory comes in take besides."""
+"""What threads and requests take besides."""
+
+ALLOCATOR_SHARE = 10
+"""One part in so many of the budget is left to the allocator: freed memory that it has not given
+back yet, which grows with the thousands of reads of a large group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class CompactionConfig:
     def buffer_bytes(self, entries: int) -> int:
         """Return what is left for the buffers of blocks beside `entries` index entries."""
         taken = self.index_cache_bytes + self.part_size + entries * BYTES_PER_ENTRY
-        taken += SMALL_THINGS
+        taken += SMALL_THINGS + self.memory_budget // ALLOCATOR_SHARE
         return max(self.memory_budget // 4, self.memory_budget - taken)
 
     def block_bytes(self, entries: int) -> int:

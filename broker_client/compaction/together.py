@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+ItemT = TypeVar("ItemT")
 
 
 async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -27,6 +29,19 @@ async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
         task.result()
     if any(task.cancelled() for task in ended):
         raise asyncio.CancelledError
+
+
+async def some_at_a_time(
+    most: int, items: Iterable[ItemT], work: Callable[[ItemT], Coroutine[Any, Any, None]]
+) -> None:
+    """Run `work` for each item in order, for at most `most` at once: there may be thousands."""
+    left = iter(items)
+
+    async def work_off() -> None:
+        for one in left:
+            await work(one)
+
+    await together(work_off() for _ in range(most))
 
 
 async def to_its_end(work: Coroutine[Any, Any, None]) -> None:

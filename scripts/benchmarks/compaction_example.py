@@ -14,7 +14,7 @@ import numpy as np
 
 from broker_client import WriterConfig
 from broker_client.compaction.compactor import SetObjectCompactor
-from broker_client.compaction.config import CompactionConfig
+from broker_client.compaction.config import MEMORY_MIN, CompactionConfig
 from scripts.benchmarks.committer import LoadError
 from scripts.benchmarks.compaction_place import MIB, ColdReads, Place, require_same, running_place
 from scripts.benchmarks.compaction_settings import Example
@@ -65,7 +65,7 @@ async def measure(root: Path, settings: Example, progress: Callable[[str], None]
         max_buffer_bytes=2 * largest + RESERVED_MIB * MIB,
         upload_bytes=2 * largest,
         split_bytes=2 * largest,
-        block_bytes=BLOCK_UNITS * settings.unit_bytes,
+        block_bytes=BLOCK_UNITS * (settings.unit_bytes - RECORD_HEADER_SIZE),  # of payload
         linger=600.0,
     )
     async with running_place(root, STREAMS, config) as place:
@@ -123,13 +123,13 @@ async def _compact(place: Place, settings: Example) -> Requests:
 
 
 def _budget(settings: Example) -> int:
-    """Return the least whole MiB with which an iteration has room for `BUDGET_UNITS`."""
+    """Return the least budget, to a unit, with which an iteration has room for `BUDGET_UNITS`."""
     wanted = BUDGET_UNITS * settings.unit_bytes + 1_000
     entries = sum(len(blocks) for streams in OBJECTS for _, blocks in streams)
-    budget_mib = 16
-    while CompactionConfig(memory_budget=budget_mib * MIB).block_bytes(entries) < wanted:
-        budget_mib += 1
-    return budget_mib * MIB
+    budget = MEMORY_MIN
+    while CompactionConfig(memory_budget=budget).block_bytes(entries) < wanted:
+        budget += settings.unit_bytes
+    return budget
 
 
 def _automq(settings: Example) -> Requests:

@@ -336,7 +336,12 @@ class LocalObjectStore:
             self._make_dirs(folder.parent)
         else:
             self._check_root()
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            # FileNotFoundError if a delete has removed what another put had made: as in `_move`.
+            if not stat.S_ISDIR(folder.stat().st_mode):
+                raise
         sync_directory(folder.parent)
 
     def _remove_empty_parents(self, path: Path) -> None:

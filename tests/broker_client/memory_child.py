@@ -9,7 +9,7 @@ import asyncio
 import gc
 import json
 import sys
-import time
+import threading
 from pathlib import Path
 
 from broker_client import StreamWriter, WriterConfig
@@ -20,21 +20,20 @@ from tests.broker_client.client_helpers import broker
 MIB = 1024 * 1024
 
 
-class SlowStore(LocalObjectStore):
-    """Takes `bytes_per_second` over all threads together, and keeps nothing."""
+class GatedStore(LocalObjectStore):
+    """Takes objects while `gate` is open, and keeps nothing."""
 
-    def __init__(self, bytes_per_second: int) -> None:
+    def __init__(self) -> None:
         super().__init__(Path("/nonexistent"))
-        self._rate = bytes_per_second
-        self._free_at = 0.0
+        self._counting = threading.Lock()
+        self.gate = threading.Event()
         self.stored = 0
 
     def put(self, key: str, data: Body, **_: object) -> None:
-        """Return when a store of that speed would have taken `data`."""
-        now = time.monotonic()
-        self._free_at = max(now, self._free_at) + len(data) / self._rate
-        time.sleep(self._free_at - now)
-        self.stored += len(data)
+        """Return once the gate is open."""
+        self.gate.wait()
+        with self._counting:
+            self.stored += len(data)
 
 
 def resident(field: str) -> int:
@@ -50,29 +49,34 @@ def begin_new_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-async def run(limit: int, record_bytes: int, streams: int, total: int, rate: int) -> None:
-    """Write `total` bytes as fast as the writer admits them."""
-    store = SlowStore(rate)
+async def run(limit: int, record_bytes: int, streams: int, total: int) -> None:
+    """Write `total` bytes, the store taking objects only while the buffer is about full."""
+    store = GatedStore()
     async with broker() as b:
         opened = await b.opened(streams)
         config = WriterConfig(max_buffer_bytes=limit, upload_bytes=limit // 8)
         async with StreamWriter(b.session, store, config) as writer:
             writer.attach(opened)
+            store.gate.set()
             await (await writer.append(0, bytes(record_bytes)))  # everything is loaded now
             gc.collect()
             before = resident("VmRSS")
             begin_new_peak()
-            admitted = waited = 0
+            admitted = found_full = 0
             while admitted < total:
-                writer_was_full = writer.buffered_bytes > limit - 2 * MIB
-                waited += writer_was_full
+                if writer.buffered_bytes > limit - MIB:
+                    found_full += 1
+                    store.gate.set()
+                else:
+                    store.gate.clear()
                 await writer.append(admitted % streams, bytes(record_bytes))
                 admitted += record_bytes
                 if admitted % 64 == 0:
                     await asyncio.sleep(0)
+            store.gate.set()
             await writer.flush()
             grown = resident("VmHWM") - before
-    print(json.dumps({"grown": grown, "waited": waited, "stored": store.stored}))
+    print(json.dumps({"grown": grown, "found_full": found_full, "stored": store.stored}))
 
 
 if __name__ == "__main__":

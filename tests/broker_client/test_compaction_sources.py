@@ -214,7 +214,9 @@ def test_bounds_that_could_never_be_met_are_refused_and_budgets_are_kept() -> No
             CompactionConfig(**bounds)
     for budget in (16 << 20, 64 << 20, 200 << 20):
         config = CompactionConfig(memory_budget=budget)
-        assert config.block_bytes(0) + config.part_size + config.index_cache_bytes < budget
+        taken = config.block_bytes(0) + config.part_size + config.index_cache_bytes
+        # The allocator keeps a tenth: with less left, 10 GiB outgrew the bound on a process.
+        assert taken < budget * 0.9
         assert config.block_bytes(config.max_entries) >= budget // 4
         both = CompactionConfig(memory_budget=budget, overlap=True)
         assert both.block_bytes(0) == config.block_bytes(0) // 2

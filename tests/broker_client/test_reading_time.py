@@ -138,7 +138,7 @@ def known_bounds(rng: random.Random, kind: str) -> Callable[[int, int], tuple[in
     time=st.integers(0, 62),
     seed=st.integers(0, 1 << 30),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_what_is_found_is_what_a_search_of_all_records_finds(
     kind: str, times: list[int], ascends: bool, time: int, seed: int
 ) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from broker_client import object_encoder
 from broker_client.object_encoder import encode_object
 from broker_client.upload_batch import UNKNOWN_TIME, StreamRun, WriterStream, plan_objects
 from storage.object_format.object_builder import ObjectBuilder
@@ -15,6 +18,8 @@ from storage.object_format.record import RecordBatch
 
 SPLIT = 100
 EPOCH = 3
+
+MIB = 1024 * 1024
 
 
 def run_of(stream_id: int, sizes: list[int], counts: list[int] | None = None) -> StreamRun:
@@ -120,6 +125,24 @@ def test_time_bounds_hold_for_every_record_or_are_unknown(
     if len(known) == len(every):
         wanted = (min(low for low, _ in known), max(high for _, high in known))
     assert (content.min_timestamp_ms, content.max_timestamp_ms) == wanted
+
+
+def test_memory_is_given_back_while_records_move_and_not_only_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An object may be as large as a batch: it must not be in memory twice."""
+    runs = [run_of(stream_id, [100_000] * 10) for stream_id in range(8)]
+    left = [sum(run.encoded_bytes for run in runs)]
+
+    def note() -> None:
+        left.append(sum(len(segment) for run in runs for segment in run.segments))
+
+    monkeypatch.setattr(object_encoder, "give_back", note)
+    block_bytes = 200_000
+    encode_object(plan_objects(runs, 1 << 30)[0], block_bytes)
+
+    moved = [before - after for before, after in itertools.pairwise([*left, 0])]
+    assert max(moved) < MIB + 2 * block_bytes
 
 
 def test_the_first_outcome_of_a_run_is_everybodys() -> None:

@@ -22,7 +22,7 @@ from broker_client import (
 )
 from controller.cli.local_cluster import LocalCluster
 from storage.object_store.local import LocalObjectStore
-from tests.server.running import describe, running_cluster
+from tests.server.running import leader_of, running_cluster
 
 pytestmark = pytest.mark.process
 
@@ -128,7 +128,7 @@ def test_leaders_killed_under_load_lose_and_double_nothing(tmp_path: Path, kills
                 producer = asyncio.create_task(produce())
                 for _ in range(kills):
                     await progress(acks, 2_000)
-                    leader = await asyncio.to_thread(lambda: describe(cluster).leader_id)
+                    leader = await asyncio.to_thread(leader_of, cluster)
                     await asyncio.to_thread(cluster.children[leader].kill)
                     await progress(acks, 500)
                     await asyncio.to_thread(cluster.start, leader)

@@ -16,15 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("record_bytes", "streams", "total", "bytes_per_second"),
-    [(16_384, 50, 120 * MIB, 60 * MIB), (200, 400, 12 * MIB, 4 * MIB)],
+    ("record_bytes", "streams", "total"),
+    [(16_384, 50, 120 * MIB), (200, 400, 12 * MIB)],
     ids=["16 KiB", "200 B"],
 )
 def test_resident_memory_grows_by_no_more_than_the_limit(
-    record_bytes: int, streams: int, total: int, bytes_per_second: int
+    record_bytes: int, streams: int, total: int
 ) -> None:
     limit = 24 * MIB
-    arguments = map(str, (limit, record_bytes, streams, total, bytes_per_second))
+    arguments = map(str, (limit, record_bytes, streams, total))
     done = subprocess.run(
         [sys.executable, "-m", "tests.broker_client.memory_child", *arguments],
         cwd=ROOT,
@@ -35,6 +35,6 @@ def test_resident_memory_grows_by_no_more_than_the_limit(
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["waited"] > 0, "the producer never met a full buffer"
+    assert report["found_full"] > 0, "the producer never met a full buffer"
     assert report["stored"] > total
     assert limit // 2 < report["grown"] < limit * ALLOWANCE, report

@@ -32,7 +32,7 @@ limits = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sources(), BUDGETS, st.integers(0, 40), st.integers(1, 5), st.integers(1, 6))
 def test_the_plan_is_that_of_a_second_planner(
     entries: list[Entry], budget: int, split_size: int, max_streams: int, max_splits: int
@@ -52,7 +52,7 @@ def test_the_plan_is_that_of_a_second_planner(
     assert list(rounds.values()) == wanted.rounds
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sources(), limits, st.booleans())
 def test_commits_hold_all_of_their_sources_within_the_limits(
     entries: list[Entry], bounds: CompactionLimits, sharing_only: bool
@@ -66,7 +66,7 @@ def test_commits_hold_all_of_their_sources_within_the_limits(
         check_commit(entries, commit, bounds)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sources(), limits)
 def test_a_force_split_holds_all_of_its_sources_within_the_limits(
     entries: list[Entry], bounds: CompactionLimits
@@ -107,7 +107,7 @@ def check_commit(entries: list[Entry], commit: CommitPlan, bounds: CompactionLim
         [output.entries for _, output in outputs]))  # fmt: skip
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sources(), BUDGETS, st.integers(1, 20))
 def test_reads_bring_exactly_the_bytes_of_the_entries(
     entries: list[Entry], budget: int, longest: int
@@ -149,7 +149,7 @@ def check_reads(iteration: Iteration, longest: int) -> None:
         )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(
@@ -195,7 +195,7 @@ def joined(rows: list[Entry], threshold: int, rule: MergeRule) -> list[Entry]:
     return found
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(sources())
 def test_encoded_entries_are_those_of_the_format(entries: list[Entry]) -> None:
     rows = placed(entries)

@@ -6,7 +6,7 @@ import hashlib
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import CorruptObjectError
@@ -90,7 +90,6 @@ def test_a_flipped_bit_is_seen_or_leaves_one_unbroken_range() -> None:
         assert len(composite.index) == 3
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_noise_is_corrupt_and_nothing_worse(noise: bytes) -> None:
     with pytest.raises(CorruptObjectError):

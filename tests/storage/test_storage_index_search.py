@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.object_format.index_block import (
@@ -45,7 +45,6 @@ def indexes(draw: st.DrawFn) -> list[IndexEntry]:
     return entries
 
 
-@settings(deadline=None)
 @given(indexes())
 def test_every_offset_is_found_where_a_walk_finds_it(entries: list[IndexEntry]) -> None:
     index = index_of(entries)
@@ -56,7 +55,6 @@ def test_every_offset_is_found_where_a_walk_finds_it(entries: list[IndexEntry]) 
     assert index.locate_many(streams, offsets).tolist() == expected
 
 
-@settings(deadline=None)
 @given(indexes(), st.integers(0, 7), st.integers(0, 40), st.integers(-1, 45), st.integers(0, 60))
 def test_what_is_found_from_an_offset_on_is_one_run_that_ends_for_a_reason(
     entries: list[IndexEntry], stream_id: int, start: int, end: int, max_bytes: int

@@ -90,7 +90,6 @@ def test_several_batches_follow_each_other() -> None:
     assert batches[1].position == batches[0].size
 
 
-@settings(deadline=None)
 @given(st.sampled_from([NONE, GZIP, SNAPPY, LZ4, ZSTD]), st.data())
 def test_a_flipped_bit_behind_the_checksum_is_seen(codec: int, data: st.DataObject) -> None:
     payload = bytearray(kafka_batch(100, THREE, codec=codec))
@@ -112,14 +111,13 @@ def with_true_checksum(payload: bytes) -> bytes:
     return payload[:17] + struct.pack(">I", google_crc32c.value(payload[21:])) + payload[21:]
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_noise_is_refused_and_nothing_worse(noise: bytes) -> None:
     with pytest.raises(PayloadError):
         read_all(noise)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from([NONE, GZIP, SNAPPY, LZ4, ZSTD]), st.booleans(), st.data())
 def test_damage_under_a_checksum_that_holds_is_refused_or_reads(
     codec: int, framed: bool, data: st.DataObject

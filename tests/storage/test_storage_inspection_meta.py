@@ -6,7 +6,7 @@ import contextlib
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.inspection.documents import meta_document
@@ -107,7 +107,6 @@ def test_what_is_malformed_is_named(payload: bytes, message: str) -> None:
         decode_meta_entry(payload)
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from([PARTITION, EPOCHS, PRODUCERS]),
     st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4),

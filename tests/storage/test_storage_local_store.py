@@ -202,6 +202,25 @@ def test_bytes_are_synced_before_the_rename_and_the_directory_after(
     assert calls == ["sync .tmp", "rename", "sync objects"]
 
 
+def test_a_directory_that_is_made_and_removed_by_others_is_made_again(
+    store: LocalObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there for the moment in which this put wanted to make it."""
+    make = os.mkdir
+    refused: list[Path] = []
+
+    def refuse_once(path: Path, mode: int = 0o777) -> None:
+        if path.name == "x" and not refused:
+            refused.append(path)
+            raise FileExistsError(errno.EEXIST, "made by another thread", str(path))
+        make(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", refuse_once)
+    store.put("x/a", b"data")
+    assert refused
+    assert store.get_range("x/a") == b"data"
+
+
 def test_puts_and_deletes_of_neighbours_do_not_disturb_each_other(store: LocalObjectStore) -> None:
     """A delete takes empty directories away under the feet of a put that just made them."""
     rounds, start = 150, threading.Barrier(2)

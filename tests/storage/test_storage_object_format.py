@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import CorruptObjectError
@@ -137,7 +137,6 @@ def test_records_follow_each_other_without_padding() -> None:
     assert at == len(data)
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         RecordBatch,
@@ -419,7 +418,6 @@ def sorted_streams(draw: st.DrawFn) -> list[list[RecordBatch]]:
     return streams
 
 
-@settings(deadline=None)
 @given(sorted_streams(), st.integers(1, 100))
 def test_any_object_reads_back_and_every_offset_is_found(
     streams: list[list[RecordBatch]], threshold: int
@@ -485,7 +483,6 @@ def shape_of(record: RecordBatch) -> tuple[int, int, int, int]:
     return (record.stream_id, record.base_offset, record.count, len(record.payload))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 400))
 def test_noise_is_corrupt_and_nothing_worse(noise: bytes, size: int) -> None:
     with pytest.raises(CorruptObjectError):

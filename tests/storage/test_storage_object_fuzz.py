@@ -96,7 +96,7 @@ LAYERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_damage_on_any_layer_is_corruption_or_unseen(layer: str, data: st.DataObject) -> None:
     sound, decode = LAYERS[layer]
@@ -115,7 +115,6 @@ def test_damage_on_any_layer_is_corruption_or_unseen(layer: str, data: st.DataOb
         assert said in str(caught)
 
 
-@settings(deadline=None)
 @given(damaged(OBJECT))
 def test_what_is_not_refused_is_a_sound_object(data: bytes) -> None:
     try:
@@ -133,7 +132,7 @@ def test_what_is_not_refused_is_a_sound_object(data: bytes) -> None:
         )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.one_of(damaged(OBJECT), damaged(COMPOSITE)), st.integers(-3, 3))
 def test_looking_into_a_damaged_object_always_ends_in_a_report(data: bytes, off: int) -> None:
     """Also when its size is not what was said, as when it is cut while it is looked into."""

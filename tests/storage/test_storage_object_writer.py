@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import google_crc32c
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import CorruptObjectError
@@ -39,7 +39,6 @@ def write_in_parts(writer: ObjectWriter, streams: list[list[RecordBatch]]) -> li
     return [*parts, *writer.parts()]
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=20),
     streams=st.integers(1, 4),
@@ -169,7 +168,6 @@ def test_a_stream_id_out_of_range_is_refused() -> None:
 # Checksums
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=700_000), st.lists(st.integers(1, 300_000), max_size=4))
 def test_a_checksum_is_that_of_all_bytes_in_whatever_pieces(data: bytes, cuts: list[int]) -> None:
     checksum, at = ObjectChecksum(), 0

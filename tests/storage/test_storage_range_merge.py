@@ -22,7 +22,7 @@ RANGES = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(RANGES, st.integers(1, 200), st.sampled_from([0.0, 0.3, 0.5, 1.0]))
 def test_every_range_is_read_once_and_groups_keep_their_limits(
     ranges: list[tuple[int, int]], max_span: int, max_unused: float
@@ -42,7 +42,7 @@ def test_every_range_is_read_once_and_groups_keep_their_limits(
         assert span - len(wanted) <= max_unused * span
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(RANGES)
 def test_what_is_cut_back_is_what_single_reads_give(ranges: list[tuple[int, int]]) -> None:
     store = MemoryObjectStore()

@@ -146,11 +146,12 @@ def test_a_fault_that_stays_is_one_clear_error(scene: Scene, fault: Fault) -> No
 
 def test_a_deadline_holds_against_a_server_that_says_nothing(scene: Scene) -> None:
     """The connection would wait for minutes; the test's own time limit is what would end it."""
-    scene.proxy.plan = always(Fault.SILENT)
     store = scene.store(RetryPolicy(silence_s=600.0, call_s=600.0))
+    store.put("a", b"w")  # what the first call alone has to do may take longer than the deadline
+    scene.proxy.plan = always(Fault.SILENT)
     with pytest.raises(DeadlineExceededError, match="did not answer"):
-        store.until(time.monotonic() + 0.2).put("a", b"x")
-    assert scene.proxy.seen == {"put": 1}
+        store.until(time.monotonic() + 0.5).put("a", b"x")
+    assert scene.proxy.seen == {"put": 2}
     scene.proxy.plan = lambda _: None
     store.until(time.monotonic() + PATIENCE_S).put("a", b"y")
     assert scene.direct.get_range("a") == b"y"
@@ -262,12 +263,16 @@ def test_a_throttled_store_is_asked_less_and_more_again_later(scene: Scene) -> N
     read_many(16)
     assert store.metrics().concurrency_limit == 8
     scene.proxy.capacity = 2
-    read_many(60)
+    for _ in range(20):  # a store that is held up between its answers is not always too busy
+        read_many(20)
+        limit = store.metrics().concurrency_limit
+        assert limit is not None
+        if limit <= 4:
+            break
+    else:
+        pytest.fail(f"up to {limit} requests at once")
     throttled = store.metrics().of("get_range")
     assert throttled.throttled > 0
-    limit = store.metrics().concurrency_limit
-    assert limit is not None
-    assert limit <= 4
     scene.proxy.capacity = None
     read_many(60)
     assert store.metrics().concurrency_limit == 8
