@@ -1,6 +1,7 @@
 """Plots of the map's growth, as PNG files. Needs matplotlib, which nothing else here does."""
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,9 @@ def _plot(
         axes.plot([x for x, _ in known], [y for _, y in known], marker="o", label=name)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    # Whole decades, so that noise does not look like growth.
+    low, high = axes.get_ylim()
+    axes.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
     axes.set_xlabel(labels[0])
     axes.set_ylabel(labels[1])
     axes.grid(visible=True, alpha=0.3)
