@@ -129,9 +129,17 @@ class Scene:
         await self.streammeta("quorum", "remove-voter", *self.connect, "--node-id", str(node_id))
 
     async def voters(self) -> set[int]:
-        """Who votes, by the leader's word; nobody while there is none."""
-        view = await self.quorum()
-        return set() if view is None else {one.key.node_id for one in view.voters}
+        """Who votes, by the word of whoever leads; waits for a leader."""
+        told: set[int] = set()
+
+        async def is_told() -> bool:
+            view = await self.quorum()
+            if view is not None:
+                told.update(one.key.node_id for one in view.voters)
+            return view is not None
+
+        await wait_until(is_told, "a leader to tell who votes")
+        return told
 
     async def check_healed(self, expected_in_logs: Sequence[str] = ()) -> None:
         """All maps are equal, no process ended by itself, no log tells of a defect."""

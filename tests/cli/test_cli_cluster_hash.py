@@ -21,7 +21,7 @@ from proto import quorum_pb2 as pb
 from proto.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from proto.quorum_pb2_grpc import QuorumServiceServicer, add_QuorumServiceServicer_to_server
 from tests.server.quorum_tools import streammeta, wait_until, writes_going_on
-from tests.server.running import describe, running_cluster
+from tests.server.running import leader_of, running_cluster
 from tests.shell.fake_cluster import abort
 
 LEADER = 1
@@ -213,15 +213,14 @@ def test_a_failed_answer_is_no_answer() -> None:
 def test_a_real_cluster_is_compared_under_load_idle_and_with_a_member_lost(tmp_path: Path) -> None:
     options = ("--election-timeout-ms", "400", "--snapshot-log-bytes", "20000")
     with running_cluster(tmp_path, options=options) as running:
-        wait_until(lambda: bool(describe(running).leader_endpoint), "a leader is known")
+        leader_of(running)
         with writes_going_on(running) as writes:
             writes.expect_progress()
             loaded = streammeta("cluster", "hash", "--connect", running.connect)
             assert (loaded["exit_code"], len(loaded["members"])) == (0, 3), loaded
             # A member that took its map from a snapshot has the same hashes.
-            follower = next(
-                node for node in running.node_ids if node != describe(running).leader_id
-            )
+            leader = leader_of(running)
+            follower = next(node for node in running.node_ids if node != leader)
             running.children[follower].kill()
             running.start(follower)
             wait_until(

@@ -33,9 +33,10 @@ from controller.cli.local_cluster import LocalCluster
 from proto import common_pb2, nodes_pb2, objects_pb2
 from storage.object_format.object_key import OwnKey, parse_key
 from storage.object_store.local import LocalObjectStore
+from tests.broker_client.client_helpers import until
 from tests.compaction.compaction_child import MIB, STEPS, Settings
 from tests.compaction.compaction_world import payload_of
-from tests.server.running import describe, running_cluster
+from tests.server.running import FAST, describe, leader_of, running_cluster
 
 REPOSITORY = Path(__file__).parents[2]
 NODE_ID = 1000
@@ -178,7 +179,7 @@ async def scene(cluster: LocalCluster, seed: int) -> AsyncIterator[Scene]:
 
 async def replace_leader(cluster: LocalCluster) -> None:
     """Kill the controller that leads, and start it again when another one does."""
-    leader = await asyncio.to_thread(lambda: describe(cluster).leader_id)
+    leader = await asyncio.to_thread(leader_of, cluster)
     await asyncio.to_thread(cluster.children[leader].kill)
     others = [each for each in cluster.children if each != leader]
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
@@ -230,6 +231,28 @@ def run(root: Path, voters: int, deaths: Sequence[tuple[str, int]], seed: int) -
 def test_compactors_killed_while_readers_read_change_nothing_that_is_read(tmp_path: Path) -> None:
     deaths = [("part", 3), ("CommitStreamSetObject", 1), ("CommitStreamSetObject", 2)]
     run(tmp_path, 1, deaths, 7)
+
+
+@pytest.mark.process
+def test_an_upload_that_a_killed_compactor_had_begun_is_dropped_after_its_id(
+    tmp_path: Path,
+) -> None:
+    async def play() -> None:
+        with running_cluster(tmp_path, 1, (*FAST, "--sweep-interval-ms", "100")) as cluster:
+            async with scene(cluster, 5) as made:
+                await made.write(300)
+                store = LocalObjectStore(made.bucket)
+                others = store.start_multipart("backup/of/somebody")
+                assert await made.compact("part", 2, ttl_ms=4_000) is None, "killed within one"
+                await until(
+                    lambda: list(store.list_multipart_uploads()) == [others],
+                    "upload of the dead dropped, and no other",
+                    PATIENCE_S,
+                )
+                assert await made.compact() is not None
+                await made.read_all()
+
+    asyncio.run(play())
 
 
 @pytest.mark.process

@@ -258,7 +258,6 @@ def test_a_spent_budget_is_no_success() -> None:
         assert_linearizable(history, KV, budget=10)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 8), st.sampled_from([0.0, 0.1, 0.4]))
 def test_histories_of_a_correct_store_are_accepted(
     seed: int, clients: int, ambiguous: float
@@ -270,7 +269,7 @@ def test_histories_of_a_correct_store_are_accepted(
     )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.integers(0, 2**32), st.booleans())
 def test_small_histories_right_or_wrong_are_judged_as_by_brute_force(
     seed: int, of_values: bool
@@ -291,7 +290,6 @@ def _with_other_answer(item: Any, answers: list[Any], rng: random.Random) -> Any
     return dataclasses.replace(item, answer=rng.choice(answers))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_one_wrong_answer_among_many_is_found(seed: int) -> None:
     """Without overlap every read's answer is determined, so any other answer is wrong."""

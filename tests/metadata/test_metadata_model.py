@@ -100,9 +100,7 @@ class MapMachine(RuleBasedStateMachine):
 MapMachine.TestCase.settings = settings(
     max_examples=_EXAMPLES or 60,
     stateful_step_count=_STEPS,
-    deadline=None,
     derandomize=not _EXAMPLES,
-    print_blob=True,
     phases=(Phase.generate, Phase.shrink) if _EXAMPLES else (Phase.generate,),
     suppress_health_check=list(HealthCheck),
 )

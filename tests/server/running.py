@@ -5,17 +5,24 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from controller.cli.client import ControllerClient
 from controller.cli.local_cluster import Child, LocalCluster, free_ports, start_child
 from controller.ids import ClusterId, NodeId
 from controller.journal.directory import format_directory
 from controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from proto import admin_pb2, admin_pb2_grpc
+from tests.server.quorum_tools import wait_until
 
-FAST = (
-    *("--election-timeout-ms", "400", "--fetch-timeout-ms", "1000"),
-    *("--lifecycle-interval-ms", "50", "--delete-delay-ms", "200"),
-)
+_LIFECYCLE = ("--lifecycle-interval-ms", "50", "--delete-delay-ms", "200")
+
+FAST = ("--election-timeout-ms", "400", "--fetch-timeout-ms", "1000", *_LIFECYCLE)
+"""Failures are seen soon. Leadership also moves when a busy machine holds a controller up."""
+
+STEADY = ("--election-timeout-ms", "400", "--fetch-timeout-ms", "20000", *_LIFECYCLE)
+"""Leadership stays where it is unless its controller ends or hands it over."""
 
 
 @contextlib.contextmanager
@@ -43,6 +50,29 @@ def describe(
             lambda channel: admin_pb2_grpc.AdminServiceStub(channel).DescribeCluster,
             admin_pb2.DescribeClusterRequest(),
         )
+
+
+def leader_of(cluster: LocalCluster) -> int:
+    """Return who leads and serves, by its own word; waits for it."""
+    claims: list[int] = []
+
+    def is_claimed() -> bool:
+        claims[:] = (each for each in cluster.node_ids if claims_to_lead(cluster, each))
+        return bool(claims)
+
+    wait_until(is_claimed, "a controller to lead and serve")
+    return claims[0]
+
+
+def claims_to_lead(cluster: LocalCluster, node_id: int) -> bool:
+    """Whether a controller says that it leads and serves; False if it does not answer."""
+    with grpc.insecure_channel(cluster.endpoints[node_id - 1]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service="leader"), timeout=5)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def controller_command(root: Path, **options: str) -> list[str]:

@@ -3,18 +3,16 @@
 import asyncio
 import random
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker_client import BrokerSession, ControllerClient, methods
 from controller.cli.client import ControllerClient as OperatorClient
-from controller.cli.client import read_failure
+from controller.cli.client import RpcFailure, read_failure
 from controller.cli.local_cluster import LocalCluster
 from proto import (
     admin_pb2,
@@ -30,7 +28,8 @@ from proto import (
 )
 from storage.object_format.object_key import key_for
 from storage.object_store.factory import open_object_store
-from tests.server.running import describe, running_cluster, start_python
+from tests.server.quorum_tools import wait_until
+from tests.server.running import claims_to_lead, describe, leader_of, running_cluster, start_python
 
 pytestmark = pytest.mark.process
 
@@ -40,23 +39,6 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """Three controllers that run."""
     with running_cluster(tmp_path) as running:
         yield running
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.02)
-
-
-def leader_of(cluster: LocalCluster) -> int:
-    """Return the leader, once it serves."""
-    with OperatorClient(cluster.endpoints, timeout_s=30) as client:
-        client.call(
-            lambda channel: objects_pb2_grpc.ObjectServiceStub(channel).CheckObjects,
-            objects_pb2.CheckObjectsRequest(object_ids=[0]),
-        )
-    return describe(cluster).leader_id
 
 
 def test_kills_at_any_time_lose_nothing_acknowledged(cluster: LocalCluster) -> None:
@@ -70,8 +52,8 @@ def test_kills_at_any_time_lose_nothing_acknowledged(cluster: LocalCluster) -> N
             creating = asyncio.create_task(create_streams(session, acknowledged))
             for _ in range(4):
                 known = len(acknowledged)
-                victim = rng.choice([describe(cluster).leader_id, 1, 2, 3])
-                victim = victim if victim > 0 else 1
+                leader = await asyncio.to_thread(leader_of, cluster)
+                victim = rng.choice([leader, 1, 2, 3])
                 cluster.children[victim].kill()
                 while len(acknowledged) <= known:
                     await asyncio.wait([creating], timeout=0.02)
@@ -135,19 +117,28 @@ def test_a_prepared_object_expires_and_its_bytes_are_deleted(cluster: LocalClust
 
 
 def test_a_follower_names_the_leader(cluster: LocalCluster) -> None:
-    leader = leader_of(cluster)
-    follower = next(node_id for node_id in cluster.children if node_id != leader)
-    wait_until(
-        lambda: describe(cluster, follower).leader_id == leader, "the follower to know its leader"
-    )
-    with grpc.insecure_channel(cluster.endpoints[follower - 1]) as channel:
-        stub = streams_pb2_grpc.StreamServiceStub(channel)
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.DescribeStreams(streams_pb2.DescribeStreamsRequest(), timeout=5)
+    def names_the_leader() -> bool:
+        leader = leader_of(cluster)
+        follower = next(node_id for node_id in cluster.children if node_id != leader)
+        failure = refusal_to_list_streams(cluster.endpoints[follower - 1])
+        if failure is None:
+            return False
+        assert (failure.status, failure.reason) == ("UNAVAILABLE", "NOT_LEADER")
+        return failure.metadata["leader_endpoint"] == cluster.endpoints[leader - 1]
 
-    failure = read_failure(caught.value)
-    assert (failure.status, failure.reason) == ("UNAVAILABLE", "NOT_LEADER")
-    assert failure.metadata["leader_endpoint"] == cluster.endpoints[leader - 1]
+    # Leadership may move between the two calls, and who sees an election names nobody.
+    wait_until(names_the_leader, "a follower to name the leader")
+
+
+def refusal_to_list_streams(endpoint: str) -> RpcFailure | None:
+    """Return how the controller refuses to list the streams; None if it lists them."""
+    with grpc.insecure_channel(endpoint) as channel:
+        stub = streams_pb2_grpc.StreamServiceStub(channel)
+        try:
+            stub.DescribeStreams(streams_pb2.DescribeStreamsRequest(), timeout=5)
+        except grpc.RpcError as error:
+            return read_failure(error)
+    return None
 
 
 def test_health_tells_the_leader_from_the_others(cluster: LocalCluster) -> None:
@@ -156,13 +147,6 @@ def test_health_tells_the_leader_from_the_others(cluster: LocalCluster) -> None:
 
     # Leadership may move meanwhile, so the two are compared until they agree.
     wait_until(lambda: claims() == [describe(cluster).leader_id], "the leader alone says so")
-
-
-def claims_to_lead(cluster: LocalCluster, node_id: int) -> bool:
-    with grpc.insecure_channel(cluster.endpoints[node_id - 1]) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        answer = stub.Check(health_pb2.HealthCheckRequest(service="leader"), timeout=5)
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def test_every_rpc_of_the_contract_is_served(cluster: LocalCluster) -> None:
@@ -182,18 +166,22 @@ def test_every_rpc_of_the_contract_is_served(cluster: LocalCluster) -> None:
     assert set(answers.values()) == {grpc.StatusCode.INVALID_ARGUMENT}, answers
 
 
-def test_a_malformed_request_names_the_field(cluster: LocalCluster) -> None:
-    leader = leader_of(cluster)
-    epoch = describe(cluster).epoch
-    with grpc.insecure_channel(cluster.endpoints[leader - 1]) as channel:
+def test_a_malformed_request_names_the_field(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, count=1) as cluster:
+        leader, epoch = leader_of(cluster), describe(cluster).epoch
+        failure = refusal_to_create_streams(cluster.endpoints[0])
+
+        assert (failure.status, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+        assert failure.metadata["field"] == "request_id"
+        assert (leader_of(cluster), describe(cluster).epoch) == (leader, epoch)
+
+
+def refusal_to_create_streams(endpoint: str) -> RpcFailure:
+    with grpc.insecure_channel(endpoint) as channel:
         stub = streams_pb2_grpc.StreamServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             stub.CreateStreams(streams_pb2.CreateStreamsRequest(request_id=""), timeout=5)
-
-    failure = read_failure(caught.value)
-    assert (failure.status, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
-    assert failure.metadata["field"] == "request_id"
-    assert (leader_of(cluster), describe(cluster).epoch) == (leader, epoch)
+    return read_failure(caught.value)
 
 
 def test_dev_runs_until_interrupted(tmp_path: Path) -> None:

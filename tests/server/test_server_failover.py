@@ -12,7 +12,7 @@ import pytest
 from broker_client import BrokerSession, ControllerClient, Heartbeat, NodeFencedError, methods
 from controller.cli.local_cluster import LocalCluster
 from proto import common_pb2, nodes_pb2, objects_pb2, streams_pb2
-from tests.server.running import FAST, describe, running_cluster
+from tests.server.running import FAST, leader_of, running_cluster
 
 pytestmark = pytest.mark.process
 
@@ -153,7 +153,7 @@ async def scenario(cluster: LocalCluster) -> None:
             assert heartbeat.recoveries[0].wal_config == "file:///wal/1001"
 
             # The assignment outlives the leader that made it.
-            leader = describe(cluster).leader_id
+            leader = await asyncio.to_thread(leader_of, cluster)
             cluster.children[leader].kill()
             await recover(client, target, streams)
             await asyncio.to_thread(cluster.start, leader)

@@ -10,7 +10,7 @@ import pytest
 
 from controller.cli.local_cluster import LocalCluster, free_ports, start_child
 from tests.server.quorum_tools import quorum, replica, wait_until, writes_going_on
-from tests.server.running import FAST
+from tests.server.running import STEADY
 
 pytestmark = pytest.mark.process
 
@@ -36,7 +36,7 @@ def test_a_lost_disk_is_replaced_by_the_documented_commands(tmp_path: Path) -> N
     ]
     bucket = tmp_path / "bucket"
     bucket.mkdir()
-    options = (*FAST, "--snapshot-log-bytes", "20000")
+    options = (*STEADY, "--snapshot-log-bytes", "20000")
     cluster = LocalCluster(tmp_path, "demo", f"file://{bucket}", free_ports(3), options)
     others = {1: cluster.endpoints[0], 2: cluster.endpoints[1]}
     env = {

@@ -21,7 +21,14 @@ from tests.server.quorum_tools import (
     wait_until,
     writes_going_on,
 )
-from tests.server.running import controller_command, describe, running_cluster, start_python
+from tests.server.running import (
+    STEADY,
+    controller_command,
+    describe,
+    leader_of,
+    running_cluster,
+    start_python,
+)
 
 pytestmark = pytest.mark.process
 
@@ -29,7 +36,8 @@ pytestmark = pytest.mark.process
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three controllers, for tests that leave them as they were but for who leads."""
-    with running_cluster(tmp_path_factory.mktemp("quorum")) as running:
+    with running_cluster(tmp_path_factory.mktemp("quorum"), options=STEADY) as running:
+        leader_of(running)
         yield running
 
 
@@ -60,28 +68,13 @@ def test_leadership_goes_where_it_is_sent(cluster: LocalCluster) -> None:
     with writes_going_on(cluster) as writes:
         for _ in range(2):
             writes.expect_progress()
-            leader = quorum(cluster, "describe")["leader_id"]
+            leader = leader_of(cluster)
             to = leader % 3 + 1
 
-            transfer(cluster, to)
+            answer = quorum(cluster, "transfer", "--to", str(to))
 
-        assert quorum(cluster, "transfer")["leader_id"] != to
-
-
-def transfer(cluster: LocalCluster, to: int) -> None:
-    """Hand leadership over as an operator does: when another was faster, the command is repeated.
-
-    The chosen voter is told first and has everything, but nothing keeps another from an election.
-    """
-    answer: dict[str, Any] = {}
-    for _ in range(5):
-        leader = quorum(cluster, "describe")["leader_id"]
-        answer = streammeta("quorum", "transfer", "--to", str(to), "--connect", cluster.connect)
-        if answer["ok"]:
             assert (answer["leader_before"], answer["leader_id"]) == (leader, to)
-            return
-        assert answer["error"]["code"] == "ANOTHER_LEADS", answer
-    raise AssertionError(f"leadership did not go to {to} in 5 attempts: {answer}")
+        assert quorum(cluster, "transfer")["leader_id"] != to
 
 
 @pytest.mark.parametrize(
@@ -179,7 +172,7 @@ def session(cluster: LocalCluster) -> Iterator[Session]:
 def test_a_session_reads_its_own_writes_at_any_controller(
     cluster: LocalCluster, session: Session
 ) -> None:
-    leader = quorum(cluster, "describe")["leader_id"]
+    leader = leader_of(cluster)
     for number in range(30):
         offset = session.write(leader, str(number))
         for node_id in cluster.node_ids:
@@ -190,7 +183,7 @@ def test_a_session_reads_its_own_writes_at_any_controller(
 def test_a_session_read_waits_no_longer_than_its_caller(
     cluster: LocalCluster, session: Session
 ) -> None:
-    leader = quorum(cluster, "describe")["leader_id"]
+    leader = leader_of(cluster)
     offset = session.write(leader, "x")
     for node_id in cluster.node_ids:
         with pytest.raises(grpc.RpcError) as refused:
@@ -215,17 +208,16 @@ def test_a_malformed_offset_is_refused_by_name(session: Session, after: str) -> 
 # -- voters come and go
 
 
-def leader_id(cluster: LocalCluster) -> int:
-    return int(quorum(cluster, "describe")["leader_id"])
-
-
 def test_voters_are_added_and_removed_while_writes_go_on(tmp_path: Path) -> None:
-    with running_cluster(tmp_path) as cluster, writes_going_on(cluster) as writes:
+    with (
+        running_cluster(tmp_path, options=STEADY) as cluster,
+        writes_going_on(cluster) as writes,
+    ):
         for _ in range(2):
             joined = cluster.join()
             wait_until(lambda n=joined: replica(cluster, n) != {}, "it fetches as an observer")  # type: ignore[misc]
             assert replica(cluster, joined)["role"] == "observer"
-            shown = describe(cluster, leader_id(cluster)).controllers
+            shown = describe(cluster, leader_of(cluster)).controllers
             assert [controller.voter for controller in shown] == [True] * (joined - 1) + [False]
             endpoint = cluster.endpoints[joined - 1]
 
@@ -235,7 +227,7 @@ def test_voters_are_added_and_removed_while_writes_go_on(tmp_path: Path) -> None
             writes.expect_progress()
         assert quorum(cluster, "describe")["voter_ids"] == [1, 2, 3, 4, 5]
 
-        leader = leader_id(cluster)
+        leader = leader_of(cluster)
         for node_id in (leader, leader % 5 + 1):  # the leader itself, then another
             assert quorum(cluster, "remove-voter", "--node-id", str(node_id))["removed"] == node_id
             writes.expect_progress()
@@ -244,7 +236,7 @@ def test_voters_are_added_and_removed_while_writes_go_on(tmp_path: Path) -> None
         assert len(left["voter_ids"]) == 3
         assert not {leader, leader % 5 + 1} & set(left["voter_ids"])
 
-        cluster.children[left["leader_id"]].kill()
+        cluster.children[leader_of(cluster)].kill()
         writes.expect_progress()
 
 
@@ -283,9 +275,8 @@ def test_all_addresses_may_change_at_once(tmp_path: Path) -> None:
 
 
 def test_a_stopped_controller_does_not_hide_the_others(tmp_path: Path) -> None:
-    with running_cluster(tmp_path) as cluster:
-        wait_until(lambda: quorum(cluster, "describe")["leader_id"] is not None, "a leader")
-        leader = quorum(cluster, "describe")["leader_id"]
+    with running_cluster(tmp_path, options=STEADY) as cluster:
+        leader = leader_of(cluster)
         stopped = cluster.children[leader % 3 + 1]
         stopped.process.send_signal(signal.SIGSTOP)
 

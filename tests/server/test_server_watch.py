@@ -24,8 +24,7 @@ from controller.rpc.watch import WatchHandler
 from proto import kv_pb2, records_pb2
 from proto import metadata_pb2 as pb
 from proto.metadata_pb2_grpc import MetadataServiceStub
-from tests.server.quorum_tools import wait_until
-from tests.server.running import describe, running_cluster
+from tests.server.running import leader_of, running_cluster
 
 PATIENCE_S = 60.0
 
@@ -384,10 +383,10 @@ async def put(client: ControllerClient, number: int) -> None:
 def test_a_watch_outlives_the_controllers_it_watches(tmp_path: Path) -> None:
     """The leader is watched and killed, then another; every write is seen once, in order."""
     with running_cluster(tmp_path) as cluster:
-        wait_until(lambda: bool(describe(cluster).leader_endpoint), "a leader is known")
+        leader = leader_of(cluster)
 
         async def scenario() -> None:
-            leader_first = [describe(cluster).leader_endpoint]
+            leader_first = [cluster.endpoints[leader - 1]]
             leader_first += [each for each in cluster.endpoints if each != leader_first[0]]
             async with (
                 ControllerClient(cluster.endpoints, deadline=60) as client,
