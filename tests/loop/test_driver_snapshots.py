@@ -68,9 +68,9 @@ def test_a_follower_far_behind_gets_a_snapshot_and_then_the_tail(tmp_path: Path)
         async with MemoryCluster(tmp_path, limits=limits) as cluster:
             leader = await cluster.leader()
             behind = next(i for i in cluster.nodes if i != leader)
-            await cluster.write(RegisterNode(node=BROKER))
+            registered = await cluster.write(RegisterNode(node=BROKER))
             stale = cluster.nodes[behind].controller
-            await cluster.hash_at(behind, 1)
+            await cluster.hash_at(behind, registered.offset)
             await cluster.kill(behind)
             await cluster.fill("a", 60)
             taken = await cluster.nodes[await cluster.leader()].driver.take_snapshot()

@@ -38,18 +38,22 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three controllers, for tests that leave them as they were but for who leads."""
     with running_cluster(tmp_path_factory.mktemp("quorum"), options=STEADY) as running:
         leader_of(running)
+        wait_until(lambda: _have_told_their_disks(running), "all voters have told their disks")
         yield running
+
+
+def _have_told_their_disks(cluster: LocalCluster) -> bool:
+    return all(row["directory_id"] for row in quorum(cluster, "describe")["replicas"])
 
 
 def test_describe_tells_who_leads_and_how_far_everybody_is(cluster: LocalCluster) -> None:
     with ControllerClient(cluster.endpoints, timeout_s=30) as client:
         put(client, "described", "yes")
 
-    def everybody_has_told() -> bool:
-        rows = quorum(cluster, "describe")["replicas"]
-        return all(row["lag"] == 0 and row["directory_id"] for row in rows)
+    def nobody_lags() -> bool:
+        return all(row["lag"] == 0 for row in quorum(cluster, "describe")["replicas"])
 
-    wait_until(everybody_has_told, "all voters have everything")
+    wait_until(nobody_lags, "all voters have everything")
     for connect in cluster.endpoints:
         seen = quorum(cluster, "describe", connect=connect)
 
