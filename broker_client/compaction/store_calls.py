@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from broker_client.compaction.config import CompactionConfig
 from broker_client.compaction.throttle import Throttle, give_way
+from broker_client.store_threads import start_in
 from storage.errors import StoreUnavailableError
 from storage.object_store.base import ObjectStore
 
@@ -103,7 +104,7 @@ class StoreCalls:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
-        running = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        running = start_in(self._pool, work)
         self._running.add(running)
         running.add_done_callback(self._ended)
         return await asyncio.shield(running)
