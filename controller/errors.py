@@ -67,5 +67,17 @@ class OutcomeUnknownError(ApiError):
     """
 
 
+class OffsetPassedError(ApiError):
+    """The map is beyond the offset that its hash was asked for, and can't go back."""
+
+    def __init__(self, at_offset: int, end_offset: int) -> None:
+        super().__init__(
+            f"at_offset: {at_offset}; the map is at {end_offset} already, "
+            "ask for an offset that lies ahead"
+        )
+        self.at_offset = at_offset
+        self.end_offset = end_offset
+
+
 class InvariantError(Exception):
     """A state that must not exist: a defect of ours. The process stops rather than go on."""

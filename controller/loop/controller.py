@@ -23,6 +23,7 @@ from controller.errors import (
     InvariantError,
     LimitExceededError,
     NotLeaderError,
+    OffsetPassedError,
     OutcomeUnknownError,
 )
 from controller.loop.admission import Gate
@@ -31,13 +32,7 @@ from controller.loop.clock import Clock
 from controller.loop.map_snapshots import FrozenCheckpoint, LoadedMap, read_map
 from controller.loop.parking import ParkedAnswers
 from controller.loop.quorum_errors import NotCaughtUpError
-from controller.loop.state_hashes import (
-    AHEAD_MAX,
-    AwaitedViews,
-    OffsetPassedError,
-    RollingHash,
-    ViewAt,
-)
+from controller.loop.state_hashes import AHEAD_MAX, AwaitedViews, RollingHash, ViewAt
 from controller.loop.state_machine import SnapshotPoint
 from controller.metadata.answers import Answer
 from controller.metadata.cluster_map import ClusterMap

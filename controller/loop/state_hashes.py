@@ -17,7 +17,7 @@ from hashlib import blake2b
 
 import google_crc32c
 
-from controller.errors import ApiError, LimitExceededError
+from controller.errors import LimitExceededError, OffsetPassedError
 from controller.metadata.frozen import FrozenMap
 
 LOG_HASH_BYTES = 16
@@ -32,18 +32,6 @@ AHEAD_MAX = 1_000_000
 
 WAITING_MAX = 16
 """How many hashes may be waited for, each of which will hold a view of the map."""
-
-
-class OffsetPassedError(ApiError):
-    """The map is beyond the offset that its hash was asked for, and can't go back."""
-
-    def __init__(self, at_offset: int, end_offset: int) -> None:
-        super().__init__(
-            f"at_offset: {at_offset}; the map is at {end_offset} already, "
-            "ask for an offset that lies ahead"
-        )
-        self.at_offset = at_offset
-        self.end_offset = end_offset
 
 
 @dataclass(frozen=True, slots=True)

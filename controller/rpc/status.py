@@ -17,6 +17,7 @@ from controller.errors import (
     InvalidRequestError,
     LimitExceededError,
     NotLeaderError,
+    OffsetPassedError,
     OutcomeUnknownError,
 )
 from controller.loop.change_feed import WatcherTooSlowError
@@ -27,7 +28,6 @@ from controller.loop.quorum_errors import (
     TransferRefusedError,
     VoterChangeError,
 )
-from controller.loop.state_hashes import OffsetPassedError
 from controller.quorum.messages import QuorumError
 
 DOMAIN = "streammeta"

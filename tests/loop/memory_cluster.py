@@ -41,7 +41,7 @@ TIMINGS = QuorumTimings(
     request_timeout_ms=1_500,
     failover_stagger_ms=20,
 )
-STEADY = replace(TIMINGS, fetch_timeout_ms=20_000, request_timeout_ms=20_000)
+STEADY = replace(TIMINGS, fetch_timeout_ms=6_000, request_timeout_ms=6_000)
 """Leadership stays where it is, also when the machine holds all nodes up."""
 
 PATIENCE_S = 60.0

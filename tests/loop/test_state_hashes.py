@@ -5,14 +5,13 @@ import io
 
 import pytest
 
-from controller.errors import InvalidRequestError, LimitExceededError
+from controller.errors import InvalidRequestError, LimitExceededError, OffsetPassedError
 from controller.loop.controller import MetadataController
 from controller.loop.state_hashes import (
     AHEAD_MAX,
     EMPTY_LOG_HASH,
     UNKNOWN_LOG_HASH,
     WAITING_MAX,
-    OffsetPassedError,
     RollingHash,
 )
 from controller.metadata.cluster_map import ClusterMap

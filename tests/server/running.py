@@ -21,7 +21,7 @@ _LIFECYCLE = ("--lifecycle-interval-ms", "50", "--delete-delay-ms", "200")
 FAST = ("--election-timeout-ms", "400", "--fetch-timeout-ms", "1000", *_LIFECYCLE)
 """Failures are seen soon. Leadership also moves when a busy machine holds a controller up."""
 
-STEADY = ("--election-timeout-ms", "400", "--fetch-timeout-ms", "20000", *_LIFECYCLE)
+STEADY = ("--election-timeout-ms", "400", "--fetch-timeout-ms", "6000", *_LIFECYCLE)
 """Leadership stays where it is unless its controller ends or hands it over."""
 
 
