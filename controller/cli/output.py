@@ -3,7 +3,8 @@
 - `table`: for people, the default on a terminal; `plain`: tab-separated lines, the default in a
   pipe; `json`: exactly one object on standard output, also when the command fails.
 - A failure is `{"ok": false, "error": {"code", "message", "hint"}}` in json, some with `details`
-  in the error; else two lines on standard error: `streammeta: <message>` and what to do next.
+  in the error, beside everything that the command found before it failed; else two lines on
+  standard error: `streammeta: <message>` and what to do next.
 - Exit code 0: done; 1: failed; 2: called the wrong way.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -30,6 +32,7 @@ from storage.errors import StorageError
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 PIPED_TABLE_WIDTH = 200
+NOTHING_FOUND: Mapping[str, Any] = MappingProxyType({})
 
 
 class OutputFormat(StrEnum):
@@ -156,22 +159,29 @@ def command_output(output_format: OutputFormat) -> Iterator[Output]:
     except BrokenPipeError:
         raise  # the reader has seen enough: click ends the program quietly
     except EXPECTED_ERRORS as error:
-        fail(output_format, explain(error))
+        fail(output_format, explain(error), output.collected)
     if output_format is OutputFormat.JSON:
         click.echo(json.dumps({"ok": True, **output.collected}))
 
 
-def fail(output_format: OutputFormat, error: CommandError) -> NoReturn:
-    """Write the failure and end the command with its exit code."""
-    _write_failure(output_format, error)
+def fail(
+    output_format: OutputFormat, error: CommandError, found: Mapping[str, Any] = NOTHING_FOUND
+) -> NoReturn:
+    """Write the failure and end the command with its exit code.
+
+    `found` is what the command has found so far; in json it stands beside the error.
+    """
+    _write_failure(output_format, error, found)
     raise click.exceptions.Exit(error.exit_code)
 
 
-def _write_failure(output_format: OutputFormat, error: CommandError) -> None:
+def _write_failure(
+    output_format: OutputFormat, error: CommandError, found: Mapping[str, Any] = NOTHING_FOUND
+) -> None:
     if output_format is OutputFormat.JSON:
         shown = {"code": error.code, "message": str(error), "hint": error.hint}
         details = {"details": error.details} if error.details else {}
-        click.echo(json.dumps({"ok": False, "error": {**shown, **details}}))
+        click.echo(json.dumps({**found, "ok": False, "error": {**shown, **details}}))
         return
     click.echo(f"streammeta: {error}", err=True)
     if error.hint:
