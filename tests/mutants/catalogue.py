@@ -8,8 +8,9 @@ from tests.mutants.membership import MEMBERSHIP
 from tests.mutants.reads import READS
 from tests.mutants.replication import REPLICATION
 from tests.mutants.snapshots import SNAPSHOTS
+from tests.mutants.state import STATE
 
-_ALL = (*ELECTIONS, *REPLICATION, *SNAPSHOTS, *MEMBERSHIP, *READS, *DISK)
+_ALL = (*ELECTIONS, *REPLICATION, *SNAPSHOTS, *MEMBERSHIP, *READS, *DISK, *STATE)
 
 MUTANTS = {mutant.name: mutant for mutant in _ALL}
 """The mutants in the order of their subjects."""

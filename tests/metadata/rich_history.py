@@ -1,0 +1,91 @@
+"""Histories of random requests after which every column of every section has held something.
+
+Owns how they are made and what they left behind, entry by entry; judges nothing. A new column of
+the map needs a request here that writes it, unless `RandomRequests` makes one already.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from controller.metadata.frozen import FrozenMap
+from controller.metadata.requests import GetNextNodeId, RegisterNode, UnregisterNode
+from controller.metadata.values import NodeIdentity
+from tests.metadata.map_pair import Pair
+from tests.metadata.random_requests import RandomRequests
+
+SEEDS = (6, 21, 4)
+_REQUESTS = 150
+_FREED = (NodeIdentity(1_000, 1), NodeIdentity(1_001, 1))
+
+Plain: TypeAlias = dict[str, dict[str, list[Any]]]
+
+
+def plain(sections: Mapping[str, Mapping[str, Any]]) -> Plain:
+    """Return sections as lists, which can be compared."""
+    return {
+        section: {
+            name: values.tolist() if isinstance(values, np.ndarray) else list(values)
+            for name, values in columns.items()
+        }
+        for section, columns in sections.items()
+    }
+
+
+@dataclass(slots=True)
+class History:
+    """A map with all its entries still undoable."""
+
+    pair: Pair = field(default_factory=Pair)
+    ends: list[int] = field(default_factory=list)
+    """End of the log before each entry, and behind the last."""
+    states: list[Plain] = field(default_factory=list)
+    """The sections at each of `ends`."""
+    views: list[FrozenMap] = field(default_factory=list)
+    """Views at each of `ends`."""
+
+    def note(self) -> None:
+        """Remember the map as it is now."""
+        view = self.pair.map.freeze()
+        self.ends.append(self.pair.map.applied_end_offset)
+        self.views.append(view)
+        self.states.append(plain(view.sections()))
+
+    def write(self, request: Any) -> None:
+        """Make a request, and remember what came of it if it changed anything."""
+        self.pair.write(request)
+        if self.pair.map.applied_end_offset > self.ends[-1]:
+            self.note()
+
+
+def history(seed: int) -> History:
+    """Return a history of its own, to be undone or changed at will."""
+    rng = Random(seed)
+    requests, made = RandomRequests(rng), History()
+    made.note()
+    for request in _first_requests(requests, made.pair):
+        made.pair.now += 1
+        made.write(request)
+    for _ in range(_REQUESTS):
+        made.pair.now += rng.choice((1, 1, 50, 400))
+        made.write(requests.any(made.pair.model))
+    return made
+
+
+def _first_requests(requests: RandomRequests, pair: Pair) -> Iterator[Any]:
+    for node in _FREED:
+        yield GetNextNodeId(request_id=f"next {node.node_id}")
+        yield RegisterNode(node=node)
+    for node in _FREED:
+        yield UnregisterNode(node=node)
+    yield from requests.start(pair.model)
+
+
+@cache
+def histories() -> tuple[History, ...]:
+    """Return the histories of all seeds, made once; they must not be changed."""
+    return tuple(history(seed) for seed in SEEDS)
