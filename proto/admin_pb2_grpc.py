@@ -67,7 +67,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TransferLeadership(self, request, context):
-        """Hand leadership to another voter. Answered by the leader once it has stepped down.
+        """Hand leadership to a voter. Answered by the leader once it has stepped down, and at once if
+        it was asked for itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,7 +34,9 @@ class AdminServiceStub:
     TakeSnapshot: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TakeSnapshotRequest, _admin_pb2.TakeSnapshotResponse]
     """Write a checkpoint on this controller's disk now. Answered by any controller, for itself."""
     TransferLeadership: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]
-    """Hand leadership to another voter. Answered by the leader once it has stepped down."""
+    """Hand leadership to a voter. Answered by the leader once it has stepped down, and at once if
+    it was asked for itself.
+    """
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeClusterRequest, _admin_pb2.DescribeClusterResponse]
     """Who leads, who votes, and how large the map is. Answered by any controller from what it knows."""
     StateHash: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StateHashRequest, _admin_pb2.StateHashResponse]
@@ -46,7 +48,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     TakeSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.TakeSnapshotRequest, _admin_pb2.TakeSnapshotResponse]  # type: ignore[assignment]
     """Write a checkpoint on this controller's disk now. Answered by any controller, for itself."""
     TransferLeadership: _aio.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
-    """Hand leadership to another voter. Answered by the leader once it has stepped down."""
+    """Hand leadership to a voter. Answered by the leader once it has stepped down, and at once if
+    it was asked for itself.
+    """
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeClusterRequest, _admin_pb2.DescribeClusterResponse]  # type: ignore[assignment]
     """Who leads, who votes, and how large the map is. Answered by any controller from what it knows."""
     StateHash: _aio.UnaryUnaryMultiCallable[_admin_pb2.StateHashRequest, _admin_pb2.StateHashResponse]  # type: ignore[assignment]
@@ -67,7 +71,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.TransferLeadershipRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.TransferLeadershipResponse, _abc.Awaitable[_admin_pb2.TransferLeadershipResponse]]:
-        """Hand leadership to another voter. Answered by the leader once it has stepped down."""
+        """Hand leadership to a voter. Answered by the leader once it has stepped down, and at once if
+        it was asked for itself.
+        """
 
     @_abc_1.abstractmethod
     def DescribeCluster(

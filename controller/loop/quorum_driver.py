@@ -345,13 +345,16 @@ class QuorumDriver:
     async def transfer_leadership(self, to: NodeId | None, timeout_ms: int) -> None:
         """Hand leadership to a voter, or to the one with the longest log; return when it is gone.
 
-        Appends are refused meanwhile, as if this node did not lead.
+        Appends are refused meanwhile, as if this node did not lead. A leader that is asked for
+        itself has nothing to do.
 
         Raises:
             NotLeaderError: this node does not lead.
             TransferRefusedError: leadership stays, or had not gone in time.
         """
         self._require_leadership()
+        if to == self._config.local.node_id and not self._core.is_transferring:
+            return
         self._flush()
         await self._operations.transfer(to, timeout_ms)
 
@@ -460,6 +463,12 @@ class QuorumDriver:
                     self._claim_if_ready()
                     self._turns.give_if(self._core.uncommitted_batches)
                 case LeadershipEnded():
+                    _log.info(
+                        "leadership_ended",
+                        epoch=effect.epoch,
+                        reason=effect.reason,
+                        had_served=self._claimed_epoch is not None,
+                    )
                     self._lose_leadership()
                 case LeadershipStarted():
                     _log.info("leader_elected", epoch=effect.epoch)

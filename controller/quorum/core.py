@@ -190,7 +190,8 @@ class QuorumCore:
         replica = self._replica
         replica.now = now_ms
         if replica.leader_id == replica.local.node_id:
-            replica.become_resigned(tuple(voter.key for voter in replica.others))
+            successors = tuple(voter.key for voter in replica.others)
+            replica.become_resigned(successors, "restarted")
         elif replica.leader_id is not None:
             replica.become_follower(replica.epoch, replica.leader_id)
         else:
@@ -226,7 +227,7 @@ class QuorumCore:
             case PeerConnectionLost(peer=peer):
                 self._following.on_leader_gone(peer)
             case Resign():
-                self._leading.resign()
+                self._leading.resign("asked to resign")
             case _:
                 self._on_maintenance(event)
         return self._finish()

@@ -156,9 +156,13 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class LeadershipEnded:
-    """The replica stopped leading `epoch`. Always the first effect of its step."""
+    """The replica stopped leading `epoch`, for a reason that operators read.
+
+    Always the first effect of its step.
+    """
 
     epoch: Epoch
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

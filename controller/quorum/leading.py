@@ -76,7 +76,8 @@ class Leading:
         while role.uncommitted and role.uncommitted[0][0] <= end:
             role.uncommitted_bytes -= role.uncommitted.popleft()[1]
         if self._membership.on_committed(role, end):
-            self.resign()  # this replica was removed, and its successors know
+            # Its successors know of the change.
+            self.resign("this controller was removed from the voters")
 
     def _flushed_end(self, role: Leader, voter: Voter) -> EndOffset:
         if self._replica.is_meant(voter.key):
@@ -291,16 +292,18 @@ class Leading:
 
     def on_time(self) -> None:
         """Announce the epoch, resign when that is due, repeat the end of an epoch."""
-        role = self._replica.role
+        replica = self._replica
+        role = replica.role
         if isinstance(role, Leader):
             if self._has_lost_majority(role):
-                self.resign()
-            elif self._membership.on_time(role):
-                self.resign(role.transfer.to if role.transfer else None)
+                limit_ms = replica.config.timings.check_quorum_ms
+                self.resign(f"no majority of the voters was heard from for {limit_ms} ms")
+            elif (successor := self._membership.on_time(role)) is not None:
+                self.resign(f"handed over to controller {successor.node_id}", successor)
             else:
                 self._announce(role)
-        if isinstance(self._replica.role, Resigned):
-            self._tell_end(self._replica.role)
+        if isinstance(replica.role, Resigned):
+            self._tell_end(replica.role)
 
     def quorum_deadline(self, role: Leader) -> int | None:
         """When the leader must resign unless more voters hear it; None for the only voter.
@@ -336,7 +339,7 @@ class Leading:
         deadline = self.quorum_deadline(role)
         return deadline is not None and self._replica.now >= deadline
 
-    def resign(self, successor: ReplicaKey | None = None) -> None:
+    def resign(self, reason: str, successor: ReplicaKey | None = None) -> None:
         """Stop leading; `successor` should follow, or else the voter with the longest log."""
         role = self._replica.role
         if not isinstance(role, Leader):
@@ -345,7 +348,7 @@ class Leading:
         voters.sort(key=lambda item: (-item.end_offset, item.key.node_id))
         # Others named beside a chosen successor would compete with it a few milliseconds later.
         keys = (successor,) if successor else tuple(item.key for item in voters)
-        self._replica.become_resigned(keys)
+        self._replica.become_resigned(keys, reason)
 
     def _announce(self, role: Leader) -> None:
         replica = self._replica

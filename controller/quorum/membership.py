@@ -204,8 +204,10 @@ class Membership:
             return
         voters = [voter for voter in replica.others if to is None or voter.key.node_id == to]
         if not voters:
-            whom = "no other voter" if to is None else f"node {to} is not another voter"
-            replica.emit(TransferRefused(f"there is nobody to hand over to: {whom}"))
+            whom = "it is the only voter" if to is None else f"node {to} is not a voter"
+            if to == replica.local.node_id:
+                whom = "it leads already"
+            replica.emit(TransferRefused(f"this leader has no successor: {whom}"))
             return
         best = max(voters, key=lambda voter: role.progress[voter.key].end_offset)
         deadline = replica.now + replica.config.timings.election_timeout_ms
@@ -213,8 +215,8 @@ class Membership:
 
     # -- time
 
-    def on_time(self, role: Leader) -> bool:
-        """Do what is due; return whether leadership is to be handed over now."""
+    def on_time(self, role: Leader) -> ReplicaKey | None:
+        """Do what is due; return the voter to which leadership is to be handed over now."""
         replica = self._replica
         change = role.voter_change
         if change is not None:
@@ -223,18 +225,18 @@ class Membership:
                 self._give_up(role, change, "stopped catching up")
         if replica.is_voter and not replica.is_known:
             self._update(role, Voter(replica.local, replica.config.endpoint))
-        return self._is_transfer_due(role)
+        return self._due_successor(role)
 
-    def _is_transfer_due(self, role: Leader) -> bool:
+    def _due_successor(self, role: Leader) -> ReplicaKey | None:
         replica = self._replica
         transfer = role.transfer
         if transfer is None:
-            return False
+            return None
         progress = role.progress.get(transfer.to)
         if progress is not None and progress.end_offset >= replica.log.end_offset:
-            return True
+            return transfer.to
         if progress is None or replica.now >= transfer.deadline:
             role.transfer = None
             reason = f"node {transfer.to.node_id} did not catch up within an election timeout"
             replica.emit(TransferRefused(reason))
-        return False
+        return None

@@ -280,14 +280,14 @@ class Replica:
         self._change_role(Leader(start, self.now, progress))
         self._last.append(LeadershipStarted(self.epoch, start))
 
-    def become_resigned(self, successors: tuple[ReplicaKey, ...]) -> None:
-        """Stop leading the present epoch, and tell the voters."""
+    def become_resigned(self, successors: tuple[ReplicaKey, ...], reason: str) -> None:
+        """Stop leading the present epoch, and tell the voters; operators read the reason."""
         role = Resigned(
             self.now + self.draw_election_timeout(),
             successors,
             {voter.key.node_id: self.now for voter in self.others},
         )
-        self._change_role(role)
+        self._change_role(role, reason)
 
     def _adopt_epoch(self, epoch: Epoch, leader_id: NodeId | None) -> None:
         if epoch <= self.epoch:
@@ -296,10 +296,11 @@ class Replica:
         self.vote = None
         self.leader_id = leader_id
 
-    def _change_role(self, role: Role) -> None:
+    def _change_role(self, role: Role, reason: str = "") -> None:
         old = self.role
         if isinstance(old, Leader):
-            self._first.append(LeadershipEnded(self._persisted.epoch))
+            why = reason or f"epoch {self.epoch} has begun elsewhere"
+            self._first.append(LeadershipEnded(self._persisted.epoch, why))
             self._last.extend(ReadIndexRefused(read.read_id) for read in old.pending_reads)
             self._refuse_waiting(old)
         self._outstanding.clear()

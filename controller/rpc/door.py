@@ -15,6 +15,11 @@ from controller.rpc.status import Context, abort
 TIMEOUT_S_MAX = 60.0
 """Longest a call may wait here, whatever deadline its caller set."""
 
+_ANSWER_BEFORE_S = 0.05
+"""Time for the answer to travel, in seconds: a caller that gives up first hears no reason."""
+_SHARE_OF_DEADLINE = 0.95
+"""Share of a short deadline after which a call is answered."""
+
 UnaryHandler = Callable[[Any, Context], Awaitable[Message]]
 StreamHandler = Callable[[Any, Context], Awaitable[None]]
 """Answers one request with many messages, each by `context.write`."""
@@ -27,7 +32,10 @@ def guarded(handler: UnaryHandler) -> UnaryHandler:
 
     async def call(request: Message, context: Context) -> Message:
         remaining = context.time_remaining()
-        timeout_s = TIMEOUT_S_MAX if remaining is None else min(remaining, TIMEOUT_S_MAX)
+        timeout_s = TIMEOUT_S_MAX
+        if remaining is not None:
+            answer_by = max(remaining - _ANSWER_BEFORE_S, remaining * _SHARE_OF_DEADLINE)
+            timeout_s = min(answer_by, TIMEOUT_S_MAX)
         try:
             async with asyncio.timeout(timeout_s):
                 return await handler(request, context)

@@ -32,6 +32,10 @@ from controller.quorum.messages import QuorumError
 
 DOMAIN = "streammeta"
 _DETAILS_TRAILER = "grpc-status-details-bin"
+_DEADLINE_PASSED = (
+    "no answer within the call's deadline; the outcome of a write is unknown, it may still take "
+    "effect: repeat it with the same request id or object id"
+)
 _VOTER_CHANGE_CODES = {
     QuorumError.REQUEST_TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     QuorumError.DUPLICATE_VOTER: grpc.StatusCode.ALREADY_EXISTS,
@@ -51,7 +55,7 @@ async def abort(
     """End the call with the status that `error` stands for; `extra` joins its metadata."""
     code, reason, metadata = classify(error)
     metadata = {**metadata, **(extra or {})}
-    message = str(error)
+    message = str(error) or (_DEADLINE_PASSED if isinstance(error, TimeoutError) else "")
     if code is grpc.StatusCode.INTERNAL:
         _log.error("request_failed", exc_info=error)
         message = f"defect in the controller ({type(error).__name__}); nothing was changed"

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from controller.errors import NotLeaderError, OutcomeUnknownError
 from controller.ids import NodeId
@@ -177,6 +178,35 @@ def test_a_transfer_to_a_stranger_is_refused_and_leadership_stays(tmp_path: Path
                 await node.driver.transfer_leadership(NodeId(9), SOON_MS)
             assert node.driver.is_leader
             assert stream_ids(await node.controller.write(create("after"))) == (1,)
+
+    run(scenario())
+
+
+def test_a_transfer_to_the_leader_itself_has_nothing_to_do(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with MemoryCluster(tmp_path) as cluster:
+            await cluster.fill("a", 1)
+            leader = await cluster.leader()
+            node = cluster.nodes[leader]
+            epoch = node.driver.epoch
+            await node.driver.transfer_leadership(NodeId(leader), SOON_MS)
+            assert (node.driver.is_leader, node.driver.epoch) == (True, epoch)
+            assert stream_ids(await node.controller.write(create("after"))) == (1,)
+
+    run(scenario())
+
+
+def test_the_end_of_every_leadership_is_logged_with_its_reason(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with MemoryCluster(tmp_path) as cluster:
+            await cluster.fill("a", 1)
+            leader = await cluster.leader()
+            to = next(i for i in cluster.nodes if i != leader)
+            with capture_logs() as logged:
+                await cluster.nodes[leader].driver.transfer_leadership(NodeId(to), SOON_MS)
+            ends = [entry for entry in logged if entry["event"] == "leadership_ended"]
+            assert [entry["reason"] for entry in ends] == [f"handed over to controller {to}"]
+            assert ends[0]["had_served"]
 
     run(scenario())
 

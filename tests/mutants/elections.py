@@ -63,7 +63,7 @@ ELECTIONS = (
         (
             Edit(
                 _CORE,
-                "replica.become_resigned(tuple(voter.key for voter in replica.others))",
+                'replica.become_resigned(successors, "restarted")',
                 "replica.become_leader()",
             ),
         ),

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from broker_client.controller_client import error_info
 from controller.loop.admission import LIMITS, RequestClass
 from controller.rpc.convert_nodes import LeaderView
 from controller.rpc.routes import routed, routes
@@ -403,6 +404,22 @@ async def test_bytes_that_are_no_message_are_the_callers_mistake(rpcs: Rpcs) -> 
             {"field": "message"},
         )
     assert rpcs.controller.is_active
+
+
+@rpc_test
+async def test_a_call_that_meets_its_deadline_says_what_to_do(rpcs: Rpcs) -> None:
+    await rpcs.register()
+    rpcs.log.commit = lambda: None  # type: ignore[method-assign]
+    request = nodes_pb2.LockNodeRequest(node_id=NODE.node_id)
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await rpcs.call(f"{NODES}/LockNode", request, nodes_pb2.LockNodeResponse, timeout=0.5)
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    details = raised.value.details() or ""
+    assert "outcome of a write is unknown" in details
+    assert "repeat it with the same" in details
+    info = error_info(raised.value)
+    assert info is not None
+    assert info.reason == "DEADLINE"
 
 
 class LateContext:
