@@ -24,6 +24,10 @@ from controller.quorum.voters import ReplicaKey, Voter, VoterSet
 READY_PREFIX = "ready "
 """First word of the line a server prints on standard output once it serves."""
 
+PROGRAM = (sys.executable, "-P", "-m", "controller.cli.main")
+"""The `streammeta` command of this installation. -P keeps the working directory off the path of
+modules: a folder there that is called `controller` is somebody else's."""
+
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -236,7 +240,8 @@ class LocalCluster:
     def _command(self, node_id: int) -> list[str]:
         overrides = self.peer_overrides.get(node_id, {})
         return [
-            *(sys.executable, "-m", "controller.cli.main", "controller"),
+            *PROGRAM,
+            "controller",
             *("--node-id", str(node_id), "--cluster-id", self.cluster_id),
             *("--listen", self.endpoints[node_id - 1]),
             *("--seeds", _peers(dict(zip(self.node_ids, self.endpoints, strict=True)))),

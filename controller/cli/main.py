@@ -24,6 +24,12 @@ COMMANDS = {
 }
 
 
+_CONTEXT_SETTINGS = {
+    "auto_envvar_prefix": "STREAMMETA",
+    "help_option_names": ["-h", "--help"],
+}
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are needed: Spark and boto3 load slowly."""
 
@@ -41,7 +47,7 @@ class LazyGroup(click.Group):
         return command
 
 
-@click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "STREAMMETA"})
+@click.group(cls=LazyGroup, context_settings=_CONTEXT_SETTINGS)
 @click.version_option(package_name="streammeta")
 def cli() -> None:
     """Metadata controller for streams kept in object storage.

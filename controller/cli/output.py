@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
@@ -33,6 +34,10 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 PIPED_TABLE_WIDTH = 200
 NOTHING_FOUND: Mapping[str, Any] = MappingProxyType({})
+TEXT_COLUMN_WIDTH_MIN = 12
+"""Characters to which a column of text may be narrowed before a table outgrows the terminal."""
+COLUMN_PADDING = 3
+"""Characters that a table sets between two columns."""
 
 
 class OutputFormat(StrEnum):
@@ -141,13 +146,31 @@ def _print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
     listed = [tuple(row) for row in rows]
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    needed = 0
     for index, column in enumerate(columns):
-        is_number = all(isinstance(row[index], int | float) for row in listed)
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+        values = [row[index] for row in listed]
+        is_number = _is_numeric(values)
+        longest = max(len(column), *(len(cell(value)) for value in values), 0)
+        least = longest if is_number else min(longest, TEXT_COLUMN_WIDTH_MIN)
+        needed += least + COLUMN_PADDING
+        table.add_column(
+            column,
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=is_number,
+            min_width=least,
+        )
     for row in listed:
         table.add_row(*(Text(cell(value)) for value in row))
-    width = None if sys.stdout.isatty() else PIPED_TABLE_WIDTH
-    Console(file=sys.stdout, width=width).print(table)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_TABLE_WIDTH)
+    # A line wider than the terminal is wrapped by it; a number cut in pieces can't be read.
+    console.width = max(console.width, needed)
+    console.print(table)
+
+
+def _is_numeric(values: Sequence[Any]) -> bool:
+    """Whether a column holds numbers and blanks alone, so that it is never broken over lines."""
+    return all(value is None or isinstance(value, int | float) for value in values)
 
 
 @contextmanager
@@ -218,6 +241,9 @@ def run_cli(command: click.Command, arguments: Sequence[str] | None = None) -> i
     output_format = _format_in(words)
     try:
         result = command.main(words, prog_name="streammeta", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        _write_missing_command(output_format, error)
+        return EXIT_USAGE
     except click.UsageError as error:
         _write_failure(output_format, _usage_failure(error))
         return EXIT_USAGE
@@ -239,6 +265,18 @@ def run_cli(command: click.Command, arguments: Sequence[str] | None = None) -> i
     return result if isinstance(result, int) else 0
 
 
+def _write_missing_command(
+    output_format: OutputFormat, error: click.exceptions.NoArgsIsHelpError
+) -> None:
+    """Answer a group without a command: people get its help, programs the error object."""
+    if output_format is OutputFormat.JSON:
+        path = error.ctx.command_path if error.ctx else "streammeta"
+        missing = CommandError("USAGE", f"{path}: no command given", f"see `{path} --help`")
+        _write_failure(output_format, missing)
+    else:
+        click.echo(error.format_message(), err=True)
+
+
 def _usage_failure(error: click.UsageError) -> CommandError:
     path = error.ctx.command_path if error.ctx else "streammeta"
     return CommandError("USAGE", error.format_message(), f"see `{path} --help`")
@@ -249,7 +287,7 @@ def _format_in(words: Sequence[str]) -> OutputFormat:
     options = words[: words.index("--")] if "--" in words else words
     chosen = [
         following if word == "--format" else word.removeprefix("--format=")
-        for word, following in zip(options, [*options[1:], ""], strict=True)
+        for word, following in zip_longest(options, options[1:], fillvalue="")
         if word.startswith("--format")
     ]
     return OutputFormat.JSON if chosen[-1:] == ["json"] else OutputFormat.PLAIN

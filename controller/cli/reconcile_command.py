@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def reconcile() -> None:
     """Compare the bucket with the map, and delete what the map has forgotten.
 
-    Needs pyspark and a Java 17+ runtime: pip install 'streammeta[reconcile]'.
+    Needs a Java 17+ runtime and the extra `reconcile`, pyspark above all; without them it says
+    which command installs them.
     """
 
 

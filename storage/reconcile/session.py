@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import storage
 from storage.errors import StorageError
+from storage.installation import install_command
 from storage.reconcile.errors import ConfigurationError, SparkJobError
 from storage.reconcile.java_runtime import find_java_home
 
@@ -77,7 +78,7 @@ def _require_packages() -> None:
     missing = [name for name in ("pyspark", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
-            f"reconciliation needs {' and '.join(missing)}; `pip install 'streammeta[reconcile]'`"
+            f"reconciliation needs {' and '.join(missing)}: {install_command('reconcile')}"
         )
 
 

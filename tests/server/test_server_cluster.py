@@ -13,7 +13,7 @@ import pytest
 from broker_client import BrokerSession, ControllerClient, methods
 from controller.cli.client import ControllerClient as OperatorClient
 from controller.cli.client import RpcFailure, read_failure
-from controller.cli.local_cluster import LocalCluster
+from controller.cli.local_cluster import PROGRAM, LocalCluster, start_child
 from proto import (
     admin_pb2,
     common_pb2,
@@ -29,7 +29,7 @@ from proto import (
 from storage.object_format.object_key import key_for
 from storage.object_store.factory import open_object_store
 from tests.server.quorum_tools import wait_until
-from tests.server.running import claims_to_lead, describe, leader_of, running_cluster, start_python
+from tests.server.running import claims_to_lead, describe, leader_of, running_cluster
 
 pytestmark = pytest.mark.process
 
@@ -184,9 +184,13 @@ def refusal_to_create_streams(endpoint: str) -> RpcFailure:
     return read_failure(caught.value)
 
 
-def test_dev_runs_until_interrupted(tmp_path: Path) -> None:
-    arguments = ["-m", "controller.cli.main", "dev", "--data-dir", str(tmp_path / "dev")]
-    child = start_python("dev", arguments, tmp_path)
+def test_dev_runs_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a folder of the user's has the name of a package of ours."""
+    (tmp_path / "controller").mkdir()
+    (tmp_path / "controller" / "__init__.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    words = [*PROGRAM, "dev", "--data-dir", str(tmp_path / "dev")]
+    child = start_child("dev", words, tmp_path / "dev.log")
     ready = dict(word.split("=", 1) for word in child.wait_ready().split())
     assert len(ready["connect"].split(",")) == 3
 

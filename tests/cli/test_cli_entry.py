@@ -1,0 +1,134 @@
+"""The first things that a new operator types: no command, -h, completion, a narrow terminal."""
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from controller.cli.local_cluster import PROGRAM
+from controller.cli.main import cli
+from controller.cli.output import OutputFormat, command_output, format_option, run_cli
+from storage import installation
+
+
+@pytest.mark.parametrize("words", [[], ["quorum"]])
+def test_a_group_without_a_command_shows_its_help(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert run_cli(cli, words) == 2
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("Usage: streammeta")
+    assert "Commands:" in said.err
+
+
+@pytest.mark.parametrize("words", [["--format", "json"], ["quorum", "--format", "json"]])
+def test_a_group_without_a_command_is_one_object_in_json(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert run_cli(cli, words) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "USAGE"
+
+
+HELP_OF_ALL = """
+import click
+from click.testing import CliRunner
+from controller.cli.main import cli
+
+def look(group, *path):
+    with click.Context(group) as context:
+        names = group.list_commands(context)
+    for name in names:
+        short = CliRunner().invoke(cli, [*path, name, "-h"], prog_name="streammeta")
+        long = CliRunner().invoke(cli, [*path, name, "--help"], prog_name="streammeta")
+        assert (short.exit_code, long.exit_code) == (0, 0), (path, name)
+        assert short.output == long.output, (path, name)
+        print(*path, name)
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            look(command, *path, name)
+
+look(cli)
+"""
+
+
+@pytest.mark.process
+def test_help_has_a_short_name_everywhere() -> None:
+    """In a process of its own: click remembers the names of a command's first context."""
+    done = subprocess.run(
+        [sys.executable, "-c", HELP_OF_ALL], capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert {"dev", "quorum add-voter", "reconcile apply"} <= set(done.stdout.splitlines())
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_for_shells(shell: str) -> None:
+    done = subprocess.run(
+        PROGRAM,
+        env={"_STREAMMETA_COMPLETE": f"{shell}_source", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "_STREAMMETA_COMPLETE" in done.stdout
+
+
+NUMBERS = (1_795_345_586_511, -1, 9_223_372_036_854_775_807)
+
+
+@click.command("wide")
+@format_option
+def wide(output_format: OutputFormat) -> None:
+    """Print a table that is wider than any terminal."""
+    with command_output(output_format) as output:
+        columns = [f"number_{index}" for index in range(30)]
+        rows = [[value] * 29 + [None] for value in NUMBERS]
+        output.rows("wide", [*columns, "text"], [[*row, "word " * 20] for row in rows])
+
+
+@pytest.mark.parametrize("terminal", ["20", "80", "200"])
+def test_a_wide_table_never_breaks_a_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", terminal)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+    assert run_cli(wide, ["--format", "table"]) == 0
+
+    words = capsys.readouterr().out.split()
+    for value in NUMBERS:
+        assert words.count(str(value)) == 29
+
+
+@pytest.mark.parametrize(
+    ("origin", "requirement"),
+    [
+        ({}, "'streammeta[reconcile]'"),
+        (
+            {"url": "file:///home/me/stream%20meta", "dir_info": {"editable": True}},
+            "-e '/home/me/stream meta[reconcile]'",
+        ),
+        ({"url": "file:///src/s", "dir_info": {}}, "'/src/s[reconcile]'"),
+        (
+            {"url": "file:///tmp/s-1.whl", "archive_info": {}},
+            "'streammeta[reconcile] @ file:///tmp/s-1.whl'",
+        ),
+    ],
+)
+def test_the_command_that_installs_an_extra_fits_this_installation(
+    monkeypatch: pytest.MonkeyPatch, origin: dict[str, object], requirement: str
+) -> None:
+    monkeypatch.setattr(installation, "_direct_url", lambda: origin)
+
+    command = installation.install_command("reconcile")
+
+    assert command == f"{sys.executable} -m pip install {requirement}"
