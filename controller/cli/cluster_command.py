@@ -34,7 +34,8 @@ def hash_command(connect: tuple[str, ...], timeout_s: float, output_format: Outp
     """Compare the maps of all members at one offset of the log; exit 1 unless all are equal.
 
     Asks the leader's voters and the controllers that --connect names, while writes go on. The state
-    hash is of the map, the log hash of every record that led to it.
+    hash is of the map, the log hash of every record that led to it. Observers that --connect does
+    not name are listed as `not asked`, and are no failure: their addresses are not known.
 
     \b
     Example:

@@ -177,6 +177,7 @@ def add_voter(
         check_reachable("endpoint", endpoint)
         view = leaders_view(client)
         if directory_id is None:
+            _refuse_voter(view, node_id)
             observer = find_replica(node_id, None, live_observers(view), "observer")
             directory_id = observer.key.directory_id
         key = pb.ReplicaKey(node_id=node_id, directory_id=directory_id)
@@ -191,6 +192,18 @@ def add_voter(
         output.summary(
             {"added": node_id, "directory_id": directory_id, "end_offset": answer.end_offset}
         )
+
+
+def _refuse_voter(view: pb.DescribeQuorumResponse, node_id: int) -> None:
+    """Raise CommandError if this node votes already, in the words of the controller's refusal."""
+    for voter in view.voters:
+        if voter.key.node_id == node_id:
+            raise CommandError(
+                "DUPLICATE_VOTER",
+                f"node {node_id} votes already, at {voter.endpoint}",
+                "nothing was changed; to replace its disk, remove this voter first: "
+                f"streammeta quorum remove-voter --node-id {node_id}",
+            )
 
 
 @quorum.command("remove-voter")

@@ -21,8 +21,10 @@ from controller.shell.events import Event, Problem, ProblemCode
 from controller.shell.live_tree import live_tree
 from controller.shell.render import json_value, text_lines
 from controller.shell.tree import Directory
-from proto.admin_pb2 import DescribeClusterRequest
+from proto.admin_pb2 import DescribeClusterRequest, DescribeClusterResponse
 from proto.admin_pb2_grpc import AdminServiceStub
+
+COMMANDS_WITHOUT_CLUSTER = ("help", "history", "pwd", "exit")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -50,7 +52,10 @@ def shell(
         command_output(output_format) as output,
         ControllerClient(connect, timeout_s) as client,
     ):
-        if words:
+        if words and words[0] in COMMANDS_WITHOUT_CLUSTER:
+            _run_once(live_tree(client), list(words), output)
+        elif words:
+            _describe(client)  # a path such as / is listed without asking, with or without cluster
             _run_once(live_tree(client), list(words), output)
         else:
             _open_prompt(client, output)
@@ -89,6 +94,13 @@ def _as_error(problems: list[Problem]) -> CommandError:
     )
 
 
+def _describe(client: ControllerClient) -> DescribeClusterResponse:
+    """Ask the cluster for its name, so that a wrong address shows at once; raises `CallError`."""
+    return client.call(
+        lambda channel: AdminServiceStub(channel).DescribeCluster, DescribeClusterRequest()
+    )
+
+
 def _open_prompt(client: ControllerClient, output: Output) -> None:
     if output.format is OutputFormat.JSON or not sys.stdin.isatty():
         raise CommandError(
@@ -97,10 +109,7 @@ def _open_prompt(client: ControllerClient, output: Output) -> None:
             "give a command, as in `streammeta shell --connect HOST:PORT -- ls /`",
             exit_code=EXIT_USAGE,
         )
-    # Ask something before the prompt, so that a wrong address shows at once.
-    cluster = client.call(
-        lambda channel: AdminServiceStub(channel).DescribeCluster, DescribeClusterRequest()
-    )
+    cluster = _describe(client)
     from controller.shell.interactive import run_interactive
 
     banner = f"Connected to cluster {cluster.cluster_id}. Try `help`; Ctrl-D leaves."

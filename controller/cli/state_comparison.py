@@ -42,6 +42,7 @@ class Verdict(StrEnum):
     OK = "ok"
     DIFFERENT = "DIFFERENT"
     NO_ANSWER = "no answer"
+    NOT_ASKED = "not asked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ def _silent_members(views: QuorumViews, client: ControllerClient) -> list[Member
         if observer.key.node_id not in views.answers:
             member = Member(observer.key.node_id, observer.endpoint)
             problem = "observers are asked only where --connect names them"
-            silent.append(MemberState(member, Verdict.NO_ANSWER, problem=problem))
+            silent.append(MemberState(member, Verdict.NOT_ASKED, problem=problem))
     named = {state.member.endpoint for state in silent}
     for endpoint, failure in views.silent.items():
         if endpoint not in named:

@@ -44,6 +44,8 @@ class FakeLog:
 class FakeController(QuorumServiceServicer, AdminServiceServicer):
     """A member whose hash at an offset is told by the offset, unless it `differs`."""
 
+    observers: tuple[pb.ReplicaStatus, ...] = ()
+
     def __init__(self, node_id: int, log: FakeLog, voters: list[str], differs: bool) -> None:
         self.node_id = node_id
         self._log = log
@@ -70,6 +72,7 @@ class FakeController(QuorumServiceServicer, AdminServiceServicer):
             high_watermark=end,
             end_offset=end,
             voters=voters,
+            observers=self.observers,
         )
 
     def StateHash(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -163,6 +166,17 @@ def test_a_member_that_is_silent_is_named_and_the_others_are_compared() -> None:
         rows = answer["error"]["details"]["members"]
         assert [(row["node_id"], row["verdict"]) for row in rows] == [
             *((1, "ok"), (2, "ok"), (3, "no answer")),
+        ]
+
+
+def test_an_observer_that_is_not_named_is_listed_and_is_no_failure() -> None:
+    with cluster(FakeLog()) as members:
+        key = pb.ReplicaKey(node_id=7, directory_id="d")
+        members[0].observers = (pb.ReplicaStatus(key=key, last_fetch_age_ms=5),)
+        code, answer = hash_of(members)
+        assert (code, answer["verdict"]) == (0, "ok")
+        assert [(row["node_id"], row["verdict"]) for row in answer["members"]] == [
+            *((1, "ok"), (2, "ok"), (3, "ok"), (7, "not asked")),
         ]
 
 

@@ -195,6 +195,20 @@ def test_of_two_disks_one_must_be_chosen(capsys: pytest.CaptureFixture[str]) -> 
     assert [request.voter.key.directory_id for request in controllers[0].added] == ["two"]
 
 
+def test_a_voter_is_not_taken_for_a_lost_observer(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(view(1, "leader"), view(2, "follower")) as controllers:
+        exit_code, said = streammeta(
+            capsys,
+            *("add-voter", "--connect", controllers[0].view.voters[0].endpoint, "--node-id", "2"),
+            *("--endpoint", "h:1", "--format", "json"),
+        )
+
+    error = json.loads(said)["error"]
+    assert (exit_code, error["code"]) == (1, "DUPLICATE_VOTER")
+    assert "node 2 votes already" in error["message"]
+    assert not controllers[0].added
+
+
 @pytest.mark.parametrize("name", sorted(quorum.commands))
 def test_every_command_explains_itself_with_an_example(name: str) -> None:
     said = CliRunner().invoke(quorum, [name, "--help"])

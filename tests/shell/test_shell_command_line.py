@@ -85,6 +85,25 @@ def test_program_fails_in_one_json_object_and_exit_code() -> None:
     assert answer["error"]["hint"] != ""
 
 
+@pytest.mark.parametrize("words", [["ls", "/"], ["cd", "/"], ["tree"]])
+def test_no_command_passes_without_a_cluster(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    code, out, err = run_in_process(capsys, "shell", "--connect", "127.0.0.1:1", "--", *words)
+
+    assert (code, out) == (1, "")
+    assert "no controller answers at 127.0.0.1:1" in err
+
+
+@pytest.mark.parametrize("words", [["help"], ["pwd"], ["exit"]])
+def test_what_asks_nothing_of_a_cluster_needs_none(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    code, _, err = run_in_process(capsys, "shell", "--connect", "127.0.0.1:1", "--", *words)
+
+    assert (code, err) == (0, "")
+
+
 def run_in_process(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = run_cli(click.Group("streammeta", {"shell": shell}), words)
     captured = capsys.readouterr()
