@@ -7,16 +7,21 @@ which work only while this node leads.
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
+from importlib import metadata
 from typing import Any, Protocol
 
 import grpc
+import structlog
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from controller.config import ConfigError, ControllerConfig
+from controller.journal.directory import check_identity, read_identity
 from controller.journal.journal import Journal
 from controller.lifecycle.deletion import Deletion
 from controller.lifecycle.expiry import Expiry
@@ -52,8 +57,12 @@ from proto import (
     quorum_pb2,
     streams_pb2,
 )
+from storage.durable_files import PosixFileSystem
+from storage.installation import DISTRIBUTION
 from storage.object_store.base import ObjectStore
-from storage.object_store.factory import open_object_store
+from storage.object_store.factory import open_object_store, without_secrets
+
+_log = structlog.get_logger(component="server")
 
 STOP_GRACE_S = 1.0
 """How long calls under way may go on when the server stops."""
@@ -75,7 +84,27 @@ def run(config: ControllerConfig) -> None:
     uvloop.run(_serve(config))
 
 
+def check(config: ControllerConfig) -> None:
+    """Look at the bucket and the data directory as a start would; change neither.
+
+    The directory may be in use: whose it is, is read without its lock.
+
+    Raises:
+        ConfigError: the store's URI does not parse.
+        JournalError: the data directory is missing, not formatted, damaged or another node's.
+        StorageError: the bucket can't be used.
+    """
+    identity = read_identity(config.data_dir, PosixFileSystem(read_only=True))
+    check_identity(identity, config.data_dir, config.cluster_id, config.node_id)
+    store = _open_store(config.store_uri)
+    try:
+        store.check()
+    finally:
+        store.close()
+
+
 async def _serve(config: ControllerConfig) -> None:
+    _log_start(config)
     store = _open_store(config.store_uri)
     await asyncio.to_thread(store.check)
     journal = Journal.open(
@@ -89,6 +118,23 @@ async def _serve(config: ControllerConfig) -> None:
         await controller_node.run()
     finally:
         journal.close()
+        _log.info("controller_stopped", node_id=config.node_id)
+
+
+def _log_start(config: ControllerConfig) -> None:
+    """Log what runs here, and with which settings; the store's address without its secrets."""
+    settings = asdict(config)
+    del settings["node_id"], settings["cluster_id"]
+    settings["store_uri"] = without_secrets(config.store_uri)
+    settings["data_dir"] = str(config.data_dir)
+    _log.info(
+        "controller_starting",
+        version=metadata.version(DISTRIBUTION),
+        pid=os.getpid(),
+        node_id=config.node_id,
+        cluster_id=config.cluster_id,
+        settings=settings,
+    )
 
 
 def _open_store(uri: str) -> ObjectStore:
@@ -161,13 +207,14 @@ class ControllerNode:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, self._stop_asked, stop, number)
         async with self._listening(), self._lifecycle_running() as lifecycle:
             await self._set_health("leader", serving=False)
             await self._driver.start()
             await self._set_health("serving", serving=True)
             # The supervisor of this process reads this line; everything else goes to the log.
             print(f"ready endpoint={self._config.listen}", flush=True)
+            _log.info("controller_ready", listen=self._config.listen)
             stopped = asyncio.create_task(stop.wait())
             # A part that can't go on ends the process: limping would hide it.
             ends: tuple[asyncio.Future[Any], ...] = (stopped, self._driver.fatal, *lifecycle)
@@ -176,6 +223,10 @@ class ControllerNode:
             await self._driver.stop()
         for future in done:
             future.result()
+
+    def _stop_asked(self, stop: asyncio.Event, number: signal.Signals) -> None:
+        _log.info("controller_stopping", signal=number.name)
+        stop.set()
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:

@@ -103,7 +103,11 @@ from storage.object_format.object_key import cluster_namespace
     default="info",
     show_default=True,
 )
-@click.option("--check-config", is_flag=True, help="Check the options, change nothing, exit.")
+@click.option(
+    "--check-config",
+    is_flag=True,
+    help="Check the options, the data directory and the bucket; change nothing, exit.",
+)
 def controller(
     *,
     node_id: int,
@@ -149,12 +153,13 @@ def controller(
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
-    if check_config:
-        click.echo("the configuration is valid")
-        return
     # The server brings gRPC, boto3 and numpy along; `--help` need not wait for them.
     from controller.observe import configure_logging
-    from controller.server import run
+    from controller.server import check, run
 
+    if check_config:
+        check(config)
+        click.echo("the configuration is valid")
+        return
     configure_logging(log_level)
     run(config)

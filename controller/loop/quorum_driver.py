@@ -484,6 +484,7 @@ class QuorumDriver:
             case ReadIndexRefused(read_id=read_id):
                 self._reads.refused(read_id, self.leader_hint())
             case VotersChanged(voters=voters):
+                _log.info("voters_changed", voters=[_named(voter) for voter in voters])
                 self._transport.set_voters(voters)
             case VoterChangeDone() | VoterChangeRefused() | TransferRefused():
                 self._operations.outcome(effect)
@@ -587,3 +588,9 @@ class QuorumDriver:
         self._operations.leadership_ended()
         if (read_id := self._reads.take()) is not None:
             self._reads.refused(read_id, self.leader_hint())
+
+
+def _named(voter: Voter) -> str:
+    """Write a voter as the option --voters of `storage format` takes it."""
+    disk = f"/{voter.key.directory_id}" if voter.key.directory_id else ""
+    return f"{voter.key.node_id}@{voter.endpoint}{disk}"

@@ -7,11 +7,13 @@ and touches no file; call `check()` on what it gives to learn whether the store 
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from storage.object_store.base import ObjectStore
 from storage.object_store.local import LocalObjectStore
 from storage.object_store.metrics import CallObserver
+
+_PUBLIC_PARAMETERS = frozenset({"endpoint", "region", "pathStyle"})
 
 
 def open_object_store(uri: str, *, observer: CallObserver | None = None) -> ObjectStore:
@@ -38,3 +40,20 @@ def _directory_of(uri: str) -> Path:
     if parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
         raise ValueError(f"directory address is {uri!r}, wanted file:///absolute/directory")
     return Path(unquote(parts.path))
+
+
+def without_secrets(uri: str) -> str:
+    """Give a store's address with bucket, endpoint and region alone: fit for logs and files."""
+    parts = urlsplit(uri)
+    shown = [pair for pair in parse_qsl(parts.query) if pair[0] in _PUBLIC_PARAMETERS]
+    query = urlencode(
+        [(name, _without_user(value) if name == "endpoint" else value) for name, value in shown],
+        safe=":/",
+    )
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, query, ""))
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from storage.object_store.factory import without_secrets
 from storage.reconcile import plan_folder
 from storage.reconcile.deletion import OUTCOME_COLUMNS, DeletionOrder, Outcome, deleter
 from storage.reconcile.errors import ConfigurationError, PlanError
 from storage.reconcile.leader import LeaderClient
-from storage.reconcile.listing import open_store, without_secrets
+from storage.reconcile.listing import open_store
 from storage.reconcile.plan_folder import PlanResult, Tally, read_plan_file
 from storage.reconcile.session import SparkConfig, job_errors, spark_session
 

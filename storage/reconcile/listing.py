@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 from storage.errors import StorageError
 from storage.object_format.object_key import ForeignKey, OtherClusterKey, OwnKey, parse_key
 from storage.object_store.base import ObjectInfo, ObjectStore
-from storage.object_store.factory import open_object_store
+from storage.object_store.factory import open_object_store, without_secrets
 from storage.reconcile.classify import Owner
 from storage.reconcile.errors import ConfigurationError
 from storage.reconcile.session import job_errors
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 _HEX_DIGITS = "0123456789abcdef"
 _ROWS_A_BATCH = 5000
 _TASKS_A_CORE = 4
-_PUBLIC_PARAMETERS = frozenset({"endpoint", "region", "pathStyle"})
 
 # `object_id` is null in a foreign key; `note` is another's namespace, or why a key is foreign.
 _LISTING_COLUMNS = (
@@ -118,23 +116,6 @@ def open_store(uri: str) -> ObjectStore:
         store.close()
         raise
     return store
-
-
-def without_secrets(uri: str) -> str:
-    """The store URI without anything but bucket, endpoint and region: fit to be written down."""
-    parts = urlsplit(uri)
-    shown = [pair for pair in parse_qsl(parts.query) if pair[0] in _PUBLIC_PARAMETERS]
-    query = urlencode(
-        [(name, _without_user(value) if name == "endpoint" else value) for name, value in shown],
-        safe=":/",
-    )
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, query, ""))
-
-
-def _without_user(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _lister(

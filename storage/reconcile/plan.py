@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.object_format.object_key import cluster_namespace, key_for
+from storage.object_store.factory import without_secrets
 from storage.reconcile import plan_folder
 from storage.reconcile.classify import ABSENT, Int64Column, JoinedColumns, Rules, Verdict, judge
 from storage.reconcile.errors import ConfigurationError, PlanError
@@ -26,7 +27,6 @@ from storage.reconcile.leader import LeaderClient
 from storage.reconcile.listing import (
     open_store,
     shards_of,
-    without_secrets,
     write_listing,
     write_uploads,
 )

@@ -19,6 +19,7 @@ import yaml
 from controller.cli.compact_command import compact
 from controller.cli.local_cluster import LocalCluster, free_ports
 from controller.cli.main import COMMANDS, cli
+from storage.object_store.s3_address import S3Config
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -129,13 +130,15 @@ def test_compactor_is_a_valid_command_line() -> None:
 
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_controller_formats_once_and_accepts_its_configuration(name: str, tmp_path: Path) -> None:
-    """The entrypoint as it is, but for the place of the data and for ending after the check."""
+    """The entrypoint as it is, but for the places of data and bucket; ends after the check."""
     service = SERVICES[name]
+    S3Config.from_uri(service["environment"]["STREAMMETA_CONTROLLER_STORE"])
     shell, flags, script = service["entrypoint"]
     settings = {
         **service["environment"],
         "STREAMMETA_STORAGE_FORMAT_DATA_DIR": str(tmp_path / "data"),
         "STREAMMETA_CONTROLLER_DATA_DIR": str(tmp_path / "data"),
+        "STREAMMETA_CONTROLLER_STORE": f"file://{tmp_path}",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
 

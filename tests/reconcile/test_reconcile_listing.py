@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import BucketNotFoundError
+from storage.object_store.factory import without_secrets
 from storage.object_store.memory import MemoryObjectStore
 from storage.reconcile.errors import ConfigurationError
-from storage.reconcile.listing import list_shard, open_store, shards_of, without_secrets
+from storage.reconcile.listing import list_shard, open_store, shards_of
 
 edges = st.sampled_from(
     ["0", "f", "00", "ff", "9:", "a", "A", "g", "~", "/", "0/", "é", "\U0001f600"]

@@ -2,6 +2,8 @@
 
 import http.server
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,12 +142,12 @@ def forbidding_s3() -> Iterator[str]:
 
 
 def test_wrong_credentials(tmp_path: Path, forbidding_s3: str) -> None:
-    store = f"s3://bucket?endpoint={forbidding_s3}&pathStyle=true&accessKey=a&secretKey=wrong"
+    store = f"s3://bucket?endpoint={forbidding_s3}&pathStyle=true&accessKey=a&secretKey=unguessed"
 
     said = refusal(tmp_path, store=store)
 
     assert "credentials" in said or "AWS_ACCESS_KEY_ID" in said
-    assert "wrong" not in said.replace("wrong credentials", "")
+    assert "unguessed" not in said
 
 
 @pytest.mark.parametrize(
@@ -165,3 +167,65 @@ def test_an_option_that_cannot_work(tmp_path: Path, option: str, value: str, nam
     assert names in said
     assert "Traceback" not in said
     assert not (tmp_path / "data").exists()
+
+
+# -- --check-config
+
+
+def checked(root: Path, **options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *controller_command(root, **options), "--check-config"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def contents(root: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
+
+
+def test_a_configuration_that_works_is_valid_and_nothing_is_changed(tmp_path: Path) -> None:
+    format_data(tmp_path)
+    (tmp_path / "bucket").mkdir()
+    before = contents(tmp_path)
+
+    done = checked(tmp_path)
+
+    assert (done.returncode, done.stdout) == (0, "the configuration is valid\n")
+    assert contents(tmp_path) == before
+
+
+def test_a_controller_that_runs_can_be_checked(tmp_path: Path) -> None:
+    format_data(tmp_path)
+    child = start_python("served", controller_command(tmp_path), tmp_path)
+    child.wait_ready()
+    done = checked(tmp_path)
+    assert child.stop() == 0
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"store": "file:///absent/bucket"}, "/absent/bucket"),
+        ({"data_dir": "/absent/data"}, "/absent/data is not formatted"),
+        ({"node_id": "2"}, "belongs to node 1, this controller is node 2"),
+        ({"cluster_id": "other"}, "belongs to cluster 'test', this controller to 'other'"),
+    ],
+)
+def test_a_check_finds_what_would_stop_a_start(
+    tmp_path: Path, options: dict[str, str], names: str
+) -> None:
+    format_data(tmp_path)
+    (tmp_path / "bucket").mkdir()
+    before = contents(tmp_path)
+
+    done = checked(tmp_path, **options)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert names in done.stderr
+    assert "Traceback" not in done.stderr
+    assert contents(tmp_path) == before
