@@ -114,8 +114,8 @@ def test_a_wide_table_never_breaks_a_number(
     [
         ({}, "'streammeta[reconcile]'"),
         (
-            {"url": "file:///home/me/stream%20meta", "dir_info": {"editable": True}},
-            "-e '/home/me/stream meta[reconcile]'",
+            {"url": "file:///opt/stream%20meta", "dir_info": {"editable": True}},
+            "-e '/opt/stream meta[reconcile]'",
         ),
         ({"url": "file:///src/s", "dir_info": {}}, "'/src/s[reconcile]'"),
         (
