@@ -38,7 +38,7 @@ def walk() -> Iterator[Path]:
     """Every file of the project; folders that are not ours are not even entered."""
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [name for name in folders if is_ours(Path(folder, name))]
-        yield from (Path(folder, name) for name in files)
+        yield from (Path(folder, name) for name in files if is_ours(Path(folder, name)))
 
 
 FILES = sorted(walk())
