@@ -50,6 +50,11 @@ _HINTS = {
     "INTERNAL": "see the controller's log and report the defect",
 }
 
+_HINTS_BY_REASON = {
+    "DISK_FULL": "nothing was changed; make room on the full disks, which `streammeta quorum describe` "
+    "shows, then repeat",
+}
+
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
@@ -79,7 +84,8 @@ class RpcFailure:
 
     def as_error(self, endpoint: str) -> CallError:
         """The error that operators see."""
-        hint = _HINTS.get(self.status, "see the controller's log")
+        by_status = _HINTS.get(self.status, "see the controller's log")
+        hint = _HINTS_BY_REASON.get(self.reason, by_status)
         message = f"{endpoint}: {self.message}"
         if self.status == "DEADLINE_EXCEEDED":
             message = f"{endpoint} did not answer in time"
