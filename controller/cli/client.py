@@ -51,8 +51,8 @@ _HINTS = {
 }
 
 _HINTS_BY_REASON = {
-    "DISK_FULL": "nothing was changed; make room on the full disks, which `streammeta quorum describe` "
-    "shows, then repeat",
+    "DISK_FULL": "nothing was changed; make room on the disks that are full, as "
+    "`streammeta quorum describe` shows, then repeat",
 }
 
 Request = TypeVar("Request", bound=Message)
