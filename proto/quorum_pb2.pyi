@@ -149,6 +149,7 @@ class QuorumRequestHeader(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    IS_FOUNDER_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """the sender's cluster; refused unless it is the receiver's"""
     epoch: _builtins.int
@@ -157,6 +158,8 @@ class QuorumRequestHeader(_message.Message):
     """random number drawn when the sender's process started"""
     request_id: _builtins.int
     """counts the requests of that incarnation, from 1"""
+    is_founder: _builtins.bool
+    """sender's disk was formatted as a first voter's; may be a voter named without disk"""
     @_builtins.property
     def sender(self) -> Global___ReplicaKey:
         """who asks"""
@@ -174,10 +177,11 @@ class QuorumRequestHeader(_message.Message):
         epoch: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         request_id: _builtins.int = ...,
+        is_founder: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["receiver", b"receiver", "sender", b"sender"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "epoch", b"epoch", "incarnation", b"incarnation", "receiver", b"receiver", "request_id", b"request_id", "sender", b"sender"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "epoch", b"epoch", "incarnation", b"incarnation", "is_founder", b"is_founder", "receiver", b"receiver", "request_id", b"request_id", "sender", b"sender"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

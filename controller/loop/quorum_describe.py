@@ -84,7 +84,8 @@ def _describe(
 ) -> ReplicaDescription:
     end_offset, fetched, caught_up = None, None, None
     progress = core.role.progress.get(key) if isinstance(core.role, Leader) else None
-    if key.matches(local):
+    # A voter that is named without a disk is not the disk that replaced it.
+    if key == local or (core.is_voter and key == ReplicaKey(local.node_id)):
         key, end_offset = local, core.log.end_offset
         if isinstance(core.role, Leader):
             fetched = caught_up = 0

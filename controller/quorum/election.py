@@ -198,7 +198,7 @@ class Election:
         if not isinstance(replica.role, Unattached | Prospective) or replica.leader_id is not None:
             return False
         if replica.vote is not None:
-            return replica.vote.matches(candidate)
+            return replica.vote == candidate
         if not is_up_to_date:
             return False
         replica.vote = candidate

@@ -336,7 +336,7 @@ class Following:
     def _successor_delay(self, successors: tuple[ReplicaKey, ...]) -> int:
         replica = self._replica
         for position, key in enumerate(successors):
-            if key.matches(replica.local):
+            if replica.is_meant(key):
                 return position * replica.config.timings.failover_stagger_ms
         return replica.draw_election_timeout()
 

@@ -27,6 +27,7 @@ from controller.quorum.messages import (
     FetchRequest,
     FetchSnapshotRequest,
     QuorumError,
+    RequestHeader,
     UpdateVoterRequest,
 )
 from controller.quorum.replica import Replica
@@ -125,7 +126,8 @@ class Leading:
     def _heard_from(
         self, role: Leader, request: FetchRequest | FetchSnapshotRequest
     ) -> ReplicaProgress:
-        progress = self._progress_of(role, request.header.sender)
+        progress = self._progress_of(role, request.header)
+        progress.earned_by = request.header.sender
         answered = (request.header.incarnation, request.answered_request_id)
         is_same_life = answered[0] == progress.last_answered[0]
         if request.answered_request_id and (not is_same_life or answered > progress.last_answered):
@@ -189,22 +191,36 @@ class Leading:
             error = QuorumError.POSITION_OUT_OF_RANGE
         self._replica.answer_fetch_snapshot(request, error=error, chunk=chunk)
 
-    def _progress_of(self, role: Leader, sender: ReplicaKey) -> ReplicaProgress:
-        voter = self._replica.voters.find(sender.node_id)
-        key = voter.key if voter is not None and voter.key.matches(sender) else sender
+    def _progress_of(self, role: Leader, header: RequestHeader) -> ReplicaProgress:
+        key = self._counted_as(role, header)
         if key not in role.progress:
             self._forget_idle_observers(role)
             now = self._replica.now
             role.progress[key] = ReplicaProgress(key, last_fetch=now, heard_us_at=now)
         return role.progress[key]
 
+    def _counted_as(self, role: Leader, header: RequestHeader) -> ReplicaKey:
+        """Return under which key a sender earns credit: that of a voter only if it is its disk.
+
+        A voter named without a disk is the one its node was formed with, which may have voted for
+        another leader by now. A disk in its place would commit, and prove leadership, in its name.
+        """
+        sender = header.sender
+        unnamed = ReplicaKey(sender.node_id)
+        voter = self._replica.voters.find(sender.node_id)
+        if voter is None or voter.key != unnamed or not header.is_founder:
+            return sender
+        is_taken = role.progress[unnamed].earned_by not in (None, sender)
+        return sender if is_taken else unnamed
+
     def _forget_idle_observers(self, role: Leader) -> None:
         replica = self._replica
         oldest = replica.now - _OBSERVER_SESSION_MS
+        voters = {voter.key for voter in replica.voters}
         idle = [
             key
             for key, progress in role.progress.items()
-            if progress.last_fetch < oldest and not replica.voters.contains(key)
+            if progress.last_fetch < oldest and key not in voters
         ]
         for key in idle:
             del role.progress[key]

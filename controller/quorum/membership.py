@@ -143,22 +143,28 @@ class Membership:
         """Have an entry for every voter, under the key that the set knows it by."""
         replica = self._replica
         for voter in voters.others(replica.local.node_id):
-            if voter.key in role.progress:
-                continue
-            known = next((key for key in role.progress if key.matches(voter.key)), None)
-            if known is None:
+            unnamed = ReplicaKey(voter.key.node_id)
+            if voter.key != unnamed and unnamed in role.progress:
+                self._name_disk(role, unnamed, voter.key)
+            if voter.key not in role.progress:
                 role.progress[voter.key] = ReplicaProgress(
                     voter.key,
                     last_fetch=replica.now,
                     heard_us_at=replica.now,
                     next_heartbeat=replica.now,
                 )
-                continue
-            progress = role.progress.pop(known)
-            progress.key = voter.key
-            role.progress[voter.key] = progress
-            if known in role.parked:
-                role.parked[voter.key] = role.parked.pop(known)
+
+    def _name_disk(self, role: Leader, unnamed: ReplicaKey, named: ReplicaKey) -> None:
+        """Let what a voter without a known disk has earned stay with the disk that earned it."""
+        progress = role.progress.pop(unnamed)
+        parked = role.parked.pop(unnamed, None)
+        if progress.earned_by is not None:
+            progress.key = progress.earned_by
+            role.progress[progress.key] = progress
+        if parked is not None:
+            role.parked[parked.request.header.sender] = parked
+        if role.transfer is not None and role.transfer.to == unnamed:
+            role.transfer.to = named
 
     def on_committed(self, role: Leader, end_offset: EndOffset) -> bool:
         """Report a change that is committed; return whether the leader itself votes no more."""

@@ -79,6 +79,11 @@ class RequestHeader:
     epoch: Epoch
     incarnation: int
     request_id: int
+    is_founder: bool = False
+    """The sender's disk was formatted as a first voter's: a voter key without a disk may mean it.
+
+    A disk that replaced another one, or joined later, never says so.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

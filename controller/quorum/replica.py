@@ -100,6 +100,8 @@ class Replica:
         )
         self.now = 0
         self.lost_elections = 0
+        self.is_founder = config.bootstrap_voters.contains(config.local)
+        """Whether this disk was formatted as that of a first voter."""
         self._history = self._recover_voters(recovered)
         self._note_voters()
         self._rng = rng
@@ -186,7 +188,7 @@ class Replica:
         never a replica that joined later: that one may have replaced a disk that had voted.
         """
         if key.directory_id is None:
-            return self.config.bootstrap_voters.contains(self.local) and key.matches(self.local)
+            return self.is_founder and key.node_id == self.local.node_id
         return key == self.local
 
     def choose(self, nodes: Sequence[NodeId]) -> NodeId:
@@ -404,6 +406,7 @@ class Replica:
             epoch=self.epoch,
             incarnation=self._incarnation,
             request_id=self._next_request_id,
+            is_founder=self.is_founder,
         )
 
     def has_outstanding(self, to: NodeId, kind: type[Message]) -> bool:

@@ -80,6 +80,7 @@ class ReplicaProgress:
     """What a leader knows of one other replica."""
 
     key: ReplicaKey
+    """The key under which the voter set has it, which may lack the disk."""
     last_fetch: int
     """Arrival of its last valid Fetch; the start of the epoch before the first."""
     heard_us_at: int
@@ -94,6 +95,8 @@ class ReplicaProgress:
     previous_fetch: int | None = None
     leader_end_at_previous_fetch: EndOffset = EMPTY_LOG_END
     next_heartbeat: int = 0
+    earned_by: ReplicaKey | None = None
+    """The replica whose requests all this is from, disk included; None before the first."""
 
 
 @dataclass(slots=True)

@@ -105,6 +105,7 @@ def request_header_to_pb(header: RequestHeader) -> pb.QuorumRequestHeader:
         epoch=header.epoch,
         incarnation=header.incarnation,
         request_id=header.request_id,
+        is_founder=header.is_founder,
     )
 
 
@@ -117,6 +118,7 @@ def request_header_from_pb(header: pb.QuorumRequestHeader) -> RequestHeader:
         epoch=epoch_of("header.epoch", header.epoch),
         incarnation=header.incarnation,
         request_id=header.request_id,
+        is_founder=header.is_founder,
     )
 
 

@@ -130,6 +130,74 @@ MEMBERSHIP = (
         ),
     ),
     Mutant(
+        "new-disk-counts-for-the-first",
+        "A voter named without a disk is credited with the Fetches of whatever disk its node has.",
+        "found here by the simulator; static voters of KRaft before KIP-853",
+        (
+            Edit(
+                _LEADING,
+                """
+                if voter is None or voter.key != unnamed or not header.is_founder:
+                    return sender
+                is_taken = role.progress[unnamed].earned_by not in (None, sender)
+                return sender if is_taken else unnamed
+                """,
+                """
+                return sender if voter is None or voter.key != unnamed else unnamed
+                """,
+            ),
+        ),
+        Simulated("rotten"),
+    ),
+    Mutant(
+        "founder-not-asked-for",
+        "A disk that joined later is credited as a first voter's if the leader heard it first.",
+        "found here by the simulator; static voters of KRaft before KIP-853",
+        (
+            Edit(
+                _LEADING,
+                "if voter is None or voter.key != unnamed or not header.is_founder:",
+                "if voter is None or voter.key != unnamed:",
+            ),
+        ),
+        Tested(
+            "tests/quorum/test_quorum_disks.py"
+            "::test_what_only_a_new_disk_flushed_is_not_committed_for_the_disk_it_replaced"
+        ),
+    ),
+    Mutant(
+        "two-disks-taken-for-one",
+        "Two disks that both claim to be a first voter's are credited as one.",
+        "found here by the simulator; replicated state of static voters before KIP-853",
+        (
+            Edit(
+                _LEADING,
+                "return sender if is_taken else unnamed",
+                "return unnamed",
+            ),
+        ),
+        Tested(
+            "tests/quorum/test_quorum_disks.py"
+            "::test_the_acknowledgements_of_two_disks_are_not_taken_for_those_of_one"
+        ),
+    ),
+    Mutant(
+        "acknowledgements-handed-on",
+        "What one disk has acknowledged is credited to the disk that the log comes to name.",
+        "found here by the simulator, profile rotten, seed 7450253",
+        (
+            Edit(
+                _MEMBERSHIP,
+                "progress.key = progress.earned_by",
+                "progress.key = named",
+            ),
+        ),
+        Tested(
+            "tests/quorum/test_quorum_disks.py"
+            "::test_what_one_disk_earned_is_not_handed_to_the_disk_that_the_log_names"
+        ),
+    ),
+    Mutant(
         "observer-campaigns",
         "A replica that does not vote, or votes no more, campaigns and counts itself.",
         "removed servers that disturb (Raft thesis, section 4.2.3)",

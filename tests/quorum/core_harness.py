@@ -148,6 +148,7 @@ class Lone:
             epoch=Epoch(epoch),
             incarnation=key.node_id,
             request_id=request_id,
+            is_founder=self.config.bootstrap_voters.contains(key),
         )
 
     def reply(

@@ -45,6 +45,7 @@ ASK = RequestHeader(
     epoch=Epoch(5),
     incarnation=(1 << 62) - 1,
     request_id=9,
+    is_founder=True,
 )
 ANSWER = ResponseHeader(
     sender=NodeId(2),

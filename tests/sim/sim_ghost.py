@@ -38,18 +38,11 @@ class Ghost:
         self._batches: dict[tuple[int, int], tuple[Batch, int]] = {}
 
     def replica_of(self, voter: Voter) -> GhostReplica | None:
-        """The replica that a voter set names."""
+        """The replica that a voter set names; without a disk it is the first of its node."""
         key = voter.key
         if key.directory_id is None:
             key = self._first_of.get(key.node_id, key)
         return self.replicas.get(key)
-
-    def _counted_as(self, voter: Voter) -> list[GhostReplica]:
-        """Replicas whose Fetches a leader may take for this voter's.
-
-        One without a directory id is any disk of its node: only the first can have voted as it.
-        """
-        return [other for key, other in self.replicas.items() if voter.key.matches(key)]
 
     # -- a replica's life
 
@@ -388,7 +381,8 @@ class Ghost:
         voters = replica.log.voters
         holders = 0
         for voter in voters:
-            holders += any(other.vouches_for(index, batch) for other in self._counted_as(voter))
+            holder = self.replica_of(voter)
+            holders += holder is not None and holder.vouches_for(index, batch)
         if 2 * holders <= len(voters):
             violated(
                 "acknowledged is flushed on a majority",

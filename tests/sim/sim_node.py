@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,6 +109,14 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
+@dataclass(frozen=True, slots=True)
+class RemovedDisk:
+    """A disk that lies on the shelf, with what was durable on it, and the replica that it is."""
+
+    key: ReplicaKey
+    disk: SimDisk
+
+
 class SimNode:
     """A machine that can crash and start again, and be given a new disk."""
 
@@ -156,6 +165,14 @@ class SimNode:
             files=self.disk,
         )
         self.world.ghost.on_new_replica(self._key, bootstrap)
+
+    def remove_disk(self) -> RemovedDisk:
+        """Return the disk of a node that has stopped, to be put back some time."""
+        return RemovedDisk(self._key, self.disk)
+
+    def put_back(self, removed: RemovedDisk) -> None:
+        """Be an earlier replica again; the present disk is gone."""
+        self._key, self.disk = removed.key, removed.disk
 
     def start(self) -> None:
         """Recover from the disk and take part."""

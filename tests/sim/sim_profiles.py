@@ -40,6 +40,8 @@ class Profile:
     full_disks: float = 0.15
     rot: float = 0.2
     wipes: float = 0.12
+    disks_return: float = 0.4
+    """Share of the wiped nodes that get their old disk back later."""
     bad_starts: float = 0.1
     """Share of starts that are cut short at one of their first disk calls."""
     # membership

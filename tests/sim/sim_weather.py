@@ -10,7 +10,7 @@ from controller.quorum.events import PeerConnectionLost, Resign
 from controller.quorum.roles import Leader
 from controller.quorum.voters import VoterSet
 from tests.sim.sim_network import ONE_WAY_SHAPES, SHAPES
-from tests.sim.sim_node import SimNode
+from tests.sim.sim_node import RemovedDisk, SimNode
 
 if TYPE_CHECKING:
     from tests.sim.sim_world import World
@@ -209,4 +209,15 @@ class Weather:
         if self._world.may_be_harmed(node):
             self._count("disks wiped")
             self._world.crash(node, power=True)
+            removed = node.remove_disk()
             node.renew(VoterSet())
+            if self._rng.random() < self._world.profile.disks_return:
+                pause = 50 + self._rng.randrange(600)
+                self._world.timeline.later(pause, lambda: self._put_back(node, removed))
+
+    def _put_back(self, node: SimNode, removed: RemovedDisk) -> None:
+        """Give a node its earlier disk again, with the log and the votes that it had."""
+        if self._is_stormy and self._world.may_be_harmed(node):
+            self._count("disks put back")
+            self._world.crash(node, power=True)
+            node.put_back(removed)
