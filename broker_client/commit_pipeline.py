@@ -25,16 +25,15 @@ from broker_client.commit_messages import (
     Upload,
     UploadVerdict,
 )
-from broker_client.controller_client import ControllerClient, judge
+from broker_client.controller_client import Attempts, ControllerClient, Retry, judge
 from broker_client.errors import (
     BrokerClientError,
-    ControllerUnavailableError,
     PermissionDeniedError,
     ProtocolViolationError,
     UnsupportedError,
     WriterClosedError,
 )
-from broker_client.leader_router import Failure, LeaderHint
+from broker_client.leader_router import Failure
 from proto import objects_pb2
 from proto.common_pb2 import NodeIdentity
 
@@ -66,7 +65,7 @@ class CommitPipeline:
         self._room = asyncio.Event()
         self._patience: asyncio.Timeout | None = None
         self._failures = 0
-        self._tried: dict[str, str] = {}
+        self._attempts = Attempts()
         self._closed = False
         self._ended: Exception | None = None
         self._task: asyncio.Task[None] | None = None
@@ -167,37 +166,33 @@ class CommitPipeline:
         while not self._sent and not self._queue:
             self._work.clear()
             await self._work.wait()
-        self._tried.setdefault(endpoint, "no answer yet")
+        self._attempts.asking(endpoint)
         try:
             await self._converse(endpoint)
-            verdict: Any = None
-            failure, said, hint = Failure.UNREACHABLE, "the stream of answers ended", None
+            met = Retry(Failure.UNREACHABLE, "the stream of answers ended")
         except TimeoutError:
-            verdict = None
-            failure, said, hint = Failure.TIMED_OUT, "no answer in the time of one attempt", None
+            met = Retry(Failure.TIMED_OUT, "no answer in the time of one attempt")
         except grpc.aio.AioRpcError as error:
             verdict = judge(_METHOD, error)
             if isinstance(verdict, BrokerClientError):
                 self._refused(verdict)
                 return endpoint
-            failure, said, hint = verdict.failure, verdict.reason, verdict.hint
-        return await self._failed(endpoint, failure, said, hint)
+            met = verdict
+        return await self._failed(endpoint, met)
 
-    async def _failed(
-        self, endpoint: str, failure: Failure, said: str, hint: LeaderHint | None
-    ) -> str:
-        self._tried[endpoint] = said
+    async def _failed(self, endpoint: str, met: Retry) -> str:
+        self._attempts.failed(endpoint, met.said, met.refusal)
         self._drop_expired()
         if not self._sent and not self._queue:
             self._failures = 0  # nobody waits: the next one begins anew
         self._failures += 1
-        step = self._client.router.failed(endpoint, failure, self._failures, hint)
+        step = self._client.router.failed(endpoint, met.failure, self._failures, met.hint)
         await asyncio.sleep(step.wait)
         return step.endpoint
 
     def _drop_expired(self) -> None:
         now = asyncio.get_running_loop().time()
-        error = ControllerUnavailableError(_METHOD, self._deadline, self._tried)
+        error = self._attempts.error(_METHOD, self._deadline)
         for message in self._sent:
             message.drop_expired(now, error)
         self._sent = deque(message for message in self._sent if message)
@@ -269,7 +264,7 @@ class CommitPipeline:
         self._sent[0].settle(answer)
         self._sent.popleft()
         self._failures = 0
-        self._tried.clear()
+        self._attempts.forget()
         self._work.set()
         self._be_patient()
 

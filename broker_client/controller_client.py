@@ -12,7 +12,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import grpc
@@ -71,13 +71,49 @@ _REFUSALS: dict[grpc.StatusCode, type[RefusedError]] = {
 }
 
 
+_FINAL_LIMITS = frozenset({"", "LIMIT_EXCEEDED"})
+"""Reasons of RESOURCE_EXHAUSTED that the same request meets again; none at all is the transport's,
+for the size of a message. Any other resource may be there a moment later."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Retry:
-    """An attempt failed in a way that allows another one."""
+class Retry:
+    """An attempt failed in a way that allows another one.
+
+    `said` is the status in words, `refusal` the `ErrorInfo` reason of a controller that answered
+    and took nothing for now, else empty.
+    """
 
     failure: Failure
-    reason: str
+    said: str
     hint: LeaderHint | None = None
+    refusal: str = ""
+
+
+@dataclass(slots=True)
+class Attempts:
+    """What a call met so far: the last failure at each endpoint, and the last refusal for now."""
+
+    tried: dict[str, str] = field(default_factory=dict)
+    refusal: str = ""
+
+    def asking(self, endpoint: str) -> None:
+        """An attempt at `endpoint` begins."""
+        self.tried.setdefault(endpoint, "no answer yet")
+
+    def failed(self, endpoint: str, said: str, refusal: str = "") -> None:
+        """An attempt at `endpoint` failed."""
+        self.tried[endpoint] = said
+        self.refusal = refusal or self.refusal
+
+    def forget(self) -> None:
+        """The call made progress: what came before says nothing of what comes."""
+        self.tried.clear()
+        self.refusal = ""
+
+    def error(self, method: str, deadline: float) -> ControllerUnavailableError:
+        """Make the error of a call whose deadline has passed."""
+        return ControllerUnavailableError(method, deadline, self.tried, self.refusal)
 
 
 class ControllerClient:
@@ -157,17 +193,18 @@ class ControllerClient:
         """Send `request` until a controller answers it, for at most `deadline` seconds.
 
         An empty `request_id` is filled in, and is the same in every attempt. Error codes inside
-        the answer are left to the caller. Raises `ControllerUnavailableError` when the deadline
-        passes, and a `RefusedError` for a request that the controller refused as a whole.
+        the answer are left to the caller. What the leader can't take now, for a full disk or too
+        much under way, is repeated with growing waits. Raises `ControllerUnavailableError` when
+        the deadline passes, and a `RefusedError` for a request that was refused for good.
         """
         _fill_request_id(request, self._new_request_id)
         seconds = self._deadline if deadline is None else deadline
-        tried: dict[str, str] = {}
+        attempts = Attempts()
         try:
             async with asyncio.timeout(seconds):
-                return await self._until_answered(method, request, tried)
+                return await self._until_answered(method, request, attempts)
         except TimeoutError:
-            raise ControllerUnavailableError(method.name, seconds, tried) from None
+            raise attempts.error(method.name, seconds) from None
 
     async def describe_cluster(self) -> admin_pb2.DescribeClusterResponse:
         """Ask who leads and how large the map is, as any one controller knows it."""
@@ -208,18 +245,18 @@ class ControllerClient:
         self,
         method: Method[RequestT, ResponseT],
         request: RequestT,
-        tried: dict[str, str],
+        attempts: Attempts,
     ) -> ResponseT:
         endpoint = self._router.first()
         failures = 0
         while True:
-            tried.setdefault(endpoint, "no answer yet")
+            attempts.asking(endpoint)
             outcome = await self._attempt(endpoint, method, request)
-            if not isinstance(outcome, _Retry):
+            if not isinstance(outcome, Retry):
                 if method.leader_only:
                     self._router.answered(endpoint)
                 return outcome
-            tried[endpoint] = outcome.reason
+            attempts.failed(endpoint, outcome.said, outcome.refusal)
             failures += 1
             step = self._router.failed(endpoint, outcome.failure, failures, outcome.hint)
             endpoint = step.endpoint
@@ -227,7 +264,7 @@ class ControllerClient:
 
     async def _attempt(
         self, endpoint: str, method: Method[RequestT, ResponseT], request: RequestT
-    ) -> ResponseT | _Retry:
+    ) -> ResponseT | Retry:
         send = self.channel(endpoint).unary_unary(
             method.path,
             request_serializer=method.request.SerializeToString,
@@ -242,7 +279,7 @@ class ControllerClient:
             return verdict
 
 
-def judge(method: str, error: grpc.aio.AioRpcError) -> _Retry | RefusedError:
+def judge(method: str, error: grpc.aio.AioRpcError) -> Retry | RefusedError:
     """Tell whether a failed attempt may be repeated, or else what to raise."""
     code, text = error.code(), error.details() or ""
     info = error_info(error)
@@ -250,15 +287,19 @@ def judge(method: str, error: grpc.aio.AioRpcError) -> _Retry | RefusedError:
     said = f"{code.name} {text}".strip()
     match code:
         case grpc.StatusCode.UNAVAILABLE if reason == "NOT_LEADER" and info is not None:
-            return _Retry(Failure.NOT_LEADER, said, _hint(info))
+            return Retry(Failure.NOT_LEADER, said, _hint(info))
+        case grpc.StatusCode.UNAVAILABLE if reason:
+            return Retry(Failure.NOT_NOW, said, refusal=reason)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if reason not in _FINAL_LIMITS:
+            return Retry(Failure.NOT_NOW, said, refusal=reason)
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-            return _Retry(Failure.UNREACHABLE, said)
+            return Retry(Failure.UNREACHABLE, said)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return _Retry(Failure.TIMED_OUT, said)
+            return Retry(Failure.TIMED_OUT, said)
         case grpc.StatusCode.ABORTED if reason == "OUTCOME_UNKNOWN":
-            return _Retry(Failure.OUTCOME_UNKNOWN, said)
+            return Retry(Failure.OUTCOME_UNKNOWN, said)
         case grpc.StatusCode.INTERNAL if info is None:
-            return _Retry(Failure.UNREACHABLE, said)  # the transport's word, not a controller's
+            return Retry(Failure.UNREACHABLE, said)  # the transport's word, not a controller's
     return _REFUSALS.get(code, ControllerDefectError)(method, detail=said)
 
 

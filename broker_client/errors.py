@@ -207,23 +207,38 @@ class OffsetTrimmedError(RefusedError):
 
 
 class ControllerUnavailableError(BrokerClientError):
-    """No controller answered within the deadline. The call may or may not have taken effect.
+    """No controller took the call within the deadline. It may or may not have taken effect.
 
-    `tried` gives, for each endpoint, the last failure seen there.
+    `tried` gives, for each endpoint, the last failure seen there. `reason` is the last
+    `google.rpc.ErrorInfo` reason for which a controller took nothing for now, such as DISK_FULL or
+    BUSY, empty if none said so.
     """
 
     retriable = True
 
-    def __init__(self, method: str, deadline: float, tried: Mapping[str, str]) -> None:
+    def __init__(
+        self, method: str, deadline: float, tried: Mapping[str, str], reason: str = ""
+    ) -> None:
         self.method = method
         self.deadline = deadline
         self.tried = dict(tried)
+        self.reason = reason
         seen = "; ".join(f"{endpoint}: {failure}" for endpoint, failure in tried.items())
+        what = f"was put off with {reason} for" if reason else "got no answer in"
         super().__init__(
-            f"{method} got no answer in {deadline:g} s ({seen or 'no endpoint was tried'}); check"
-            " that a majority of the controllers runs and that these endpoints are theirs. It may"
+            f"{method} {what} {deadline:g} s ({seen or 'no endpoint was tried'});"
+            f" {_UNAVAILABLE_ADVICE.get(reason, _PUT_OFF_ADVICE)}. It may"
             " have taken effect: repeat it with the same request id, or open the stream again"
         )
+
+
+_UNAVAILABLE_ADVICE = {
+    "": "check that a majority of the controllers runs and that these endpoints are theirs",
+    "DISK_FULL": "make room on the disks of the controllers",
+    "BUSY": "have fewer requests in flight, or a longer deadline",
+}
+_PUT_OFF_ADVICE = "the controllers answer: their message says what stands in the way"
+"""For reasons that a later version of the controllers may give."""
 
 
 class OutcomeUnknownError(BrokerClientError):

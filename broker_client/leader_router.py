@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+LOOK_ROUND = 4
+"""Of so many refusals of a leader for now, one is followed by a question to another controller."""
+
 _ROUNDS_WITHOUT_HANGING = 8
 """With the waits between rounds enough for the others to elect a leader."""
 
@@ -24,6 +27,7 @@ class Failure(Enum):
     TIMED_OUT = auto()  # connected, but no answer in the time of one attempt
     NOT_LEADER = auto()  # answered by a controller that does not lead
     OUTCOME_UNKNOWN = auto()  # it led, and lost leadership while replicating the request
+    NOT_NOW = auto()  # it leads and took nothing: a full disk, too much under way, a quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +63,18 @@ class Backoff:
         return whole * rng.uniform(0.5, 1.0)
 
 
+PATIENCE = Backoff(initial=0.05, cap=1.0)
+"""Waits after refusals for now: room on a disk takes longer to come than a leader."""
+
+
 class LeaderRouter:
     """Believes in one leader at a time; after a failure goes by hints, else round the endpoints.
 
     A hint that names a controller which just failed is ignored until the quorum epoch grows: a
     follower takes longer than a client to notice that its leader is gone. One that hangs costs the
-    whole time of an attempt, so for some rounds only the others are asked.
+    whole time of an attempt, so for some rounds only the others are asked. A leader that takes
+    nothing now is asked again with growing waits, and now and then another one in its place, since
+    it may not have heard of the next leader.
     """
 
     def __init__(
@@ -114,6 +124,8 @@ class LeaderRouter:
         hint: LeaderHint | None = None,
     ) -> Step:
         """Choose the next step of a call whose attempt `failures`, from 1, failed at `endpoint`."""
+        if failure is Failure.NOT_NOW:
+            return self._put_off(endpoint, failures)
         if failure in (Failure.UNREACHABLE, Failure.TIMED_OUT):
             self._suspects.add(endpoint)
         if failure is Failure.TIMED_OUT:
@@ -126,6 +138,14 @@ class LeaderRouter:
             return Step(hinted, 0.0 if free else self._pause(failures))
         self._leader = None
         return Step(self._rotate(endpoint, failures), self._pause_in_round(failure, failures))
+
+    def _put_off(self, endpoint: str, failures: int) -> Step:
+        wait = PATIENCE.wait(failures - 1, self._rng)
+        if self._leader not in (None, endpoint):
+            return Step(str(self._leader), wait)
+        if failures % LOOK_ROUND == 0:
+            return Step(self._rotate(endpoint, failures), wait)
+        return Step(endpoint, wait)
 
     def _accept(self, endpoint: str, hint: LeaderHint | None) -> str | None:
         """Return the endpoint of a hint worth following, which becomes the belief."""

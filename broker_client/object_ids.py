@@ -47,13 +47,19 @@ class _Stock:
 class ObjectIds:
     """Prepared ids of one session, each valid for at least half of `ttl_ms` when it is taken.
 
-    `clock` gives seconds that never go back.
+    `deadline` bounds one call for more, in seconds; None: the client's. `clock` gives seconds that
+    never go back.
     """
 
     def __init__(
-        self, session: BrokerSession, ttl_ms: int, clock: Callable[[], float] = time.monotonic
+        self,
+        session: BrokerSession,
+        ttl_ms: int,
+        deadline: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
+        self._deadline = deadline
         self._session = session
         self._ttl_ms = ttl_ms
         self._stocks: deque[_Stock] = deque()
@@ -103,6 +109,7 @@ class ObjectIds:
         answer = await self._session.client.call(
             methods.PREPARE_OBJECTS,
             objects_pb2.PrepareObjectsRequest(node=node, count=count, ttl_ms=self._ttl_ms),
+            self._deadline,
         )
         if answer.error != common_pb2.NONE:
             raise refusal(

@@ -113,7 +113,7 @@ class Uploader:
         self._store = store
         self._settings = settings
         self._observer = observer
-        self._ids = ObjectIds(session, settings.ttl_ms)
+        self._ids = ObjectIds(session, settings.ttl_ms, settings.commit_deadline)
         self._pipeline = CommitPipeline(
             session.client, session.node, deadline=settings.commit_deadline
         )

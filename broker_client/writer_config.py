@@ -33,7 +33,7 @@ class WriterConfig:
     parallel_uploads: int = 4  # batches prepared or uploading at the same time
     upload_threads: int = 8  # objects uploading at the same time
     ttl_ms: int = 600_000  # how long prepared ids stay valid, 1000..604800000
-    commit_deadline: float = 60.0  # how long one commit is repeated
+    commit_deadline: float = 60.0  # how long a commit, and the call for its ids, is repeated
     close_deadline: float = 120.0  # how long `close` waits unless told otherwise
     reupload_attempts: int = 3  # new uploads of a batch whose ids expired; 0: fail instead
     durability: Literal["object", "wal"] = "object"

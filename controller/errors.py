@@ -49,6 +49,10 @@ class LimitExceededError(ApiError):
     """The request, or what it would add to, is larger than a limit; refused before any append."""
 
 
+class BusyError(LimitExceededError):
+    """Too much is under way; nothing was changed, and the same request may be taken later."""
+
+
 class NotLeaderError(ApiError):
     """Another controller leads. `leader_id` is -1 and `leader_endpoint` empty if unknown."""
 

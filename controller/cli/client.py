@@ -51,6 +51,7 @@ _HINTS = {
 }
 
 _HINTS_BY_REASON = {
+    "BUSY": "nothing was changed; repeat the command in a moment",
     "DISK_FULL": "nothing was changed; make room on the disks that are full, as "
     "`streammeta quorum describe` shows, then repeat",
 }

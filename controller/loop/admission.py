@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from controller.errors import LimitExceededError
+from controller.errors import BusyError
 from controller.loop.clock import Clock
 from controller.metadata.requests import (
     CommitStreamObject,
@@ -108,7 +108,7 @@ class Admission:
         """Take a call in; it runs at once if its ticket says so, else when `next` returns it.
 
         Raises:
-            LimitExceededError: too many of its class wait already.
+            BusyError: too many of its class wait already.
             TimeoutError: its deadline has passed.
         """
         if deadline_ms is not None and deadline_ms <= now_ms:
@@ -118,7 +118,7 @@ class Admission:
             self._start(ticket)
             return ticket
         if len(queue) >= self._limits[kind].waiting:
-            raise LimitExceededError(
+            raise BusyError(
                 f"{self._running[kind]} calls of class {kind.name} are under way and {len(queue)} "
                 "wait, which is as many as may; try again later"
             )
@@ -175,7 +175,7 @@ class Gate:
         """Do what is inside as a call of class `kind`, when it is its turn.
 
         Raises:
-            LimitExceededError: too many of its class wait already.
+            BusyError: too many of its class wait already.
             TimeoutError: `remaining_s` seconds passed before its turn came.
         """
         now_ms = self._clock.monotonic_ms()

@@ -19,9 +19,9 @@ from typing import BinaryIO, Protocol
 import structlog
 
 from controller.errors import (
+    BusyError,
     InvalidRequestError,
     InvariantError,
-    LimitExceededError,
     NotLeaderError,
     OffsetPassedError,
     OutcomeUnknownError,
@@ -204,7 +204,7 @@ class MetadataController:
 
         Raises:
             NotLeaderError: this node does not lead.
-            LimitExceededError: too many requests wait already.
+            BusyError: too many requests wait already.
         """
         self._require_room(self._parked)
         await self._leading_log().append_turn()
@@ -250,7 +250,7 @@ class MetadataController:
         Raises:
             NotLeaderError: the read is linearizable, and this node does not lead.
             InvalidRequestError: the request is malformed.
-            LimitExceededError: too many requests wait already.
+            BusyError: too many requests wait already.
             NotCaughtUpError: `at_least` was not applied and committed here within `timeout_ms`.
         """
         if at_least is None:
@@ -274,7 +274,7 @@ class MetadataController:
 
         Raises:
             NotLeaderError: this node does not lead, or stopped leading meanwhile.
-            LimitExceededError: too many requests wait already.
+            BusyError: too many requests wait already.
         """
         log = self._leading_log()
         await log.read_barrier()
@@ -292,7 +292,7 @@ class MetadataController:
         Raises:
             InvalidRequestError: `at_offset` is negative, or too far ahead.
             OffsetPassedError: the map is beyond `at_offset`.
-            LimitExceededError: too many hashes are waited for.
+            BusyError: too many hashes are waited for.
         """
         if at_offset < 0:
             raise InvalidRequestError("at_offset", f"{at_offset}; an offset is 0 or more")
@@ -357,7 +357,7 @@ class MetadataController:
 
     def _require_room(self, parked: ParkedAnswers) -> None:
         if len(parked) >= PARKED_ANSWERS_MAX:
-            raise LimitExceededError(
+            raise BusyError(
                 f"{len(parked)} requests wait for the log to be committed; try again later"
             )
 

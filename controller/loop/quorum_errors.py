@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from controller.errors import ApiError, LimitExceededError
+from controller.errors import ApiError, BusyError, LimitExceededError
 from controller.quorum.messages import QuorumError
 
 
-class UncommittedLogFullError(LimitExceededError):
+class UncommittedLogFullError(BusyError):
     """Too much is appended and not committed: a majority of the voters is slow or gone."""
 
 
@@ -18,7 +18,7 @@ class DiskFullError(LimitExceededError):
     """The disk of this controller is full: it takes nothing in; reads go on."""
 
 
-class TooManyReadsError(LimitExceededError):
+class TooManyReadsError(BusyError):
     """Too many rounds of linearizable reads wait for a majority of the voters."""
 
 

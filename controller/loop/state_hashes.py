@@ -17,7 +17,7 @@ from hashlib import blake2b
 
 import google_crc32c
 
-from controller.errors import LimitExceededError, OffsetPassedError
+from controller.errors import BusyError, OffsetPassedError
 from controller.metadata.frozen import FrozenMap
 
 LOG_HASH_BYTES = 16
@@ -93,11 +93,11 @@ class AwaitedViews:
         """Return the view at `offset`, which the map has not reached.
 
         Raises:
-            LimitExceededError: too many wait already.
+            BusyError: too many wait already.
             OffsetPassedError: a snapshot took the map beyond `offset`.
         """
         if len(self._awaited) >= WAITING_MAX:
-            raise LimitExceededError(
+            raise BusyError(
                 f"{len(self._awaited)} hashes of the map are waited for; try again later"
             )
         future: asyncio.Future[ViewAt] = asyncio.get_running_loop().create_future()

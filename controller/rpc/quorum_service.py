@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from controller.errors import InvalidRequestError, LimitExceededError
+from controller.errors import BusyError, InvalidRequestError
 from controller.ids import ClusterId
 from controller.loop.quorum_describe import QuorumDescription, ReplicaDescription
 from controller.loop.quorum_driver import QuorumDriver
@@ -59,9 +59,9 @@ class _Room:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """Take one place while the block runs; raises LimitExceededError if there is none."""
+        """Take one place while the block runs; raises BusyError if there is none."""
         if self._taken >= self._limit:
-            raise LimitExceededError(
+            raise BusyError(
                 f"{self._taken} {self._what} are under way, as many as may be; try again later"
             )
         self._taken += 1

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from controller.errors import (
     ApiError,
+    BusyError,
     InvalidRequestError,
     LimitExceededError,
     NotLeaderError,
@@ -81,6 +82,8 @@ def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
             return grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", where
         case InvalidRequestError():
             return grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", {"field": error.field}
+        case BusyError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, "BUSY", {}
         case LimitExceededError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED", {}
         case WatcherTooSlowError():

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-from controller.errors import InvalidRequestError, LimitExceededError
+from controller.errors import BusyError, InvalidRequestError
 from controller.loop.change_feed import ChangeFeed, Cursor, WatcherTooSlowError
 from controller.records.codec import decode_records, encode_records
 from controller.records.selection import Kind, Selection, select
@@ -64,7 +64,7 @@ class WatchHandler:
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
         if self._watchers >= WATCHERS_MAX:
-            raise LimitExceededError(
+            raise BusyError(
                 f"{self._watchers} watchers follow this controller already; watch another one"
             )
         self._watchers += 1

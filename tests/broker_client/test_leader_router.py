@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_client.leader_router import Backoff, Failure, LeaderHint, LeaderRouter
+from broker_client.leader_router import (
+    LOOK_ROUND,
+    PATIENCE,
+    Backoff,
+    Failure,
+    LeaderHint,
+    LeaderRouter,
+)
 
 ABC = ["a:1", "b:1", "c:1"]
 
@@ -115,7 +122,7 @@ def test_waits_are_bounded_and_free_steps_are_few(
         hint = None if raw is None else LeaderHint(f"h{raw[0]}:1", raw[1])
         step = r.failed(at, failure, failures, hint)
         assert step.endpoint
-        assert 0.0 <= step.wait <= Backoff().cap
+        assert 0.0 <= step.wait <= PATIENCE.cap
         assert step.wait > 0 or failures <= size
         at = step.endpoint
 
@@ -132,3 +139,29 @@ def test_backoff_doubles_to_its_cap_with_jitter() -> None:
 def test_useless_endpoints_are_refused(endpoints: list[str]) -> None:
     with pytest.raises(ValueError, match="endpoints"):
         LeaderRouter(endpoints, random.Random(1))
+
+
+def test_a_leader_that_can_take_nothing_now_is_asked_again_after_growing_waits() -> None:
+    r = router()
+    r.answered("b:1")
+    waits = []
+    for failures in range(1, LOOK_ROUND):
+        step = r.failed("b:1", Failure.NOT_NOW, failures)
+        assert step.endpoint == "b:1"
+        waits.append(step.wait)
+    assert min(waits) > 0
+    assert r.leader == "b:1", "it leads all the same"
+    late = [r.failed("b:1", Failure.NOT_NOW, LOOK_ROUND * n + 1).wait for n in range(2, 40)]
+    assert min(late) >= 0.5, "the waits have grown to what bounds the rate"
+
+
+def test_one_that_goes_on_refusing_does_not_hide_the_next_leader() -> None:
+    """It may not have heard that it leads no more."""
+    r = router()
+    r.answered("b:1")
+    step = r.failed("b:1", Failure.NOT_NOW, LOOK_ROUND)
+    assert step.endpoint != "b:1"
+    assert step.wait > 0
+    assert r.failed(step.endpoint, Failure.NOT_LEADER, 5, LeaderHint("z:9", 9)).endpoint == "z:9"
+    r.answered("z:9")
+    assert r.failed("b:1", Failure.NOT_NOW, 1).endpoint == "z:9"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from controller.errors import LimitExceededError, NotLeaderError
+from controller.errors import BusyError, NotLeaderError
 from controller.ids import ClusterId, EndOffset, Epoch
 from controller.loop.controller import MetadataController
 from controller.loop.state_machine import SnapshotPoint
@@ -44,7 +44,7 @@ class MemoryLog:
         """Append on the leader, as `ReplicatedLog` says."""
         assert required_base_offset == self.next_offset
         if self.refuse_appends:
-            raise LimitExceededError("the uncommitted log is full")
+            raise BusyError("the uncommitted log is full")
         self._add(BatchKind.DATA, tuple(payloads))
         return self.next_offset
 

@@ -93,7 +93,7 @@ def test_a_flood_of_fetches_leaves_room_for_votes() -> None:
                 await driver.changed.wait()
 
             failure = await failure_of(stub.Fetch(pb.FetchRequest()))
-            assert (failure.status, failure.reason) == ("RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED")
+            assert (failure.status, failure.reason) == ("RESOURCE_EXHAUSTED", "BUSY")
             assert (await stub.Vote(pb.VoteRequest())).granted
 
             driver.release.set()

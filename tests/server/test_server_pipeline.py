@@ -313,7 +313,7 @@ async def test_a_full_log_is_said_and_leaves_the_leader_alone(scene: Scene) -> N
     code, reason, metadata = await scene.refusal()
     assert (code, reason, metadata) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "LIMIT_EXCEEDED",
+        "BUSY",
         {"sequence": "1"},
     )
     assert scene.controller.is_active

@@ -288,7 +288,11 @@ def test_every_failure_is_one_object_in_json(
 
 @pytest.mark.parametrize(
     ("reason", "hint"),
-    [("LIMIT_EXCEEDED", "ask for less at once"), ("DISK_FULL", "make room on the disks")],
+    [
+        ("LIMIT_EXCEEDED", "ask for less at once"),
+        ("BUSY", "repeat the command in a moment"),
+        ("DISK_FULL", "make room on the disks"),
+    ],
 )
 def test_raw_grpc_failure_is_explained(
     capsys: pytest.CaptureFixture[str], reason: str, hint: str

@@ -1,0 +1,225 @@
+"""What a controller can't take now is asked again at a bounded rate; what it never takes is not.
+
+A full disk, too much under way, a quota: the reason of the status decides, not its code alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+
+import grpc
+import pytest
+
+from broker_client import (
+    ControllerClient,
+    ControllerUnavailableError,
+    LimitExceededError,
+    OpenedStream,
+    OutcomeUnknownError,
+    StreamFencedError,
+    StreamWriter,
+    WriterConfig,
+)
+from broker_client.leader_router import Failure, LeaderRouter
+from broker_client.methods import COMMIT_STREAM_SET_OBJECT, CREATE_STREAMS, PREPARE_OBJECTS
+from broker_client.write_ahead_log.identity import LogIdentity
+from broker_client.write_ahead_log.log import WriteAheadLog
+from proto import streams_pb2
+from tests.broker_client.client_helpers import Broker, broker, scenario, until
+from tests.broker_client.fake_controller import FakeCluster
+from tests.broker_client.wal_tools import LOG
+from tests.journal.crash_disk import CrashDisk
+
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+FOR_NOW = [
+    (EXHAUSTED, "DISK_FULL"),
+    (EXHAUSTED, "BUSY"),
+    (EXHAUSTED, "SOME_QUOTA"),
+    (grpc.StatusCode.UNAVAILABLE, "SOME_PAUSE"),
+]
+FOREVER = 10**6
+RETRIES_PER_SECOND = 20
+"""Far above what one call makes, far below a tight loop."""
+
+CONFIG = WriterConfig(linger=0.01, upload_bytes=2_000, max_buffer_bytes=20_000)
+
+
+async def fill(writer: StreamWriter, streams: Sequence[OpenedStream], count: int) -> list[bytes]:
+    """Append `count` records to each stream and wait until all are acknowledged."""
+    payloads = [b"%d" % number * 10 for number in range(count)]
+    acks = [await writer.append(one.stream_id, payload) for payload in payloads for one in streams]
+    assert await asyncio.gather(*acks) == [n for n in range(count) for _ in streams]
+    return payloads
+
+
+@pytest.mark.parametrize(("status", "reason"), FOR_NOW)
+@scenario
+async def test_a_call_is_repeated_until_it_is_taken(status: grpc.StatusCode, reason: str) -> None:
+    async with broker() as b:
+        b.cluster.fail_next(CREATE_STREAMS, status, reason, times=3)
+        assert await b.session.create_streams([{}]) == [0]
+        assert b.cluster.calls["CreateStreams"] == 4
+        assert len(set(b.cluster.request_ids["CreateStreams"])) == 1
+        assert b.client.leader == b.cluster.endpoints[0]
+
+
+@pytest.mark.parametrize(("status", "reason"), FOR_NOW)
+@scenario
+async def test_the_deadline_ends_a_call_that_is_never_taken(
+    status: grpc.StatusCode, reason: str
+) -> None:
+    async with FakeCluster() as cluster, ControllerClient(cluster.endpoints) as client:
+        cluster.fail_next(CREATE_STREAMS, status, reason, times=FOREVER)
+        began = time.monotonic()
+        with pytest.raises(ControllerUnavailableError, match=reason) as caught:
+            await client.call(CREATE_STREAMS, streams_pb2.CreateStreamsRequest(), 1.0)
+        assert caught.value.reason == reason
+        assert caught.value.retriable
+        assert "send less in one request" not in str(caught.value)
+        seconds = time.monotonic() - began
+        assert 2 <= cluster.calls["CreateStreams"] <= RETRIES_PER_SECOND * seconds
+
+
+@pytest.mark.parametrize("reason", ["LIMIT_EXCEEDED", ""])
+@scenario
+async def test_a_request_over_a_limit_is_refused_at_once(reason: str) -> None:
+    """Without a reason it is the transport that refuses a message for its size."""
+    async with FakeCluster() as cluster, ControllerClient(cluster.endpoints) as client:
+        cluster.fail_next(CREATE_STREAMS, EXHAUSTED, reason, times=FOREVER)
+        with pytest.raises(LimitExceededError, match="send less in one request"):
+            await client.call(CREATE_STREAMS, streams_pb2.CreateStreamsRequest())
+        assert cluster.calls["CreateStreams"] == 1
+
+
+@pytest.mark.parametrize(("status", "reason"), FOR_NOW)
+@pytest.mark.parametrize("method", [PREPARE_OBJECTS, COMMIT_STREAM_SET_OBJECT])
+@scenario
+async def test_a_writer_waits_under_its_bound_and_loses_nothing(
+    status: grpc.StatusCode, reason: str, method: object
+) -> None:
+    async with broker() as b:
+        streams = await b.opened(2)
+        stream_id = streams[0].stream_id
+        b.cluster.fail_next(method, status, reason, times=FOREVER)  # type: ignore[arg-type]
+        name = method.name  # type: ignore[attr-defined]
+        async with StreamWriter(b.session, b.store, CONFIG) as writer:
+            writer.attach(streams)
+            acks: list[asyncio.Future[int]] = []
+
+            async def produce() -> None:
+                for number in range(60):
+                    ack = await writer.append(stream_id, b"%d" % number * 500)
+                    acks.append(ack)
+
+            producer = asyncio.create_task(produce())
+            began = time.monotonic()
+            await until(lambda: b.cluster.calls[name] >= 4, "fourth attempt")
+            assert b.cluster.calls[name] <= 4 + RETRIES_PER_SECOND * (time.monotonic() - began)
+            assert not producer.done(), "60 records do not fit the buffer"
+            assert not any(ack.done() for ack in acks)
+            assert writer.buffered_bytes <= CONFIG.max_buffer_bytes
+            b.cluster.fail_next(method, status, reason, times=0)  # type: ignore[arg-type]
+            await producer
+            assert await asyncio.gather(*acks) == list(range(60))
+            wanted = await fill(writer, streams[1:], 3)
+        assert await b.payloads(stream_id) == [b"%d" % number * 500 for number in range(60)]
+        assert await b.payloads(streams[1].stream_id) == wanted
+
+
+@pytest.mark.parametrize("method", [PREPARE_OBJECTS, COMMIT_STREAM_SET_OBJECT])
+@scenario
+async def test_a_write_ahead_log_acknowledges_meanwhile(method: object) -> None:
+    async with broker() as b:
+        streams = await b.opened(1)
+        identity = LogIdentity(b.session.namespace, 1000, 1)
+        log = await WriteAheadLog.open(LOG, identity, files=CrashDisk())
+        # Its deadline passes again and again; the log has promised the records all the same.
+        config = WriterConfig(durability="wal", linger=0.01, commit_deadline=0.2)
+        b.cluster.fail_next(method, EXHAUSTED, "DISK_FULL", times=FOREVER)  # type: ignore[arg-type]
+        name = method.name  # type: ignore[attr-defined]
+        async with StreamWriter(b.session, b.store, config, log=log) as writer:
+            writer.attach(streams)
+            wanted = await fill(writer, streams, 5)
+            await until(lambda: b.cluster.calls[name] >= 6, "sixth attempt")
+            b.cluster.fail_next(method, EXHAUSTED, "DISK_FULL", times=0)  # type: ignore[arg-type]
+            await writer.flush()
+        await log.close()
+        assert await b.payloads(streams[0].stream_id) == wanted
+
+
+@scenario
+async def test_a_commit_over_a_limit_ends_its_batch_at_once() -> None:
+    async with broker() as b:
+        streams = await b.opened(1)
+        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "LIMIT_EXCEEDED")
+        async with StreamWriter(b.session, b.store, CONFIG) as writer:
+            writer.attach(streams)
+            ack = await writer.append(streams[0].stream_id, b"x")
+            with pytest.raises(LimitExceededError):
+                await ack
+        assert b.cluster.calls["CommitStreamSetObject"] == 1
+
+
+@scenario
+async def test_a_commit_that_is_never_taken_ends_at_the_commit_deadline_and_says_why() -> None:
+    async with broker() as b:
+        streams = await b.opened(1)
+        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=FOREVER)
+        config = WriterConfig(linger=0.01, commit_deadline=0.5)
+        async with StreamWriter(b.session, b.store, config) as writer:
+            writer.attach(streams)
+            ack = await writer.append(streams[0].stream_id, b"x")
+            with pytest.raises(OutcomeUnknownError, match=r"DISK_FULL.*room on the disks"):
+                await ack
+
+
+@scenario
+async def test_ids_are_asked_for_until_the_commit_deadline_not_that_of_a_call() -> None:
+    async with broker(deadline=0.2) as b:
+        streams = await b.opened(1)
+        b.cluster.fail_next(PREPARE_OBJECTS, EXHAUSTED, "DISK_FULL", times=8)
+        async with StreamWriter(b.session, b.store, CONFIG) as writer:
+            writer.attach(streams)
+            assert await (await writer.append(streams[0].stream_id, b"x")) == 0
+
+
+async def moved(b: Broker) -> None:
+    """Let the leader refuse for its disk, then another member lead."""
+    b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=FOREVER)
+    refused = b.cluster.calls["CommitStreamSetObject"]
+    await until(lambda: b.cluster.calls["CommitStreamSetObject"] >= refused + 2, "refusals")
+    b.cluster.move_leader(1)
+    b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=0)
+
+
+@scenario
+async def test_what_the_next_leader_refuses_keeps_its_own_error() -> None:
+    async with broker(2) as b:
+        streams = await b.opened(2)
+        lost, kept = (one.stream_id for one in streams)
+        async with StreamWriter(b.session, b.store, CONFIG) as writer:
+            writer.attach(streams)
+            b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=FOREVER)
+            acks = [await writer.append(one, b"x") for one in (lost, kept)]
+            b.cluster.map.streams[lost].epoch += 1
+            await moved(b)
+            assert await acks[1] == 0
+            with pytest.raises(StreamFencedError):
+                await acks[0]
+            assert await (await writer.append(kept, b"y")) == 1
+        assert b.client.leader == b.cluster.endpoints[1]
+        assert await b.payloads(kept) == [b"x", b"y"]
+
+
+def test_waits_between_retries_are_jittered() -> None:
+    """Two clients that were refused at the same time do not return in step."""
+
+    def waits(seed: int) -> list[float]:
+        router = LeaderRouter(["a:1"], random.Random(seed))
+        return [router.failed("a:1", Failure.NOT_NOW, n).wait for n in range(1, 9)]
+
+    assert waits(1) != waits(2)
+    assert all(wait > 0 for wait in waits(1))
