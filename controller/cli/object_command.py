@@ -5,9 +5,8 @@ Talks to no controller. What is in an object is found out in `storage.inspection
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -30,11 +29,13 @@ from storage.inspection.kafka_batch import (
 )
 from storage.inspection.meta_stream import decode_meta_entry
 from storage.inspection.object_report import (
+    Finding,
     ObjectOutline,
     PlacedRecord,
     read_outline,
     read_records,
 )
+from storage.object_format.deviation import Deviation
 from storage.object_format.record import RECORD_HEADER_SIZE
 
 KAFKA, METASTREAM = "kafka", "metastream"
@@ -61,6 +62,11 @@ def object_group() -> None:
     type=click.Choice([KAFKA, METASTREAM]),
     help="Show payloads as Kafka record batches of version 2, or as key-values of a MetaStream.",
 )
+@click.option(
+    "--tolerant",
+    is_flag=True,
+    help="Pass over what AutoMQ's reader passes over too, and list it as deviations.",
+)
 @format_option
 def dump_command(
     *,
@@ -69,6 +75,7 @@ def dump_command(
     no_records: bool,
     stream_id: int | None,
     decode: str | None,
+    tolerant: bool,
     output_format: OutputFormat,
 ) -> None:
     """Show footer, index and records of an object.
@@ -78,7 +85,9 @@ def dump_command(
     records are in the objects it links. What breaks the format is shown with its position, and
     what can still be read is read: without a sound index all blocks from the first on. Exit code
     0: the object is sound as far as it was read; 1: it is corrupt, or can't be read; 2: the
-    command is wrong. In json all records are in one object, payloads in base64 if decoded.
+    command is wrong. In json all records are in one object, payloads in base64 if decoded. Objects
+    of other writers may deviate from the format in ways that harm no record: see --tolerant, and
+    docs/format.md for the list.
 
     \b
     Examples:
@@ -91,7 +100,7 @@ def dump_command(
             raise click.UsageError("give --records or --no-records, not both")
         limit = 0
     with command_output(output_format) as output, opened_object(address) as opened:
-        outline = read_outline(opened.name, opened.size, opened.fetch)
+        outline = read_outline(opened.name, opened.size, opened.fetch, is_tolerant=tolerant)
         dump = _Dump(output, outline, decode)
         dump.show_outline(opened.object_id)
         if limit != 0:
@@ -108,6 +117,7 @@ class _Dump:
         self._outline = outline
         self._decode = decode
         self._faults = list(outline.faults)
+        self._deviations = list(outline.deviations or ())
         self._records: list[dict[str, Any]] = []
         self._shown = 0
 
@@ -121,18 +131,20 @@ class _Dump:
             self._output.collected |= documents.outline_document(self._outline, object_id)
         self._say(text_lines.outline_lines(self._outline, object_id))
 
-    def show_records(
-        self, findings: Iterator[PlacedRecord | CorruptObjectError], limit: int | None
-    ) -> None:
-        """Show records, `limit` at most, and the faults among them."""
+    def show_records(self, findings: Iterator[Finding], limit: int | None) -> None:
+        """Show records, `limit` at most, and the faults and deviations among them."""
         for finding in findings:
-            if isinstance(finding, CorruptObjectError):
-                self._add_fault(finding)
-                continue
-            self._show(finding)
-            self._shown += 1
-            if self._shown == limit:
-                return
+            match finding:
+                case CorruptObjectError():
+                    self._add_fault(finding)
+                case Deviation():
+                    self._deviations.append(finding)
+                    self._output.note(text_lines.deviation_line(finding))
+                case PlacedRecord():
+                    self._show(finding)
+                    self._shown += 1
+                    if self._shown == limit:
+                        return
 
     def end(self, stream_id: int | None) -> None:
         """Say what was left out; fail if anything is wrong."""
@@ -143,10 +155,13 @@ class _Dump:
             if left and not self._faults:
                 self._output.note(f"records not shown: {left}")
         if self._is_json:
-            faults = [documents.fault_document(fault) for fault in self._faults]
-            self._output.collected |= {"records": self._records, "faults": faults}
+            self._output.collected |= {
+                "records": self._records,
+                "faults": [documents.fault_document(fault) for fault in self._faults],
+                "deviations": [documents.deviation_document(one) for one in self._deviations],
+            }
         if self._faults:
-            _fail_corrupt(self._output, self._outline.source, self._faults)
+            raise _corrupt(self._outline.source, self._faults)
 
     def _add_fault(self, fault: CorruptObjectError) -> None:
         self._faults.append(fault)
@@ -202,17 +217,12 @@ def _damaged(batch: KafkaBatch, placed: PlacedRecord, source: str) -> CorruptObj
     )
 
 
-def _fail_corrupt(output: Output, source: str, faults: list[CorruptObjectError]) -> NoReturn:
-    """End with exit code 1; in json the one object has all that was read too."""
+def _corrupt(source: str, faults: list[CorruptObjectError]) -> CommandError:
+    """Name the first fault and count them all."""
     first = faults[0]
-    error = CommandError(
+    return CommandError(
         "CORRUPT_OBJECT",
         f"{source} is corrupt in places: {len(faults)}; at byte {first.position} {first.problem}",
         "keep the object, compare it with another copy, and do not compact or delete it before it"
         " is explained",
     )
-    if output.format is not OutputFormat.JSON:
-        raise error
-    shown = {"code": error.code, "message": str(error), "hint": error.hint}
-    click.echo(json.dumps({"ok": False, "error": shown, **output.collected}))
-    raise click.exceptions.Exit(error.exit_code)

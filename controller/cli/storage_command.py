@@ -3,19 +3,16 @@
 Talks to no controller: it works on the directory alone, under the same lock.
 """
 
-import json
 import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
 from controller.cli.output import (
     CommandError,
-    Output,
     OutputFormat,
     command_output,
     format_option,
@@ -220,21 +217,15 @@ def verify_command(*, data_dir: Path, output_format: OutputFormat) -> None:
         )
         output.rows("damage", DAMAGE_COLUMNS, damage_rows(facts))
         if facts.findings:
-            _fail_damaged(output, len(facts.findings))
+            raise _damaged(len(facts.findings))
 
 
-def _fail_damaged(output: Output, count: int) -> NoReturn:
-    """End with exit code 1; in json the one object has the damages too."""
-    error = CommandError(
+def _damaged(count: int) -> CommandError:
+    return CommandError(
         "DAMAGED",
         f"places damaged: {count}; nothing was changed",
         "start the controller: it puts the damaged part aside and repairs itself from the leader",
     )
-    if output.format is not OutputFormat.JSON:
-        raise error
-    shown = {"code": error.code, "message": str(error), "hint": error.hint}
-    click.echo(json.dumps({"ok": False, "error": shown, **output.collected}))
-    raise click.exceptions.Exit(error.exit_code)
 
 
 @contextmanager

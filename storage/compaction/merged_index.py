@@ -12,6 +12,7 @@ import numpy as np
 
 from storage.compaction.cut_runs import Measure, cut_runs
 from storage.compaction.entries import EntryTable, contiguous_runs
+from storage.object_format.data_block import MAX_BLOCK_SIZE
 from storage.object_format.record import INT32_MAX
 
 OUTPUT_INDEX_THRESHOLD = 1024 * 1024
@@ -39,7 +40,7 @@ def merged_index(placed: EntryTable, threshold: int, rule: MergeRule) -> EntryTa
     """
     if threshold < 1:
         raise ValueError(f"threshold is {threshold}, wanted at least 1 byte")
-    size_limit = min(threshold - 1 if rule is MergeRule.BELOW else threshold, INT32_MAX)
+    size_limit = min(threshold - 1 if rule is MergeRule.BELOW else threshold, MAX_BLOCK_SIZE)
     firsts = cut_runs(
         contiguous_runs(placed),
         [

@@ -11,6 +11,7 @@ from storage.inspection.errors import PayloadError
 from storage.inspection.kafka_batch import KafkaBatch, KafkaRecord
 from storage.inspection.meta_stream import LeaderEpochs, MetaEntry
 from storage.inspection.object_report import ObjectOutline, PlacedRecord
+from storage.object_format.deviation import Deviation
 
 
 def outline_document(outline: ObjectOutline, object_id: int | None) -> dict[str, Any]:
@@ -47,6 +48,16 @@ def fault_document(fault: CorruptObjectError) -> dict[str, Any]:
         "problem": fault.problem,
         "found": fault.found,
         "expected": fault.expected,
+    }
+
+
+def deviation_document(deviation: Deviation) -> dict[str, Any]:
+    """What was passed over in a foreign object, and where."""
+    return {
+        "position": deviation.position,
+        "problem": deviation.problem,
+        "found": deviation.found,
+        "expected": deviation.expected,
     }
 
 

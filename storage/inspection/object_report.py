@@ -2,21 +2,24 @@
 
 Reads like any reader as long as the object is sound. Where it is not, each fault is kept and what
 can still be read is read: blocks say themselves where they end, so records are found without an
-index, and entries are shown though they break a rule. Does no I/O: the caller gives a function that
-fetches bytes `[start, end)`, of which no more than a few MiB are asked for at once.
+index, and entries are shown though they break a rule. Reading tolerantly, the deviations of foreign
+objects (see `storage.object_format.deviation`) are no faults but findings of their own. Does no
+I/O: the caller gives a function that fetches bytes `[start, end)`, of which no more than a few MiB
+are asked for at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from storage.errors import CorruptObjectError
 from storage.object_format.composite import CompositeObject, LinkedObject
 from storage.object_format.composite_reader import CompositeReader
 from storage.object_format.data_block import BLOCK_HEADER_SIZE, decode_block_header
+from storage.object_format.deviation import Deviation
 from storage.object_format.footer import FOOTER_SIZE, Footer, decode_footer
 from storage.object_format.index_block import IndexEntry, StreamRange, salvage_entries
 from storage.object_format.object_reader import ByteRange, ObjectReader, exactly, read_entry
@@ -35,6 +38,7 @@ class ObjectOutline:
 
     `footer` is None when it can't be read. `entries` are all there are when `is_sound`; else they
     may break any rule. `links` are those of a composite, whose entries are in other objects.
+    `deviations` were passed over; it is None when the object was read strictly.
     """
 
     source: str
@@ -43,6 +47,7 @@ class ObjectOutline:
     entries: tuple[IndexEntry, ...]
     links: tuple[LinkedObject, ...]
     faults: tuple[CorruptObjectError, ...]
+    deviations: tuple[Deviation, ...] | None = None
 
     @property
     def is_composite(self) -> bool:
@@ -74,40 +79,57 @@ class PlacedRecord:
     record: RecordBatch
 
 
-Finding: TypeAlias = PlacedRecord | CorruptObjectError
-"""What reading on comes upon: a record, or what is wrong where one should be."""
+Finding: TypeAlias = PlacedRecord | Deviation | CorruptObjectError
+"""What reading on comes upon: a record, what was passed over, or what is wrong where one should
+be."""
 
 
-def read_outline(source: str, size: int, fetch: Fetch) -> ObjectOutline:
+def read_outline(
+    source: str, size: int, fetch: Fetch, *, is_tolerant: bool = False
+) -> ObjectOutline:
     """Read footer and index of the object named `source` of `size` bytes.
 
     Raises what `fetch` raises; whatever is wrong with the object is in the outline.
     """
+    noted: list[Deviation] | None = [] if is_tolerant else None
+    outline = _read_outline(source, size, fetch, noted)
+    return outline if noted is None else replace(outline, deviations=tuple(noted))
+
+
+def _read_outline(
+    source: str, size: int, fetch: Fetch, noted: list[Deviation] | None
+) -> ObjectOutline:
     try:
         start = max(0, size - FOOTER_SIZE)
         tail = fetch(start, size) if size > start else b""
-        footer = decode_footer(memoryview(tail), size, composite=None, source=source)
+        again: list[Deviation] | None = None if noted is None else []  # noted by the reader below
+        footer = decode_footer(memoryview(tail), size, composite=None, source=source, noted=again)
     except CorruptObjectError as fault:
         return ObjectOutline(source, size, None, (), (), (fault,))
     try:
         if footer.composite:
-            composite = _read_composite(source, size, fetch)
+            composite = _read_composite(source, size, fetch, noted)
             return ObjectOutline(source, size, footer, tuple(composite.index), composite.links, ())
-        return ObjectOutline(source, size, footer, _read_entries(source, size, fetch), (), ())
+        entries = _read_entries(source, size, fetch, noted)
+        return ObjectOutline(source, size, footer, entries, (), ())
     except CorruptObjectError as fault:
         entries = _salvage_index(footer, fetch)
         return ObjectOutline(source, size, footer, entries, (), (fault,))
 
 
-def _read_entries(source: str, size: int, fetch: Fetch) -> tuple[IndexEntry, ...]:
-    reader = ObjectReader(source, size)
+def _read_entries(
+    source: str, size: int, fetch: Fetch, noted: list[Deviation] | None
+) -> tuple[IndexEntry, ...]:
+    reader = ObjectReader(source, size, noted)
     while (needed := reader.needed) is not None:
         reader.receive(fetch(needed.start, needed.end))
     return tuple(reader.index)
 
 
-def _read_composite(source: str, size: int, fetch: Fetch) -> CompositeObject:
-    reader = CompositeReader(source, size)
+def _read_composite(
+    source: str, size: int, fetch: Fetch, noted: list[Deviation] | None
+) -> CompositeObject:
+    reader = CompositeReader(source, size, noted)
     while (needed := reader.needed) is not None:
         reader.receive(fetch(needed.start, needed.end))
     return reader.composite
@@ -126,13 +148,15 @@ def read_records(
     """Yield all records of the object, or those of one stream, and every fault met on the way.
 
     A composite has none of its own. Of the blocks of an index entry that is not as it should be the
-    records in front of the fault are yielded, then the fault; the next entry follows.
+    records in front of the fault are yielded, then the fault; the next entry follows. Deviations
+    are yielded too, unless the outline was read strictly.
     """
+    is_tolerant = outline.deviations is not None
     if outline.is_composite:
         return
     if not outline.is_sound:
         data_size = outline.size if outline.footer is None else outline.footer.index_position
-        for finding in _walk(outline.source, data_size, fetch):
+        for finding in _walk(outline.source, data_size, fetch, is_tolerant):
             if not isinstance(finding, PlacedRecord) or _is_wanted(finding.record, stream_id):
                 yield finding
         return
@@ -146,7 +170,8 @@ def read_records(
             continue
         for entry in run:
             at = entry.position - span.start
-            yield from _entry_findings(entry, view[at : at + entry.size], outline.source)
+            data = view[at : at + entry.size]
+            yield from _entry_findings(entry, data, outline.source, is_tolerant)
 
 
 def _is_wanted(record: RecordBatch, stream_id: int | None) -> bool:
@@ -168,17 +193,27 @@ def _runs(entries: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
         yield run
 
 
-def _entry_findings(entry: IndexEntry, data: memoryview, source: str) -> Iterator[Finding]:
-    """Yield the records of an index entry, up to where they can be read, then what is wrong."""
+def _entry_findings(
+    entry: IndexEntry, data: memoryview, source: str, is_tolerant: bool
+) -> Iterator[Finding]:
+    """Yield the deviations of an index entry, its records up to where they can be read, its fault.
+
+    There is a fault, at most one, if not all of the entry can be read.
+    """
     fault: CorruptObjectError | None = None
+    noted: list[Deviation] | None = [] if is_tolerant else None
     try:
-        read_entry(entry, data, source)
+        read_entry(entry, data, source, noted)
     except CorruptObjectError as error:
         fault = error
+    yield from noted or ()
+    again: list[Deviation] | None = None if noted is None else []
     at = 0
     with suppress(CorruptObjectError):  # it is the fault that is known already
         while at < len(data):
-            header = decode_block_header(data, at, source=source, origin=entry.position)
+            header = decode_block_header(
+                data, at, source=source, origin=entry.position, noted=again
+            )
             stop = at + BLOCK_HEADER_SIZE + header.data_length
             yield from _block_records(data[:stop], at, header.record_count, source, entry.position)
             at = stop
@@ -197,14 +232,18 @@ def _block_records(
         at += record.encoded_size
 
 
-def _walk(source: str, data_size: int, fetch: Fetch) -> Iterator[Finding]:
+def _walk(source: str, data_size: int, fetch: Fetch, is_tolerant: bool) -> Iterator[Finding]:
     """Yield the records of one block after the other from the start on, up to the first fault."""
     window = _Window(source, data_size, fetch)
     at = 0
     while at < data_size:
+        noted: list[Deviation] | None = [] if is_tolerant else None
         try:
             head = window.read(at, min(at + BLOCK_HEADER_SIZE, data_size))
-            header = decode_block_header(head, 0, end=data_size - at, source=source, origin=at)
+            header = decode_block_header(
+                head, 0, end=data_size - at, source=source, origin=at, noted=noted
+            )
+            yield from noted or ()
             size = BLOCK_HEADER_SIZE + header.data_length
             if size > MAX_SALVAGED_BLOCK_BYTES:
                 raise CorruptObjectError(

@@ -19,6 +19,7 @@ from storage.inspection.meta_stream import (
     ProducerState,
 )
 from storage.inspection.object_report import ObjectOutline
+from storage.object_format.deviation import Deviation
 from storage.object_format.index_block import IndexEntry
 from storage.object_format.record import RecordBatch
 
@@ -45,6 +46,7 @@ def outline_lines(outline: ObjectOutline, object_id: int | None) -> Iterator[str
         )
         name = "" if object_id is None else f"objectId={object_id}, "
         yield f"{name}ranges=[{ranges}]"
+    yield from map(deviation_line, outline.deviations or ())
     yield from map(fault_line, outline.faults)
 
 
@@ -60,6 +62,11 @@ def index_line(entry: IndexEntry) -> str:
 def fault_line(fault: CorruptObjectError) -> str:
     """What is wrong with the object, and where."""
     return f"CORRUPT at byte {fault.position}: {fault.problem}"
+
+
+def deviation_line(deviation: Deviation) -> str:
+    """What was passed over in a foreign object, and where."""
+    return f"DEVIATION at byte {deviation.position}: {deviation.problem}"
 
 
 def record_line(record: RecordBatch) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from storage.errors import CorruptObjectError
+from storage.object_format.deviation import Deviation, deviate
 from storage.object_format.footer import FOOTER_SIZE, Footer, decode_footer, encode_footer
 from storage.object_format.index_block import (
     INDEX_ENTRY_SIZE,
@@ -75,11 +76,16 @@ def encode_composite(links: Sequence[LinkedObject]) -> bytes:
     return head + index + encode_footer(Footer(len(head), len(index), composite=True))
 
 
-def decode_composite(data: bytes | memoryview, *, source: str = "composite") -> CompositeObject:
-    """Read the whole file of a composite. Raises `CorruptObjectError`."""
+def decode_composite(
+    data: bytes | memoryview, *, source: str = "composite", noted: list[Deviation] | None = None
+) -> CompositeObject:
+    """Read the whole file of a composite.
+
+    Raises `CorruptObjectError`; deviations are passed over if they are to be `noted`.
+    """
     view = memoryview(data)
-    footer = decode_footer(view, len(view), composite=True, source=source)
-    table = _decode_table(view[: footer.index_position], source)
+    footer = decode_footer(view, len(view), composite=True, source=source, noted=noted)
+    table = _decode_table(view[: footer.index_position], source, noted)
     index = decode_index(
         view[footer.index_position : len(view) - FOOTER_SIZE],
         data_size=None,
@@ -113,7 +119,7 @@ def _check_bounds(bounds: Sequence[int], source: str) -> None:
     )
     if wrong is None:
         return
-    link = min(wrong, len(bounds) - 2)
+    link = max(0, min(wrong, len(bounds) - 2))
     raise CorruptObjectError(
         source,
         _HEAD.size + link * _LINK.size + _ORDINAL_POSITION,
@@ -158,7 +164,9 @@ def _end_of(entry: IndexEntry) -> str:
     return f"stream {entry.stream_id} from offset {entry.end_offset}, where the one before it ends"
 
 
-def _decode_table(table: memoryview, source: str) -> list[tuple[int, int, int]]:
+def _decode_table(
+    table: memoryview, source: str, noted: list[Deviation] | None
+) -> list[tuple[int, int, int]]:
     if len(table) < _HEAD.size:
         raise CorruptObjectError(
             source,
@@ -177,7 +185,9 @@ def _decode_table(table: memoryview, source: str) -> list[tuple[int, int, int]]:
             expected=f"{COMPOSITE_TABLE_MAGIC:#04x}",
         )
     if count < 1 or len(table) != _HEAD.size + count * _LINK.size:
-        raise CorruptObjectError(
+        is_empty = count == 0 and len(table) == _HEAD.size
+        deviate(
+            noted if is_empty else None,
             source,
             _COUNT_POSITION,
             f"link count of a table of {len(table)} bytes",

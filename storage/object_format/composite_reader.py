@@ -9,6 +9,7 @@ for: what is no composite, however large, costs one small range.
 from __future__ import annotations
 
 from storage.object_format.composite import CompositeObject, decode_composite
+from storage.object_format.deviation import Deviation
 from storage.object_format.footer import decode_footer
 from storage.object_format.object_reader import ByteRange, exactly, tail_guess
 
@@ -18,11 +19,13 @@ class CompositeReader:
 
     While `needed` is a range, fetch it and pass it to `receive`; then `composite` is known. The
     first range is the guess that `ObjectReader` makes, the second what is in front of it. Raises
-    `CorruptObjectError` when the size is too small for an object.
+    `CorruptObjectError` when the size is too small for an object. Strict, unless `noted` is given:
+    then deviations (see `deviation`) are added to it and passed over.
     """
 
-    def __init__(self, source: str, file_size: int) -> None:
+    def __init__(self, source: str, file_size: int, noted: list[Deviation] | None = None) -> None:
         self._source = source
+        self._noted = noted
         self._size = file_size
         self._needed: ByteRange | None = tail_guess(file_size, source)
         self._tail = b""
@@ -50,10 +53,14 @@ class CompositeReader:
             raise RuntimeError(f"{self._source} is known already, no bytes are needed")
         view = exactly(self._needed, data, self._source)
         if not self._tail:
-            decode_footer(view, self._size, composite=True, source=self._source)
+            # Deviations are noted when the whole file is read.
+            seen_again: list[Deviation] | None = None if self._noted is None else []
+            decode_footer(view, self._size, composite=True, source=self._source, noted=seen_again)
         if self._needed.start > 0:
             self._tail = bytes(view)
             self._needed = ByteRange(0, self._needed.start)
             return
-        self._composite = decode_composite(b"".join((view, self._tail)), source=self._source)
+        self._composite = decode_composite(
+            b"".join((view, self._tail)), source=self._source, noted=self._noted
+        )
         self._needed, self._tail = None, b""

@@ -3,7 +3,7 @@
 Owns the 10-byte header: u8 magic 0x5A, u8 flag 0x02, i32 record count, i32 data length. Compaction
 glues blocks together under one index entry, so a range of bytes is always read as one or more
 blocks. The flag's low bits are reserved for compression; no other value than 0x02 was ever written,
-and a block with another flag is refused rather than read as something it is not.
+and a block with another flag is refused, or noted (see `deviation`), rather than passed in silence.
 """
 
 from __future__ import annotations
@@ -12,14 +12,28 @@ import struct
 from dataclasses import dataclass
 
 from storage.errors import CorruptObjectError
-from storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, decode_records
+from storage.object_format.deviation import Deviation, deviate
+from storage.object_format.record import (
+    INT32_MAX,
+    RECORD_HEADER_SIZE,
+    RecordBatch,
+    decode_records,
+)
 
 BLOCK_MAGIC = 0x5A
 BLOCK_FLAG = 0x02
 BLOCK_HEADER_SIZE = 10
 
+MAX_BLOCK_SIZE = INT32_MAX - 2
+"""Largest block with its header, in bytes: a JVM has no array that is longer, and reads a block
+into one."""
+MAX_BLOCK_DATA = MAX_BLOCK_SIZE - BLOCK_HEADER_SIZE
+"""Bytes of the records of the largest block."""
+MAX_PAYLOAD_SIZE = MAX_BLOCK_DATA - RECORD_HEADER_SIZE
+"""Bytes of the largest payload: that of the one record of the largest block."""
+
 _HEADER = struct.Struct(">BBii")
-_COUNT_POSITION, _LENGTH_POSITION = 2, 6
+_FLAG_POSITION, _COUNT_POSITION, _LENGTH_POSITION = 1, 2, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +50,19 @@ def encode_block_header(record_count: int, data_length: int) -> bytes:
 
 
 def decode_block_header(
-    data: memoryview, at: int, *, end: int | None = None, source: str = "block", origin: int = 0
+    data: memoryview,
+    at: int,
+    *,
+    end: int | None = None,
+    source: str = "block",
+    origin: int = 0,
+    noted: list[Deviation] | None = None,
 ) -> BlockHeader:
     """Read the header at `data[at]` of a block that ends at or before `end`, the end of `data`.
 
-    A larger `end` is for who has not all of the block yet. `source` names the object, `origin` is
-    the position of `data[0]` in it. Raises `CorruptObjectError` when the header is cut short, or
-    can't be that of such a block.
+    A larger `end` is for a caller that has not all of the block yet. `source` names the object,
+    `origin` is the position of `data[0]` in it. Raises `CorruptObjectError` when the header is cut
+    short, or can't be that of such a block; deviations are passed over if they are to be `noted`.
     """
     if len(data) - at < BLOCK_HEADER_SIZE:
         raise CorruptObjectError(
@@ -54,13 +74,22 @@ def decode_block_header(
         )
     left = (len(data) if end is None else end) - at - BLOCK_HEADER_SIZE
     magic, flag, count, length = _HEADER.unpack_from(data, at)
-    if magic != BLOCK_MAGIC or flag != BLOCK_FLAG:
+    if magic != BLOCK_MAGIC:
         raise CorruptObjectError(
             source,
             origin + at,
-            "block magic and flag",
-            found=f"{magic:#04x} {flag:#04x}",
-            expected=f"{BLOCK_MAGIC:#04x} {BLOCK_FLAG:#04x}",
+            "block magic",
+            found=f"{magic:#04x}",
+            expected=f"{BLOCK_MAGIC:#04x}",
+        )
+    if flag != BLOCK_FLAG:
+        deviate(
+            noted,
+            source,
+            origin + at + _FLAG_POSITION,
+            "block flag",
+            found=f"{flag:#04x}",
+            expected=f"{BLOCK_FLAG:#04x}",
         )
     if not 0 <= length <= left:
         raise CorruptObjectError(
@@ -70,7 +99,16 @@ def decode_block_header(
             found=length,
             expected=f"0..{left}",
         )
-    if not 1 <= count <= length // RECORD_HEADER_SIZE:
+    if count == 0 and length == 0:
+        deviate(
+            noted,
+            source,
+            origin + at + _COUNT_POSITION,
+            "block record count",
+            found=0,
+            expected="1 or more",
+        )
+    elif not 1 <= count <= length // RECORD_HEADER_SIZE:
         raise CorruptObjectError(
             source,
             origin + at + _COUNT_POSITION,
@@ -81,16 +119,23 @@ def decode_block_header(
     return BlockHeader(count, length)
 
 
-def decode_blocks(data: memoryview, *, source: str = "block", origin: int = 0) -> list[RecordBatch]:
+def decode_blocks(
+    data: memoryview,
+    *,
+    source: str = "block",
+    origin: int = 0,
+    noted: list[Deviation] | None = None,
+) -> list[RecordBatch]:
     """Read all records of the blocks that fill `data` exactly.
 
     `source` names the object, `origin` is the position of `data[0]` in it. Raises
-    `CorruptObjectError` when anything is cut short, left over, or breaks the format.
+    `CorruptObjectError` when anything is cut short, left over, or breaks the format; deviations are
+    passed over if they are to be `noted`.
     """
     records: list[RecordBatch] = []
     at = 0
     while at < len(data):
-        header = decode_block_header(data, at, source=source, origin=origin)
+        header = decode_block_header(data, at, source=source, origin=origin, noted=noted)
         stop = at + BLOCK_HEADER_SIZE + header.data_length
         at = decode_records(
             data[:stop],

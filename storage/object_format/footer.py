@@ -9,6 +9,7 @@ import struct
 from dataclasses import dataclass
 
 from storage.errors import CorruptObjectError
+from storage.object_format.deviation import Deviation, deviate
 
 FOOTER_SIZE = 48
 NORMAL_MAGIC = 0x88E241B785F4CFF7
@@ -38,13 +39,19 @@ def encode_footer(footer: Footer) -> bytes:
 
 
 def decode_footer(
-    data: memoryview, object_size: int, *, composite: bool | None, source: str = "footer"
+    data: memoryview,
+    object_size: int,
+    *,
+    composite: bool | None,
+    source: str = "footer",
+    noted: list[Deviation] | None = None,
 ) -> Footer:
     """Read the footer, the last 48 bytes of `data`, of an object of `object_size` bytes.
 
     `composite` is the kind that the object must be of; None takes either. Raises
     `CorruptObjectError` when the footer is cut short, has another magic than wanted, uses the
-    reserved bytes, or when the index it names does not end where the footer starts.
+    reserved bytes (passed over if that is to be `noted`), or when the index it names does not end
+    where the footer starts.
     """
     position = object_size - FOOTER_SIZE
     if position < 0 or len(data) < FOOTER_SIZE:
@@ -67,7 +74,8 @@ def decode_footer(
             expected=" or ".join(f"{wanted:#018x}" for wanted in magics),
         )
     if reserved != _RESERVED:
-        raise CorruptObjectError(
+        deviate(
+            noted,
             source,
             position + _RESERVED_POSITION,
             "reserved bytes of the footer",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from storage.errors import CorruptObjectError
 from storage.object_format.data_block import BLOCK_HEADER_SIZE, decode_blocks
+from storage.object_format.deviation import Deviation, deviate
 from storage.object_format.footer import FOOTER_SIZE, Footer, decode_footer
 from storage.object_format.index_block import (
     INDEX_ENTRY_SIZE,
@@ -75,11 +76,13 @@ class ObjectReader:
     While `needed` is a range, fetch it and pass it to `receive`; then `index` is known. The first
     range is a guess at the tail, 8192 bytes and 36 more for each full MiB; an index that starts
     before it takes one more range, never a third. Raises `CorruptObjectError` when the size is
-    too small for an object.
+    too small for an object. Strict, unless `noted` is given: then deviations (see `deviation`) are
+    added to it and passed over.
     """
 
-    def __init__(self, source: str, object_size: int) -> None:
+    def __init__(self, source: str, object_size: int, noted: list[Deviation] | None = None) -> None:
         self._source = source
+        self._noted = noted
         self._size = object_size
         self._needed: ByteRange | None = tail_guess(object_size, source)
         self._footer: Footer | None = None
@@ -106,7 +109,9 @@ class ObjectReader:
         if self._needed is None:
             raise RuntimeError(f"index of {self._source} is known already, no bytes are needed")
         view = exactly(self._needed, data, self._source)
-        footer = decode_footer(view, self._size, composite=False, source=self._source)
+        is_again = self._footer is not None and self._noted is not None
+        noted = [] if is_again else self._noted  # each deviation once
+        footer = decode_footer(view, self._size, composite=False, source=self._source, noted=noted)
         if self._footer is None:
             self._check_place(footer)
         elif footer != self._footer:
@@ -140,7 +145,7 @@ class ObjectReader:
         Raises `CorruptObjectError` when the bytes break the format or are not what the index says.
         """
         view = exactly(self.block_range(entry), data, self._source)
-        return read_entry(entry, view, self._source)
+        return read_entry(entry, view, self._source, self._noted)
 
     def _check_place(self, footer: Footer) -> None:
         """Refuse an index that the blocks in front of it could not fill: it is not to be fetched.
@@ -158,13 +163,15 @@ class ObjectReader:
             )
 
 
-def read_entry(entry: IndexEntry, data: memoryview, source: str) -> list[RecordBatch]:
+def read_entry(
+    entry: IndexEntry, data: memoryview, source: str, noted: list[Deviation] | None = None
+) -> list[RecordBatch]:
     """Decode the blocks of `entry` and hold them against it: stream, offsets, record count.
 
     Offsets must follow each other without a gap, since an entry covers exactly what is in it.
-    Raises `CorruptObjectError`.
+    Raises `CorruptObjectError`; deviations are passed over if they are to be `noted`.
     """
-    records = decode_blocks(data, source=source, origin=entry.position)
+    records = decode_blocks(data, source=source, origin=entry.position, noted=noted)
     if len(records) != entry.record_count:
         raise CorruptObjectError(
             source,
@@ -176,13 +183,16 @@ def read_entry(entry: IndexEntry, data: memoryview, source: str) -> list[RecordB
     stream_id, next_offset = entry.stream_id, entry.start_offset
     for ordinal, record in enumerate(records):
         if record.stream_id != stream_id or record.base_offset != next_offset:
-            raise CorruptObjectError(
+            is_gap = record.stream_id == stream_id and record.base_offset > next_offset
+            deviate(
+                noted if is_gap and ordinal > 0 else None,
                 source,
                 entry.position,
                 f"record {ordinal} of an index entry",
                 found=f"of stream {record.stream_id} at offset {record.base_offset}",
                 expected=f"stream {stream_id} at offset {next_offset}",
             )
+            next_offset = record.base_offset
         next_offset += record.count
     if next_offset != entry.end_offset:
         raise CorruptObjectError(

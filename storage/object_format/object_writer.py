@@ -14,7 +14,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from storage.object_format.data_block import BLOCK_HEADER_SIZE, encode_block_header
+from storage.object_format.data_block import (
+    BLOCK_HEADER_SIZE,
+    MAX_BLOCK_DATA,
+    MAX_PAYLOAD_SIZE,
+    encode_block_header,
+)
 from storage.object_format.footer import Footer, encode_footer
 from storage.object_format.index_block import IndexEntry, StreamRange, encode_index
 from storage.object_format.object_checksum import ObjectChecksum
@@ -30,10 +35,6 @@ from storage.object_format.record import (
 
 DEFAULT_BLOCK_SIZE_THRESHOLD = 512 * 1024
 DEFAULT_PART_SIZE = 16 * 1024 * 1024
-
-_MAX_DATA_LENGTH = INT32_MAX - BLOCK_HEADER_SIZE
-"""An index entry has 32 bits for a block and its header."""
-_MAX_PAYLOAD = _MAX_DATA_LENGTH - RECORD_HEADER_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +192,14 @@ class ObjectWriter:
                     or base < next_offset
                     or count < 1
                     or record.epoch < 0
-                    or size > _MAX_PAYLOAD
+                    or size > MAX_PAYLOAD_SIZE
                 ):
                     raise _refusal(record, stream_id, next_offset)
                 if chunks and (
                     is_cut
                     or base != next_offset
                     or base + count - block.start_offset > INT32_MAX
-                    or length + RECORD_HEADER_SIZE + size > _MAX_DATA_LENGTH
+                    or length + RECORD_HEADER_SIZE + size > MAX_BLOCK_DATA
                 ):
                     block.end_offset, block.data_length = next_offset, length
                     block = _Block([], base, base, 0)
@@ -274,10 +275,10 @@ def _refusal(record: RecordBatch, stream_id: int, next_offset: int) -> ValueErro
         check_encodable(record)
     except ValueError as error:
         return error
-    if len(record.payload) > _MAX_PAYLOAD:
+    if len(record.payload) > MAX_PAYLOAD_SIZE:
         return ValueError(
-            f"record payload length is {len(record.payload)}, wanted 0..{_MAX_PAYLOAD}, what one"
-            " data block can hold"
+            f"record payload length is {len(record.payload)}, wanted 0..{MAX_PAYLOAD_SIZE}, the"
+            " most that one data block can hold and a JVM can read"
         )
     return ValueError(
         f"stream {stream_id} base offset is {record.base_offset}, wanted at least {next_offset},"

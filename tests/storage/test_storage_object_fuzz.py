@@ -145,6 +145,7 @@ def test_looking_into_a_damaged_object_always_ends_in_a_report(data: bytes, off:
         if isinstance(finding, PlacedRecord):
             record_document(finding)
         else:
+            assert isinstance(finding, CorruptObjectError), "nothing is passed over unasked"
             faults.append(finding)
     assert all(fault_document(fault)["found"] for fault in faults)
     if outline.footer is not None and not outline.is_composite and not faults and off == 0:

@@ -8,19 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import CorruptObjectError
+from storage.object_format.data_block import MAX_PAYLOAD_SIZE
 from storage.object_format.object_builder import ObjectBuilder
 from storage.object_format.object_checksum import ObjectChecksum
 from storage.object_format.object_writer import ObjectWriter
-from storage.object_format.record import RecordBatch
+from storage.object_format.record import INT64_MAX, RecordBatch
 
 KIB = 1024
 
 
 class HugePayload(bytes):
-    """Says that it is larger than a block may be, and is not."""
+    """Says that it has `size` bytes, and has none."""
+
+    def __new__(cls, size: int) -> HugePayload:
+        payload = super().__new__(cls)
+        payload.size = size
+        return payload
+
+    size: int
 
     def __len__(self) -> int:
-        return 2**31 - 40
+        return self.size
 
 
 def streams_of(sizes: list[int], streams: int) -> list[list[RecordBatch]]:
@@ -138,7 +146,11 @@ def test_an_object_without_records_and_sizes_without_sense_are_refused() -> None
         (RecordBatch(1, 0, 2**63 - 1, 1, b""), "record base_offset is"),
         (RecordBatch(1, 0, 2**63, 1, b""), "record base_offset is"),
         (RecordBatch(1, 0, 4, 1, b""), "base offset is 4, wanted at least 5"),
-        (RecordBatch(1, 0, 5, 1, HugePayload()), "record payload length is 2147483608"),
+        (
+            RecordBatch(1, 0, 5, 1, HugePayload(2_147_483_608)),
+            "record payload length is 2147483608",
+        ),
+        (RecordBatch(1, 0, 5, 1, HugePayload(2_147_483_603)), "wanted 0..2147483602"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -187,3 +199,13 @@ def test_a_checksum_that_does_not_hold_is_corruption() -> None:
     error = caught.value
     assert (error.source, error.position) == ("some/key", 0)
     assert (error.found, error.expected) == ("0xe3069283", "0x00000001")
+
+
+def test_the_largest_payload_makes_the_largest_block() -> None:
+    """2^31 - 3 bytes with both headers, the longest array of a JVM; nothing of it is allocated."""
+    writer = ObjectWriter(part_size=INT64_MAX)
+
+    writer.write([RecordBatch(1, 0, 0, 1, HugePayload(MAX_PAYLOAD_SIZE))])
+
+    assert MAX_PAYLOAD_SIZE == 2_147_483_602
+    assert writer.data_size == 2**31 - 3

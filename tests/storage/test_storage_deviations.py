@@ -1,0 +1,210 @@
+"""What AutoMQ's reader passes over: refused by default, noted and passed over if asked."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from controller.cli.main import cli
+from controller.cli.output import run_cli
+from storage.errors import CorruptObjectError
+from storage.object_format.composite import COMPOSITE_TABLE_MAGIC, decode_composite
+from storage.object_format.composite_reader import CompositeReader
+from storage.object_format.data_block import encode_block_header
+from storage.object_format.deviation import Deviation
+from storage.object_format.footer import FOOTER_SIZE, Footer, encode_footer
+from storage.object_format.index_block import IndexEntry, encode_index
+from storage.object_format.object_builder import ObjectBuilder
+from storage.object_format.object_reader import ObjectReader
+from storage.object_format.record import RecordBatch, encode_record
+from tests.storage.format_objects import read_whole, small_object
+
+RECORDS = [RecordBatch(7, 2, 0, 2, b"first"), RecordBatch(7, 2, 2, 3, b"second")]
+
+
+def sound() -> bytes:
+    builder = ObjectBuilder()
+    builder.write(RECORDS)
+    return builder.finish().data
+
+
+def with_flag(flag: int) -> bytes:
+    data = bytearray(sound())
+    data[1] = flag
+    return bytes(data)
+
+
+def with_reserved_bytes() -> bytes:
+    data = bytearray(sound())
+    data[-FOOTER_SIZE + 12] = 9
+    return bytes(data)
+
+
+def with_gap() -> bytes:
+    """One block and one entry, as AutoMQ's writer makes them of records with a gap."""
+    records = [RECORDS[0], RecordBatch(7, 2, 10, 3, b"second")]
+    body = b"".join(map(encode_record, records))
+    block = encode_block_header(2, len(body)) + body
+    index = encode_index([IndexEntry(7, 0, 13, 2, 0, len(block))])
+    return block + index + encode_footer(Footer(len(block), len(index)))
+
+
+def with_empty_block() -> bytes:
+    body = b"".join(map(encode_record, RECORDS))
+    blocks = encode_block_header(0, 0) + encode_block_header(2, len(body)) + body
+    index = encode_index([IndexEntry(7, 0, 5, 2, 0, len(blocks))])
+    return blocks + index + encode_footer(Footer(len(blocks), len(index)))
+
+
+DEVIATING: dict[str, tuple[Callable[[], bytes], int, str]] = {
+    "flag": (lambda: with_flag(0x03), 1, "block flag is 0x03, wanted 0x02"),
+    "reserved": (with_reserved_bytes, len(sound()) - 36, "wanted 28 zeros"),
+    "gap": (with_gap, 0, "stream 7 at offset 10, wanted stream 7 at offset 2"),
+    "empty block": (with_empty_block, 2, "block record count is 0, wanted 1 or more"),
+}
+deviating = pytest.mark.parametrize(
+    ("make", "position", "problem"), DEVIATING.values(), ids=DEVIATING
+)
+
+
+def read_tolerantly(data: bytes) -> tuple[list[RecordBatch], list[Deviation]]:
+    noted: list[Deviation] = []
+    reader = ObjectReader("foreign", len(data), noted)
+    while (needed := reader.needed) is not None:
+        reader.receive(data[needed.start : needed.end])
+    records = [
+        record
+        for entry in reader.index
+        for record in reader.records(entry, data[entry.position : entry.position + entry.size])
+    ]
+    return records, noted
+
+
+@deviating
+def test_a_deviation_is_refused_by_default(
+    make: Callable[[], bytes], position: int, problem: str
+) -> None:
+    with pytest.raises(CorruptObjectError) as caught:
+        read_whole(make())
+
+    assert caught.value.position == position
+    assert problem in caught.value.problem
+
+
+@deviating
+def test_a_deviation_is_noted_once_and_every_record_is_read(
+    make: Callable[[], bytes], position: int, problem: str
+) -> None:
+    records, (deviation,) = read_tolerantly(make())
+
+    assert [record.payload for record in records] == [b"first", b"second"]
+    assert deviation.position == position
+    assert problem in deviation.problem
+
+
+def test_a_sound_object_has_no_deviation() -> None:
+    data = small_object().data
+
+    assert read_tolerantly(data) == (read_whole(data)[1], [])
+
+
+def test_an_index_read_a_second_time_notes_the_footer_once_and_is_strict_if_asked() -> None:
+    """An index that starts before the guess takes two ranges, each with the footer in it."""
+    builder = ObjectBuilder(1)
+    builder.write([RecordBatch(7, 0, at, 1, b"x") for at in range(400)])
+    data = bytearray(builder.finish().data)
+    data[-FOOTER_SIZE + 12] = 9
+
+    records, noted = read_tolerantly(bytes(data))
+    assert (len(records), len(noted)) == (400, 1)
+
+    reader = ObjectReader("ours", len(data))
+    sane = bytes(data[:-36]) + bytes(28) + bytes(data[-8:])
+    assert reader.needed is not None
+    reader.receive(sane[reader.needed.start : reader.needed.end])
+    assert reader.needed is not None, "the index starts before the first range"
+    with pytest.raises(CorruptObjectError, match="reserved bytes"):
+        reader.receive(bytes(data[reader.needed.start : reader.needed.end]))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(lambda: b"\x00" + sound()[1:], id="magic"),
+        pytest.param(lambda: sound()[:-8] + bytes(8), id="footer magic"),
+        pytest.param(lambda: with_gap()[:2] + struct.pack(">i", 3) + with_gap()[6:], id="count"),
+        pytest.param(
+            lambda: with_gap()[: 10 + 33 + 5 + 17] + struct.pack(">q", 1) + with_gap()[73:],
+            id="overlap",
+        ),
+    ],
+)
+def test_everything_else_stays_an_error(bad: Callable[[], bytes]) -> None:
+    with pytest.raises(CorruptObjectError):
+        read_tolerantly(bad())
+
+
+def empty_composite() -> bytes:
+    table = struct.pack(">Bi", COMPOSITE_TABLE_MAGIC, 0)
+    return table + encode_footer(Footer(len(table), 0, composite=True))
+
+
+def test_a_composite_without_links() -> None:
+    with pytest.raises(CorruptObjectError, match="link count"):
+        decode_composite(empty_composite())
+    noted: list[Deviation] = []
+    reader = CompositeReader("foreign", len(empty_composite()), noted)
+    assert reader.needed is not None
+    reader.receive(empty_composite())
+
+    assert reader.composite.links == ()
+    assert [one.position for one in noted] == [1]
+
+
+def test_an_entry_of_a_composite_without_links_is_no_deviation() -> None:
+    table = struct.pack(">Bi", COMPOSITE_TABLE_MAGIC, 0)
+    index = encode_index([IndexEntry(7, 0, 5, 2, 0, 100)])
+    data = table + index + encode_footer(Footer(len(table), len(index), composite=True))
+
+    with pytest.raises(CorruptObjectError, match="first ordinal of link 0"):
+        decode_composite(data, noted=[])
+
+
+@deviating
+def test_dump_shows_deviations_if_it_is_tolerant_and_fails_else(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    make: Callable[[], bytes],
+    position: int,
+    problem: str,
+) -> None:
+    path = tmp_path / "foreign"
+    path.write_bytes(make())
+    words = ["object", "dump", str(path)]
+
+    assert run_cli(cli, [*words, "--format", "json"]) == 1
+    refused = json.loads(capsys.readouterr().out)
+    assert refused["error"]["code"] == "CORRUPT_OBJECT"
+    assert refused["deviations"] == []
+    assert run_cli(cli, [*words, "--tolerant", "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (len(shown["records"]), shown["faults"]) == (2, [])
+    (deviation,) = shown["deviations"]
+    assert deviation["position"] == position
+    assert problem in deviation["problem"]
+    assert run_cli(cli, [*words, "--tolerant"]) == 0
+    assert f"DEVIATION at byte {position}: " in capsys.readouterr().out
+
+
+def test_dump_of_an_object_without_records_is_sound(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "empty"
+    path.write_bytes(encode_footer(Footer(0, 0)))
+
+    assert run_cli(cli, ["object", "dump", str(path)]) == 0
+    assert "ranges=[]" in capsys.readouterr().out
