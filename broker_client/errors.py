@@ -127,6 +127,12 @@ class ObjectNotCommittedError(RefusedError):
     advice = "commit it first, or choose another source"
 
 
+class ObjectContentMismatchError(RefusedError):
+    """The object id was committed before, with other content than this commit has."""
+
+    advice = "commit under newly prepared ids; only an identical commit may be repeated"
+
+
 class CompactedObjectsNotFoundError(RefusedError):
     """A source of a compaction is gone: somebody else has compacted it."""
 
@@ -351,6 +357,7 @@ ERRORS_BY_CODE: Mapping[ErrorCode.ValueType, type[RefusedError]] = {
     ErrorCode.NODE_LOCKED: NodeLockedError,
     ErrorCode.OBJECT_NOT_COMMITED: ObjectNotCommittedError,
     ErrorCode.STREAM_INNER_ERROR: StreamEpochMismatchError,
+    ErrorCode.OBJECT_CONTENT_MISMATCH: ObjectContentMismatchError,
 }
 
 

@@ -31,6 +31,7 @@ class ErrorCode(IntEnum):
     NODE_LOCKED = 515
     OBJECT_NOT_COMMITED = 516
     STREAM_INNER_ERROR = 599
+    OBJECT_CONTENT_MISMATCH = 700
 
 
 class ApiError(Exception):

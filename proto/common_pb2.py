@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/common.proto\x12\rstreammeta.v1\"3\n\x0cNodeIdentity\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x12\n\nnode_epoch\x18\x02 \x01(\x03\"4\n\x0bPageRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"!\n\x03Tag\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t*\xd6\x03\n\tErrorCode\x12\x08\n\x04NONE\x10\x00\x12!\n\x14UNKNOWN_SERVER_ERROR\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x12\x13\n\x0fINVALID_REQUEST\x10*\x12\x11\n\x0cSTREAM_EXIST\x10\xf5\x03\x12\x15\n\x10STREAM_NOT_EXIST\x10\xf6\x03\x12\x12\n\rSTREAM_FENCED\x10\xf7\x03\x12\x15\n\x10OBJECT_NOT_EXIST\x10\xf8\x03\x12\x16\n\x11STREAM_NOT_OPENED\x10\xf9\x03\x12\x16\n\x11STREAM_NOT_CLOSED\x10\xfa\x03\x12\x18\n\x13REDUNDANT_OPERATION\x10\xfb\x03\x12 \n\x1b\x43OMPACTED_OBJECTS_NOT_FOUND\x10\xfc\x03\x12\x17\n\x12OFFSET_NOT_MATCHED\x10\xfd\x03\x12\x17\n\x12NODE_EPOCH_EXPIRED\x10\xfe\x03\x12\x19\n\x14NODE_EPOCH_NOT_EXIST\x10\xff\x03\x12\x0e\n\tKEY_EXIST\x10\x80\x04\x12\x12\n\rKEY_NOT_EXIST\x10\x81\x04\x12\x10\n\x0bNODE_FENCED\x10\x82\x04\x12\x10\n\x0bNODE_LOCKED\x10\x83\x04\x12\x18\n\x13OBJECT_NOT_COMMITED\x10\x84\x04\x12\x17\n\x12STREAM_INNER_ERROR\x10\xd7\x04*\xb5\x01\n\x0bObjectState\x12\x1b\n\x17OBJECT_STATE_NOT_ISSUED\x10\x00\x12\x19\n\x15OBJECT_STATE_PREPARED\x10\x01\x12\x1a\n\x16OBJECT_STATE_COMMITTED\x10\x02\x12\x1f\n\x1bOBJECT_STATE_MARK_DESTROYED\x10\x03\x12\x18\n\x14OBJECT_STATE_REMOVED\x10\x04\x12\x17\n\x13OBJECT_STATE_LINKED\x10\x05*t\n\nObjectKind\x12\x17\n\x13OBJECT_KIND_UNKNOWN\x10\x00\x12\x1a\n\x16OBJECT_KIND_STREAM_SET\x10\x01\x12\x16\n\x12OBJECT_KIND_STREAM\x10\x02\x12\x19\n\x15OBJECT_KIND_COMPOSITE\x10\x03*?\n\x0bStreamState\x12\x17\n\x13STREAM_STATE_CLOSED\x10\x00\x12\x17\n\x13STREAM_STATE_OPENED\x10\x01*.\n\nOnConflict\x12\x0e\n\nREJECT_ALL\x10\x00\x12\x10\n\x0c\x41\x43\x43\x45PT_VALID\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/common.proto\x12\rstreammeta.v1\"3\n\x0cNodeIdentity\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x12\n\nnode_epoch\x18\x02 \x01(\x03\"4\n\x0bPageRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"!\n\x03Tag\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t*\xf4\x03\n\tErrorCode\x12\x08\n\x04NONE\x10\x00\x12!\n\x14UNKNOWN_SERVER_ERROR\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x12\x13\n\x0fINVALID_REQUEST\x10*\x12\x11\n\x0cSTREAM_EXIST\x10\xf5\x03\x12\x15\n\x10STREAM_NOT_EXIST\x10\xf6\x03\x12\x12\n\rSTREAM_FENCED\x10\xf7\x03\x12\x15\n\x10OBJECT_NOT_EXIST\x10\xf8\x03\x12\x16\n\x11STREAM_NOT_OPENED\x10\xf9\x03\x12\x16\n\x11STREAM_NOT_CLOSED\x10\xfa\x03\x12\x18\n\x13REDUNDANT_OPERATION\x10\xfb\x03\x12 \n\x1b\x43OMPACTED_OBJECTS_NOT_FOUND\x10\xfc\x03\x12\x17\n\x12OFFSET_NOT_MATCHED\x10\xfd\x03\x12\x17\n\x12NODE_EPOCH_EXPIRED\x10\xfe\x03\x12\x19\n\x14NODE_EPOCH_NOT_EXIST\x10\xff\x03\x12\x0e\n\tKEY_EXIST\x10\x80\x04\x12\x12\n\rKEY_NOT_EXIST\x10\x81\x04\x12\x10\n\x0bNODE_FENCED\x10\x82\x04\x12\x10\n\x0bNODE_LOCKED\x10\x83\x04\x12\x18\n\x13OBJECT_NOT_COMMITED\x10\x84\x04\x12\x17\n\x12STREAM_INNER_ERROR\x10\xd7\x04\x12\x1c\n\x17OBJECT_CONTENT_MISMATCH\x10\xbc\x05*\xb5\x01\n\x0bObjectState\x12\x1b\n\x17OBJECT_STATE_NOT_ISSUED\x10\x00\x12\x19\n\x15OBJECT_STATE_PREPARED\x10\x01\x12\x1a\n\x16OBJECT_STATE_COMMITTED\x10\x02\x12\x1f\n\x1bOBJECT_STATE_MARK_DESTROYED\x10\x03\x12\x18\n\x14OBJECT_STATE_REMOVED\x10\x04\x12\x17\n\x13OBJECT_STATE_LINKED\x10\x05*t\n\nObjectKind\x12\x17\n\x13OBJECT_KIND_UNKNOWN\x10\x00\x12\x1a\n\x16OBJECT_KIND_STREAM_SET\x10\x01\x12\x16\n\x12OBJECT_KIND_STREAM\x10\x02\x12\x19\n\x15OBJECT_KIND_COMPOSITE\x10\x03*?\n\x0bStreamState\x12\x17\n\x13STREAM_STATE_CLOSED\x10\x00\x12\x17\n\x13STREAM_STATE_OPENED\x10\x01*.\n\nOnConflict\x12\x0e\n\nREJECT_ALL\x10\x00\x12\x10\n\x0c\x41\x43\x43\x45PT_VALID\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.common_pb2', _globals
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ERRORCODE']._serialized_start=180
-  _globals['_ERRORCODE']._serialized_end=650
-  _globals['_OBJECTSTATE']._serialized_start=653
-  _globals['_OBJECTSTATE']._serialized_end=834
-  _globals['_OBJECTKIND']._serialized_start=836
-  _globals['_OBJECTKIND']._serialized_end=952
-  _globals['_STREAMSTATE']._serialized_start=954
-  _globals['_STREAMSTATE']._serialized_end=1017
-  _globals['_ONCONFLICT']._serialized_start=1019
-  _globals['_ONCONFLICT']._serialized_end=1065
+  _globals['_ERRORCODE']._serialized_end=680
+  _globals['_OBJECTSTATE']._serialized_start=683
+  _globals['_OBJECTSTATE']._serialized_end=864
+  _globals['_OBJECTKIND']._serialized_start=866
+  _globals['_OBJECTKIND']._serialized_end=982
+  _globals['_STREAMSTATE']._serialized_start=984
+  _globals['_STREAMSTATE']._serialized_end=1047
+  _globals['_ONCONFLICT']._serialized_start=1049
+  _globals['_ONCONFLICT']._serialized_end=1095
   _globals['_NODEIDENTITY']._serialized_start=37
   _globals['_NODEIDENTITY']._serialized_end=88
   _globals['_PAGEREQUEST']._serialized_start=90

@@ -73,9 +73,13 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """the object exists but is not committed"""
     STREAM_INNER_ERROR: _ErrorCode.ValueType  # 599
     """stream and range disagree with the request's epoch"""
+    OBJECT_CONTENT_MISMATCH: _ErrorCode.ValueType  # 700
+    """the object id was committed before, with other content; nothing was changed"""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
-    """Why one item of a request failed. Numbers are stable and shared with AutoMQ's broker protocol."""
+    """Why one item of a request failed. Numbers are stable; those below 700 are shared with AutoMQ's broker
+    protocol, those from 700 on are this contract's own.
+    """
 
 NONE: ErrorCode.ValueType  # 0
 """success"""
@@ -117,6 +121,8 @@ OBJECT_NOT_COMMITED: ErrorCode.ValueType  # 516
 """the object exists but is not committed"""
 STREAM_INNER_ERROR: ErrorCode.ValueType  # 599
 """stream and range disagree with the request's epoch"""
+OBJECT_CONTENT_MISMATCH: ErrorCode.ValueType  # 700
+"""the object id was committed before, with other content; nothing was changed"""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 class _ObjectState:

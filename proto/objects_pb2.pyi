@@ -176,7 +176,7 @@ class StreamObjectColumns(_message.Message):
 
     @_builtins.property
     def object_size(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """bytes"""
+        """bytes, 0..2^46 each"""
 
     @_builtins.property
     def stream_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -236,6 +236,12 @@ Global___StreamObjectColumns: _TypeAlias = StreamObjectColumns  # noqa: Y015
 
 @_typing.final
 class CommitStreamSetObjectRequest(_message.Message):
+    """A commit is known by its object_id, or without one by the ids of its stream objects. A repeat has the
+    same content: all fields but request_id, node_epoch, stream_epoch, failover and on_conflict; rows may
+    be in another order. REJECT_ALL can't repeat an ACCEPT_VALID commit of which rows were left out.
+    Repeats are recognized until the object was deleted and 131072 others after it.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
@@ -257,11 +263,11 @@ class CommitStreamSetObjectRequest(_message.Message):
     object_id: _builtins.int
     """the prepared stream set object; -1: none (stream objects only)"""
     order_id: _builtins.int
-    """place among the node's set objects; = object_id for an upload;"""
-    object_size: _builtins.int
-    """-1 in a compaction: smallest order of its sources
-    bytes; 0 when object_id is -1
+    """Place among the node's set objects. Absent or -1, which suits all but rare cases: object_id for an
+    upload, the smallest order of the sources for a compaction.
     """
+    object_size: _builtins.int
+    """bytes, 0..2^46 (64 TiB); 0 when object_id is -1"""
     attributes: _builtins.int
     """object attributes word"""
     failover: _builtins.bool
@@ -300,7 +306,7 @@ class CommitStreamSetObjectRequest(_message.Message):
         request_id: _builtins.str = ...,
         node: _common_pb2.NodeIdentity | None = ...,
         object_id: _builtins.int = ...,
-        order_id: _builtins.int = ...,
+        order_id: _builtins.int | None = ...,
         object_size: _builtins.int = ...,
         attributes: _builtins.int = ...,
         ranges: Global___RangeColumns | None = ...,
@@ -312,9 +318,9 @@ class CommitStreamSetObjectRequest(_message.Message):
         max_timestamp_ms: _builtins.int | None = ...,
         crc32c: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "ranges", b"ranges", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_order_id", b"_order_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "order_id", b"order_id", "ranges", b"ranges", "stream_objects", b"stream_objects"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
@@ -322,12 +328,16 @@ class CommitStreamSetObjectRequest(_message.Message):
     _WhichOneofArgType__max_timestamp_ms: _TypeAlias = _typing.Literal["_max_timestamp_ms", b"_max_timestamp_ms"]  # noqa: Y015
     _WhichOneofReturnType__min_timestamp_ms: _TypeAlias = _typing.Literal["min_timestamp_ms"]  # noqa: Y015
     _WhichOneofArgType__min_timestamp_ms: _TypeAlias = _typing.Literal["_min_timestamp_ms", b"_min_timestamp_ms"]  # noqa: Y015
+    _WhichOneofReturnType__order_id: _TypeAlias = _typing.Literal["order_id"]  # noqa: Y015
+    _WhichOneofArgType__order_id: _TypeAlias = _typing.Literal["_order_id", b"_order_id"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_timestamp_ms) -> _WhichOneofReturnType__max_timestamp_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_timestamp_ms) -> _WhichOneofReturnType__min_timestamp_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__order_id) -> _WhichOneofReturnType__order_id | None: ...
 
 Global___CommitStreamSetObjectRequest: _TypeAlias = CommitStreamSetObjectRequest  # noqa: Y015
 
@@ -386,7 +396,7 @@ class CommitStreamObjectRequest(_message.Message):
     object_id: _builtins.int
     """the prepared result; -1: only the sources go"""
     object_size: _builtins.int
-    """bytes; for a composite the sum of the linked blocks"""
+    """bytes, 0..2^46; for a composite the sum of the linked blocks"""
     stream_id: _builtins.int
     """the stream"""
     stream_epoch: _builtins.int
@@ -531,7 +541,7 @@ class UploadColumns(_message.Message):
 
     @_builtins.property
     def object_size(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """bytes"""
+        """bytes, 0..2^46 each"""
 
     @_builtins.property
     def range_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

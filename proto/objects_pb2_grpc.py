@@ -84,14 +84,15 @@ class ObjectServiceServicer:
 
     def CommitStreamSetObject(self, request, context):
         """Register an upload (one stream set object and any number of stream objects), or the result of
-        compacting stream set objects. Repeating a committed object_id returns the first answer.
+        compacting stream set objects. A commit may be repeated: with the same content it gets the first
+        answer, with other content OBJECT_CONTENT_MISMATCH. See CommitStreamSetObjectRequest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitStreamObject(self, request, context):
-        """Register the result of compacting stream objects of one stream.
+        """Register the result of compacting stream objects of one stream. Repeats as above.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,10 +39,11 @@ class ObjectServiceStub:
     """
     CommitStreamSetObject: _grpc.UnaryUnaryMultiCallable[_objects_pb2.CommitStreamSetObjectRequest, _objects_pb2.CommitStreamSetObjectResponse]
     """Register an upload (one stream set object and any number of stream objects), or the result of
-    compacting stream set objects. Repeating a committed object_id returns the first answer.
+    compacting stream set objects. A commit may be repeated: with the same content it gets the first
+    answer, with other content OBJECT_CONTENT_MISMATCH. See CommitStreamSetObjectRequest.
     """
     CommitStreamObject: _grpc.UnaryUnaryMultiCallable[_objects_pb2.CommitStreamObjectRequest, _objects_pb2.CommitStreamObjectResponse]
-    """Register the result of compacting stream objects of one stream."""
+    """Register the result of compacting stream objects of one stream. Repeats as above."""
     CommitPipeline: _grpc.StreamStreamMultiCallable[_objects_pb2.CommitBatchRequest, _objects_pb2.CommitBatchResponse]
     """Many commits on one stream of messages; answered in order, one response per request."""
     GetObjects: _grpc.UnaryUnaryMultiCallable[_objects_pb2.GetObjectsRequest, _objects_pb2.GetObjectsResponse]
@@ -61,10 +62,11 @@ class ObjectServiceAsyncStub(ObjectServiceStub):
     """
     CommitStreamSetObject: _aio.UnaryUnaryMultiCallable[_objects_pb2.CommitStreamSetObjectRequest, _objects_pb2.CommitStreamSetObjectResponse]  # type: ignore[assignment]
     """Register an upload (one stream set object and any number of stream objects), or the result of
-    compacting stream set objects. Repeating a committed object_id returns the first answer.
+    compacting stream set objects. A commit may be repeated: with the same content it gets the first
+    answer, with other content OBJECT_CONTENT_MISMATCH. See CommitStreamSetObjectRequest.
     """
     CommitStreamObject: _aio.UnaryUnaryMultiCallable[_objects_pb2.CommitStreamObjectRequest, _objects_pb2.CommitStreamObjectResponse]  # type: ignore[assignment]
-    """Register the result of compacting stream objects of one stream."""
+    """Register the result of compacting stream objects of one stream. Repeats as above."""
     CommitPipeline: _aio.StreamStreamMultiCallable[_objects_pb2.CommitBatchRequest, _objects_pb2.CommitBatchResponse]  # type: ignore[assignment]
     """Many commits on one stream of messages; answered in order, one response per request."""
     GetObjects: _aio.UnaryUnaryMultiCallable[_objects_pb2.GetObjectsRequest, _objects_pb2.GetObjectsResponse]  # type: ignore[assignment]
@@ -92,7 +94,8 @@ class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_objects_pb2.CommitStreamSetObjectResponse, _abc.Awaitable[_objects_pb2.CommitStreamSetObjectResponse]]:
         """Register an upload (one stream set object and any number of stream objects), or the result of
-        compacting stream set objects. Repeating a committed object_id returns the first answer.
+        compacting stream set objects. A commit may be repeated: with the same content it gets the first
+        answer, with other content OBJECT_CONTENT_MISMATCH. See CommitStreamSetObjectRequest.
         """
 
     @_abc_1.abstractmethod
@@ -101,7 +104,7 @@ class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _objects_pb2.CommitStreamObjectRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_objects_pb2.CommitStreamObjectResponse, _abc.Awaitable[_objects_pb2.CommitStreamObjectResponse]]:
-        """Register the result of compacting stream objects of one stream."""
+        """Register the result of compacting stream objects of one stream. Repeats as above."""
 
     @_abc_1.abstractmethod
     def CommitPipeline(

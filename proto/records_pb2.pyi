@@ -491,6 +491,7 @@ class StreamSetObjectsCommittedRecord(_message.Message):
     MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     """the node they belong to"""
     committed_at_ms: _builtins.int
@@ -513,6 +514,8 @@ class StreamSetObjectsCommittedRecord(_message.Message):
     """column; no record in the object is newer; likewise"""
     crc32c: _builtins.bytes
     """column; CRC-32C of the object's bytes; -1: unknown; empty: all are -1"""
+    content_digest: _builtins.bytes
+    """column; of the commit each came with, to know its repeat; 0: unknown; empty: all are 0"""
     @_builtins.property
     def ranges(self) -> Global___SetObjectRanges:
         """of all of them, behind each other"""
@@ -532,10 +535,11 @@ class StreamSetObjectsCommittedRecord(_message.Message):
         min_timestamp_ms: _builtins.bytes = ...,
         max_timestamp_ms: _builtins.bytes = ...,
         crc32c: _builtins.bytes = ...,
+        content_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "crc32c", b"crc32c", "data_time_ms", b"data_time_ms", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node_id", b"node_id", "object_id", b"object_id", "object_size", b"object_size", "order_id", b"order_id", "range_count", b"range_count", "ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "content_digest", b"content_digest", "crc32c", b"crc32c", "data_time_ms", b"data_time_ms", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node_id", b"node_id", "object_id", b"object_id", "object_size", b"object_size", "order_id", b"order_id", "range_count", b"range_count", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -583,6 +587,7 @@ class StreamObjectsCommittedRecord(_message.Message):
     MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     committed_at_ms: _builtins.int
     """leader's clock"""
     object_id: _builtins.bytes
@@ -603,6 +608,8 @@ class StreamObjectsCommittedRecord(_message.Message):
     """column; likewise"""
     crc32c: _builtins.bytes
     """column; likewise"""
+    content_digest: _builtins.int
+    """of the commit they came with, to know its repeat; 0: unknown"""
     def __init__(
         self,
         *,
@@ -616,10 +623,11 @@ class StreamObjectsCommittedRecord(_message.Message):
         min_timestamp_ms: _builtins.bytes = ...,
         max_timestamp_ms: _builtins.bytes = ...,
         crc32c: _builtins.bytes = ...,
+        content_digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "crc32c", b"crc32c", "end_offset", b"end_offset", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id", "object_size", b"object_size", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "content_digest", b"content_digest", "crc32c", b"crc32c", "end_offset", b"end_offset", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "object_id", b"object_id", "object_size", b"object_size", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,7 +36,14 @@ from controller.metadata.nodes import Nodes
 from controller.metadata.object_upkeep import ObjectUpkeep
 from controller.metadata.objects import Objects
 from controller.metadata.reads import Reads
-from controller.metadata.request_log import IssuedIds, RequestKey, RequestKind, Window
+from controller.metadata.repeats import Repeats
+from controller.metadata.request_log import (
+    IssuedIds,
+    RequestKey,
+    RequestKind,
+    Window,
+    digest_of_tags,
+)
 from controller.metadata.requests import (
     AbandonUploads,
     AssignRecoveries,
@@ -141,8 +148,11 @@ class ClusterMap:
         self._nodes = Nodes(set_objects)
         self._stream_decisions = StreamDecisions(self._streams, self._objects, self._nodes)
         self._kvs = KVs()
-        self._uploads = Uploads(self._nodes, self._streams, self._objects)
-        self._compactions = Compactions(self._nodes, self._streams, self._objects, self._uploads)
+        self._repeats = Repeats(self._objects)
+        self._uploads = Uploads(self._nodes, self._streams, self._objects, self._repeats)
+        self._compactions = Compactions(
+            self._nodes, self._streams, self._objects, self._uploads, self._repeats
+        )
         self._upkeep = ObjectUpkeep(self._streams, self._objects)
         self._reads = Reads(self._streams, self._objects, self._nodes)
         self._stream_reads = StreamReads(self._streams, self._objects)
@@ -165,7 +175,7 @@ class ClusterMap:
             nodes=cluster_map._nodes,
             kvs=cluster_map._kvs,
             upkeep=cluster_map._upkeep,
-            rejected=cluster_map._uploads.rejected,
+            rejected=cluster_map._repeats.rejected,
         )
         return cluster_map
 
@@ -273,7 +283,7 @@ class ClusterMap:
                 self._objects.requests.view(),
                 self._nodes.requests.view(),
             ),
-            rejected=self._uploads.rejected.view(),
+            rejected=self._repeats.rejected.view(),
             removed=self._objects.removed.view(),
         )
 
@@ -365,6 +375,13 @@ class ClusterMap:
         key = RequestKey(RequestKind.CREATE_STREAMS, request.node.node_id, request.request_id)
         issued = _issued_before(self._streams.requests, key, len(request.streams))
         if issued is not None:
+            tags = [stream.tags for stream in request.streams]
+            if issued.content_digest not in (0, digest_of_tags(tags)):
+                raise InvalidRequestError(
+                    "request_id",
+                    f"{request.request_id!r} was used for streams with other tags; "
+                    "a new request needs a new id",
+                )
             ids = tuple(range(issued.first_id, issued.first_id + issued.count))
             return (), CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
         return self._stream_decisions.create(request)
@@ -483,7 +500,7 @@ class ClusterMap:
             ObjectsPrepared: objects.replay_prepared,
             StreamSetObjectsCommitted: uploads.replay_set_objects,
             StreamObjectsCommitted: uploads.replay_stream_objects,
-            CommitRowsRejected: uploads.replay_rejected,
+            CommitRowsRejected: self._repeats.replay_rejected,
             PendingUploadsSet: streams.replay_pending_set,
             UploadsAbandoned: streams.replay_abandoned,
             ObjectsDestroyed: self._replay_destroyed,

@@ -4,7 +4,7 @@ An upload holds each stream once. What objects are compacted to may hold a strea
 of the set object and of stream objects, as long as each offset is in one. See `validation`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Set
 
 import numpy as np
 
@@ -33,6 +33,11 @@ from controller.records.record import FACT_COLUMNS
 
 COMMIT_ROWS_MAX = 20_000
 """Ranges and stream objects in one commit."""
+OBJECT_SIZE_MAX = 1 << 46
+"""Bytes of one object: more than any store takes. No sum over the rows of a request overflows."""
+
+_MAY_BE_EMPTY = frozenset(("stream_epoch", "attributes", *FACT_COLUMNS))
+"""Columns that a table of rows may leave out."""
 
 
 def check_commit(request: CommitStreamSetObject) -> None:
@@ -40,10 +45,12 @@ def check_commit(request: CommitStreamSetObject) -> None:
     check_node(request.node)
     check_between("object_id", request.object_id, -1, INT64_MAX)
     check_between("order_id", request.order_id, -1, INT64_MAX)
-    check_between("object_size", request.object_size, 0, INT64_MAX)
+    check_between("object_size", request.object_size, 0, OBJECT_SIZE_MAX)
     check_between("attributes", request.attributes, -(2**31), INT32_MAX)
     _check_facts(request)
     ranges, stream_objects = request.ranges, request.stream_objects
+    _check_columns("ranges", ranges, len(ranges.stream_id), _MAY_BE_EMPTY)
+    _check_columns("stream_objects", stream_objects, len(stream_objects.stream_id), _MAY_BE_EMPTY)
     rows = len(ranges.stream_id) + len(stream_objects.stream_id)
     if rows > COMMIT_ROWS_MAX:
         raise LimitExceededError(
@@ -85,7 +92,7 @@ def check_commit_stream_object(request: CommitStreamObject) -> None:
     """Check what stream objects are compacted to."""
     check_node(request.node)
     check_between("object_id", request.object_id, -1, INT64_MAX)
-    check_between("object_size", request.object_size, 0, INT64_MAX)
+    check_between("object_size", request.object_size, 0, OBJECT_SIZE_MAX)
     check_between("stream_id", request.stream_id, 0, INT64_MAX)
     check_between("stream_epoch", request.stream_epoch, 0, INT64_MAX)
     check_between("attributes", request.attributes, -(2**31), INT32_MAX)
@@ -121,7 +128,7 @@ def check_commit_uploads(request: CommitUploads) -> None:
         if length != objects:
             raise InvalidRequestError(name, f"got {length} rows, but object_id has {objects}")
     raise_at("object_id", request.object_id < 0, 0, ">= 0")
-    raise_at("object_size", request.object_size < 0, 0, ">= 0")
+    _check_sizes("object_size", request.object_size)
     counts = request.range_count
     # Together with the limit above this keeps their sum from overflowing.
     raise_at("range_count", (counts < 1) | (counts > COMMIT_ROWS_MAX), 0, "1 to all of ranges")
@@ -131,6 +138,7 @@ def check_commit_uploads(request: CommitUploads) -> None:
     if objects > 1:
         _check_no_twin("object_id", request.object_id)
     _check_fact_columns("", request, objects)
+    _check_columns("ranges", request.ranges, rows, _MAY_BE_EMPTY)
     _check_ranges(request.ranges, ends[:-1])
 
 
@@ -139,11 +147,10 @@ def _check_ranges(
 ) -> None:
     """Check ranges of one object, or of several; then `firsts` are the others' first rows.
 
+    The columns are equally long.
     With `several` an object may hold several ranges of a stream.
     """
-    rows = len(ranges.stream_id)
-    _check_columns("ranges", ranges, rows, optional=("stream_epoch",))
-    if rows == 0:
+    if not len(ranges.stream_id):
         return
     stream_id = ranges.stream_id
     below, before = stream_id[1:], stream_id[:-1]
@@ -163,12 +170,10 @@ def _check_ranges(
 
 def _check_stream_objects(rows: StreamObjectColumns, request: CommitStreamSetObject) -> None:
     field = "stream_objects"
-    optional = ("stream_epoch", "attributes", *FACT_COLUMNS)
-    _check_columns(field, rows, len(rows.stream_id), optional)
     _check_fact_columns(f"{field}.", rows, len(rows.stream_id))
     raise_at(f"{field}.stream_id", rows.stream_id < 0, 0, ">= 0")
     raise_at(f"{field}.object_id", rows.object_id < 0, 0, ">= 0")
-    raise_at(f"{field}.object_size", rows.object_size < 0, 0, ">= 0")
+    _check_sizes(f"{field}.object_size", rows.object_size)
     raise_at(f"{field}.attributes", rows.attributes != rows.attributes.astype(np.int32), 0, "i32")
     _check_offsets(field, rows.start_offset, rows.end_offset)
     check_no_repeat(f"{field}.object_id", rows.object_id.tolist())
@@ -267,7 +272,7 @@ def _check_no_twin(field: str, ids: Int64Column) -> None:
 
 
 def _check_columns(
-    field: str, columns: RangeColumns | StreamObjectColumns, rows: int, optional: Sequence[str]
+    field: str, columns: RangeColumns | StreamObjectColumns, rows: int, optional: Set[str]
 ) -> None:
     for name in columns.__slots__:
         length = len(getattr(columns, name))
@@ -275,6 +280,10 @@ def _check_columns(
             raise InvalidRequestError(
                 f"{field}.{name}", f"got {length} rows, but {field}.stream_id has {rows}"
             )
+
+
+def _check_sizes(field: str, sizes: Int64Column) -> None:
+    raise_at(field, (sizes < 0) | (sizes > OBJECT_SIZE_MAX), 0, f"0 to {OBJECT_SIZE_MAX} bytes")
 
 
 def _check_offsets(field: str, start: Int64Column, end: Int64Column) -> None:

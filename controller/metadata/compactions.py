@@ -19,15 +19,17 @@ import numpy.typing as npt
 
 from controller.errors import ErrorCode
 from controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
+from controller.metadata.commit_digests import digest_of_commit, digest_of_merge
 from controller.metadata.coverage import judge
 from controller.metadata.nodes import Nodes
 from controller.metadata.object_facts import UNKNOWN, Facts, facts_of_one
 from controller.metadata.objects import Objects
 from controller.metadata.pending_uploads import StreamSpans
+from controller.metadata.repeats import Repeat, Repeats, failed_commit
 from controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
 from controller.metadata.stream_index import range_rows
 from controller.metadata.streams import Streams
-from controller.metadata.uploads import Uploads, failed_commit
+from controller.metadata.uploads import Uploads
 from controller.metadata.values import (
     COMPOSITE_BITS,
     EMPTY_COLUMN,
@@ -80,11 +82,19 @@ class _Verdicts:
 class Compactions:
     """Decides CommitStreamSetObject with sources, and CommitStreamObject."""
 
-    def __init__(self, nodes: Nodes, streams: Streams, objects: Objects, uploads: Uploads) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        streams: Streams,
+        objects: Objects,
+        uploads: Uploads,
+        repeats: Repeats,
+    ) -> None:
         self._nodes = nodes
         self._streams = streams
         self._objects = objects
         self._uploads = uploads
+        self._repeats = repeats
 
     # ---- set objects ----
 
@@ -103,14 +113,19 @@ class Compactions:
         error = self._result_error(request.object_id)
         if error is not _NONE:
             return [], failed_commit(request, error)
-        if self._made_before(request):
-            return [], self._uploads.first_answer(request)
+        digest = digest_of_commit(request)
+        repeat = self._set_repeat(request, digest)
+        if repeat is Repeat.SAME:
+            return [], self._repeats.first_answer(request)
+        if repeat is Repeat.OTHER_CONTENT:
+            return [], failed_commit(request, ErrorCode.OBJECT_CONTENT_MISMATCH)
         if not fit.all() or not _usable(ids, request.object_id):
             return [], failed_commit(request, _NOT_FOUND)
         verdicts = self._judge_set(request, rows)
         if verdicts.error() is not _NONE:
             return [], verdicts.answer()
-        return list(self._set_records(request, ids, rows, now_ms)), verdicts.answer()
+        self._objects.counts.require_room(request.object_size, request.stream_objects.object_size)
+        return list(self._set_records(request, rows, digest, now_ms)), verdicts.answer()
 
     def _is_set_object_of(self, rows: Int64Column, node_id: int) -> npt.NDArray[np.bool_]:
         objects = self._objects
@@ -138,12 +153,15 @@ class Compactions:
     def _was_committed(self, object_id: int) -> bool:
         return bool(self._objects.was_committed(np.array([object_id]))[0])
 
-    def _made_before(self, request: CommitStreamSetObject) -> bool:
+    def _set_repeat(self, request: CommitStreamSetObject, digest: int) -> Repeat:
         if request.object_id >= 0:
-            return self._was_committed(request.object_id)
-        if len(request.stream_objects.object_id):
-            return self._was_committed(int(request.stream_objects.object_id[0]))
-        return self._were_destroyed(request.compacted_object_ids, dropped=EMPTY_COLUMN)
+            return self._repeats.judge((request.object_id,), digest)
+        results = request.stream_objects.object_id
+        if len(results):
+            # All results are committed together, so the first one tells.
+            return self._repeats.judge((int(results[0]),), digest)
+        gone = self._were_destroyed(request.compacted_object_ids, dropped=EMPTY_COLUMN)
+        return Repeat.SAME if gone else Repeat.NEW
 
     def _were_destroyed(self, ids: Int64Column, dropped: Int64Column) -> bool:
         """Return whether all sources are gone that a compaction without result replaced.
@@ -203,7 +221,7 @@ class Compactions:
         return parts if np.count_nonzero(live) == len(live) else parts.take(live)
 
     def _set_records(
-        self, request: CommitStreamSetObject, ids: Int64Column, rows: Int64Column, now_ms: int
+        self, request: CommitStreamSetObject, rows: Int64Column, digest: int, now_ms: int
     ) -> Iterator[Record]:
         orders = self._objects["order_id"][rows]
         ranges = request.ranges
@@ -227,11 +245,12 @@ class Compactions:
                 min_timestamp_ms=facts.min_timestamp_ms,
                 max_timestamp_ms=facts.max_timestamp_ms,
                 crc32c=facts.crc32c,
+                content_digest=column([digest]),
             )
         others = _bounded(request.stream_objects, bounds)
         every = np.ones(len(others.stream_id), dtype=np.bool_)
-        yield from self._uploads.stream_object_records(others, every, now_ms)
-        yield ObjectsDestroyed(object_id=ids, marked_at_ms=now_ms)
+        yield from self._uploads.stream_object_records(others, every, digest, now_ms)
+        yield ObjectsDestroyed(object_id=request.compacted_object_ids, marked_at_ms=now_ms)
 
     # ---- stream objects ----
 
@@ -257,12 +276,19 @@ class Compactions:
             return self._replace_attributes(request, rows, fit)
         sources = _Sources(ids, rows, _operations(request))
         error = self._result_error(request.object_id)
-        if error is not _NONE or self._stream_object_made_before(request, sources):
+        if error is not _NONE:
             return [], error
+        digest = digest_of_merge(request)
+        repeat = self._merge_repeat(request, sources, digest)
+        if repeat is Repeat.SAME:
+            return [], _NONE
+        if repeat is Repeat.OTHER_CONTENT:
+            return [], ErrorCode.OBJECT_CONTENT_MISMATCH
         error = self._source_error(request, sources, fit)
         if error is not _NONE:
             return [], error
-        return list(self._stream_object_records(request, sources, now_ms)), _NONE
+        self._objects.counts.require_room(request.object_size, EMPTY_COLUMN)
+        return list(self._stream_object_records(request, sources, digest, now_ms)), _NONE
 
     def _is_object_of(self, rows: Int64Column, stream_id: int) -> npt.NDArray[np.bool_]:
         """Return which rows are those of committed stream objects or composites of a stream."""
@@ -273,11 +299,13 @@ class Compactions:
         fit[fit] = streams == stream_id
         return fit
 
-    def _stream_object_made_before(self, request: CommitStreamObject, sources: "_Sources") -> bool:
+    def _merge_repeat(
+        self, request: CommitStreamObject, sources: "_Sources", digest: int
+    ) -> Repeat:
         if request.object_id >= 0:
-            return self._was_committed(request.object_id)
+            return self._repeats.judge((request.object_id,), digest)
         dropped = sources.ids[sources.operations == SourceOperation.DELETE]
-        return self._were_destroyed(sources.ids, dropped)
+        return Repeat.SAME if self._were_destroyed(sources.ids, dropped) else Repeat.NEW
 
     def _source_error(
         self, request: CommitStreamObject, sources: "_Sources", fit: npt.NDArray[np.bool_]
@@ -301,7 +329,7 @@ class Compactions:
         return _NONE if covered and not verdicts.any() else ErrorCode.OFFSET_NOT_MATCHED
 
     def _stream_object_records(
-        self, request: CommitStreamObject, sources: "_Sources", now_ms: int
+        self, request: CommitStreamObject, sources: "_Sources", digest: int, now_ms: int
     ) -> Iterator[Record]:
         composite = False
         if request.object_id >= 0:
@@ -319,6 +347,7 @@ class Compactions:
                 min_timestamp_ms=facts.min_timestamp_ms,
                 max_timestamp_ms=facts.max_timestamp_ms,
                 crc32c=facts.crc32c,
+                content_digest=digest,
             )
         kept_above = request.start_offset if composite else None
         linked = [sources.with_operation(SourceOperation.KEEP_DATA)]

@@ -11,7 +11,7 @@ sections whatever happened to them. A view may be read in another thread.
 | streams | one a stream | stream_id, epoch, range_index, start_offset, end_offset, state, node_id |
 | stream_tags | one a tag | stream_id, key, value |
 | ranges | one a range, current ones too | stream_id, range_index, epoch, start_offset, end_offset, node_id |
-| objects | one an object (order_id of a linked one: its composite) | object_id, state, kind, attributes, node_id, object_size, timestamp_ms, order_id, data_time_ms, range_count |
+| objects | one an object (order_id of a linked one: its composite) | object_id, state, kind, attributes, node_id, object_size, timestamp_ms, order_id, data_time_ms, range_count, content_digest |
 | object_ranges | what objects hold, in object order | object_id, stream_id, start_offset, end_offset |
 | object_facts | one an object of whose content something is known, see `object_facts` | object_id, min_timestamp_ms, max_timestamp_ms, crc32c |
 | pending_uploads | one a stream a node owes an upload of | node_id, stream_id, start_offset, end_offset |
@@ -20,9 +20,9 @@ sections whatever happened to them. A view may be read in another thread.
 | node_tags | one a tag | node_id, key, value |
 | free_node_ids | ids that can be issued again | node_id |
 | kvs | one a key | namespace, key, value, version |
-| requests | remembered requests, oldest first | kind, node_id, request_id, first_id, count, deadline_ms |
+| requests | remembered requests, oldest first | kind, node_id, request_id, first_id, count, deadline_ms, content_digest |
 | rejected_rows | remembered verdicts, oldest first | object_id, stream_id, error |
-| removed_objects | remembered removals, oldest first | object_id |
+| removed_objects | remembered removals, oldest first | object_id, content_digest |
 """  # noqa: E501 - a table's row is one line
 
 import hashlib
@@ -71,7 +71,7 @@ class FrozenParts:
     kvs: SharedDictView[tuple[str, str], StoredValue]
     requests: tuple[WindowView[RequestKey, IssuedIds], ...]
     rejected: WindowView[tuple[int, int], int]
-    removed: WindowView[int, None]
+    removed: WindowView[int, int]
 
 
 class FrozenMap:
@@ -169,6 +169,7 @@ _OBJECT_SECTION = (
     "order_id",
     "data_time_ms",
     "range_count",
+    "content_digest",
 )
 
 
@@ -263,6 +264,7 @@ def _requests(parts: FrozenParts) -> Section:
         "first_id": column([ids.first_id for ids in issued]),
         "count": column([ids.count for ids in issued]),
         "deadline_ms": column([ids.deadline_ms for ids in issued]),
+        "content_digest": column([ids.content_digest for ids in issued]),
     }
 
 
@@ -275,7 +277,10 @@ def _rejected_rows(parts: FrozenParts) -> Section:
 
 
 def _removed_objects(parts: FrozenParts) -> Section:
-    return {"object_id": column([object_id for object_id, _ in parts.removed])}
+    return {
+        "object_id": column([object_id for object_id, _ in parts.removed]),
+        "content_digest": column([digest for _, digest in parts.removed]),
+    }
 
 
 _SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {

@@ -15,10 +15,11 @@ import numpy.typing as npt
 from controller.errors import ErrorCode, InvariantError
 from controller.metadata.answers import PrepareObjectsAnswer
 from controller.metadata.columns import Table, TableView, Undo
+from controller.metadata.commit_digests import NO_DIGEST
 from controller.metadata.due import DueObjects
 from controller.metadata.free_blocks import FreeBlocks
 from controller.metadata.node_objects import NodeObjects, ids_of_spans
-from controller.metadata.object_counts import ObjectCounts
+from controller.metadata.object_counts import ObjectCounts, exact_sum
 from controller.metadata.object_directory import ObjectDirectory
 from controller.metadata.object_facts import Facts, ObjectFacts
 from controller.metadata.object_links import ObjectLinks
@@ -67,6 +68,7 @@ _OBJECT_COLUMNS = {
     "data_time_ms": np.int64,
     "first_range": np.int32,
     "range_count": np.int32,
+    "content_digest": np.int64,  # of the commit, see `commit_digests`
 }
 
 # Members of an enum are slow to look up; these are looked up for every commit.
@@ -88,6 +90,7 @@ _UNCOMMITTED_CELLS = {
     "data_time_ms": -1,
     "first_range": 0,
     "range_count": 0,
+    "content_digest": NO_DIGEST,
 }
 """What a prepared object's row holds, besides its id and deadline."""
 _SPANS_AT_ONCE = 32
@@ -111,7 +114,8 @@ class Objects:
         self.counts = ObjectCounts()
         self.set_objects = NodeObjects() if set_objects is None else set_objects
         self.requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
-        self.removed: Window[int, None] = Window(REMOVED_OBJECTS_MAX)
+        self.removed: Window[int, int] = Window(REMOVED_OBJECTS_MAX)
+        """Digests of the commits of objects that are removed."""
         self.deadlines = DueObjects(lambda ids: self._due_times(_PREPARED, ids))
         self.destroyed = DueObjects(lambda ids: self._due_times(_DESTROYED, ids))
         self._swept: set[int] = set()
@@ -188,6 +192,15 @@ class Objects:
         for index in np.flatnonzero(~present).tolist():
             committed[index] = int(object_ids[index]) in self.removed
         return committed
+
+    def commit_digest(self, object_id: int) -> int | None:
+        """Return the digest of the commit of an object; None if `was_committed` says no."""
+        row = self.row(object_id)
+        if row < 0:
+            return self.removed.get(object_id)
+        if self._table["kind"][row] == ObjectKind.UNKNOWN:
+            return None
+        return int(self._table["content_digest"][row])
 
     def stream_object_rows(self, stream_id: int) -> Int64Column:
         """Return the range rows of a stream's stream objects and composites, by end offset."""
@@ -447,8 +460,9 @@ class Objects:
         ids = record.object_id
         rows = self._rows_of_record(ids)
         committed = self._table["kind"][rows] != ObjectKind.UNKNOWN
-        for object_id in ids[committed].tolist():
-            self.removed.put(object_id, None, undo)
+        digests = self._table["content_digest"][rows[committed]]
+        for object_id, digest in zip(ids[committed].tolist(), digests.tolist(), strict=True):
+            self.removed.put(object_id, digest, undo)
         self._table.write("state", rows, ObjectState.REMOVED)
         self.directory.hide(ids)
         self.counts.change(_DESTROYED, -len(rows))
@@ -524,12 +538,15 @@ class Objects:
         table.write("object_size", rows, record.object_size)
         table.write("timestamp_ms", rows, record.committed_at_ms)
         table.write("first_range", rows, first_range)
+        digest = record.content_digest
+        if isinstance(digest, int) or len(digest):
+            table.write("content_digest", rows, digest)
 
     def _count_commit(
         self, rows: Int64Column, deadlines_ms: Int64Column, sizes: Int64Column, undo: Undo
     ) -> None:
         count = len(rows)
-        size = int(sizes[0]) if count == 1 else int(np.add.reduce(sizes))
+        size = int(sizes[0]) if count == 1 else exact_sum(sizes)
         self.counts.change(_PREPARED, -count)
         self.counts.change(_COMMITTED, count, size)
         undo.append(lambda: self._take_back_commit(rows, deadlines_ms, size))

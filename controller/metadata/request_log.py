@@ -4,12 +4,14 @@ Entries come in by replay and leave in the order they came, so every replica for
 neither what the answers mean nor what time it is.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+import hashlib
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic, TypeVar
 
 from controller.metadata.columns import Undo
+from controller.metadata.values import Tags
 
 REQUESTS_MAX = 32_768
 """Create and Prepare requests remembered."""
@@ -18,6 +20,7 @@ REJECTED_ROWS_MAX = 65_536
 REMOVED_OBJECTS_MAX = 131_072
 """Committed objects remembered after they are removed."""
 
+_NO_TAGS = 1
 _PAGE_SHIFT = 10
 _PAGE_MASK = (1 << _PAGE_SHIFT) - 1
 
@@ -44,11 +47,29 @@ class RequestKey:
 
 @dataclass(frozen=True, slots=True)
 class IssuedIds:
-    """The first answer: `count` ids from `first_id`; `deadline_ms` is -1 for streams."""
+    """The first answer: `count` ids from `first_id`; `deadline_ms` is -1 for streams.
+
+    `content_digest` is that of the streams' tags, see `digest_of_tags`; 0: unknown, or no
+    streams were created.
+    """
 
     first_id: int
     count: int
     deadline_ms: int = -1
+    content_digest: int = 0
+
+
+def digest_of_tags(tags: Sequence[Tags]) -> int:
+    """Return a number that tells the tags of some streams from others; it is never 0."""
+    if not any(tags):
+        return _NO_TAGS
+    state = hashlib.blake2b(digest_size=8)
+    for of_one in tags:
+        texts = [text.encode() for tag in sorted(of_one) for text in tag]
+        state.update(b"%d;" % len(texts))
+        for text in texts:
+            state.update(b"%d:" % len(text) + text)
+    return int.from_bytes(state.digest(), "little", signed=True) or _NO_TAGS
 
 
 class WindowView(Generic[_K, _V]):

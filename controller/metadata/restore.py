@@ -61,7 +61,10 @@ def _restore_objects(
     ranges = _integers(sections["object_ranges"])
     exists = ranges["stream_id"] < len(streams)
     exists[exists] = streams["state"][ranges["stream_id"][exists]] != DELETED
-    objects.load(_integers(sections["objects"]), ranges, exists, next_object_id)
+    columns = _integers(sections["objects"])
+    if "content_digest" not in columns:  # older versions kept none
+        columns["content_digest"] = np.zeros_like(columns["object_id"])
+    objects.load(columns, ranges, exists, next_object_id)
     if "object_facts" in sections:  # older versions knew none
         known = _integers(sections["object_facts"])
         facts = Facts(**{name: known[name] for name in FACT_COLUMNS})
@@ -129,13 +132,15 @@ def _kvs(section: Mapping[str, Any]) -> dict[tuple[str, str], StoredValue]:
 def _restore_requests(
     section: Mapping[str, Any], streams: Streams, objects: Objects, nodes: Nodes
 ) -> None:
+    # Older versions kept no digests.
+    digests = section.get("content_digest", [0] * len(section["kind"]))
     entries = [
         (
             RequestKey(RequestKind(int(kind)), int(node_id), request_id),
-            IssuedIds(int(first_id), int(count), int(deadline_ms)),
+            IssuedIds(int(first_id), int(count), int(deadline_ms), int(digest)),
         )
-        for kind, node_id, request_id, first_id, count, deadline_ms in zip(
-            *(section[name] for name in _REQUEST_COLUMNS), strict=True
+        for kind, node_id, request_id, first_id, count, deadline_ms, digest in zip(
+            *(section[name] for name in _REQUEST_COLUMNS), digests, strict=True
         )
     ]
     for kind, window in (
@@ -161,8 +166,11 @@ def _restore_windows(
             strict=True,
         )
     )
-    removed = _integers(sections["removed_objects"])["object_id"]
-    objects.removed.load((object_id, None) for object_id in removed.tolist())
+    removed = _integers(sections["removed_objects"])
+    ids = removed["object_id"].tolist()
+    # Older versions kept no digests.
+    digests = removed["content_digest"].tolist() if "content_digest" in removed else [0] * len(ids)
+    objects.removed.load(zip(ids, digests, strict=True))
 
 
 _NODE_COLUMNS = (

@@ -18,7 +18,14 @@ from controller.metadata.node_counts import NodeCounts
 from controller.metadata.objects import Objects
 from controller.metadata.past_ranges import PastRanges
 from controller.metadata.pending_uploads import LostRanges, PendingUploads, StreamSpans
-from controller.metadata.request_log import REQUESTS_MAX, IssuedIds, RequestKey, RequestKind, Window
+from controller.metadata.request_log import (
+    REQUESTS_MAX,
+    IssuedIds,
+    RequestKey,
+    RequestKind,
+    Window,
+    digest_of_tags,
+)
 from controller.metadata.shared_dict import SharedDict, SharedDictView
 from controller.metadata.values import Int64Column, StreamState, Tags
 from controller.records.record import (
@@ -158,7 +165,8 @@ class Streams:
         for stream_id, tags in enumerate(record.tags, first):
             self._set_tags(stream_id, tags, undo)
         key = RequestKey(RequestKind.CREATE_STREAMS, record.node_id, record.request_id)
-        self.requests.put(key, IssuedIds(first, record.count), undo)
+        digest = digest_of_tags(record.tags)
+        self.requests.put(key, IssuedIds(first, record.count, content_digest=digest), undo)
 
     def replay_opened(self, record: StreamsOpened, undo: Undo) -> None:
         """See `StreamsOpened`."""

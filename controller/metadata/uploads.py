@@ -6,7 +6,7 @@ upload by upload, each with the effects of those before it. What makes a row acc
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -15,12 +15,13 @@ import numpy.typing as npt
 from controller.errors import ErrorCode
 from controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
 from controller.metadata.columns import Undo
+from controller.metadata.commit_digests import digest_of_commit, digests_of_uploads
 from controller.metadata.continuity import Ahead, Continuity, UploadRows, has_twins
 from controller.metadata.nodes import Nodes
 from controller.metadata.object_facts import facts_of_one, known_columns
 from controller.metadata.objects import Objects
 from controller.metadata.pending_uploads import StreamSpans
-from controller.metadata.request_log import REJECTED_ROWS_MAX, Window
+from controller.metadata.repeats import Repeat, Repeats, failed_commit
 from controller.metadata.requests import CommitStreamSetObject, CommitUploads
 from controller.metadata.streams import DELETED, Streams
 from controller.metadata.values import (
@@ -49,7 +50,19 @@ _PREPARED = int(ObjectState.PREPARED)
 class _ObjectIs(Enum):
     PREPARED = 0
     COMMITTED = 1
-    MISSING = 2
+    COMMITTED_WITH_OTHER_CONTENT = 2
+    MISSING = 3
+
+
+_OF_REPEAT = {
+    Repeat.NEW: _ObjectIs.PREPARED,
+    Repeat.SAME: _ObjectIs.COMMITTED,
+    Repeat.OTHER_CONTENT: _ObjectIs.COMMITTED_WITH_OTHER_CONTENT,
+}
+_REFUSED = {
+    _ObjectIs.COMMITTED_WITH_OTHER_CONTENT: ErrorCode.OBJECT_CONTENT_MISMATCH,
+    _ObjectIs.MISSING: ErrorCode.OBJECT_NOT_EXIST,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,12 +87,12 @@ class _Verdicts:
 class Uploads:
     """Decides CommitUploads and CommitStreamSetObject; replays every commit."""
 
-    def __init__(self, nodes: Nodes, streams: Streams, objects: Objects) -> None:
+    def __init__(self, nodes: Nodes, streams: Streams, objects: Objects, repeats: Repeats) -> None:
         self._nodes = nodes
         self._streams = streams
         self._objects = objects
+        self._repeats = repeats
         self._continuity = Continuity(streams)
-        self.rejected: Window[tuple[int, int], int] = Window(REJECTED_ROWS_MAX)
 
     # ---- deciding one upload ----
 
@@ -90,49 +103,36 @@ class Uploads:
         error = self._nodes.check(request.node, fence_failover=not request.failover)
         if error is not _NONE:
             return [], failed_commit(request, error)
-        state = self._state_of(request)
+        if request.order_id < 0 <= request.object_id:
+            request = replace(request, order_id=request.object_id)
+        digest = digest_of_commit(request)
+        state = self._state_of(request, digest)
         if state is _ObjectIs.COMMITTED:
-            return [], self.first_answer(request)
-        if state is _ObjectIs.MISSING:
-            return [], failed_commit(request, ErrorCode.OBJECT_NOT_EXIST)
+            return [], self._repeats.first_answer(request)
+        if state is not _ObjectIs.PREPARED:
+            return [], failed_commit(request, _REFUSED[state])
         verdicts = self._judge(request)
         error = verdicts.first_error()
         if error is not _NONE and (
             request.on_conflict is OnConflict.REJECT_ALL or not verdicts.any_valid()
         ):
             return [], _answer(error, verdicts)
-        return list(self._records(request, verdicts, now_ms)), _answer(_NONE, verdicts)
+        self._objects.counts.require_room(request.object_size, request.stream_objects.object_size)
+        records = self._records(request, verdicts, digest, now_ms)
+        return list(records), _answer(_NONE, verdicts)
 
-    def _state_of(self, request: CommitStreamSetObject) -> _ObjectIs:
+    def _state_of(self, request: CommitStreamSetObject, digest: int) -> _ObjectIs:
         """Say whether the commit can be made, was made before, or has no object to make it with."""
         if request.object_id >= 0:
-            return self._object_is(request.object_id)
-        committed = self._objects.was_committed(request.stream_objects.object_id)
-        return _ObjectIs.COMMITTED if committed.any() else _ObjectIs.PREPARED
+            return self._object_is(request.object_id, digest)
+        return _OF_REPEAT[self._repeats.judge(request.stream_objects.object_id.tolist(), digest)]
 
-    def _object_is(self, object_id: int) -> _ObjectIs:
+    def _object_is(self, object_id: int, digest: int) -> _ObjectIs:
         row = self._objects.row(object_id)
         if row >= 0 and self._objects["state"][row] == _PREPARED:
             return _ObjectIs.PREPARED
-        if self._objects.was_committed(np.array([object_id]))[0]:
-            return _ObjectIs.COMMITTED
-        return _ObjectIs.MISSING
-
-    def first_answer(self, request: CommitStreamSetObject) -> CommitStreamSetObjectAnswer:
-        """Return what this commit was answered when it was made."""
-        rows = request.stream_objects
-        owners = np.full(len(request.ranges.stream_id), request.object_id)
-        verdicts = _Verdicts(
-            self._remembered(owners, request.ranges.stream_id),
-            self._remembered(rows.object_id, rows.stream_id),
-        )
-        return _answer(_NONE, verdicts)
-
-    def _remembered(self, object_id: Int64Column, stream_id: Int64Column) -> Int64Column:
-        if not len(self.rejected):
-            return np.zeros(len(object_id), dtype=np.int64)
-        keys = zip(object_id.tolist(), stream_id.tolist(), strict=True)
-        return np.array([self.rejected.get(key) or 0 for key in keys], dtype=np.int64)
+        repeat = self._repeats.judge((object_id,), digest)
+        return _ObjectIs.MISSING if repeat is Repeat.NEW else _OF_REPEAT[repeat]
 
     def _judge(self, request: CommitStreamSetObject) -> _Verdicts:
         node_id = request.node.node_id
@@ -155,7 +155,7 @@ class Uploads:
         return self._continuity.judge(node_id, rows, Ahead(owed))
 
     def _records(
-        self, request: CommitStreamSetObject, verdicts: _Verdicts, now_ms: int
+        self, request: CommitStreamSetObject, verdicts: _Verdicts, digest: int, now_ms: int
     ) -> Iterator[Record]:
         valid = verdicts.ranges == 0
         ranges = _rows_of(request.ranges)
@@ -178,10 +178,11 @@ class Uploads:
                 min_timestamp_ms=facts.min_timestamp_ms,
                 max_timestamp_ms=facts.max_timestamp_ms,
                 crc32c=facts.crc32c,
+                content_digest=np.array([digest]),
             )
         rows, good = request.stream_objects, verdicts.stream_objects == 0
         if len(rows.stream_id):
-            yield from self.stream_object_records(rows, good, now_ms)
+            yield from self.stream_object_records(rows, good, digest, now_ms)
         owed = self._streams.pending.of_node(request.node.node_id)
         if len(owed):
             stream_id = np.concatenate((ranges.stream_id, rows.stream_id[good]))
@@ -191,9 +192,12 @@ class Uploads:
         yield from _rejections(request, verdicts)
 
     def stream_object_records(
-        self, rows: StreamObjectColumns, valid: npt.NDArray[np.bool_], now_ms: int
+        self, rows: StreamObjectColumns, valid: npt.NDArray[np.bool_], digest: int, now_ms: int
     ) -> Iterator[Record]:
-        """Yield what commits the chosen rows; those of streams that are gone are destroyed too."""
+        """Yield what commits the chosen rows; those of streams that are gone are destroyed too.
+
+        `digest` is that of the commit they come with.
+        """
         if not valid.any():
             return
         attributes = rows.attributes if len(rows.attributes) else np.zeros_like(rows.object_id)
@@ -210,6 +214,7 @@ class Uploads:
             min_timestamp_ms=facts.min_timestamp_ms,
             max_timestamp_ms=facts.max_timestamp_ms,
             crc32c=facts.crc32c,
+            content_digest=digest,
         )
         gone = self._streams["state"][stream_id] == DELETED
         if gone.any():
@@ -228,9 +233,11 @@ class Uploads:
                 np.full(len(request.object_id), int(error)),
                 np.full(len(request.ranges.stream_id), int(error)),
             )
+        digests = digests_of_uploads(request)
         if not self._all_can_be_committed(request):
-            return self._decide_in_turn(request, now_ms)
-        record = _batch_record(request, now_ms)
+            return self._decide_in_turn(request, digests, now_ms)
+        self._objects.counts.require_room(0, request.object_size)
+        record = _batch_record(request, digests, now_ms)
         nothing = np.zeros(len(request.object_id), dtype=np.int64)
         return [record], _batch_answer(nothing, np.zeros(len(record.ranges.stream_id), np.int64))
 
@@ -243,11 +250,12 @@ class Uploads:
         if not self._continuity.all_continue(node_id, rows, repeats=several):
             return False
         if not several:
-            return self._object_is(int(ids[0])) is _ObjectIs.PREPARED
+            row = self._objects.row(int(ids[0]))
+            return row >= 0 and bool(self._objects["state"][row] == _PREPARED)
         return bool(np.count_nonzero(self._objects.states(ids) == _PREPARED) == len(ids))
 
     def _decide_in_turn(
-        self, request: CommitUploads, now_ms: int
+        self, request: CommitUploads, digests: Int64Column, now_ms: int
     ) -> tuple[list[Record], CommitUploadsAnswer]:
         node_id = request.node.node_id
         owed = self._streams.pending.of_node(node_id)
@@ -261,12 +269,12 @@ class Uploads:
             zip(request.object_id.tolist(), stops, strict=True)
         ):
             part = slice(stop - int(count[index]), stop)
-            state = self._object_is(object_id)
-            if state is _ObjectIs.MISSING:
-                errors[index] = row_errors[part] = ErrorCode.OBJECT_NOT_EXIST
+            state = self._object_is(object_id, int(digests[index]))
+            if state in _REFUSED:
+                errors[index] = row_errors[part] = _REFUSED[state]
             elif state is _ObjectIs.COMMITTED:
                 owners = np.full(stop - part.start, object_id)
-                row_errors[part] = self._remembered(owners, rows.stream_id[part])
+                row_errors[part] = self._repeats.verdicts(owners, rows.stream_id[part])
             else:
                 verdicts = _Verdicts(self._take_turn(node_id, rows.take(part), turn))
                 row_errors[part] = verdicts.ranges
@@ -274,7 +282,9 @@ class Uploads:
                 accepted[index] = not errors[index]
         records: list[Record] = []
         if accepted.any():
-            records.append(_batch_record(_some_uploads(request, accepted), now_ms))
+            chosen = _some_uploads(request, accepted)
+            self._objects.counts.require_room(0, chosen.object_size)
+            records.append(_batch_record(chosen, digests[accepted], now_ms))
             records.extend(_owed_changes(node_id, owed, turn.owed))
         return records, _batch_answer(errors, row_errors)
 
@@ -317,13 +327,6 @@ class Uploads:
         rows = self._objects.replay_stream_objects(record, undo)
         self._advance(record.stream_id, record.end_offset, rows, undo)
 
-    def replay_rejected(self, record: CommitRowsRejected, undo: Undo) -> None:
-        """See `CommitRowsRejected`."""
-        for object_id, stream_id, error in zip(
-            record.object_id.tolist(), record.stream_id.tolist(), record.error.tolist(), strict=True
-        ):
-            self.rejected.put((object_id, stream_id), error, undo)
-
     def _advance(
         self, streams: Int64Column, ends: Int64Column, rows: Int64Column, undo: Undo
     ) -> None:
@@ -360,7 +363,9 @@ def _rows_of(rows: RangeColumns | StreamObjectColumns) -> UploadRows:
     return UploadRows(rows.stream_id, rows.start_offset, rows.end_offset, rows.stream_epoch)
 
 
-def _batch_record(request: CommitUploads, now_ms: int) -> StreamSetObjectsCommitted:
+def _batch_record(
+    request: CommitUploads, digests: Int64Column, now_ms: int
+) -> StreamSetObjectsCommitted:
     ranges, facts = request.ranges, known_columns(request)
     return StreamSetObjectsCommitted(
         node_id=request.node.node_id,
@@ -379,6 +384,7 @@ def _batch_record(request: CommitUploads, now_ms: int) -> StreamSetObjectsCommit
         min_timestamp_ms=facts.min_timestamp_ms,
         max_timestamp_ms=facts.max_timestamp_ms,
         crc32c=facts.crc32c,
+        content_digest=digests,
     )
 
 
@@ -440,12 +446,3 @@ def _answer(error: ErrorCode, verdicts: _Verdicts) -> CommitStreamSetObjectAnswe
 
 def _batch_answer(errors: Int64Column, range_errors: Int64Column) -> CommitUploadsAnswer:
     return CommitUploadsAnswer(errors=errors, range_errors=range_errors)
-
-
-def failed_commit(request: CommitStreamSetObject, error: ErrorCode) -> CommitStreamSetObjectAnswer:
-    """Return the answer to a commit that failed before its rows were looked at."""
-    return CommitStreamSetObjectAnswer(
-        error=error,
-        range_errors=np.full(len(request.ranges.stream_id), int(error)),
-        stream_object_errors=np.full(len(request.stream_objects.stream_id), int(error)),
-    )

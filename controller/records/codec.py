@@ -154,7 +154,7 @@ _CODECS: dict[Any, tuple[_Encoder, _Decoder]] = {
 _PARALLEL_TYPES = (Int64Column, tuple[str, ...], tuple[bytes, ...])
 _MAY_BE_EMPTY: dict[type[Any], tuple[str, ...]] = {
     StreamsClosed: ("end_offset",),
-    StreamSetObjectsCommitted: FACT_COLUMNS,
+    StreamSetObjectsCommitted: (*FACT_COLUMNS, "content_digest"),
     StreamObjectsCommitted: FACT_COLUMNS,
 }
 

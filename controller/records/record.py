@@ -120,7 +120,8 @@ class StreamSetObjectsCommitted:
     Raises each existing stream's end to at least the row's end; unknown streams are passed over.
     An upload's `data_time_ms` is its commit time, a compaction's the least of its sources'.
 
-    Of the last three columns see `FACT_COLUMNS`.
+    Of the last three columns but one see `FACT_COLUMNS`. `content_digest` tells a repeat of the
+    commit from one with other content; 0 is unknown, and the column may be empty: all are.
     """
 
     node_id: int
@@ -135,13 +136,15 @@ class StreamSetObjectsCommitted:
     min_timestamp_ms: Int64Column = field(default_factory=lambda: _EMPTY)
     max_timestamp_ms: Int64Column = field(default_factory=lambda: _EMPTY)
     crc32c: Int64Column = field(default_factory=lambda: _EMPTY)
+    content_digest: Int64Column = field(default_factory=lambda: _EMPTY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamObjectsCommitted:
     """Makes prepared objects COMMITTED, each holding its row's range; ends rise as above.
 
-    The attributes say which are composites. Of the last three columns see `FACT_COLUMNS`.
+    The attributes say which are composites. Of the last three columns see `FACT_COLUMNS`; one
+    `content_digest`, as above, is that of all of them.
     """
 
     committed_at_ms: int
@@ -154,6 +157,7 @@ class StreamObjectsCommitted:
     min_timestamp_ms: Int64Column = field(default_factory=lambda: _EMPTY)
     max_timestamp_ms: Int64Column = field(default_factory=lambda: _EMPTY)
     crc32c: Int64Column = field(default_factory=lambda: _EMPTY)
+    content_digest: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -164,7 +164,7 @@ def _cut_set_objects(record: StreamSetObjectsCommitted, selection: Selection) ->
             ranges=ranges,
             **{
                 name: getattr(record, name)[objects]
-                for name in FACT_COLUMNS
+                for name in (*FACT_COLUMNS, "content_digest")
                 if len(getattr(record, name))
             },
         ),

@@ -72,7 +72,7 @@ def commit_stream_set_object_in(
         request_id=message.request_id,
         node=node_identity(message.node),
         object_id=message.object_id,
-        order_id=message.order_id,
+        order_id=message.order_id if message.HasField("order_id") else -1,
         object_size=message.object_size,
         attributes=message.attributes,
         ranges=_ranges_in(message.ranges, "ranges") if message.HasField("ranges") else _NO_RANGES,

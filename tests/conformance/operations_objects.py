@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from controller.errors import ErrorCode
 from controller.metadata.requests import (
     CheckObjects,
     CommitStreamObject,
@@ -76,9 +77,10 @@ async def commit_stream_set_object(run: ScenarioRun, args: Args, *, dry_run: boo
     malformed = malformed_rows([*ranges, *objects]) or is_bare or is_homeless
     run.is_malformed = not replaces and malformed
     made = [object_id] if object_id != NO_OBJECT else [row["object"] for row in objects[:1]]
+    content = repr((request.order_id, request.object_size, request.attributes, ranges, objects))
     features: list[str] = []
     if await _passes_node_check(run, node, failover=request.failover):
-        features = await _repeats(run, before, made, sources)
+        features = await _repeats(run, before, made, sources, content)
         others = [row["object"] for row in objects]
         if replaces:
             features = _replaces_nothing(before, object_id, request.attributes)
@@ -93,6 +95,9 @@ async def commit_stream_set_object(run: ScenarioRun, args: Args, *, dry_run: boo
     if BY_HAND.intersection(features) and run.expects_success and not dry_run:
         records = run.live.take_records()
         put_set_compaction(run, request, before)
+    elif answer.error is ErrorCode.NONE and not replaces and not dry_run:
+        for result in made:
+            run.contents.setdefault(result, content)
     if is_hollow:
         features.append("set-object-without-ranges")
     elif is_beyond:
@@ -128,6 +133,8 @@ async def commit_stream_object(run: ScenarioRun, args: Args, *, dry_run: bool) -
     if BY_HAND.intersection(features) and run.expects_success and not dry_run:
         records = run.live.take_records()
         put_merge(run, request, before)
+    elif answer.error is ErrorCode.NONE and request.object_id >= 0 and not dry_run:
+        run.contents.setdefault(request.object_id, _merge_content(request))
     return Outcome({"error": error_name(answer.error)}, features, records)
 
 
@@ -144,7 +151,7 @@ async def _merge_features(
     if sources == [object_id]:
         return _replaces_nothing(before, object_id, request.attributes)
     made = [] if object_id == NO_OBJECT else [object_id]
-    features = await _repeats(run, before, made, sources)
+    features = await _repeats(run, before, made, sources, _merge_content(request))
     if features or not _are_prepared(before, made):
         return features
     span = (request.start_offset, request.end_offset)
@@ -157,6 +164,12 @@ async def _merge_features(
     ):
         return ["foreign-source"]
     return stream_object_features(before, request.stream_id, sources, outputs)
+
+
+def _merge_content(request: CommitStreamObject) -> str:
+    span = (request.stream_id, request.start_offset, request.end_offset)
+    sources = (request.source_object_ids.tolist(), request.operations)
+    return repr((span, request.object_size, request.attributes, sources))
 
 
 def _replaces_nothing(before: Before, object_id: int, attributes: int) -> list[str]:
@@ -315,7 +328,11 @@ def _done(before: Before, made: Sequence[int]) -> bool:
 
 
 async def _repeats(
-    run: ScenarioRun, before: Before, results: Sequence[int], sources: Sequence[int]
+    run: ScenarioRun,
+    before: Before,
+    results: Sequence[int],
+    sources: Sequence[int],
+    content: str,
 ) -> list[str]:
     """Return the condition of a commit that was made already, if it is one."""
     asked = tuple(dict.fromkeys([*results[:1], *sources]))
@@ -324,9 +341,13 @@ async def _repeats(
     answer = await run.live.read(CheckObjects(object_ids=tuple(i for i in asked if i >= 0)))
     states = dict(zip((i for i in asked if i >= 0), answer.states, strict=True))
     gone = (ObjectState.MARK_DESTROYED, ObjectState.REMOVED)
+    replaces_attributes = bool(sources) and list(sources) == list(results)
+    made_with = run.contents.get(results[0], content) if results else content
+    if made_with != content and not replaces_attributes:
+        return ["commit-repeated-with-other-content"]
     if results and states[results[0]] in gone and results[0] in run.committed_once:
         return ["commit-repeated-after-removal"]
-    if sources and sources == list(results):
+    if replaces_attributes:
         return []
     if sources and _done(before, results) and any(states[source] in gone for source in sources):
         return ["compaction-repeated"]

@@ -64,6 +64,8 @@ class ScenarioRun:
         self.topics = _topics_of(scenario)
         self.data_times: dict[int, int] = {}
         self.committed_once: set[int] = set()
+        self.contents: dict[int, str] = {}
+        """Per result of a commit all that the commit said of it."""
         self.is_malformed = False
         self.expects_success = True
         self.registered_epochs: dict[str, dict[int, int]] = {}

@@ -1,6 +1,7 @@
 """Random uploads and compactions: mostly what a writer would send, sometimes off by one."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 from controller.metadata import requests as r
@@ -120,6 +121,24 @@ class RandomCommits(RandomDraws):
             ranges=range_columns(rows, epochs=self._chance(50)),
             **self._fact_columns(len(ids)),
         )
+
+    def _repeat(self, state: State) -> Any:
+        """Send something again that was sent lately, sometimes with one thing changed."""
+        if not state.lately:
+            return self._upload(state)
+        request = self._one(state.lately)
+        if not isinstance(request, r.CommitStreamSetObject) or self._chance(60):
+            return request
+        other: dict[str, Any] = self._one(
+            (
+                {"object_size": request.object_size + 1},
+                {"attributes": request.attributes ^ 8},
+                {"request_id": "again"},
+                {"failover": not request.failover},
+                {"on_conflict": OnConflict(1 - request.on_conflict)},
+            )
+        )
+        return replace(request, **other)
 
     def _repeat_upload(self, state: State) -> Any:
         """Name an object that is committed, or was."""

@@ -232,6 +232,7 @@ class RandomRequests(RandomCommits):
 _WEIGHTS = {
     "upload": 24,
     "batch": 9,
+    "repeat": 5,
     "repeat_upload": 2,
     "compact_set": 12,
     "compact_stream": 14,

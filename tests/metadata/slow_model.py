@@ -32,6 +32,12 @@ class Model:
 
     def write(self, request: Any, now: int, offset: int) -> Any:
         """Decide and apply; raises `InvalidRequestError` as the map does for a reused id."""
+        answer = self._write(request, now, offset)
+        if type(request) in REPEATED and request not in self.state.lately:
+            self.state.lately = [*self.state.lately[-7:], request]
+        return answer
+
+    def _write(self, request: Any, now: int, offset: int) -> Any:
         if isinstance(request, r.CommitStreamSetObject):
             if len(request.compacted_object_ids):
                 return compactions.compact_set_objects(self.state, request, now)
@@ -55,6 +61,15 @@ class Model:
         """Answer a read."""
         return _READS[type(request)](self.state, request)
 
+
+REPEATED = (
+    r.CommitStreamSetObject,
+    r.CommitUploads,
+    r.CommitStreamObject,
+    r.CreateStreams,
+    r.PrepareObjects,
+)
+"""Requests that are known again by an id in them."""
 
 _TIMED: dict[type, Callable[..., Any]] = {
     r.PrepareObjects: objects.prepare,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from controller.errors import ErrorCode
 from controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
 from controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
-from controller.metadata.values import ObjectKind, ObjectState, SourceOperation
+from controller.metadata.values import ObjectKind, ObjectState, OnConflict, SourceOperation
 from tests.metadata.slow_model_state import HOLDERS, Object, State
 from tests.metadata.slow_model_uploads import (
     Row,
@@ -13,10 +13,11 @@ from tests.metadata.slow_model_uploads import (
     answer_of,
     commit_set_object,
     commit_stream_objects,
+    content_of,
     failed,
     kind_of,
     object_code,
-    remembered,
+    repeated,
     rows_of,
 )
 
@@ -51,8 +52,13 @@ def _compact(
     if sources == [request.object_id]:
         error = _set_attributes(state, request.object_id, request.attributes, fits)
         return failed(error, ranges, objects)
-    if _was_made(state, request.object_id, objects, sources):
-        return ErrorCode.NONE, remembered(state, ranges), remembered(state, objects)
+    content = content_of(request, ranges, objects)
+    results = [request.object_id] if request.object_id >= 0 else [r.object_id for r in objects[:1]]
+    if any(map(state.was_committed, results)):
+        accept_valid = request.on_conflict is OnConflict.ACCEPT_VALID
+        return repeated(state, results, content, ranges, objects, accept_valid=accept_valid)
+    if not results and all(_is_gone(state, s) and state.was_committed(s) for s in sources):
+        return ErrorCode.NONE, [], []
     if request.object_id >= 0 and not state.is_prepared(request.object_id):
         return failed(ErrorCode.OBJECT_NOT_EXIST, ranges, objects)
     items = _committed(state, sources, fits)
@@ -70,6 +76,8 @@ def _compact(
         result = state.objects[request.object_id]
         result.data_time = min(item.data_time for item in items)
         result.times = bounds if result.times == (-1, -1) else result.times
+        state.made_with[request.object_id] = content
+    state.made_with |= dict.fromkeys((row.object_id for row in objects), content)
     commit_stream_objects(state, objects, now)
     state.destroy(sources, now)
     return verdicts
@@ -79,14 +87,6 @@ def _bounds(sources: list[Object]) -> tuple[int, int]:
     """Between which times the records of all of them are."""
     times = [time for item in sources for time in item.times]
     return (-1, -1) if -1 in times or not times else (min(times), max(times))
-
-
-def _was_made(state: State, object_id: int, objects: list[Row], sources: list[int]) -> bool:
-    if object_id >= 0:
-        return state.was_committed(object_id)
-    if objects:
-        return state.was_committed(objects[0].object_id)
-    return all(_is_gone(state, source) and state.was_committed(source) for source in sources)
 
 
 def _is_gone(state: State, object_id: int) -> bool:
@@ -158,7 +158,8 @@ def _compact_stream(state: State, request: CommitStreamObject, now: int) -> Erro
         return _set_attributes(state, request.object_id, request.attributes, fits)
     if request.object_id >= 0:
         if state.was_committed(request.object_id):
-            return ErrorCode.NONE
+            same = state.made_with[request.object_id] == _content(request)
+            return ErrorCode.NONE if same else ErrorCode.OBJECT_CONTENT_MISMATCH
         if not state.is_prepared(request.object_id):
             return ErrorCode.OBJECT_NOT_EXIST
     elif _expiry_was_made(state, pairs):
@@ -180,6 +181,15 @@ def _compact_stream(state: State, request: CommitStreamObject, now: int) -> Erro
     times = request.min_timestamp_ms, request.max_timestamp_ms
     _replace(state, request, pairs, times if times != (-1, -1) else _bounds(items), now)
     return ErrorCode.NONE
+
+
+def _content(request: CommitStreamObject) -> tuple[object, ...]:
+    own = (request.object_id, request.stream_id, request.start_offset, request.end_offset)
+    facts = (request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c)
+    sources = request.source_object_ids.tolist()
+    operations = request.operations or (SourceOperation.DELETE,) * len(sources)
+    replaced = sorted(zip(sources, operations, strict=True))
+    return ("merge", own, request.object_size, request.attributes, facts, replaced)
 
 
 def _of_stream(stream_id: int) -> Fits:
@@ -241,6 +251,7 @@ def _replace(
         times=times,
         crc32c=request.crc32c,
     )
+    state.made_with[result] = _content(request)
     commit_stream_objects(state, [row], now)
     if state.objects[result].kind is ObjectKind.COMPOSITE:
         state.blocks[result] = blocks

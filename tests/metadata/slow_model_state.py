@@ -5,6 +5,7 @@ Nothing here is derived: counters, indexes and lists are looked for anew each ti
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from controller.errors import ErrorCode
 from controller.metadata.values import NodeIdentity, ObjectKind, ObjectState, Tags
@@ -85,9 +86,12 @@ class State:
     objects: dict[int, Object] = field(default_factory=dict)
     next_object: int = 0
     forgotten_commits: set[int] = field(default_factory=set)
+    made_with: dict[int, object] = field(default_factory=dict)
+    """Per object ever committed the content of the commit it came with."""
     rejected: dict[tuple[int, int], ErrorCode] = field(default_factory=dict)
     requests: dict[tuple[str, int, str], tuple[int, int, int]] = field(default_factory=dict)
     """(kind, node, request id) -> (first id, count, deadline)."""
+    tags_of_requests: dict[tuple[str, int, str], list[Tags]] = field(default_factory=dict)
     nodes: dict[int, Node] = field(default_factory=dict)
     freed_nodes: set[int] = field(default_factory=set)
     last_node: int = -1
@@ -102,6 +106,8 @@ class State:
     """Per stream every offset that an upload brought and that is not trimmed."""
     blocks: dict[int, set[int]] = field(default_factory=dict)
     """Per composite ever committed the objects whose bytes it refers to."""
+    lately: list[Any] = field(default_factory=list, compare=False)
+    """The last requests that were made, to be repeated."""
 
     # ---- nodes ----
 

@@ -48,7 +48,11 @@ def create(state: State, request: CreateStreams) -> CreateStreamsAnswer:
         return CreateStreamsAnswer(error=error)
     key = ("create", request.node.node_id, request.request_id)
     issued = issued_before(state, key, len(request.streams))
+    tags = [tuple(sorted(stream.tags)) for stream in request.streams]
+    if issued is not None and state.tags_of_requests[key] != tags:
+        raise InvalidRequestError("request_id", "used for other tags")
     if issued is None:
+        state.tags_of_requests[key] = tags
         issued = (state.next_stream, len(request.streams), -1)
         state.requests[key] = issued
         for stream in request.streams:

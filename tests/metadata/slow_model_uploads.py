@@ -141,8 +141,9 @@ def _upload(
 ) -> Verdicts:
     object_id = request.object_id
     deciding = [object_id] if object_id >= 0 else [row.object_id for row in objects]
+    content = content_of(request, ranges, objects)
     if any(map(state.was_committed, deciding)):
-        return ErrorCode.NONE, remembered(state, ranges), remembered(state, objects)
+        return repeated(state, deciding, content, ranges, objects, accept_valid=accept_valid)
     if object_id >= 0 and not state.is_prepared(object_id):
         return failed(ErrorCode.OBJECT_NOT_EXIST, ranges, objects)
     range_codes = [_continuity(state, request.node, row) for row in ranges]
@@ -156,8 +157,11 @@ def _upload(
     good_ranges = [row for row, code in zip(ranges, range_codes, strict=True) if not code]
     good_objects = [row for row, code in zip(objects, object_codes, strict=True) if not code]
     if object_id >= 0:
-        commit_set_object(state, request, good_ranges, order=request.order_id, now=now)
+        order = request.order_id if request.order_id >= 0 else object_id
+        commit_set_object(state, request, good_ranges, order=order, now=now)
         state.objects[object_id].data_time = now
+        state.made_with[object_id] = content
+    state.made_with |= dict.fromkeys((row.object_id for row in good_objects), content)
     commit_stream_objects(state, good_objects, now)
     for row, code in zip(ranges + objects, codes, strict=True):
         if code:
@@ -165,6 +169,39 @@ def _upload(
     state.raise_ends(row.held for row in good_ranges + good_objects)
     _take_off(state, request.node.node_id, good_ranges + good_objects)
     return ErrorCode.NONE, range_codes, object_codes
+
+
+def content_of(
+    request: CommitStreamSetObject, ranges: list[Row], objects: list[Row]
+) -> tuple[object, ...]:
+    """What a repeat of a commit has in common with it, whatever the order of its rows."""
+    sources = sorted(request.compacted_object_ids.tolist())
+    order = request.order_id
+    if not sources and order < 0:
+        order = request.object_id
+    own = (request.object_id, request.node.node_id, order, request.object_size, request.attributes)
+    facts = (request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c)
+    others = [(row.object_id, row.size, row.attributes, row.times, row.crc32c) for row in objects]
+    held = [sorted(row.held for row in ranges), sorted(row.held for row in objects)]
+    return ("compaction" if sources else "upload", own, facts, str(held), sorted(others), sources)
+
+
+def repeated(
+    state: State,
+    deciding: list[int],
+    content: object,
+    ranges: list[Row],
+    objects: list[Row],
+    *,
+    accept_valid: bool,
+) -> Verdicts:
+    """Answer a commit of which an object is committed already."""
+    known = [state.made_with[object_id] for object_id in deciding if state.was_committed(object_id)]
+    codes = remembered(state, ranges), remembered(state, objects)
+    same = content in known and (accept_valid or not any((*codes[0], *codes[1])))
+    if not same:
+        return failed(ErrorCode.OBJECT_CONTENT_MISMATCH, ranges, objects)
+    return ErrorCode.NONE, *codes
 
 
 def remembered(state: State, rows: list[Row]) -> list[ErrorCode]:

@@ -57,7 +57,7 @@ def test_one_entry_swaps_sources_for_the_result() -> None:
     assert world.state(0) is world.state(1) is ObjectState.MARK_DESTROYED
     described: Any = world.map.query(DescribeObjects(object_ids=(3,)))
     assert described.objects[0].data_time_ms >= 0
-    again = _compact(world, 3, (0, 1), (0, 0, 20), (1, 0, 20))
+    again = _compact(world, 3, (0, 1), (0, 0, 20), (1, 0, 20), order_id=-1)
     assert again.error is ErrorCode.NONE
     assert world.map.applied_end_offset == entries + 1
 

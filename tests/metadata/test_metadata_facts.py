@@ -115,7 +115,9 @@ def test_part_of_a_batch_keeps_its_own_facts() -> None:
 def test_a_repeat_and_new_attributes_change_no_facts() -> None:
     world = World()
     made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
-    made(world, upload(0, (0, 0, 5), **facts(4, 5, 6)))
+    made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
+    other = world.write(upload(0, (0, 0, 5), **facts(4, 5, 6)))
+    assert other.error is ErrorCode.OBJECT_CONTENT_MISMATCH
     again = upload(
         0,
         (0, 0, 5),
@@ -311,14 +313,12 @@ def test_records_name_their_facts_behind_all_older_fields() -> None:
 
 @pytest.mark.parametrize("name", FACT_COLUMNS)
 def test_a_column_of_facts_for_some_objects_only_is_refused(name: str) -> None:
-    whole = StreamObjectsCommitted(
-        committed_at_ms=1,
-        **{
-            field.name: column([1, 2])
-            for field in fields(StreamObjectsCommitted)
-            if field.name != "committed_at_ms"
-        },
-    )
+    columns: dict[str, Any] = {
+        field.name: column([1, 2])
+        for field in fields(StreamObjectsCommitted)
+        if field.name not in ("committed_at_ms", "content_digest")
+    }
+    whole = StreamObjectsCommitted(committed_at_ms=1, **columns)
     assert len(decode_records(encode_records([whole]))) == 1
     short: Any = {name: column([1])}
     with pytest.raises(RecordCodecError, match="unequal lengths"):

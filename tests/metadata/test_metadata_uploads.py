@@ -52,6 +52,7 @@ class World:
 
     def __init__(self, streams: int = 4) -> None:
         self.map = ClusterMap()
+        self.log: list[tuple[int, bytes]] = []
         self.write(RegisterNode(node=NODE))
         self.write(RegisterNode(node=OTHER))
         new = (NewStream(),) * streams
@@ -64,8 +65,14 @@ class World:
         offset = self.map.applied_end_offset
         decision = self.map.decide(request, NOW, offset)
         if decision.records:
-            self.map.apply(offset, decode_records(encode_records(decision.records)))
+            payload = encode_records(decision.records)
+            self.map.apply(offset, decode_records(payload))
+            self.log.append((offset, payload))
         return decision.answer
+
+    def replay(self, offset: int, payload: bytes) -> None:
+        """Apply an entry of another world's log."""
+        self.map.apply(offset, decode_records(payload))
 
     def apply(self, *records: Record) -> None:
         """Replay records that nobody decided."""

@@ -211,3 +211,11 @@ def test_verdicts_of_uploads_are_left_out_when_all_is_well() -> None:
     assert uploads_out(CommitUploadsAnswer(errors=fine, range_errors=fine)).ByteSize() == 0
     told = uploads_out(CommitUploadsAnswer(errors=bad, range_errors=bad))
     assert list(told.errors) == list(told.range_errors) == [0, 509, 0]
+
+
+@pytest.mark.parametrize(("given", "read"), [({}, -1), ({"order_id": 0}, 0), ({"order_id": 7}, 7)])
+def test_an_absent_order_is_left_to_the_map_and_zero_is_an_order(
+    given: dict[str, int], read: int
+) -> None:
+    message = objects_pb2.CommitStreamSetObjectRequest(object_id=5, **given)  # type: ignore[arg-type]
+    assert commit_stream_set_object_in(parse_commit(message.SerializeToString())).order_id == read

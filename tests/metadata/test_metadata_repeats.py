@@ -1,0 +1,372 @@
+"""A repeated commit gets the first answer; one with other content under the same id is refused."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
+from controller.metadata.cluster_map import ClusterMap
+from controller.metadata.commit_digests import (
+    digest_of_commit,
+    digest_of_merge,
+    digests_of_uploads,
+)
+from controller.metadata.commit_validation import OBJECT_SIZE_MAX
+from controller.metadata.object_counts import COMMITTED_BYTES_MAX
+from controller.metadata.requests import (
+    CommitStreamObject,
+    CommitStreamSetObject,
+    CommitUploads,
+    CreateStreams,
+    NewStream,
+    RemoveObjects,
+)
+from controller.metadata.values import (
+    NodeIdentity,
+    OnConflict,
+    RangeColumns,
+    SourceOperation,
+    StreamObjectColumns,
+    column,
+)
+from tests.metadata.test_metadata_uploads import NODE, World, batch, stream_objects, upload
+
+MISMATCH = ErrorCode.OBJECT_CONTENT_MISMATCH
+JUDGING_ONLY = {"request_id", "failover", "on_conflict"}
+"""Fields of commits that say whether and how it is judged, and nothing of what it commits."""
+
+
+def mixed(**changes: Any) -> CommitStreamSetObject:
+    """An upload of set object 0 and of stream objects 1 and 2, with something in every column."""
+    rows = stream_objects((1, 1, 0, 5), (2, 2, 0, 5))
+    known: dict[str, Any] = {
+        "attributes": column([4, 8]),
+        "stream_epoch": column([1, 1]),
+        "min_timestamp_ms": column([1, 2]),
+        "max_timestamp_ms": column([3, 4]),
+        "crc32c": column([5, 6]),
+    }
+    facts: dict[str, Any] = {"min_timestamp_ms": 7, "max_timestamp_ms": 8, "crc32c": 9}
+    one = upload(0, (0, 0, 5), epochs=(1,), stream_objects=replace(rows, **known), **facts)
+    return replace(one, **changes)
+
+
+def merge(**changes: Any) -> CommitStreamObject:
+    """What stream objects 1 and 3 of stream 1 are merged to."""
+    given: dict[str, Any] = {
+        "node": NODE,
+        "object_id": 9,
+        "object_size": 20,
+        "stream_id": 1,
+        "stream_epoch": 1,
+        "start_offset": 0,
+        "end_offset": 9,
+        "source_object_ids": column([1, 3]),
+    }
+    return CommitStreamObject(**(given | changes))
+
+
+def merged() -> World:
+    world = World()
+    world.write(mixed())
+    rows = stream_objects((3, 1, 5, 9))
+    world.write(upload(4, (3, 0, 1), stream_objects=rows))
+    assert world.write(merge()).error is ErrorCode.NONE
+    return world
+
+
+def assert_refused(world: World, request: Any) -> None:
+    before, offset = world.map.state_hash(), world.map.applied_end_offset
+    answer = world.write(request)
+    if isinstance(request, CommitUploads):
+        assert set(answer.errors.tolist()) == set(answer.range_errors.tolist()) == {MISMATCH}
+    else:
+        assert answer.error is MISMATCH
+    if isinstance(request, CommitStreamSetObject):
+        verdicts = [*answer.range_errors.tolist(), *answer.stream_object_errors.tolist()]
+        assert set(verdicts) <= {MISMATCH}
+        assert verdicts
+    assert (world.map.state_hash(), world.map.applied_end_offset) == (before, offset)
+
+
+def assert_made_before(world: World, request: Any) -> None:
+    before, offset = world.map.state_hash(), world.map.applied_end_offset
+    answer = world.write(request)
+    error = set(answer.errors.tolist()) if isinstance(request, CommitUploads) else {answer.error}
+    assert error == {ErrorCode.NONE}
+    assert (world.map.state_hash(), world.map.applied_end_offset) == (before, offset)
+
+
+def _changed(columns: Any, name: str) -> Any:
+    values = getattr(columns, name).copy()
+    values[-1] += 3 if name == "stream_id" else 1  # not another row's stream
+    return replace(columns, **{name: column(values)})
+
+
+def other_contents() -> list[tuple[str, CommitStreamSetObject]]:
+    """Return `mixed` with each of its contents changed in turn."""
+    request = mixed()
+    numbers = ("order_id", "object_size", "attributes", "max_timestamp_ms", "crc32c")
+    found = [(name, replace(request, **{name: getattr(request, name) + 1})) for name in numbers]
+    found.append(("min_timestamp_ms", replace(request, min_timestamp_ms=6)))
+    for name in ("ranges", "stream_objects"):
+        table = getattr(request, name)
+        found.extend(
+            (f"{name}.{field.name}", replace(request, **{name: _changed(table, field.name)}))
+            for field in fields(table)
+            if field.name not in ("stream_epoch", "object_id")
+        )
+    kept = replace(request.stream_objects, object_id=column([1, 7]))
+    found.append(("stream_objects.object_id", replace(request, stream_objects=kept)))
+    found.append(("stream_objects", replace(request, stream_objects=StreamObjectColumns())))
+    return found
+
+
+@pytest.mark.parametrize(("name", "request_"), other_contents(), ids=lambda given: str(given)[:40])
+def test_other_content_under_a_committed_id_is_refused(
+    name: str, request_: CommitStreamSetObject
+) -> None:
+    world = World()
+    assert world.write(mixed()).error is ErrorCode.NONE
+    assert_refused(world, request_)
+    assert_made_before(world, mixed())
+
+
+def test_every_field_of_a_commit_is_content_or_says_how_it_is_judged() -> None:
+    named = {name.split(".")[0] for name, _ in other_contents()}
+    names = {field.name for field in fields(CommitStreamSetObject)}
+    assert names == named | JUDGING_ONLY | {"node", "object_id", "compacted_object_ids"}
+
+
+def test_what_says_only_how_a_commit_is_judged_may_differ_in_its_repeat() -> None:
+    world = World()
+    world.write(mixed(on_conflict=OnConflict.ACCEPT_VALID))
+    rows, ranges = mixed().stream_objects, mixed().ranges
+    for repeat in (
+        mixed(request_id="again", failover=True),
+        mixed(on_conflict=OnConflict.REJECT_ALL),
+        mixed(node=NodeIdentity(0, 2)),
+        mixed(ranges=replace(ranges, stream_epoch=column())),
+        mixed(stream_objects=_reversed(rows)),
+    ):
+        assert_made_before(world, repeat)
+
+
+def _reversed(rows: StreamObjectColumns) -> StreamObjectColumns:
+    names = [field.name for field in fields(rows)]
+    return StreamObjectColumns(**{name: getattr(rows, name)[::-1].copy() for name in names})
+
+
+def _as_is(world: World) -> World:
+    return world
+
+
+def _restarted(world: World) -> World:
+    return world.restored()
+
+
+def _destroyed(world: World) -> World:
+    """Stream 3 goes, and with it what was only in its objects."""
+    compacted = upload(8, (0, 0, 5), (3, 0, 1), compacted_object_ids=column([0, 4]))
+    assert world.write(compacted).error is ErrorCode.NONE
+    return world
+
+
+def _removed(world: World) -> World:
+    _destroyed(world)
+    assert world.write(RemoveObjects(object_ids=(0, 1, 3, 4))).removed == 4
+    return world
+
+
+AFTERWARDS = (_as_is, _restarted, _destroyed, _removed, lambda world: _restarted(_removed(world)))
+
+
+@pytest.mark.parametrize("afterwards", AFTERWARDS, ids=range(len(AFTERWARDS)))
+def test_repeats_are_known_after_compaction_removal_and_restart(
+    afterwards: Callable[[World], World],
+) -> None:
+    world = afterwards(merged())
+    assert_made_before(world, mixed())
+    assert_made_before(world, merge())
+    assert_refused(world, mixed(object_size=101))
+    for other in (
+        {"object_size": 21},
+        {"end_offset": 8},
+        {"attributes": 4},
+        {"crc32c": 1},
+        {"min_timestamp_ms": 0, "max_timestamp_ms": 1},
+        {"source_object_ids": column([3])},
+        {"operations": (SourceOperation.DEEP_DELETE, SourceOperation.DELETE)},
+    ):
+        assert_refused(world, merge(**other))
+
+
+def test_a_new_leader_knows_the_repeat_by_the_log_alone() -> None:
+    world = merged()
+    follower = World()
+    follower.map = ClusterMap()
+    for offset, payload in world.log:
+        follower.replay(offset, payload)
+    assert_made_before(follower, mixed())
+    assert_refused(follower, mixed(object_size=101))
+    assert_refused(follower, merge(object_size=21))
+
+
+def test_an_id_committed_by_another_kind_of_commit_is_refused() -> None:
+    world = merged()
+    assert_refused(world, upload(9, (1, 0, 9)))
+    assert_refused(world, upload(4, (3, 0, 1), compacted_object_ids=column([0])))
+    assert_refused(world, merge(object_id=2, source_object_ids=column([9])))
+    assert_refused(world, batch((0, (0, 0, 5))))
+
+
+def test_rows_left_out_stay_left_out_and_only_accept_valid_repeats_that() -> None:
+    world = World()
+    first = upload(0, (0, 0, 5), (1, 7, 9), on_conflict=OnConflict.ACCEPT_VALID)
+    expected = [ErrorCode.NONE, ErrorCode.OFFSET_NOT_MATCHED]
+    assert world.write(first).range_errors.tolist() == expected
+    assert world.write(first).range_errors.tolist() == expected
+    assert_refused(world, replace(first, on_conflict=OnConflict.REJECT_ALL))
+    assert_refused(world, upload(0, (0, 0, 5), on_conflict=OnConflict.ACCEPT_VALID))
+
+
+def test_stream_objects_alone_are_known_by_any_of_their_ids() -> None:
+    world = World()
+    rows = stream_objects((1, 0, 0, 5), (2, 1, 7, 9))
+    first = CommitStreamSetObject(
+        node=NODE,
+        object_id=-1,
+        order_id=-1,
+        object_size=0,
+        stream_objects=rows,
+        on_conflict=OnConflict.ACCEPT_VALID,
+    )
+    expected = [ErrorCode.NONE, ErrorCode.OFFSET_NOT_MATCHED]
+    assert world.write(first).stream_object_errors.tolist() == expected
+    # What was left out comes with another commit; the first one's repeat is known all the same.
+    later = replace(first, stream_objects=stream_objects((2, 1, 0, 9)))
+    assert world.write(later).error is ErrorCode.NONE
+    assert world.write(first).stream_object_errors.tolist() == expected
+    assert_made_before(world, later)
+    other = replace(first, stream_objects=stream_objects((2, 1, 0, 9), (3, 2, 0, 1)))
+    assert_refused(world, other)
+
+
+def test_uploads_in_columns_are_the_same_commits_as_one_by_one() -> None:
+    many = batch((0, (0, 0, 5), (1, 0, 5)), (1, (0, 5, 6)))
+    ones = [upload(0, (0, 0, 5), (1, 0, 5)), upload(1, (0, 5, 6))]
+    assert digests_of_uploads(many).tolist() == [digest_of_commit(one) for one in ones]
+    world = World()
+    world.write(many)
+    assert_made_before(world, many)
+    for one in ones:
+        assert_made_before(world, one)
+    assert_refused(world, batch((0, (0, 0, 5), (1, 0, 4)), (1, (0, 5, 7))))
+    mixed_up = world.write(batch((0, (0, 0, 5), (1, 0, 5)), (1, (0, 5, 7)), (2, (0, 6, 8))))
+    assert mixed_up.errors.tolist() == [0, MISMATCH, 0]
+
+
+def test_an_upload_without_an_order_has_its_id_for_one() -> None:
+    world = World()
+    world.write(upload(3, (0, 0, 5), order_id=-1))
+    objects: Any = world.map.freeze().sections()["objects"]
+    assert objects["order_id"][objects["object_id"] == 3].tolist() == [3]
+    assert_made_before(world, upload(3, (0, 0, 5), order_id=3))
+
+
+def test_digests_are_what_they_were_in_the_first_version() -> None:
+    """They are part of logs and checkpoints: another formula would refuse honest repeats."""
+    assert digest_of_commit(mixed()) == DIGEST_OF_MIXED
+    assert digest_of_commit(mixed(compacted_object_ids=column([7]))) == DIGEST_OF_COMPACTION
+    assert digest_of_merge(merge()) == DIGEST_OF_MERGE
+
+
+DIGEST_OF_MIXED = 7763849387230262606
+DIGEST_OF_COMPACTION = 771891672823101673
+DIGEST_OF_MERGE = -2069173603409695387
+
+
+def test_a_request_id_of_created_streams_is_not_used_for_other_tags() -> None:
+    world = World()
+
+    def create(request_id: str, *tags: tuple[tuple[str, str], ...]) -> CreateStreams:
+        new = tuple(NewStream(each) for each in tags)
+        return CreateStreams(request_id=request_id, node=NODE, streams=new)
+
+    first = world.write(create("t", (("b", "1"), ("a", "2")), ()))
+    for other in (((("a", "2"),), ()), ((), (("b", "1"), ("a", "2"))), ((), ())):
+        for asked in (world, world.restored()):
+            with pytest.raises(InvalidRequestError, match="request_id: 't' was used for streams"):
+                asked.write(create("t", *other))
+    again = world.restored().write(create("t", (("a", "2"), ("b", "1")), ()))
+    assert again.stream_ids == first.stream_ids
+    world.write(create("u", ()))
+    with pytest.raises(InvalidRequestError, match="request_id"):
+        world.write(create("u", (("a", "1"),)))
+
+
+NO_ROWS = RangeColumns()
+UNEVEN = [
+    ("stream_objects.object_id", {"stream_objects": StreamObjectColumns(object_id=column([5]))}),
+    ("stream_objects.end_offset", {"stream_objects": StreamObjectColumns(end_offset=column([5]))}),
+    ("stream_objects.crc32c", {"stream_objects": StreamObjectColumns(crc32c=column([5]))}),
+    ("ranges.start_offset", {"ranges": RangeColumns(start_offset=column([5]))}),
+    (
+        "stream_objects.object_id",
+        {
+            "ranges": NO_ROWS,
+            "compacted_object_ids": column([0]),
+            "stream_objects": StreamObjectColumns(object_id=column([5])),
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("field", "changes"), UNEVEN)
+def test_columns_are_checked_before_the_first_answer_is_looked_for(
+    field: str, changes: dict[str, Any]
+) -> None:
+    world = World()
+    left_out = upload(0, (0, 0, 5), (1, 7, 9), on_conflict=OnConflict.ACCEPT_VALID)
+    world.write(left_out)
+    with pytest.raises(InvalidRequestError) as caught:
+        world.write(replace(left_out, **changes))
+    assert caught.value.field == field
+
+
+def test_sizes_are_bounded_and_so_is_their_sum() -> None:
+    world = World()
+    for request, field in (
+        (upload(0, (0, 0, 1), object_size=OBJECT_SIZE_MAX + 1), "object_size"),
+        (merge(object_size=OBJECT_SIZE_MAX + 1), "object_size"),
+        (batch((0, (0, 0, 1)), object_size=column([OBJECT_SIZE_MAX + 1])), "object_size[0]"),
+        (
+            upload(
+                0,
+                (0, 0, 1),
+                stream_objects=replace(
+                    stream_objects((1, 1, 0, 1)), object_size=column([OBJECT_SIZE_MAX + 1])
+                ),
+            ),
+            "stream_objects.object_size[0]",
+        ),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            world.write(request)
+        assert caught.value.field == field
+    world.write(upload(0, (0, 0, 1), object_size=OBJECT_SIZE_MAX))
+    world.map._objects.counts.committed_bytes = COMMITTED_BYTES_MAX - 10
+    before = world.map.state_hash()
+    for request in (
+        upload(1, (0, 1, 2), object_size=11),
+        batch((1, (0, 1, 2)), (2, (0, 2, 3)), object_size=column([5, 6])),
+        batch((1, (0, 1, 2)), (2, (1, 7, 9)), object_size=column([11, 6])),
+        upload(1, (0, 1, 2), object_size=1, stream_objects=stream_objects((2, 1, 0, 1))),
+        upload(1, (0, 0, 1), object_size=11, compacted_object_ids=column([0])),
+    ):
+        with pytest.raises(LimitExceededError, match="object_size"):
+            world.write(request)
+    assert world.map.state_hash() == before
+    assert world.write(upload(1, (0, 1, 2), object_size=10)).error is ErrorCode.NONE
