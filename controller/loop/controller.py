@@ -51,6 +51,10 @@ SESSION_READ_TIMEOUT_MS = 5_000
 _log = structlog.get_logger(component="loop")
 
 
+class _LookAgainError(Exception):
+    """What a read was shown was undone, or may not be committed for long."""
+
+
 class ReplicatedLog(Protocol):
     """What the loop asks of the quorum."""
 
@@ -68,8 +72,12 @@ class ReplicatedLog(Protocol):
         ...
 
     @property
-    def is_disk_full(self) -> bool:
-        """Whether what was appended may wait for room on the disk for any time."""
+    def is_short_of_room(self) -> bool:
+        """Whether what was appended may wait for room on disks for any time."""
+        ...
+
+    def require_room(self) -> None:
+        """Raise while appends are refused for want of room; see `QuorumDriver.require_room`."""
         ...
 
     async def read_barrier(self) -> int:
@@ -142,6 +150,7 @@ class MetadataController:
         self._clock = clock
         self._log: ReplicatedLog | None = None
         self._parked = ParkedAnswers()
+        self._parked_reads = ParkedAnswers()
         self._sessions = ParkedAnswers()
         self._active = False
         self._committed_end = 0
@@ -191,8 +200,8 @@ class MetadataController:
         Raises:
             NotLeaderError: this node does not lead.
             InvalidRequestError: the request is malformed.
-            LimitExceededError: it, or what waits already, is too large, or the disk is full.
-            OutcomeUnknownError: leadership was lost before it was committed.
+            LimitExceededError: it, or what waits already, is too large, or disks are full.
+            OutcomeUnknownError: leadership was lost, or disks became full, before it was committed.
         """
         await self.turn()
         submission = self.submit((request,))
@@ -218,7 +227,7 @@ class MetadataController:
         Raises:
             NotLeaderError: this node does not lead.
             InvalidRequestError: a request is malformed.
-            LimitExceededError: it, or what waits already, is too large, or the disk is full.
+            LimitExceededError: it, or what waits already, is too large, or disks are full.
         """
         log = self._leading_log()
         self._require_room(self._parked)
@@ -232,6 +241,8 @@ class MetadataController:
                 self._replicate(log, decision.records)
         # Parked at once: if leadership is lost from now on, the caller hears that.
         end_offset = log.next_offset
+        if not is_proven and end_offset > self._committed_end:
+            log.require_room()  # or what it rests on may not be committed for long
         waiting = self._parked.park(end_offset) if end_offset > self._committed_end else None
         return Submission(answers, end_offset, waiting, None if is_proven else log)
 
@@ -340,9 +351,23 @@ class MetadataController:
                 "leadership was lost while the request was replicated; repeat it with the same id"
             )
         )
+        self._parked_reads.fail_all(_LookAgainError())
         _log.info("leadership_lost", end_offset=self._committed_end)
         for listener in self._on_leadership:
             listener(False)
+
+    def on_writes_refused(self) -> None:
+        """Answer reads from what is committed: what is not may wait for room for any time."""
+        self._parked_reads.fail_all(_LookAgainError())
+
+    def on_writes_held_up(self) -> None:
+        """Let nobody wait for room on disks; what was appended may still be committed."""
+        self._parked.fail_all(
+            OutcomeUnknownError(
+                "the disks became full while the request was replicated: it may take effect when "
+                "there is room; repeat it with the same id"
+            )
+        )
 
     def _bound_log(self) -> ReplicatedLog:
         if self._log is None:
@@ -356,10 +381,9 @@ class MetadataController:
         return log
 
     def _require_room(self, parked: ParkedAnswers) -> None:
-        if len(parked) >= PARKED_ANSWERS_MAX:
-            raise BusyError(
-                f"{len(parked)} requests wait for the log to be committed; try again later"
-            )
+        waiting = len(parked) + len(self._parked_reads)
+        if waiting >= PARKED_ANSWERS_MAX:
+            raise BusyError(f"{waiting} requests wait for the log to be committed; try again later")
 
     # -- writing
 
@@ -398,6 +422,7 @@ class MetadataController:
         while self._uncommitted and self._uncommitted[0][0] < high_watermark:
             self._uncommitted.popleft()
         self._parked.release(high_watermark)
+        self._parked_reads.release(high_watermark)
         self._sessions.release(high_watermark)
 
     async def _committed(self, end_offset: int) -> None:
@@ -410,18 +435,33 @@ class MetadataController:
         log = self._leading_log()
         self._require_room(self._parked)
         await log.read_barrier()
-        self._leading_log()
-        if log.is_disk_full:
+        while True:
+            self._leading_log()
+            answered = self._query_shown(request)
+            if await self._is_committed(answered.offset):
+                return answered
+
+    def _query_shown(self, request: ReadRequest) -> Answered:
+        """Answer from the map, and from what is committed alone while the rest waits for room."""
+        if self._active and self._bound_log().is_short_of_room:
             return Answered(self._query_committed(request), self._committed_end)
-        answer, end_offset = self._map.query(request), log.next_offset
-        await self._shown(log, end_offset)
-        return Answered(answer, end_offset)
+        return Answered(self._map.query(request), self._shown_end())
+
+    async def _is_committed(self, end_offset: int) -> bool:
+        """Wait until an answer to a read may be given; False to look again."""
+        if end_offset <= self._committed_end:
+            return True
+        try:
+            await self._parked_reads.park(end_offset)
+        except _LookAgainError:
+            return False
+        return True
 
     def _query_committed(self, request: ReadRequest) -> Answer:
         """Answer without what is not committed, which is taken back for the moment.
 
         Usually an answer waits for what it shows to be committed; there may be no end to that
-        while the disk is full.
+        while disks are full.
         """
         self._map.undo_to(self._committed_end)
         try:
@@ -432,13 +472,9 @@ class MetadataController:
 
     async def _read_committed(self, request: ReadRequest) -> Answered:
         while True:
-            answer = self._map.query(request)
-            end_offset = self._shown_end()
-            try:
-                await self._committed(end_offset)
-            except OutcomeUnknownError:
-                continue  # what was not committed has been undone; look again
-            return Answered(answer, end_offset)
+            answered = self._query_shown(request)
+            if await self._is_committed(answered.offset):
+                return answered
 
     async def _committed_view(self, at_offset: int) -> ViewAt:
         while True:

@@ -23,15 +23,13 @@ from controller.loop.checkpoint_schedule import CheckpointLimits
 from controller.loop.checkpointer import Checkpointer
 from controller.loop.clock import Clock
 from controller.loop.deliverer import Deliverer
+from controller.loop.disk_room import DiskRoom
 from controller.loop.forming_batch import FormingBatch
 from controller.loop.operations import Operations
 from controller.loop.outbox import Outbox, call_key
 from controller.loop.parking import ParkedAnswers
 from controller.loop.quorum_describe import QuorumDescription, describe_quorum
 from controller.loop.quorum_disk import CoreReport, JournalThread
-from controller.loop.quorum_errors import (
-    DiskFullError,
-)
 from controller.loop.quorum_transport import PeerTransport
 from controller.loop.read_rounds import ReadRounds
 from controller.loop.state_machine import SnapshotPoint, StateMachine
@@ -59,12 +57,12 @@ from controller.quorum.events import (
     Received,
     RequestFailed,
     Resign,
+    RoomChanged,
     Send,
     SnapshotInstalled,
     SnapshotReadDone,
     SnapshotTaken,
     TransferRefused,
-    TransferRequested,
     TrimLog,
     TruncateLog,
     VoterChangeDone,
@@ -86,6 +84,7 @@ _Outcome: TypeAlias = (
     | VotersChanged
     | VoterChangeDone
     | VoterChangeRefused
+    | RoomChanged
     | TransferRefused
 )
 
@@ -147,8 +146,12 @@ class QuorumDriver:
         self._forming = FormingBatch(config.limits)
         self._turns = AppendTurns()
         self._flush_scheduled = False
-        self._disk_full: JournalFullError | None = None
-        self._hand_over_timer: asyncio.TimerHandle | None = None
+        self._room = DiskRoom(
+            config.local.node_id,
+            config.timings.fetch_timeout_ms,
+            on_short=self._on_short_of_room,
+            on_impatient=state_machine.on_writes_held_up,
+        )
         self._elected: LeadershipStarted | None = None
         self._claimed_epoch: Epoch | None = None
         self._commits = ParkedAnswers()
@@ -199,6 +202,7 @@ class QuorumDriver:
         self._reads.close(error)
         self._commits.fail_all(error)
         self._turns.give()
+        self._room.close()
 
     def _fail(self, error: BaseException) -> None:
         """Stop at once: a crashed voter is safe, a confused one is not."""
@@ -231,8 +235,13 @@ class QuorumDriver:
 
     @property
     def is_disk_full(self) -> bool:
-        """Whether appends are refused, and what was appended may wait, for want of room."""
-        return self._disk_full is not None
+        """Whether this node's own disk has no room."""
+        return self._room.is_disk_full
+
+    @property
+    def is_short_of_room(self) -> bool:
+        """Whether what was appended may wait for room, here or on other voters, for any time."""
+        return self._room.is_short
 
     @property
     def is_leader(self) -> bool:
@@ -262,7 +271,7 @@ class QuorumDriver:
 
         An append without it is correct and only dearer.
         """
-        if len(self._forming) == 0 and self._disk_full is None:
+        if len(self._forming) == 0 and not self._room.is_short:
             await self._turns.wait(self._core.uncommitted_batches)
 
     def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
@@ -275,16 +284,13 @@ class QuorumDriver:
                 appended.
             RecordTooLargeError: a payload is larger than a batch may be; nothing was appended.
             UncommittedLogFullError: too much waits for a majority; nothing was appended.
-            DiskFullError: this node's disk is full; nothing was appended.
+            DiskFullError: this node's disk is full, or those of a majority; nothing was appended.
             InvariantError: the first payload would not take `required_base_offset`.
         """
-        if self._claimed_epoch is None or self._is_stopping or self._core.is_transferring:
+        self._require_leadership()
+        self.require_room()
+        if self._is_stopping or self._core.is_transferring:
             raise self.leader_hint()
-        if self._disk_full is not None:
-            raise DiskFullError(
-                f"the disk of controller {self._config.local.node_id} is full "
-                f"({self._disk_full}); writes are taken again when there is room"
-            )
         if required_base_offset != self.next_offset:
             raise InvariantError(
                 f"append at {required_base_offset} to a log that ends at {self.next_offset}"
@@ -292,6 +298,10 @@ class QuorumDriver:
         self._forming.add(payloads, self._core.uncommitted_bytes, required_base_offset)
         self._schedule_flush()
         return self.next_offset
+
+    def require_room(self) -> None:
+        """Raise DiskFullError while appends are refused for want of room."""
+        self._room.require()
 
     async def read_barrier(self, timeout_ms: int | None = None) -> int:
         """Prove that this node leads from now on; return how far a read must have applied.
@@ -486,6 +496,8 @@ class QuorumDriver:
             case VotersChanged(voters=voters):
                 _log.info("voters_changed", voters=[_named(voter) for voter in voters])
                 self._transport.set_voters(voters)
+            case RoomChanged(full_voters=full_voters):
+                self._room.on_majority(full_voters)
             case VoterChangeDone() | VoterChangeRefused() | TransferRefused():
                 self._operations.outcome(effect)
             case _:
@@ -513,31 +525,14 @@ class QuorumDriver:
         self._stepper.feed(report)
 
     def _on_full(self, error: JournalFullError | None) -> None:
-        self._disk_full = error
-        if self._hand_over_timer is not None:
-            self._hand_over_timer.cancel()
-        if error is None:
-            _log.info("disk_has_room_again")
-        else:
-            _log.error("disk_full", reason=str(error), effect="writes are refused, reads go on")
-            self._turns.give()  # to be refused
-            self._hand_over_later()
+        if not self._stepper.is_running:
+            return
+        self._room.on_disk(error)
         self._stepper.feed(DiskFull(error is not None))
 
-    def _hand_over_later(self) -> None:
-        self._hand_over_timer = asyncio.get_running_loop().call_later(
-            self._config.timings.fetch_timeout_ms / 1000, self._hand_over_if_full
-        )
-
-    def _hand_over_if_full(self) -> None:
-        """Let a voter lead that has room; as long as none has, this one goes on serving reads."""
-        if self._disk_full is None or not self._stepper.is_running:
-            return
-        voter = self._core.voter_ahead_of_disk
-        if voter is not None:
-            _log.warning("handing_over", to=voter, reason="this node's disk is full")
-            self._stepper.feed(TransferRequested(voter))
-        self._hand_over_later()
+    def _on_short_of_room(self) -> None:
+        self._turns.give()  # to be refused
+        self._state_machine.on_writes_refused()
 
     # -- appending
 
@@ -580,6 +575,7 @@ class QuorumDriver:
         was_claimed = self._claimed_epoch is not None
         self._elected = None
         self._claimed_epoch = None
+        self._room.leadership_ended()
         self._forming.clear()
         if was_claimed:
             self._state_machine.on_leadership_lost()

@@ -15,7 +15,10 @@ class RecordTooLargeError(LimitExceededError):
 
 
 class DiskFullError(LimitExceededError):
-    """The disk of this controller is full: it takes nothing in; reads go on."""
+    """The disk of this controller, or those of a majority, are full: nothing was written.
+
+    Reads go on; the request may be repeated until there is room.
+    """
 
 
 class TooManyReadsError(BusyError):

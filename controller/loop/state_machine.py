@@ -43,6 +43,14 @@ class StateMachine(Protocol):
         """Stop at once; what was appended and not delivered may or may not be committed."""
         ...
 
+    def on_writes_refused(self) -> None:
+        """Let no read wait for what was appended: it may be held up for want of room on disks."""
+        ...
+
+    def on_writes_held_up(self) -> None:
+        """Tell callers that what was appended is held up for want of room on disks."""
+        ...
+
     def freeze(self, point: SnapshotPoint) -> Callable[[Sink], object]:
         """Return what writes the state as it is now, which is that at `point`, to a file.
 

@@ -151,12 +151,10 @@ class QuorumCore:
         return isinstance(role, Leader) and role.transfer is not None
 
     @property
-    def voter_ahead_of_disk(self) -> NodeId | None:
-        """Return a voter that has flushed more than this leader: it has room where this has none.
-
-        None if there is no such voter, or this replica does not lead.
-        """
-        return self._leading.voter_ahead_of_disk()
+    def full_majority(self) -> tuple[NodeId, ...]:
+        """Return the voters that have no room, if this leader can commit nothing without them."""
+        role = self._replica.role
+        return role.full_majority if isinstance(role, Leader) else ()
 
     @property
     def newest_snapshot(self) -> SnapshotId | None:
@@ -211,6 +209,7 @@ class QuorumCore:
             case WriteDone(token=token):
                 self._replica.log.write_done(token)
                 self._leading.update_high_watermark()
+                self._following.on_flushed()
             case DiskFull(is_full=is_full):
                 self._following.on_disk_full(is_full=is_full)
             case Append(payloads=payloads):
@@ -471,7 +470,7 @@ class QuorumCore:
         for parked in leader.parked.values():
             yield parked.answer_by
         if leader.transfer is not None:
-            yield leader.transfer.deadline
+            yield self._membership.next_look(leader.transfer, leader)
         change = leader.voter_change
         if change is not None and (due := self._membership.round_deadline(change)) is not None:
             yield due

@@ -59,7 +59,7 @@ class WriteDone:
 
 @dataclass(frozen=True, slots=True)
 class DiskFull:
-    """Writes wait for room on the disk, or no longer do; all that wait are in the log already."""
+    """The disk has no room but the reserve, or has room again; what waits is in the log already."""
 
     is_full: bool
 
@@ -312,6 +312,16 @@ class VoterChangeRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomChanged:
+    """Nothing can be committed, for these voters' disks are full; empty: a majority has room.
+
+    Of the leader's voters; `LeadershipEnded` ends what was told before.
+    """
+
+    full_voters: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TransferRefused:
     """Leadership stays here; `LeadershipEnded` tells of success."""
 
@@ -331,6 +341,7 @@ Effect: TypeAlias = (
     | VotersChanged
     | VoterChangeDone
     | VoterChangeRefused
+    | RoomChanged
     | TransferRefused
     | ReadLog
     | Send

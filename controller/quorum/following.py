@@ -93,7 +93,7 @@ class Following:
             high_watermark=replica.high_watermark,
             read_round=read_round,
             max_wait_ms=max_wait_ms,
-            max_bytes=replica.config.limits.max_fetch_bytes,
+            max_bytes=0 if self._is_stuck() else replica.config.limits.max_fetch_bytes,
             answered_request_id=role.answered_request_id if isinstance(role, Follower) else 0,
             is_disk_full=replica.is_disk_full,
         )
@@ -124,9 +124,24 @@ class Following:
         """
         replica = self._replica
         replica.is_disk_full = is_full
-        role = replica.role
+        if is_full:
+            replica.full_since = replica.now
+        self._fetch_anew()  # an earlier Fetch may wait for the disk
+
+    def on_flushed(self) -> None:
+        """Tell the leader what was flushed without room: the Fetch that waits does not say."""
+        if self._replica.is_disk_full and not self._is_stuck():
+            self._fetch_anew()
+
+    def _fetch_anew(self) -> None:
+        role = self._replica.role
         if isinstance(role, Follower):
-            replica.forget_request(role.leader_id, FetchResponse)  # it may wait for the disk
+            self._replica.forget_request(role.leader_id, FetchResponse)
+
+    def _is_stuck(self) -> bool:
+        """Whether what was appended waits for room, so that nothing more can be taken."""
+        replica = self._replica
+        return replica.is_disk_full and replica.log.flushed_end < replica.log.end_offset
 
     # -- telling the leader where this voter is (KIP-853)
 
@@ -151,7 +166,7 @@ class Following:
         role = replica.role
         if not isinstance(role, Follower) or response.header.sender != role.leader_id:
             return
-        is_usable = replica.is_disk_full or self._fits(response)
+        is_usable = self._is_stuck() or self._fits(response)
         if response.header.error is not QuorumError.NONE or not is_usable:
             self._fetch_later(role)
             if response.header.error is QuorumError.NOT_LEADER and not replica.may_campaign:
@@ -159,8 +174,9 @@ class Following:
                 # hurried would compete with the successor that its leader has chosen.
                 self.on_leader_gone(role.leader_id)
             return
-        if replica.is_disk_full and response.diverging is None:
-            # Whatever was sent can't be written; it will be asked for again.
+        is_refused = self._has_no_room_for(response)
+        if is_refused:
+            # It will be asked for again.
             end = min(response.high_watermark, replica.log.flushed_end)
             replica.raise_high_watermark(EndOffset(end))
         elif response.snapshot_id is not None:
@@ -175,6 +191,15 @@ class Following:
             self._look_whether_repaired(response.high_watermark)
         role.read_round = max(role.read_round, response.read_round)
         self._heard_from_leader(role, response.header)
+        if is_refused and (response.batches or response.snapshot_id is not None):
+            # The same would come again and again; the leader need only know of this replica.
+            role.next_fetch = replica.now + replica.config.timings.fetch_max_wait_ms // 5
+
+    def _has_no_room_for(self, response: FetchResponse) -> bool:
+        """Whether what was sent can't be written; batches may fit the reserve of a full disk."""
+        if not self._replica.is_disk_full or response.diverging is not None:
+            return False
+        return self._is_stuck() or response.snapshot_id is not None
 
     def _heard_from_leader(self, role: Follower, header: ResponseHeader) -> None:
         replica = self._replica
@@ -182,9 +207,7 @@ class Following:
         role.has_fetched = True
         role.leader_gone = False
         role.fetch_deadline = replica.next_fetch_deadline(role.leader_id)
-        # Without room the same batches come again and again; the leader need only know of us.
-        pause = replica.config.timings.fetch_max_wait_ms // 5 if replica.is_disk_full else 0
-        role.next_fetch = replica.now + pause
+        role.next_fetch = replica.now
         replica.lost_elections = 0
 
     def _fetch_later(self, role: Follower) -> None:

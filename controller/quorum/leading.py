@@ -13,6 +13,7 @@ from controller.quorum.events import (
     ReadIndexRefused,
     ReadLog,
     ReadSnapshot,
+    RoomChanged,
     SnapshotChunk,
 )
 from controller.quorum.majority import committed_end, majority
@@ -31,7 +32,15 @@ from controller.quorum.messages import (
     UpdateVoterRequest,
 )
 from controller.quorum.replica import Replica
-from controller.quorum.roles import Leader, ParkedFetch, PendingRead, ReplicaProgress, Resigned
+from controller.quorum.roles import (
+    Leader,
+    ParkedFetch,
+    PendingRead,
+    ReplicaProgress,
+    Resigned,
+    Transfer,
+)
+from controller.quorum.room import Room
 from controller.quorum.voters import ReplicaKey, Voter
 
 _OBSERVER_SESSION_MS = 300_000
@@ -44,6 +53,7 @@ class Leading:
     def __init__(self, replica: Replica, membership: Membership) -> None:
         self._replica = replica
         self._membership = membership
+        self._room = Room(replica)
         self._next_read_id = 0
 
     def is_established(self) -> bool:
@@ -84,16 +94,6 @@ class Leading:
         if self._replica.is_meant(voter.key):
             return self._replica.log.flushed_end
         return role.progress[voter.key].end_offset
-
-    def voter_ahead_of_disk(self) -> NodeId | None:
-        """Return the voter that has flushed most, if that is more than this leader itself has."""
-        role = self._replica.role
-        if not isinstance(role, Leader) or not self._replica.others:
-            return None
-        ends = [role.progress[voter.key] for voter in self._replica.others]
-        best = max(ends, key=lambda progress: progress.end_offset)
-        is_ahead = best.end_offset > self._replica.log.flushed_end
-        return best.key.node_id if is_ahead else None
 
     # -- serving Fetches
 
@@ -246,7 +246,7 @@ class Leading:
             return
         for key, parked in list(role.parked.items()):
             request = parked.request
-            has_batches = replica.log.end_offset > request.fetch_offset
+            has_batches = replica.log.end_offset > request.fetch_offset and _takes(role, request)
             if min(replica.high_watermark, request.fetch_offset) > request.high_watermark:
                 linger = replica.now + replica.config.timings.high_watermark_linger_ms
                 parked.answer_by = min(parked.answer_by, linger)
@@ -257,6 +257,9 @@ class Leading:
 
     def _answer(self, role: Leader, request: FetchRequest) -> None:
         replica = self._replica
+        if not _takes(role, request):
+            replica.answer_fetch(request, read_round=role.read_round)
+            return
         max_bytes = min(request.max_bytes, replica.config.limits.max_fetch_bytes)
         batches = replica.log.read(request.fetch_offset, max_bytes=max_bytes)
         if batches is None:
@@ -308,33 +311,59 @@ class Leading:
 
     def on_time(self) -> None:
         """Announce the epoch, resign when that is due, repeat the end of an epoch."""
-        replica = self._replica
-        role = replica.role
+        role = self._replica.role
         if isinstance(role, Leader):
-            if self._has_lost_majority(role):
-                limit_ms = replica.config.timings.check_quorum_ms
-                self.resign(f"no majority of the voters was heard from for {limit_ms} ms")
-            elif (successor := self._membership.on_time(role)) is not None:
-                self.resign(f"handed over to controller {successor.node_id}", successor)
-            else:
-                self._announce(role)
-        if isinstance(replica.role, Resigned):
-            self._tell_end(replica.role)
+            self._lead_on(role)
+        if isinstance(self._replica.role, Resigned):
+            self._tell_end(self._replica.role)
+
+    def _lead_on(self, role: Leader) -> None:
+        if self._has_lost_majority(role):
+            limit_ms = self._replica.config.timings.check_quorum_ms
+            self.resign(f"no majority of the voters was heard from for {limit_ms} ms")
+            return
+        transfer = self._membership.on_time(role)
+        if transfer is None:
+            self._announce(role)
+            # Carried out with the next event, once callers know what this one has committed.
+            self._look_at_room(role)
+        else:
+            successor = transfer.to.node_id
+            reason = f"handed over to controller {successor}, {transfer.reason}"
+            self.resign(reason, transfer.to)
+
+    def _look_at_room(self, role: Leader) -> None:
+        """Tell when nothing can be committed for want of room; hand over where another can."""
+        replica = self._replica
+        full = self._room.full_majority(role)
+        if full != role.full_majority:
+            role.full_majority = full
+            replica.emit(RoomChanged(full))
+        if (successor := self._room.successor(role)) is not None:
+            deadline = replica.now + replica.config.timings.election_timeout_ms
+            role.transfer = Transfer(successor, deadline, "for want of room on this disk")
 
     def quorum_deadline(self, role: Leader) -> int | None:
         """When the leader must resign unless more voters hear it; None for the only voter.
 
         Voters whose disks are full keep a leader in office for the sake of its reads, unless those
-        with room, silent ones included, are a majority that another leader could commit with.
+        with room, silent ones included, are a majority that another leader could commit with. One
+        that needs this replica's disk would have to be in touch with it.
         """
         replica = self._replica
         others = [role.progress[voter.key] for voter in replica.others]
         writable = [progress for progress in others if not progress.is_disk_full]
         deadlines = [self._unheard_at(others, counts_itself=replica.is_voter)]
         if len(writable) < len(others) or replica.is_disk_full:
-            counts_itself = replica.is_voter and not replica.is_disk_full
+            counts_itself = (
+                replica.is_voter and not replica.is_disk_full and self._any_hears(writable)
+            )
             deadlines.append(self._unheard_at(writable, counts_itself=counts_itself))
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def _any_hears(self, others: list[ReplicaProgress]) -> bool:
+        oldest = self._replica.now - self._replica.config.timings.check_quorum_ms
+        return any(progress.heard_us_at > oldest for progress in others)
 
     def _unheard_at(self, others: list[ReplicaProgress], *, counts_itself: bool) -> int | None:
         """When a majority made of these will not have heard this leader for too long."""
@@ -361,7 +390,7 @@ class Leading:
         if not isinstance(role, Leader):
             return
         voters = [role.progress[voter.key] for voter in self._replica.others]
-        voters.sort(key=lambda item: (-item.end_offset, item.key.node_id))
+        voters.sort(key=lambda item: (-item.end_offset, item.is_disk_full, item.key.node_id))
         # Others named beside a chosen successor would compete with it a few milliseconds later.
         keys = (successor,) if successor else tuple(item.key for item in voters)
         self._replica.become_resigned(keys, reason)
@@ -427,6 +456,15 @@ class Leading:
         if request.header.epoch > replica.epoch:
             return QuorumError.UNKNOWN_LEADER_EPOCH
         return QuorumError.NONE if isinstance(replica.role, Leader) else QuorumError.NOT_LEADER
+
+
+def _takes(role: Leader, request: FetchRequest) -> bool:
+    """Whether batches are of use to the sender.
+
+    A full disk has room for what is in its reserve only, which is kept for when it is needed to
+    commit.
+    """
+    return not request.is_disk_full or (request.max_bytes > 0 and bool(role.full_majority))
 
 
 def _is_valid_fetch(request: FetchRequest) -> bool:

@@ -215,14 +215,15 @@ class Membership:
                 whom = "it leads already"
             replica.emit(TransferRefused(f"this leader has no successor: {whom}"))
             return
-        best = max(voters, key=lambda voter: role.progress[voter.key].end_offset)
+        progress = [role.progress[voter.key] for voter in voters]
+        best = max(progress, key=lambda item: (not item.is_disk_full, item.end_offset))
         deadline = replica.now + replica.config.timings.election_timeout_ms
         role.transfer = Transfer(best.key, deadline)
 
     # -- time
 
-    def on_time(self, role: Leader) -> ReplicaKey | None:
-        """Do what is due; return the voter to which leadership is to be handed over now."""
+    def on_time(self, role: Leader) -> Transfer | None:
+        """Do what is due; return the transfer that is to be carried out now."""
         replica = self._replica
         change = role.voter_change
         if change is not None:
@@ -231,16 +232,22 @@ class Membership:
                 self._give_up(role, change, "stopped catching up")
         if replica.is_voter and not replica.is_known:
             self._update(role, Voter(replica.local, replica.config.endpoint))
-        return self._due_successor(role)
+        return self._due_transfer(role)
 
-    def _due_successor(self, role: Leader) -> ReplicaKey | None:
+    def next_look(self, transfer: Transfer, role: Leader) -> int:
+        """Return when a transfer is to be looked at: at once if it can be carried out."""
+        progress = role.progress.get(transfer.to)
+        is_due = progress is not None and progress.end_offset >= self._replica.log.end_offset
+        return self._replica.now if is_due else transfer.deadline
+
+    def _due_transfer(self, role: Leader) -> Transfer | None:
         replica = self._replica
         transfer = role.transfer
         if transfer is None:
             return None
         progress = role.progress.get(transfer.to)
         if progress is not None and progress.end_offset >= replica.log.end_offset:
-            return transfer.to
+            return transfer
         if progress is None or replica.now >= transfer.deadline:
             role.transfer = None
             reason = f"node {transfer.to.node_id} did not catch up within an election timeout"

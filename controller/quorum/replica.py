@@ -88,6 +88,8 @@ class Replica:
         self.lost = recovered.lost
         self.installing: SnapshotId | None = None
         self.is_disk_full = False
+        self.full_since = 0
+        """When the disk was last found full."""
         self.chunk_bytes = config.limits.snapshot_chunk_bytes
         """Bytes of a snapshot to ask for at once: fewer over a link that is too slow for more."""
         self.is_chunk_awaited = False

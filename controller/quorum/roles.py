@@ -88,6 +88,7 @@ class ReplicaProgress:
     last_answered: tuple[int, int] = (0, 0)
     """Its incarnation, and the newest request that it has had an answer to."""
     is_disk_full: bool = False
+    """Whether its last Fetch said that its disk has no room."""
     has_fetched: bool = False
     end_offset: EndOffset = EMPTY_LOG_END
     read_round: int = 0
@@ -139,6 +140,7 @@ class Transfer:
 
     to: ReplicaKey
     deadline: int
+    reason: str = "as asked"
 
 
 @dataclass(slots=True)
@@ -157,6 +159,8 @@ class Leader:
     transfer: Transfer | None = None
     uncommitted: deque[tuple[EndOffset, int]] = field(default_factory=deque)
     uncommitted_bytes: int = 0
+    full_majority: tuple[NodeId, ...] = ()
+    """Voters without room, if those with room are no majority."""
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from controller.errors import BusyError, NotLeaderError
 from controller.ids import ClusterId, EndOffset, Epoch
 from controller.loop.controller import MetadataController
+from controller.loop.quorum_errors import DiskFullError
 from controller.loop.state_machine import SnapshotPoint
 from controller.quorum.messages import Batch, BatchKind, SnapshotId
 from controller.quorum.voters import VoterSet
@@ -20,7 +21,7 @@ class MemoryLog:
         self.next_offset = 0
         self.committed = 0
         self.refuse_appends = False
-        self.is_disk_full = False
+        self.is_short_of_room = False
         self.is_deposed = False
 
     def lead(self) -> None:
@@ -47,6 +48,11 @@ class MemoryLog:
             raise BusyError("the uncommitted log is full")
         self._add(BatchKind.DATA, tuple(payloads))
         return self.next_offset
+
+    def require_room(self) -> None:
+        """Refuse while the test says that disks are full."""
+        if self.is_short_of_room:
+            raise DiskFullError("the disks are full")
 
     def commit(self) -> None:
         """Let everything appended become committed."""

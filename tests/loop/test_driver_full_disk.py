@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.errors import LimitExceededError
+from controller.errors import LimitExceededError, OutcomeUnknownError
 from controller.loop.quorum_errors import DiskFullError
 from controller.metadata.requests import DescribeStreams
 from tests.loop.memory_cluster import MemoryCluster, create, eventually, run, stream_ids
@@ -54,12 +54,14 @@ def test_a_leader_with_a_full_disk_hands_over_to_a_voter_with_room(tmp_path: Pat
             before = await cluster.fill("a", 2)
             full = await cluster.leader()
             node = cluster.nodes[full]
+            began = node.driver.epoch
             node.files.is_full = True
             # The others keep it: a majority has it on disk though the leader has not.
             done = await node.controller.write(create("kept-by-the-others"))
             assert done.offset > before.offset
 
             successor = await cluster.leader(lambda node_id: node_id != full)
+            assert cluster.nodes[successor].driver.epoch == began + 1, "by one election"
             assert stream_ids(await cluster.write(create("by-the-next"))) == (3,)
             answered = await cluster.nodes[successor].controller.read(DescribeStreams())
             assert answered.answer.total == 4  # type: ignore[union-attr]
@@ -82,7 +84,6 @@ def test_a_leader_goes_on_with_reads_while_no_voter_has_room(tmp_path: Path) -> 
                 other.files.is_full = True
             under_way = asyncio.create_task(node.controller.write(create("under-way")))
             await eventually(lambda: node.driver.describe().is_disk_full, "the disk to be full")
-            node.driver._hand_over_if_full()
 
             answered = await node.controller.read(DescribeStreams())
 
@@ -92,6 +93,42 @@ def test_a_leader_goes_on_with_reads_while_no_voter_has_room(tmp_path: Path) -> 
                 other.files.is_full = False
             assert stream_ids(await cluster.write(create("under-way"))) == (2,)
             under_way.cancel()
+
+    run(scenario())
+
+
+def test_a_leader_alone_with_room_refuses_writes_at_once_and_holds_up_no_read(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with MemoryCluster(tmp_path) as cluster:
+            before = await cluster.fill("a", 2)
+            leader = await cluster.leader()
+            node = cluster.nodes[leader]
+            epoch = node.driver.epoch
+            others = [other for i, other in cluster.nodes.items() if i != leader]
+            for other in others:
+                other.files.is_full = True
+            under_way = asyncio.create_task(node.controller.write(create("under-way")))
+            read_before = asyncio.create_task(node.controller.read(DescribeStreams()))
+            await eventually(lambda: node.driver.is_short_of_room, "the voters' disks to be full")
+
+            end_offset = node.driver.next_offset
+            with pytest.raises(DiskFullError, match="disks of controllers"):
+                await node.controller.write(create("refused"))
+            assert node.driver.next_offset == end_offset, "nothing is appended"
+            for read in (read_before, node.controller.read(DescribeStreams())):
+                assert (await read).answer.total == 2  # type: ignore[union-attr]
+            session = await node.controller.read(DescribeStreams(), at_least=before.offset)
+            assert session.answer.total == 2  # type: ignore[union-attr]
+            with pytest.raises(OutcomeUnknownError, match="repeat it with the same id"):
+                await under_way
+            assert (node.driver.is_leader, node.driver.epoch) == (True, epoch)
+
+            for other in others:
+                other.files.is_full = False
+            assert stream_ids(await cluster.write(create("under-way"))) == (2,)
+            assert stream_ids(await cluster.write(create("refused"))) == (3,)
 
     run(scenario())
 

@@ -205,7 +205,9 @@ def test_the_end_of_every_leadership_is_logged_with_its_reason(tmp_path: Path) -
             with capture_logs() as logged:
                 await cluster.nodes[leader].driver.transfer_leadership(NodeId(to), SOON_MS)
             ends = [entry for entry in logged if entry["event"] == "leadership_ended"]
-            assert [entry["reason"] for entry in ends] == [f"handed over to controller {to}"]
+            assert [entry["reason"] for entry in ends] == [
+                f"handed over to controller {to}, as asked"
+            ]
             assert ends[0]["had_served"]
 
     run(scenario())

@@ -89,7 +89,7 @@ def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_committed()
         log.lead()
         await committed(log, controller.write(REGISTER))
         await committed(log, controller.write(create("a")))
-        log.is_disk_full = True
+        log.is_short_of_room = True
         waiting = [await submit(controller.write(create(name))) for name in "bc"]
 
         read = await controller.read(DescribeStreams())

@@ -5,14 +5,17 @@ from __future__ import annotations
 from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
 _BATCH_CODEC = "controller.journal.batch_codec"
+_CONTROLLER = "controller.loop.controller"
 _CORE = "controller.quorum.core"
 _ELECTION = "controller.quorum.election"
 _FILES = "storage.durable_files"
 _FOLLOWING = "controller.quorum.following"
 _JOURNAL = "controller.journal.journal"
+_LEADING = "controller.quorum.leading"
 _LOG_SCAN = "controller.journal.log_scan"
 _RECOVERY = "controller.journal.recovery"
 _REPLICA = "controller.quorum.replica"
+_ROOM = "controller.quorum.room"
 _SEALED_JSON = "controller.journal.sealed_json"
 _SEGMENT = "controller.journal.segment"
 _STATE_FILE = "controller.journal.state_file"
@@ -216,6 +219,48 @@ DISK = (
             ),
         ),
         Simulated("full", range(1000), is_rare=True),
+    ),
+    Mutant(
+        "full-leader-hands-over-to-the-full",
+        "A leader without room hands over though no majority has room for what comes next.",
+        "found by trying: reads stopped until room was made",
+        (
+            Edit(
+                _ROOM,
+                "if len(writable) < majority(len(replica.voters)):",
+                "if not writable:",
+            ),
+        ),
+        Tested(
+            "tests/quorum/test_quorum_room.py"
+            "::test_a_full_leader_hands_over_with_the_next_fetches_of_a_majority_with_room"
+        ),
+    ),
+    Mutant(
+        "appends-that-no-majority-has-room-for",
+        "A leader with room takes writes that cannot be committed, as the others' disks are full.",
+        "found by trying: writes ran into their deadline",
+        (Edit(_LEADING, "            replica.emit(RoomChanged(full))\n", ""),),
+        Tested(
+            "tests/loop/test_driver_full_disk.py"
+            "::test_a_leader_alone_with_room_refuses_writes_at_once_and_holds_up_no_read"
+        ),
+    ),
+    Mutant(
+        "reads-wait-for-room",
+        "A read waits for batches that wait for room on disks.",
+        "found by trying: one read took nine seconds",
+        (
+            Edit(
+                _CONTROLLER,
+                "        self._parked_reads.fail_all(_LookAgainError())\n\n    def on_writes_held_up",
+                "\n    def on_writes_held_up",
+            ),
+        ),
+        Tested(
+            "tests/loop/test_driver_full_disk.py"
+            "::test_a_leader_alone_with_room_refuses_writes_at_once_and_holds_up_no_read"
+        ),
     ),
     Mutant(
         "cut-not-announced",

@@ -57,11 +57,14 @@ READS = (
             Edit(
                 _CONTROLLER,
                 """
-                answer, end_offset = self._map.query(request), log.next_offset
-                await self._shown(log, end_offset)
+                self._leading_log()
+                answered = self._query_shown(request)
+                if await self._is_committed(answered.offset):
+                    return answered
                 """,
                 """
-                answer, end_offset = self._map.query(request), log.next_offset
+                self._leading_log()
+                return self._query_shown(request)
                 """,
             ),
         ),

@@ -206,6 +206,7 @@ class Lone:
         read_round: int = 0,
         hears: bool = True,
         is_disk_full: bool = False,
+        max_bytes: int = 1 << 20,
     ) -> list[Effect]:
         return self.receive(
             FetchRequest(
@@ -215,7 +216,7 @@ class Lone:
                 high_watermark=EndOffset(hw),
                 read_round=read_round,
                 max_wait_ms=500,
-                max_bytes=1 << 20,
+                max_bytes=max_bytes,
                 answered_request_id=self._next_answered() if hears else 0,
                 is_disk_full=is_disk_full,
             )

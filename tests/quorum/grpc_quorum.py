@@ -76,6 +76,12 @@ class Recorder:
     def on_leadership_lost(self) -> None:
         self.calls.append("lost")
 
+    def on_writes_refused(self) -> None:
+        self.calls.append("refused")
+
+    def on_writes_held_up(self) -> None:
+        self.calls.append("held up")
+
     def freeze(self, point: SnapshotPoint) -> Callable[[Sink], object]:
         def write(sink: Sink) -> None:
             end = point.snapshot_id.end_offset

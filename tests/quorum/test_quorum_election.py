@@ -211,11 +211,30 @@ def test_voters_with_full_disks_keep_a_leader_for_its_reads() -> None:
     assert still_leads_after(node, 6000, lambda: node.fetch(1, 2, 1, is_disk_full=True)) is True
 
 
-def test_but_not_when_a_majority_with_room_may_be_out_of_its_reach() -> None:
+def test_so_does_one_where_only_this_leader_and_a_silent_voter_have_room() -> None:
+    """Whoever could commit with this leader's disk would have to be in touch with it."""
     node = Lone()
     node.become_leader()
     node.fetch(1, 2, 1)
-    assert not still_leads_after(node, 6000, lambda: node.fetch(1, 2, 1, is_disk_full=True))
+    assert still_leads_after(node, 6000, lambda: node.fetch(1, 2, 1, is_disk_full=True))
+
+
+def test_but_not_when_a_majority_with_room_may_be_out_of_its_reach() -> None:
+    node = Lone(size=5)
+    node.pass_time(5000)
+    for _ in range(2):
+        requests = node.sent(VoteRequest)
+        node.grant(requests[0])
+        node.grant(requests[1])
+    assert node.role == "Leader"
+    node.flush()
+    node.fetch(1, 2, 1)
+
+    def fetch() -> None:
+        node.fetch(1, 2, 1, is_disk_full=True)
+        node.fetch(2, 2, 1, is_disk_full=False)
+
+    assert not still_leads_after(node, 6000, fetch)
 
 
 def test_a_resigning_leader_names_the_longest_log_first() -> None:

@@ -34,6 +34,7 @@ from controller.quorum.events import (
     ReadIndexRefused,
     ReadLog,
     ReadSnapshot,
+    RoomChanged,
     Send,
     Tick,
     TransferRefused,
@@ -318,7 +319,9 @@ class SimNode:
         match effect:
             case LeadershipStarted():
                 self._on_elected(effect)
-            case LeadershipEnded():
+            case LeadershipEnded(reason=reason):
+                if "room" in reason:
+                    self.world.count("leaders without room that hand over")
                 self.service.on_leadership_ended()
             case ReadIndexReady(read_id=read_id, index=index):
                 self.service.on_read_index(read_id, index)
@@ -330,6 +333,10 @@ class SimNode:
                 self.world.operator.on_change_ended(effect)
             case TransferRefused():
                 self.world.count("transfers refused")
+            case RoomChanged(full_voters=full_voters):
+                if full_voters:
+                    self.world.count("majorities without room")
+                self.service.on_room_changed()
 
     def write(self, effect: Write) -> None:
         """Note what the log and the quorum-state are to become, and queue the write."""

@@ -20,6 +20,7 @@ from controller.quorum.events import Append, ReadIndexRequested
 from controller.quorum.messages import Batch, BatchKind, SnapshotId
 from storage.durable_files import DiskFullError
 from tests.linearizability.models import Get
+from tests.sim.sim_map import MapSettled
 from tests.sim.sim_store import Answer, Request, Store, decode_image, encode_image
 
 if TYPE_CHECKING:
@@ -65,6 +66,17 @@ class _Waiting:
     """The answer to a mutation that changes nothing; it only waits for a proof of leadership."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    """An answer that waits until the log below `end_offset` is committed."""
+
+    end_offset: int
+    reply: Reply
+    answer: Answer
+    query: tuple[str, Request] | None = None
+    """Of a read, which need not wait while disks are full."""
+
+
 class SimService:
     """The state machine of one life of a node."""
 
@@ -74,7 +86,8 @@ class SimService:
         self.delivery = Delivery(newest)
         self.claimed_epoch: int | None = None
         self._elected: int | None = None
-        self._parked: deque[tuple[int, Reply, Answer]] = deque()
+        self._parked: deque[_Parked] = deque()
+        self._uncommitted: deque[tuple[int, bytes]] = deque()
         self._forming: list[bytes] = []
         """Records whose offsets are promised, and which the core has not been given yet."""
         self._reads: dict[int, _Waiting] = {}
@@ -98,6 +111,7 @@ class SimService:
                 node = self._node
                 node.later(node.world.rngs.clients.randrange(2), node.stepper.flush)
             self._forming.append(record)
+            self._uncommitted.append((offset, record))
             self._park(reply, answer)
         else:
             self._prove_leadership(_Waiting(key, request, reply, decided=answer))
@@ -150,10 +164,15 @@ class SimService:
         assert node.core is not None
         return (
             self.claimed_epoch is None
-            or node.storage.is_full
+            or self._is_short_of_room
             or node.core.is_transferring
             or node.core.uncommitted_bytes > _UNCOMMITTED_MAX
         )
+
+    @property
+    def _is_short_of_room(self) -> bool:
+        core = self._node.core
+        return core is not None and (self._node.storage.is_full or bool(core.full_majority))
 
     def _refusal(self) -> Refused:
         assert self._node.core is not None
@@ -169,20 +188,50 @@ class SimService:
         if index is None or self.claimed_epoch is None:
             waiting.reply(self._refusal())
             return
-        answer = waiting.decided
-        if answer is None:
-            answer = self.store.query(waiting.key, waiting.request)
-        self._park(waiting.reply, answer)
+        if waiting.decided is not None:
+            self._park(waiting.reply, waiting.decided)
+        elif isinstance(waiting.request, MapSettled):  # asks for nothing but the wait
+            self._park(waiting.reply, self.store.query(waiting.key, waiting.request))
+        else:
+            self._answer_read(waiting.reply, waiting.key, waiting.request)
 
-    def _park(self, reply: Reply, answer: Answer) -> None:
+    def _answer_read(self, reply: Reply, key: str, request: Request) -> None:
+        """Answer a read of a leader, which waits for nothing that waits for room on disks."""
+        if self._is_short_of_room:
+            reply(Answered(self._query_committed(key, request), self.delivery.end_offset))
+        else:
+            self._park(reply, self.store.query(key, request), (key, request))
+
+    def _query_committed(self, key: str, request: Request) -> Answer:
+        self.store.undo_to(self.delivery.end_offset)
+        answer = self.store.query(key, request)
+        for offset, record in self._uncommitted:
+            if offset >= self.delivery.end_offset:
+                self.store.apply(offset, record, undoable=True)
+        return answer
+
+    def _park(self, reply: Reply, answer: Answer, query: tuple[str, Request] | None = None) -> None:
         """Answer when everything that the answer may go by is committed."""
-        self._parked.append((self.next_offset, reply, answer))
+        self._parked.append(_Parked(self.next_offset, reply, answer, query))
         self._release()
 
     def _release(self) -> None:
-        while self._parked and self._parked[0][0] <= self.delivery.end_offset:
-            end_offset, reply, answer = self._parked.popleft()
-            reply(Answered(answer, end_offset))
+        end = self.delivery.end_offset
+        while self._uncommitted and self._uncommitted[0][0] < end:
+            self._uncommitted.popleft()
+        while self._parked and self._parked[0].end_offset <= end:
+            item = self._parked.popleft()
+            item.reply(Answered(item.answer, item.end_offset))
+
+    def on_room_changed(self) -> None:
+        """Let no read wait for what waits for room on disks."""
+        if self._is_short_of_room and self.claimed_epoch is not None:
+            parked, self._parked = self._parked, deque()
+            for item in parked:
+                if item.query is None:
+                    self._parked.append(item)
+                else:
+                    self._answer_read(item.reply, *item.query)
 
     def _serve_sessions(self) -> None:
         if not self._sessions or self.delivery.is_loading:
@@ -192,11 +241,11 @@ class SimService:
             if self.delivery.end_offset < item.at_least:
                 self._sessions.append(item)
                 continue
-            answer = self.store.query(item.key, item.request)
             if self.claimed_epoch is None:
+                answer = self.store.query(item.key, item.request)
                 item.reply(Answered(answer, self.delivery.end_offset))
             else:  # what it shows may not be committed yet
-                self._park(item.reply, answer)
+                self._answer_read(item.reply, item.key, item.request)
 
     # -- leadership
 
@@ -216,13 +265,14 @@ class SimService:
         """Undo what is not committed; its outcome is with the next leader."""
         self._elected = None
         self._forming.clear()
+        self._uncommitted.clear()
         if self.claimed_epoch is not None:
             self.claimed_epoch = None
             self.store.undo_to(self.delivery.end_offset)
             self._check_state()
         parked, self._parked = self._parked, deque()
-        for _, reply, _ in parked:
-            reply(Unknown())
+        for item in parked:
+            item.reply(Unknown())
 
     # -- delivery
 

@@ -31,7 +31,6 @@ from controller.quorum.events import (
     Send,
     SnapshotInstalled,
     SnapshotTaken,
-    TransferRequested,
     TrimLog,
     TruncateLog,
     WriteDone,
@@ -61,7 +60,6 @@ class SimStorage:
         self._is_working = False
         self.is_full = False
         self._full_until = 0
-        self._times_full = 0
         self._writes: deque[Write] = deque()
         """What is not durable yet."""
         self._durable_token = 0
@@ -133,10 +131,8 @@ class SimStorage:
     def _take(self, progress: Progress, *, is_full: bool) -> None:
         if is_full != self.is_full:
             self.is_full = is_full
-            self._times_full += is_full
-            if is_full:
-                self._hand_over_later()
             self._node.step(DiskFull(is_full))
+            self._node.service.on_room_changed()
         self._left = progress.left
         if progress.full is not None:
             self._world.count("writes refused by a full disk")
@@ -146,19 +142,6 @@ class SimStorage:
             self._hand_on(report)
         self._is_working = False
         self._begin()
-
-    def _hand_over_later(self) -> None:
-        times = self._times_full
-
-        def hand_over() -> None:
-            core = self._node.core
-            if self.is_full and self._times_full == times and core is not None:
-                if (voter := core.voter_ahead_of_disk) is not None:
-                    self._world.count("leaders without room that hand over")
-                    self._node.step(TransferRequested(voter))
-                self._hand_over_later()
-
-        self._node.later(self._world.timings.fetch_timeout_ms, hand_over)
 
     def _hand_on(self, report: Report) -> None:
         """Tell the node's core, in the order of the reports."""
