@@ -13,7 +13,7 @@ from controller.errors import (
 )
 from controller.ids import EndOffset
 from controller.loop.controller import Answered, MetadataController
-from controller.loop.quorum_errors import NotCaughtUpError
+from controller.loop.quorum_errors import DiskFullError, NotCaughtUpError
 from controller.metadata.answers import CreateStreamsAnswer, DescribeStreamsAnswer
 from controller.metadata.cluster_map import ClusterMap
 from controller.metadata.requests import DescribeStreams, PrepareObjects
@@ -103,6 +103,33 @@ def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_committed()
         replica.on_committed(log.batches, log.committed)
         digests = [it.cluster_map.freeze().digest() for it in (controller, replica)]
         assert digests[0] == digests[1]
+
+    asyncio.run(scenario())
+
+
+def test_reads_that_wait_when_disks_become_full_are_answered_from_what_is_committed() -> None:
+    async def scenario() -> None:
+        controller, log = new_controller()
+        log.lead()
+        await committed(log, controller.write(REGISTER))
+        writing = await submit(controller.write(create("a")))
+        read = await submit(controller.read(DescribeStreams()))
+        session = await submit(controller.read(DescribeStreams(), at_least=log.committed))
+        log.is_short_of_room = True
+        controller.on_writes_refused()
+
+        for waiting in (read, session):
+            answered = await waiting
+            assert (answered.offset, answered.answer.total) == (log.committed, 0)
+        with pytest.raises(DiskFullError):
+            await controller.write(create("a"))  # as decided before, which is not committed
+        assert not writing.done()
+        controller.on_writes_held_up()
+        with pytest.raises(OutcomeUnknownError, match="same id"):
+            await writing
+        log.is_short_of_room = False
+        log.commit()
+        assert (await controller.write(create("a"))).answer.stream_ids == (0,)  # type: ignore[union-attr]
 
     asyncio.run(scenario())
 

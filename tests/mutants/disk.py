@@ -253,13 +253,13 @@ DISK = (
         (
             Edit(
                 _CONTROLLER,
-                "        self._parked_reads.fail_all(_LookAgainError())\n\n    def on_writes_held_up",
-                "\n    def on_writes_held_up",
+                "(_LookAgainError())\n\n    def on_writes_held_up",
+                "\n\n    def on_writes_held_up",
             ),
         ),
         Tested(
-            "tests/loop/test_driver_full_disk.py"
-            "::test_a_leader_alone_with_room_refuses_writes_at_once_and_holds_up_no_read"
+            "tests/loop/test_loop_controller.py::"
+            "test_reads_that_wait_when_disks_become_full_are_answered_from_what_is_committed"
         ),
     ),
     Mutant(
