@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from broker_client.arguments import check_int, check_kind
 from broker_client.errors import ProtocolViolationError
 from proto import columns_pb2, objects_pb2
 from proto.common_pb2 import NONE, ErrorCode, NodeIdentity
@@ -53,6 +54,10 @@ class Upload:
     crc32c: int = -1
 
     def __post_init__(self) -> None:
+        check_int("object_id", self.object_id)
+        check_int("object_size", self.object_size)
+        for name in ("stream_ids", "start_offsets", "end_offsets", "stream_epochs"):
+            check_kind(name, getattr(self, name), Sequence, "a sequence of integers")
         rows = len(self.stream_ids)
         lengths = (len(self.start_offsets), len(self.end_offsets))
         if lengths != (rows, rows) or len(self.stream_epochs) not in (0, rows):
@@ -109,10 +114,10 @@ class PendingUpload:
     ) -> PendingUpload:
         """Encode the columns of `upload`, to be answered before the event loop's time `expires`."""
         columns = (
-            _column(upload.stream_ids),
-            _column(upload.stream_epochs),
-            _column(upload.start_offsets),
-            _column(upload.end_offsets),
+            _named_column(upload, "stream_ids"),
+            _named_column(upload, "stream_epochs"),
+            _named_column(upload, "start_offsets"),
+            _named_column(upload, "end_offsets"),
         )
         rows = len(upload.stream_ids)
         facts = (upload.min_timestamp_ms, upload.max_timestamp_ms, upload.crc32c)
@@ -309,6 +314,15 @@ def _in_time(waiting: Iterable[PendingT], now: float, error: Exception) -> list[
 
 def _column(values: Sequence[int]) -> bytes:
     return array("q", values).tobytes()
+
+
+def _named_column(upload: Upload, name: str) -> bytes:
+    try:
+        return _column(getattr(upload, name))
+    except (TypeError, OverflowError) as error:
+        raise TypeError(
+            f"{name} of object {upload.object_id} holds what is no 64-bit integer: {error}"
+        ) from None
 
 
 def _known_column(values: Sequence[int]) -> list[bytes]:

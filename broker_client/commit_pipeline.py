@@ -17,6 +17,7 @@ from typing import Any, Self
 import grpc
 from google.protobuf.message import DecodeError
 
+from broker_client.arguments import check_client, check_kind, check_seconds
 from broker_client.commit_messages import (
     CommitMessage,
     CommitQueue,
@@ -34,6 +35,7 @@ from broker_client.errors import (
     WriterClosedError,
 )
 from broker_client.leader_router import Failure
+from broker_client.unclosed import warn_unclosed
 from proto import objects_pb2
 from proto.common_pb2 import NodeIdentity
 
@@ -42,6 +44,7 @@ PENDING_MAX = 20_000
 """Commits handed in and not answered; who hands in more waits."""
 
 _METHOD = "CommitPipeline"
+_REQUEST = objects_pb2.CommitStreamSetObjectRequest
 _PATH = f"/streammeta.v1.ObjectService/{_METHOD}"
 
 
@@ -55,9 +58,13 @@ class CommitPipeline:
     def __init__(
         self, client: ControllerClient, node: NodeIdentity, *, deadline: float | None = None
     ) -> None:
+        check_client(client)
+        check_kind("node", node, NodeIdentity, "a NodeIdentity, such as `session.node`")
         self._client = client
         self._node = node
-        self._deadline = client.deadline if deadline is None else deadline
+        self._deadline = (
+            client.deadline if deadline is None else check_seconds("deadline", deadline)
+        )
         self._queue = CommitQueue()
         self._sent: deque[CommitMessage] = deque()
         self._pending = 0
@@ -67,6 +74,8 @@ class CommitPipeline:
         self._failures = 0
         self._attempts = Attempts()
         self._closed = False
+        self._is_stopped = False
+        self._unanswered = 0
         self._ended: Exception | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -81,6 +90,14 @@ class CommitPipeline:
     ) -> None:
         await self.close()
 
+    def __del__(self) -> None:
+        if getattr(self, "_task", None) is not None and not self._is_stopped:
+            warn_unclosed(
+                self,
+                f"{self._unanswered} commits of node {self._node.node_id} were not answered",
+                "use `async with CommitPipeline(...)` or `await pipeline.close()`",
+            )
+
     async def upload(self, upload: Upload) -> asyncio.Future[UploadVerdict]:
         """Hand in an upload; wait while too much is pending.
 
@@ -88,6 +105,7 @@ class CommitPipeline:
         deadline passes, and with a `RefusedError` when the controller refuses the whole. Raises
         `WriterClosedError` after `close`, and what ended the pipeline if it ended by itself.
         """
+        check_kind("upload", upload, Upload, "an Upload")
         await self._wait_for_room()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[UploadVerdict] = loop.create_future()
@@ -98,6 +116,7 @@ class CommitPipeline:
         self, request: objects_pb2.CommitStreamSetObjectRequest
     ) -> asyncio.Future[objects_pb2.CommitStreamSetObjectResponse]:
         """Hand in a commit of any other form; all else as `upload`."""
+        check_kind("request", request, _REQUEST, f"a {_REQUEST.__name__}")
         await self._wait_for_room()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[objects_pb2.CommitStreamSetObjectResponse] = loop.create_future()
@@ -109,7 +128,7 @@ class CommitPipeline:
 
         What is not answered `deadline` seconds from now fails with `WriterClosedError`.
         """
-        self._closed = True
+        self._closed = self._is_stopped = True
         self._room.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline):
@@ -159,6 +178,7 @@ class CommitPipeline:
             ended = self._ended = error
         finally:
             self._closed = True
+            self._unanswered = self._pending
             self._fail_all(ended)
 
     async def _serve(self, endpoint: str) -> str:

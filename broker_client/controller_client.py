@@ -19,6 +19,14 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+from broker_client.arguments import (
+    INT32_MAX,
+    check_endpoints,
+    check_int,
+    check_ints,
+    check_kind,
+    check_seconds,
+)
 from broker_client.errors import (
     BrokerClientError,
     ControllerDefectError,
@@ -38,6 +46,7 @@ from broker_client.methods import (
     RequestT,
     ResponseT,
 )
+from broker_client.unclosed import warn_unclosed
 from proto import admin_pb2, common_pb2, streams_pb2
 
 ERROR_DOMAIN = "streammeta"
@@ -120,8 +129,9 @@ class ControllerClient:
     """Calls any of the controllers at `endpoints`, wherever the leader is or moves to.
 
     Safe for many concurrent calls on one event loop; use it as an async context manager or call
-    `close`. `attempt_timeout` bounds one attempt, in seconds; the whole call has its own deadline.
-    `rng` draws the jitter of waits.
+    `close`. `endpoints` are HOST:PORT. `attempt_timeout` bounds one attempt, in seconds; the whole
+    call has its own deadline. `rng` draws the jitter of waits. Raises `TypeError` or `ValueError`
+    that names what is wrong with an argument.
     """
 
     def __init__(
@@ -133,17 +143,25 @@ class ControllerClient:
         rng: random.Random | None = None,
         new_request_id: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
-        self._router = LeaderRouter(endpoints, rng or random.Random())
-        self._deadline = deadline
-        self._attempt_timeout = attempt_timeout
-        self._new_request_id = new_request_id
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._router = LeaderRouter(check_endpoints("endpoints", endpoints), rng or random.Random())
+        self._deadline = check_seconds("deadline", deadline)
+        self._attempt_timeout = check_seconds("attempt_timeout", attempt_timeout)
+        self._new_request_id = new_request_id
 
     async def __aenter__(self) -> ControllerClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_channels", None):
+            warn_unclosed(
+                self,
+                f"{len(self._channels)} connections to controllers",
+                "use `async with ControllerClient(...)` or `await client.close()`",
+            )
 
     async def close(self) -> None:
         """Close all channels; calls that wait fail."""
@@ -197,8 +215,9 @@ class ControllerClient:
         much under way, is repeated with growing waits. Raises `ControllerUnavailableError` when
         the deadline passes, and a `RefusedError` for a request that was refused for good.
         """
+        check_kind("request", request, method.request, f"a {method.request.__name__}")
+        seconds = self._deadline if deadline is None else check_seconds("deadline", deadline)
         _fill_request_id(request, self._new_request_id)
-        seconds = self._deadline if deadline is None else deadline
         attempts = Attempts()
         try:
             async with asyncio.timeout(seconds):
@@ -225,10 +244,13 @@ class ControllerClient:
         include_ranges: bool = False,
     ) -> AsyncIterator[streams_pb2.StreamDescription]:
         """List streams in id order, page by page: these ids (unknown ones are left out), or all."""
+        ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
+        if owner_node_id is not None:
+            check_int("owner_node_id", owner_node_id, 0, INT32_MAX)
         token = ""
         while True:
             request = streams_pb2.DescribeStreamsRequest(
-                stream_ids=stream_ids,
+                stream_ids=ids,
                 include_ranges=include_ranges,
                 page=common_pb2.PageRequest(page_size=_PAGE_SIZE, page_token=token),
             )

@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Callable
 
+from broker_client.arguments import check_callable, check_session
 from broker_client.errors import (
     BrokerClientError,
     ControllerUnavailableError,
@@ -21,6 +22,7 @@ from broker_client.errors import (
     UnsupportedError,
 )
 from broker_client.session import BrokerSession
+from broker_client.unclosed import warn_unclosed
 from proto import common_pb2, nodes_pb2
 
 FIRST_INTERVAL_S = 2.0
@@ -44,6 +46,8 @@ class Heartbeat:
         on_taken_over: Callable[[BrokerClientError], None],
         rng: random.Random | None = None,
     ) -> None:
+        check_session(session)
+        check_callable("on_taken_over", on_taken_over, "a function of one argument, the refusal")
         self._session = session
         self._on_taken_over = on_taken_over
         self._rng = rng or random.Random()
@@ -51,6 +55,16 @@ class Heartbeat:
         self._recoveries: tuple[nodes_pb2.Recovery, ...] = ()
         self._compactions: tuple[common_pb2.NodeIdentity, ...] = ()
         self._task: asyncio.Task[None] | None = None
+        self._is_stopped = False
+
+    def __del__(self) -> None:
+        if getattr(self, "_task", None) is not None and not self._is_stopped:
+            node = self._session.node
+            warn_unclosed(
+                self,
+                f"the heartbeats of node {node.node_id}, which is fenced when they are missed",
+                "`await heartbeat.stop()` when its streams are closed",
+            )
 
     @property
     def recoveries(self) -> tuple[nodes_pb2.Recovery, ...]:
@@ -69,6 +83,7 @@ class Heartbeat:
 
     async def stop(self) -> None:
         """End; nothing is sent that says so."""
+        self._is_stopped = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

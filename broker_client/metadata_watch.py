@@ -18,9 +18,17 @@ from typing import Any, Self, TypeAlias
 
 import grpc
 
+from broker_client.arguments import (
+    INT32_MAX,
+    check_endpoints,
+    check_int,
+    check_ints,
+    check_seconds,
+)
 from broker_client.controller_client import CHANNEL_OPTIONS, error_info, judge
 from broker_client.errors import BrokerClientError, ControllerUnavailableError
 from broker_client.leader_router import Backoff
+from broker_client.unclosed import warn_unclosed
 from proto import metadata_pb2, records_pb2
 
 DEFAULT_DEADLINE = 30.0
@@ -85,19 +93,19 @@ class MetadataWatch:
         channel: Callable[[str], grpc.aio.Channel] | None = None,
         progress: bool = False,
     ) -> None:
-        if not endpoints:
-            raise ValueError("endpoints is empty, wanted one or more host:port addresses")
-        self._endpoints = tuple(endpoints)
-        self._request = metadata_pb2.WatchRequest(
-            kinds=kinds, stream_ids=stream_ids, node_ids=node_ids
-        )
-        self._silence = silence
-        self._deadline = deadline
-        self._rng = rng or random.Random()
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._endpoints = check_endpoints("endpoints", endpoints)
+        self._request = metadata_pb2.WatchRequest(
+            kinds=kinds,
+            stream_ids=check_ints("stream_ids", stream_ids, "a sequence of stream ids"),
+            node_ids=check_ints("node_ids", node_ids, "a sequence of node ids", INT32_MAX),
+        )
+        self._silence = check_seconds("silence", silence)
+        self._deadline = check_seconds("deadline", deadline)
+        self._rng = rng or random.Random()
         self._channel = channel or self._own_channel
         self._tells_progress = progress
-        self._next_offset = from_offset
+        self._next_offset = check_int("from_offset", from_offset)
         self._high_watermark = -1
         self._endpoint = ""
 
@@ -111,6 +119,15 @@ class MetadataWatch:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_channels", None):
+            warn_unclosed(
+                self,
+                f"{len(self._channels)} connections to controllers; it may go on later at offset"
+                f" {self._next_offset}",
+                "use `async with MetadataWatch(...)` or `await watch.close()`",
+            )
 
     async def close(self) -> None:
         """Close the watch's own connections."""

@@ -11,6 +11,18 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
+from broker_client.arguments import (
+    INT64_MAX,
+    check_callable,
+    check_client,
+    check_int,
+    check_ints,
+    check_items,
+    check_kind,
+    check_seconds,
+    check_store,
+    check_text,
+)
 from broker_client.controller_client import ControllerClient
 from broker_client.errors import ReadDeadlineError, ReaderClosedError, refusal
 from broker_client.object_source import ObjectSource
@@ -28,6 +40,7 @@ from broker_client.reading.stream_tail import NewsWait, StreamTail
 from broker_client.reading.time_lookup import Bound, OffsetAtTime, TimestampOf
 from broker_client.reading.timed_stream import TimedStreams
 from broker_client.store_threads import StoreThreads
+from broker_client.unclosed import warn_unclosed
 from proto import common_pb2, objects_pb2
 from storage.object_format.index_block import UNLIMITED
 from storage.object_format.record import RecordBatch
@@ -54,7 +67,11 @@ class StreamReader:
         namespace: str,
         config: ReaderConfig | None = None,
     ) -> None:
-        self._config = config = config or ReaderConfig()
+        check_client(client)
+        check_store(store)
+        check_text("namespace", namespace, "that of the cluster, `session.namespace`")
+        self._config = config = ReaderConfig() if config is None else config
+        check_kind("config", config, ReaderConfig, "a ReaderConfig, or None for its defaults")
         self._stats = ReaderStats()
         self._threads = StoreThreads(store, config.fetch_threads, "fetch")
         self._lookups = Lookups(client)
@@ -96,6 +113,14 @@ class StreamReader:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warn_unclosed(
+                self,
+                "its threads, its watch and the reads that wait",
+                "use `async with StreamReader(...)` or `reader.close()`",
+            )
+
     @property
     def stats(self) -> ReaderStats:
         """What was asked of the store and the map so far, and what was found in memory."""
@@ -122,7 +147,10 @@ class StreamReader:
 
         Error codes are left in the answers.
         """
-        return await self._lookups.ask_many(queries)
+        asked = check_items("queries", queries, "a sequence of StreamQuery")
+        for index, one in enumerate(asked):
+            check_kind(f"queries[{index}]", one, StreamQuery, "a StreamQuery")
+        return await self._lookups.ask_many(asked)
 
     async def fetch(
         self,
@@ -141,11 +169,13 @@ class StreamReader:
         ends nothing is returned; offsets that were given up are passed over. The deadline counts
         beside `wait`.
         """
-        _check_read(stream_id, offset, None, max_bytes)
-        if min_bytes > max_bytes or wait < 0:
+        _check_read(stream_id, offset, None, max_bytes, "offset")
+        check_int("min_bytes", min_bytes)
+        check_seconds("wait", wait, may_be_zero=True)
+        if min_bytes > max_bytes:
             raise ValueError(
-                f"fetch of stream {stream_id}: min_bytes is {min_bytes}, wait {wait}; wanted at"
-                f" most max_bytes, {max_bytes}, and no time below 0"
+                f"fetch of stream {stream_id}: min_bytes is {min_bytes}, wanted at most max_bytes,"
+                f" {max_bytes}"
             )
         fetched = await self._fetch_once(stream_id, offset, max_bytes, deadline)
         if wait <= 0 or fetched.payload_bytes >= min_bytes:
@@ -200,6 +230,9 @@ class StreamReader:
 
         Without `end` it stops where the stream ends when it gets there.
         """
+        check_int("stream_id", stream_id)
+        if end is not None:
+            check_int("end", end)
         at = await self._first_offset(stream_id) if start is None else start
         while end is None or at < end:
             records = await self.read(stream_id, at, end)
@@ -216,7 +249,7 @@ class StreamReader:
 
         All tails of a reader share one watch. About `max_bytes` of payload are read at a time.
         """
-        _check_read(stream_id, offset, None, max_bytes)
+        _check_read(stream_id, offset, None, max_bytes, "offset")
 
         def read(at: int) -> Awaitable[Fetched]:
             return self._fetch_once(stream_id, at, max_bytes, None)
@@ -232,7 +265,8 @@ class StreamReader:
         of neighbouring ids of at most `bulk_bytes`, each object once for a group. A stream larger
         than that makes a group alone, whole in memory: use `iterate` for such.
         """
-        async for one in self._bulk.read(stream_ids):
+        ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
+        async for one in self._bulk.read(ids):
             yield one
 
     async def offset_for_timestamp(
@@ -250,6 +284,9 @@ class StreamReader:
         `OffsetAtTime` for what is found if there is none, and `reading.time_lookup` for streams
         whose times do not ascend.
         """
+        check_int("stream_id", stream_id)
+        check_int("timestamp_ms", timestamp_ms, -INT64_MAX)
+        check_callable("timestamp_of", timestamp_of, "a function of a record, its time in ms")
         if bound not in ("lower", "upper"):
             raise ValueError(f"bound is {bound!r}, wanted 'lower' or 'upper'")
         return await self._bounded(
@@ -283,6 +320,11 @@ class StreamReader:
     ) -> _ResultT:
         """Await `work` until the deadline, or until the reader is closed."""
         seconds = self._config.deadline if deadline is None else deadline
+        try:
+            check_seconds("deadline", seconds)
+        except (TypeError, ValueError):
+            work.close()
+            raise
         if self._closed:
             work.close()
             raise ReaderClosedError(stream_id)
@@ -301,11 +343,15 @@ class StreamReader:
             raise
 
 
-def _check_read(stream_id: int, start: int, end: int | None, max_bytes: int) -> None:
-    if start < 0 or (end is not None and end <= start) or max_bytes < 1:
+def _check_read(
+    stream_id: int, start: int, end: int | None, max_bytes: int, first: str = "start"
+) -> None:
+    check_int("stream_id", stream_id)
+    check_int(first, start)
+    check_int("max_bytes", max_bytes, 1)
+    if end is not None and check_int("end", end) <= start:
         raise ValueError(
-            f"read of stream {stream_id} [{start}, {end}), max_bytes {max_bytes}: wanted"
-            " 0 <= start < end and at least 1 byte"
+            f"read of stream {stream_id}: end is {end}, wanted more than start, {start}"
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from broker_client.arguments import check_int, check_seconds
+
 _MIB = 1024 * 1024
 
 
@@ -33,11 +35,11 @@ class ReaderConfig:
         """Refuse bounds that could never be met."""
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name in _MAY_BE_ZERO else 1
-            if isinstance(value, int) and field.type != "float" and value < least:
-                raise ValueError(f"{field.name} is {value}, wanted at least {least}")
-            if field.type == "float" and (value < 0 or (value == 0 and least)):
-                raise ValueError(f"{field.name} is {value}, wanted more than 0 seconds")
+            may_be_zero = field.name in _MAY_BE_ZERO
+            if field.type == "float":
+                check_seconds(field.name, value, may_be_zero=may_be_zero)
+            else:
+                check_int(field.name, value, 0 if may_be_zero else 1)
 
 
 _MAY_BE_ZERO = frozenset({"block_cache_bytes", "index_cache_bytes", "max_staleness"})

@@ -11,6 +11,15 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from broker_client import methods
+from broker_client.arguments import (
+    INT32_MAX,
+    check_client,
+    check_int,
+    check_int_mapping,
+    check_items,
+    check_kind,
+    check_tags,
+)
 from broker_client.controller_client import ControllerClient
 from broker_client.errors import (
     ProtocolViolationError,
@@ -21,6 +30,7 @@ from proto import common_pb2, nodes_pb2, streams_pb2
 
 _BATCH = 5_000
 _PAGE_SIZE = 10_000
+_EPOCHS = "the epochs with which the streams are opened, such as {7: 1}"
 
 ItemT = TypeVar("ItemT")
 DoneT = TypeVar("DoneT")
@@ -83,9 +93,15 @@ class BrokerSession:
         `node_epoch` grows with each start, for example the start time in ms. Raises
         `NodeEpochExpiredError` when a newer process has registered.
         """
+        check_client(client)
+        check_int("node_id", node_id, 0, INT32_MAX)
+        check_int("node_epoch", node_epoch)
+        check_kind("wal_config", wal_config, str, "a str")
         node = common_pb2.NodeIdentity(node_id=node_id, node_epoch=node_epoch)
         request = nodes_pb2.RegisterNodeRequest(
-            node=node, wal_config=wal_config, tags=_tags(tags or {})
+            node=node,
+            wal_config=wal_config,
+            tags=_tags(check_tags("tags", {} if tags is None else tags)),
         )
         answer = await client.call(methods.REGISTER_NODE, request)
         _check(answer.error, f"registration of node {node_id} at epoch {node_epoch}")
@@ -121,8 +137,12 @@ class BrokerSession:
 
     async def create_streams(self, tags: Sequence[Tags]) -> list[int]:
         """Create a closed, empty stream for each element of `tags`; return their ids in order."""
+        wanted = 'a sequence with the tags of each stream, such as [{"topic": "example"}]'
+        streams = [
+            check_tags(f"tags[{i}]", one) for i, one in enumerate(check_items("tags", tags, wanted))
+        ]
         ids: list[int] = []
-        for batch in _batches(tags):
+        for batch in _batches(streams):
             request = streams_pb2.CreateStreamsRequest(
                 node=self.node, streams=[streams_pb2.NewStream(tags=_tags(one)) for one in batch]
             )
@@ -135,7 +155,7 @@ class BrokerSession:
     async def open_streams(self, epochs: Mapping[int, int]) -> Outcomes[OpenedStream]:
         """Open each stream of `epochs` (stream id to stream epoch) for this node."""
         outcomes: Outcomes[OpenedStream] = Outcomes()
-        for batch in _batches(sorted(epochs.items())):
+        for batch in _batches(_by_id(epochs)):
             request = streams_pb2.OpenStreamsRequest(
                 node=self.node,
                 streams=[
@@ -159,7 +179,7 @@ class BrokerSession:
     async def close_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
         """Close streams of which everything acknowledged is committed; `epochs` as when opened."""
         outcomes: Outcomes[None] = Outcomes()
-        for batch in _batches(sorted(epochs.items())):
+        for batch in _batches(_by_id(epochs)):
             request = streams_pb2.CloseStreamsRequest(
                 node=self.node,
                 streams=[
@@ -176,12 +196,16 @@ class BrokerSession:
     ) -> Outcomes[None]:
         """Move the first visible offset of each stream of `new_starts` forward."""
         outcomes: Outcomes[None] = Outcomes()
-        for batch in _batches(sorted(new_starts.items())):
+        starts = check_int_mapping("new_starts", new_starts, "new start offsets")
+        known = check_int_mapping("epochs", epochs, _EPOCHS)
+        if missing := starts.keys() - known.keys():
+            raise ValueError(f"epochs has no stream {min(missing)}, which new_starts names")
+        for batch in _batches(sorted(starts.items())):
             request = streams_pb2.TrimStreamsRequest(
                 node=self.node,
                 streams=[
                     streams_pb2.StreamToTrim(
-                        stream_id=stream_id, stream_epoch=epochs[stream_id], new_start_offset=start
+                        stream_id=stream_id, stream_epoch=known[stream_id], new_start_offset=start
                     )
                     for stream_id, start in batch
                 ],
@@ -193,7 +217,7 @@ class BrokerSession:
     async def delete_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
         """Delete closed streams for good, with all their data."""
         outcomes: Outcomes[None] = Outcomes()
-        for batch in _batches(sorted(epochs.items())):
+        for batch in _batches(_by_id(epochs)):
             request = streams_pb2.DeleteStreamsRequest(
                 node=self.node,
                 streams=[
@@ -231,6 +255,10 @@ async def _opening_streams(
 def _batches(items: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:
     """Cut `items` so that one request stays well below the limits of the contract."""
     return (items[i : i + _BATCH] for i in range(0, len(items), _BATCH))
+
+
+def _by_id(epochs: Mapping[int, int]) -> list[tuple[int, int]]:
+    return sorted(check_int_mapping("epochs", epochs, _EPOCHS).items())
 
 
 def _tags(tags: Tags) -> list[common_pb2.Tag]:

@@ -8,6 +8,7 @@ next recovers them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from broker_client.errors import (
     OffsetMismatchError,
@@ -20,7 +21,7 @@ from broker_client.errors import (
 )
 from broker_client.record_log import RecordLog
 from broker_client.upload import BatchUpload
-from broker_client.upload_batch import StreamRun
+from broker_client.upload_batch import StreamRun, WriterStream
 from storage.object_format.record import RecordBatch
 
 _FOR_GOOD = (
@@ -92,6 +93,14 @@ def cut_short(run: StreamRun, *, was_submitted: bool) -> WriterClosedError:
         f"the upload of stream {run.stream.stream_id} [{run.start_offset}, {run.end_offset}) was"
         f" cancelled; {end}"
     )
+
+
+def losses(streams: Iterable[WriterStream], *, has_log: bool) -> str:
+    """Say what a writer of these streams that ends without `close` leaves open."""
+    pending = [one for one in streams if one.is_pending]
+    offsets = sum(one.next_offset - one.acknowledged for one in pending)
+    fate = "its write-ahead log keeps them" if has_log else "they may be lost"
+    return f"{offsets} offsets of {len(pending)} streams are not known to be committed, {fate}"
 
 
 def _is_for_good(error: Exception | None) -> bool:

@@ -47,6 +47,11 @@ class WriterStream:
     failure: Exception | None = None
     repeated: int = -1
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether something was appended that is not known to be committed."""
+        return self.acknowledged < self.next_offset
+
 
 class StreamRun:
     """Consecutive records of one stream, encoded, and what each append's caller awaits.

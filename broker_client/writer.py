@@ -13,6 +13,18 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
+from broker_client.append_arguments import NO_TIME, checked_payloads, time_bounds
+from broker_client.arguments import (
+    INT32_MAX,
+    as_payload,
+    check_int,
+    check_items,
+    check_kind,
+    check_offers,
+    check_seconds,
+    check_session,
+    check_store,
+)
 from broker_client.commit_order import CommitOrder
 from broker_client.errors import (
     LimitExceededError,
@@ -25,20 +37,20 @@ from broker_client.logged_acks import LoggedAcks
 from broker_client.observer import SilentObserver, UploadObserver
 from broker_client.record_log import RecordLog
 from broker_client.session import BrokerSession, OpenedStream
-from broker_client.settling import LogTrimmer, cut_short
+from broker_client.settling import LogTrimmer, cut_short, losses
 from broker_client.store_threads import StoreThreads
+from broker_client.unclosed import warn_unclosed
 from broker_client.upload import BatchUpload, Uploader, UploadSettings, failed_before, is_fencing
 from broker_client.upload_batch import (
     ACK_OVERHEAD,
     RECORD_OVERHEAD,
     RUN_OVERHEAD,
-    UNKNOWN_TIME,
     StreamRun,
     WriterStream,
 )
 from broker_client.write_ahead_log.recovery import RecoveryReport, recover_into
 from broker_client.writer_config import UPLOAD_BYTES_MAX, WriterConfig
-from storage.object_format.record import INT32_MAX, INT64_MAX, RECORD_HEADER_SIZE, RecordBatch
+from storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
 from storage.object_store.base import ObjectStore
 
 __all__ = ["StreamWriter", "WriterConfig"]
@@ -46,8 +58,6 @@ __all__ = ["StreamWriter", "WriterConfig"]
 _UNBUILT_MAX = 1024 * 1024
 """While more than this waits to be moved into objects, the open batch gets only half full: what is
 moved is for a moment in memory that a writer in a hurry would not let go."""
-
-_NO_TIME = (UNKNOWN_TIME, UNKNOWN_TIME)
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +79,12 @@ class StreamWriter:
         observer: UploadObserver | None = None,
         log: RecordLog | None = None,
     ) -> None:
-        self._config = config or WriterConfig()
+        check_session(session)
+        check_store(store)
+        self._config = WriterConfig() if config is None else config
+        check_kind("config", self._config, WriterConfig, "a WriterConfig, or None for its defaults")
+        if log is not None:
+            check_offers("log", log, "trim", "an open log; await WriteAheadLog.open(...)")
         self._config.check_log(log)
         self._session = session
         self._threads = StoreThreads(store, self._config.upload_threads, "upload")
@@ -114,6 +129,14 @@ class StreamWriter:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def __del__(self) -> None:
+        if getattr(self, "_loop", None) is not None and not self._closed:
+            warn_unclosed(
+                self,
+                losses(self._streams.values(), has_log=self._log is not None),
+                "use `async with StreamWriter(...)` or `await writer.close()`",
+            )
+
     @property
     def buffered_bytes(self) -> int:
         """Bytes admitted and not yet settled, overhead included, at most `max_buffer_bytes`."""
@@ -133,10 +156,13 @@ class StreamWriter:
         Attaching a stream again, after it was opened again, clears its failure. Raises
         `ValueError` if it still has records on their way: `flush` first.
         """
-        opened = list(streams)
+        wanted = "streams as `open_streams(...).require_all().values()` has them"
+        opened = check_items("streams", streams, wanted)
+        for index, one in enumerate(opened):
+            check_kind(f"streams[{index}]", one, OpenedStream, f"an OpenedStream: {wanted}")
         for one in opened:
             known = self._streams.get(one.stream_id)
-            if known is not None and known.failure is None and _is_pending(known):
+            if known is not None and known.failure is None and known.is_pending:
                 raise ValueError(
                     f"stream {one.stream_id} has records that are not acknowledged yet; flush"
                     " before attaching it again"
@@ -148,7 +174,7 @@ class StreamWriter:
 
     def detach(self, stream_ids: Iterable[int]) -> None:
         """Accept no more appends to these streams; what was appended still goes its way."""
-        for stream_id in stream_ids:
+        for stream_id in check_items("stream_ids", stream_ids, "a sequence of stream ids"):
             self._streams.pop(stream_id, None)
 
     def next_offset(self, stream_id: int) -> int:
@@ -178,20 +204,20 @@ class StreamWriter:
         buffer, `WriterClosedError` after `close`.
         """
         stream = self._stream(stream_id)
-        if not 1 <= count <= INT32_MAX:
-            raise ValueError(f"count is {count}, wanted 1..{INT32_MAX}")
+        if type(count) is not int or not 1 <= count <= INT32_MAX:
+            count = check_int("count", count, 1, INT32_MAX)
         if timestamp_ms is None and max_timestamp_ms is None:
-            times = _NO_TIME
+            times = NO_TIME
         else:
-            times = _time_bounds(timestamp_ms, max_timestamp_ms)
+            times = time_bounds(timestamp_ms, max_timestamp_ms)
         if type(payload) is not bytes:
-            payload = bytes(payload)
+            payload = as_payload("payload", payload)
         size = len(payload)
         cost = size + RECORD_OVERHEAD + ACK_OVERHEAD
         if self._admission.locked() or not self._has_room(stream, cost, size + RECORD_HEADER_SIZE):
             stream = await self._wait_for_room(stream_id, cost, size + RECORD_HEADER_SIZE)
         run = self._run_for(stream, count)
-        if times is not _NO_TIME or run.min_timestamp_ms >= 0:
+        if times is not NO_TIME or run.min_timestamp_ms >= 0:
             run.cover(times)
         base_offset = run.end_offset
         header = run.add(payload, count)
@@ -213,10 +239,8 @@ class StreamWriter:
         when all are committed; all else as `append`, the times being those of all records.
         """
         stream = self._stream(stream_id)
-        if not payloads:
-            raise ValueError("payloads is empty, wanted at least one")
-        times = _time_bounds(timestamp_ms, max_timestamp_ms)
-        payloads = [one if type(one) is bytes else bytes(one) for one in payloads]
+        times = time_bounds(timestamp_ms, max_timestamp_ms)
+        payloads = checked_payloads(payloads)
         size = sum(map(len, payloads)) + RECORD_HEADER_SIZE * len(payloads)
         cost = size + (RECORD_OVERHEAD - RECORD_HEADER_SIZE) * len(payloads) + ACK_OVERHEAD
         if self._admission.locked() or not self._has_room(stream, cost, size):
@@ -281,6 +305,8 @@ class StreamWriter:
         What is not committed after `deadline` seconds, by default `close_deadline` of the
         configuration, fails with `WriterClosedError`; in a write-ahead log it stays.
         """
+        if deadline is not None:
+            check_seconds("deadline", deadline, may_be_zero=True)
         self._closed = True
         self._room.set()
         try:
@@ -321,6 +347,7 @@ class StreamWriter:
             raise self._barred
         stream = self._streams.get(stream_id)
         if stream is None:
+            check_int("stream_id", stream_id)
             raise StreamNotOpenedError(f"append to stream {stream_id}", detail="not attached")
         if stream.failure is not None:
             raise failed_before(stream)
@@ -450,7 +477,7 @@ class StreamWriter:
                 f"record of stream {record.stream_id} starts at offset {record.base_offset},"
                 f" wanted {run.end_offset}"
             )
-        run.cover(_NO_TIME)
+        run.cover(NO_TIME)
         run.add(record.payload, record.count)
         return self._appended(run, record.base_offset, cost, size, ())
 
@@ -542,21 +569,3 @@ class StreamWriter:
         """Fail a run of the open batch."""
         run.fail(error)
         self._buffered -= run.cost
-
-
-def _is_pending(stream: WriterStream) -> bool:
-    return stream.acknowledged < stream.next_offset
-
-
-def _time_bounds(earliest_ms: int | None, latest_ms: int | None) -> tuple[int, int]:
-    """Return the bounds of an append, `UNKNOWN_TIME` twice without a time; refuse nonsense."""
-    if earliest_ms is None and latest_ms is None:
-        return _NO_TIME
-    if earliest_ms is not None and latest_ms is None:
-        latest_ms = earliest_ms
-    if earliest_ms is None or latest_ms is None or not 0 <= earliest_ms <= latest_ms <= INT64_MAX:
-        raise ValueError(
-            f"timestamp_ms is {earliest_ms} and max_timestamp_ms {latest_ms}, wanted the first or"
-            " both, 0 <= timestamp_ms <= max_timestamp_ms"
-        )
-    return earliest_ms, latest_ms

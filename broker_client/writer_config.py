@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from broker_client.arguments import at_least, check_fields, seconds
 from broker_client.upload_batch import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
 
 _MIB = 1024 * 1024
@@ -14,6 +15,24 @@ UPLOAD_BYTES_MAX = 1_000_000_000
 
 STREAMS_MAX = 20_000
 """Ranges that the controllers take in one commit."""
+
+TTL_MS_MIN, TTL_MS_MAX = 1_000, 604_800_000
+"""How long the controllers let prepared ids wait for their commit."""
+
+_CHECKS = {
+    "max_buffer_bytes": at_least(1),
+    "upload_bytes": at_least(1, UPLOAD_BYTES_MAX),
+    "linger": seconds(may_be_zero=True),
+    "max_streams": at_least(1, STREAMS_MAX),
+    "split_bytes": at_least(1),
+    "block_bytes": at_least(1),
+    "parallel_uploads": at_least(1),
+    "upload_threads": at_least(1),
+    "ttl_ms": at_least(TTL_MS_MIN, TTL_MS_MAX),
+    "commit_deadline": seconds(),
+    "close_deadline": seconds(may_be_zero=True),
+    "reupload_attempts": at_least(0),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +59,13 @@ class WriterConfig:
 
     def __post_init__(self) -> None:
         """Refuse bounds that could never be met."""
-        for name in ("upload_bytes", "split_bytes", "block_bytes", "parallel_uploads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
-        if self.upload_bytes > UPLOAD_BYTES_MAX:
-            raise ValueError(f"upload_bytes is {self.upload_bytes}, wanted 1..{UPLOAD_BYTES_MAX}")
+        check_fields(self, _CHECKS)
         least = max(self.upload_bytes, RUN_OVERHEAD + RECORD_OVERHEAD + ACK_OVERHEAD)
         if self.max_buffer_bytes < least:
             raise ValueError(
                 f"max_buffer_bytes is {self.max_buffer_bytes}, wanted at least {least}:"
                 f" upload_bytes, {self.upload_bytes}, and the overhead of a record"
             )
-        if not 1 <= self.max_streams <= STREAMS_MAX:
-            raise ValueError(f"max_streams is {self.max_streams}, wanted 1..{STREAMS_MAX}")
-        if self.linger < 0 or self.reupload_attempts < 0:
-            raise ValueError("linger and reupload_attempts must not be negative")
         if self.durability not in ("object", "wal"):
             raise ValueError(f"durability is {self.durability!r}, wanted 'object' or 'wal'")
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from broker_client.arguments import at_least, check_fields
+
 _MIB = 1024 * 1024
+
+_CHECKS = {
+    "max_bytes": at_least(1),
+    "segment_bytes": at_least(1),
+    "group_bytes": at_least(1, 1024 * _MIB),
+    "max_unflushed_bytes": at_least(1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +27,7 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         """Refuse bounds that could never be met."""
-        for name in ("segment_bytes", "group_bytes", "max_unflushed_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
-        if self.group_bytes > 1024 * _MIB:
-            raise ValueError(f"group_bytes is {self.group_bytes}, wanted at most 1 GiB")
+        check_fields(self, _CHECKS)
         if self.max_bytes < 2 * self.segment_bytes:
             raise ValueError(
                 f"max_bytes is {self.max_bytes}, wanted at least twice segment_bytes,"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import google_crc32c
 
+from broker_client.arguments import INT32_MAX, check_int, check_text
 from broker_client.write_ahead_log.errors import WrongLogError
 
 SEGMENT_MAGIC = b"SMWL"
@@ -42,11 +43,9 @@ class LogIdentity:
 
     def __post_init__(self) -> None:
         """Refuse what a header can't hold."""
-        if not 0 <= self.node_id < 2**31 or not 0 <= self.node_epoch < 2**63:
-            raise ValueError(
-                f"node {self.node_id} at epoch {self.node_epoch}: wanted a node id of 0..2^31-1"
-                " and an epoch of 0..2^63-1"
-            )
+        check_text("namespace", self.namespace, "that of the cluster, `session.namespace`")
+        check_int("node_id", self.node_id, 0, INT32_MAX)
+        check_int("node_epoch", self.node_epoch)
         if len(self.namespace.encode()) > MAX_NAMESPACE_BYTES:
             raise ValueError(f"namespace is longer than {MAX_NAMESPACE_BYTES} bytes")
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from broker_client.arguments import check_kind, check_path
+from broker_client.unclosed import warn_unclosed
 from broker_client.write_ahead_log.config import LogConfig
 from broker_client.write_ahead_log.disk_log import (
     DiskLog,
@@ -107,7 +110,7 @@ class WriteAheadLog:
     @classmethod
     async def open(
         cls,
-        directory: Path,
+        directory: str | os.PathLike[str],
         identity: LogIdentity,
         config: LogConfig | None = None,
         *,
@@ -126,17 +129,22 @@ class WriteAheadLog:
             WriteAheadLogFullError: there is no room to open it.
             WriteAheadLogBrokenError: the disk failed.
         """
-        bounds = config or LogConfig()
+        path = check_path("directory", directory)
+        check_kind("identity", identity, LogIdentity, "a LogIdentity")
+        bounds = LogConfig() if config is None else config
+        check_kind("config", bounds, LogConfig, "a LogConfig, or None for its defaults")
+        if damage not in get_args(OnDamage):
+            raise ValueError(f"damage is {damage!r}, wanted one of {get_args(OnDamage)}")
         disk_files = files or PosixFileSystem()
         thread = ThreadPoolExecutor(1, thread_name_prefix="write-ahead-log")
 
         def open_disk() -> tuple[DiskLog, Lock]:
-            lock = lock_directory(disk_files, directory, identity, mends=damage == "quarantine")
+            lock = lock_directory(disk_files, path, identity, mends=damage == "quarantine")
             try:
                 missing = 0
                 if damage == "quarantine":
-                    missing = quarantine(disk_files, directory, identity)
-                disk = DiskLog.open(disk_files, directory, identity, bounds)
+                    missing = quarantine(disk_files, path, identity)
+                disk = DiskLog.open(disk_files, path, identity, bounds)
                 disk.lost += missing
                 return disk, lock
             except BaseException:
@@ -147,11 +155,20 @@ class WriteAheadLog:
             disk, lock = await asyncio.get_running_loop().run_in_executor(thread, open_disk)
         except OSError as error:
             thread.shutdown(wait=False)
-            raise _disk_error(directory, error) from error
+            raise _disk_error(path, error) from error
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(directory, bounds, disk, lock, thread)
+        return cls(path, bounds, disk, lock, thread)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True):
+            warn_unclosed(
+                self,
+                f"the log in {self._directory} stays locked by this process, and"
+                f" {self._unflushed} bytes of it were not on the disk",
+                "`await log.close()` after its writer was closed",
+            )
 
     @property
     def end(self) -> int:

@@ -7,11 +7,13 @@ reads, changes or removes it again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
 
+from broker_client.arguments import check_path
 from broker_client.write_ahead_log.errors import DamagedLogError
 from broker_client.write_ahead_log.frames import (
     BadFrameError,
@@ -77,11 +79,17 @@ def write_set_aside(
     return count
 
 
-def read_set_aside(path: Path, files: FileSystem | None = None) -> Iterator[str | RecordBatch]:
+def read_set_aside(
+    path: str | os.PathLike[str], files: FileSystem | None = None
+) -> Iterator[str | RecordBatch]:
     """Yield the reason, then the records; needs no log, and changes nothing.
 
     Raises `DamagedLogError` where the file is not what was written.
     """
+    return _read(check_path("path", path), files)
+
+
+def _read(path: Path, files: FileSystem | None) -> Iterator[str | RecordBatch]:
     with closing((files or PosixFileSystem()).open(path)) as file:
         position = 0
         try:

@@ -21,6 +21,11 @@ def open_object_store(uri: str, *, observer: CallObserver | None = None) -> Obje
 
     Raises `ValueError` saying what is wrong with the address.
     """
+    if not isinstance(uri, str):
+        raise TypeError(
+            f"uri is {uri!r}, a {type(uri).__name__}; wanted a str: s3://bucket?options or"
+            " file:///absolute/directory"
+        )
     scheme = uri.partition("://")[0] if "://" in uri else ""
     if scheme == "s3":
         from storage.object_store.s3 import S3ObjectStore  # botocore is slow to import

@@ -70,7 +70,7 @@ class LocalObjectStore:
     `.` or `..` segment, none over 255 bytes, and no key that is a prefix path of another.
     """
 
-    def __init__(self, root: Path, observer: CallObserver | None = None) -> None:
+    def __init__(self, root: str | os.PathLike[str], observer: CallObserver | None = None) -> None:
         self._root = Path(os.path.realpath(root))
         self._objects = self._root / "objects"
         self._uploads = self._root / "uploads"

@@ -293,9 +293,9 @@ async def test_requests_that_make_no_sense_are_refused() -> None:
     async with tailing() as (_, reader):
         with pytest.raises(ValueError, match="wanted at most max_bytes"):
             await reader.fetch(0, 0, 10, min_bytes=11)
-        with pytest.raises(ValueError, match="0 <= start < end"):
+        with pytest.raises(ValueError, match="offset is -1"):
             await reader.fetch(0, -1)
-        with pytest.raises(ValueError, match="0 <= start < end"):
+        with pytest.raises(ValueError, match="offset is -1"):
             reader.tail(0, -1)
         with pytest.raises(ValueError, match="readahead_bytes is 0"):
             ReaderConfig(readahead_bytes=0)

@@ -106,7 +106,7 @@ def test_a_file_of_another_version_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("change", [{"node_id": -1}, {"node_epoch": 2**63}])
 def test_an_identity_out_of_range_is_refused(change: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="wanted a node id"):
+    with pytest.raises(ValueError, match="wanted an integer of 0"):
         LogIdentity("ns", **{"node_id": 1, "node_epoch": 1, **change})
     with pytest.raises(ValueError, match="namespace is longer than 1024 bytes"):
         LogIdentity("n" * 1025, 1, 1)

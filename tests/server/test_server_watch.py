@@ -359,8 +359,9 @@ def test_the_client_asks_everybody_before_it_wants_a_snapshot() -> None:
 def test_the_client_says_whom_it_tried_and_what_was_refused() -> None:
     async def scenario() -> None:
         async with nodes() as (node,):
-            async with MetadataWatch([node.endpoint], from_offset=-1) as watch:
-                with pytest.raises(InvalidRequestError, match="from_offset"):
+            unknown: Any = [99]
+            async with MetadataWatch([node.endpoint], kinds=unknown) as watch:
+                with pytest.raises(InvalidRequestError, match="kinds"):
                     await anext(watch.follow())
             await node.stop()
             async with MetadataWatch([node.endpoint], deadline=0.2) as watch:

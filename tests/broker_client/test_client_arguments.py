@@ -1,0 +1,336 @@
+"""What a caller passes by mistake is refused at once, by the name of the argument; nothing is sent.
+
+The mistakes are those of a first hour with the library: a string for a list, a mapping for a
+sequence, an address for a store, text for bytes, a float for milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import broker_client
+from broker_client import (
+    CommitPipeline,
+    ControllerClient,
+    LogConfig,
+    LogIdentity,
+    ReaderConfig,
+    StreamReader,
+    StreamWriter,
+    Upload,
+    WriteAheadLog,
+    WriterConfig,
+)
+from broker_client.metadata_watch import MetadataWatch
+from broker_client.methods import DESCRIBE_STREAMS
+from broker_client.write_ahead_log.set_aside import read_set_aside
+from proto import objects_pb2
+from storage.object_store.factory import open_object_store
+from storage.object_store.local import LocalObjectStore
+from tests.broker_client.client_helpers import broker, scenario
+from tests.broker_client.fake_controller import NAMESPACE
+
+ENDPOINT = "127.0.0.1:9091"
+WRONG = (TypeError, ValueError)
+
+lib: Any = broker_client
+"""The library as a caller without a type checker sees it."""
+
+
+def anything(function: Any) -> Any:
+    """Return `function` for calls that a type checker would refuse."""
+    return function
+
+
+@pytest.mark.parametrize(
+    "endpoints",
+    [
+        "127.0.0.1:9091",
+        {"127.0.0.1": 9091},
+        [],
+        ["127.0.0.1"],
+        ["127.0.0.1:"],
+        ["127.0.0.1:0"],
+        ["127.0.0.1:65536"],
+        ["127.0.0.1:9o91"],
+        [":9091"],
+        ["::1:9091"],
+        ["http://127.0.0.1:9091"],
+        ["127.0.0.1:9091/"],
+        ["127.0.0.1 :9091"],
+        [("127.0.0.1", 9091)],
+        [ENDPOINT, ENDPOINT],
+        None,
+        9091,
+    ],
+)
+@pytest.mark.parametrize("kind", [ControllerClient, MetadataWatch])
+def test_endpoints_are_host_and_port(kind: Any, endpoints: Any) -> None:
+    with pytest.raises(WRONG, match=r"endpoints.*wanted .*(HOST:PORT|each address once)"):
+        kind(endpoints)
+
+
+@pytest.mark.parametrize("endpoint", [ENDPOINT, "localhost:1", "[::1]:65535", "a-b.example:80"])
+def test_endpoints_that_are_right(endpoint: str) -> None:
+    assert ControllerClient((endpoint,)).endpoints == (endpoint,)
+    assert anything(ControllerClient)(iter([endpoint])).endpoints == (endpoint,)
+
+
+@pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, "5", True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: ControllerClient([ENDPOINT], deadline=value),
+        lambda value: ControllerClient([ENDPOINT], attempt_timeout=value),
+        lambda value: MetadataWatch([ENDPOINT], deadline=value),
+        lambda value: MetadataWatch([ENDPOINT], silence=value),
+        lambda value: WriterConfig(commit_deadline=value),
+        lambda value: ReaderConfig(poll_interval=value),
+        lambda value: ReaderConfig(deadline=value),
+    ],
+)
+def test_durations_are_positive_seconds(make: Callable[[Any], object], value: Any) -> None:
+    with pytest.raises(WRONG, match=r"is .*wanted seconds, more than 0"):
+        make(value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "5", None, True])
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (WriterConfig, "max_buffer_bytes"),
+        (WriterConfig, "upload_bytes"),
+        (WriterConfig, "max_streams"),
+        (WriterConfig, "parallel_uploads"),
+        (WriterConfig, "upload_threads"),
+        (WriterConfig, "ttl_ms"),
+        (ReaderConfig, "read_bytes"),
+        (ReaderConfig, "fetch_threads"),
+        (LogConfig, "max_bytes"),
+        (LogConfig, "segment_bytes"),
+        (LogConfig, "max_unflushed_bytes"),
+    ],
+)
+def test_limits_are_positive_integers(config: Any, name: str, value: Any) -> None:
+    with pytest.raises(WRONG, match=rf"^{name} is .*wanted an integer of"):
+        config(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"namespace": b"x"}, "namespace"),
+        ({"namespace": ""}, "namespace"),
+        ({"node_id": "7"}, "node_id"),
+        ({"node_id": -1}, "node_id"),
+        ({"node_epoch": 1.0}, "node_epoch"),
+    ],
+)
+def test_a_log_identity_names_what_is_wrong(change: dict[str, Any], name: str) -> None:
+    with pytest.raises(WRONG, match=rf"^{name} is"):
+        LogIdentity(**{"namespace": NAMESPACE, "node_id": 7, "node_epoch": 1, **change})
+
+
+Call = Callable[[Any], Awaitable[object]]
+
+
+async def _no_wait(made: object) -> object:
+    return made
+
+
+SESSION_CALLS: list[tuple[str, Call]] = [
+    ("client", lambda b: lib.BrokerSession.register(ENDPOINT, 7, 1)),
+    ("node_id", lambda b: lib.BrokerSession.register(b.client, "7", 1)),
+    ("node_id", lambda b: lib.BrokerSession.register(b.client, 2**31, 1)),
+    ("node_epoch", lambda b: lib.BrokerSession.register(b.client, 7, -1)),
+    ("node_epoch", lambda b: lib.BrokerSession.register(b.client, 7, 1.5)),
+    ("wal_config", lambda b: lib.BrokerSession.register(b.client, 7, 1, wal_config=b"")),
+    ("tags", lambda b: lib.BrokerSession.register(b.client, 7, 1, tags=["a"])),
+    ("tags", lambda b: b.session.create_streams({"topic": "example"})),
+    ("tags", lambda b: b.session.create_streams("example")),
+    ("tags", lambda b: b.session.create_streams(3)),
+    ("tags[1]", lambda b: b.session.create_streams([{}, "example"])),
+    ("tags[0]['a']", lambda b: b.session.create_streams([{"a": 1}])),
+    ("epochs", lambda b: b.session.open_streams([1, 2])),
+    ("epochs", lambda b: b.session.close_streams(1)),
+    ("epochs[0]", lambda b: b.session.delete_streams({0: "1"})),
+    ("epochs[0]", lambda b: b.session.open_streams({0: -1})),
+    ("stream id in epochs", lambda b: b.session.open_streams({"0": 1})),
+    ("epochs has no stream 1", lambda b: b.session.trim_streams({0: 1}, {1: 5})),
+    ("new_starts", lambda b: b.session.trim_streams({0: 1}, [5])),
+    ("request", lambda b: b.client.call(DESCRIBE_STREAMS, {})),
+    ("deadline", lambda b: b.client.call(DESCRIBE_STREAMS, DESCRIBE_STREAMS.request(), "5")),
+    ("stream_ids", lambda b: anext(b.client.describe_streams("12"))),
+    ("session", lambda b: _no_wait(lib.Heartbeat(b.client, print))),
+    ("on_taken_over", lambda b: _no_wait(lib.Heartbeat(b.session, None))),
+    ("session", lambda b: _no_wait(lib.StreamWriter(b.client, b.store))),
+    ("store", lambda b: _no_wait(lib.StreamWriter(b.session, "file:///bucket"))),
+    ("store", lambda b: _no_wait(lib.StreamWriter(b.session, Path("/bucket")))),
+    ("config", lambda b: _no_wait(lib.StreamWriter(b.session, b.store, {"linger": 1}))),
+    ("log", lambda b: _no_wait(lib.StreamWriter(b.session, b.store, log="/wal"))),
+    ("client", lambda b: _no_wait(lib.StreamReader(b.session, b.store, NAMESPACE))),
+    ("store", lambda b: _no_wait(lib.StreamReader(b.client, "s3://b", NAMESPACE))),
+    ("namespace", lambda b: _no_wait(lib.StreamReader(b.client, b.store, ""))),
+    ("namespace", lambda b: _no_wait(lib.StreamReader(b.client, b.store, None))),
+    ("config", lambda b: _no_wait(lib.StreamReader(b.client, b.store, NAMESPACE, 5))),
+    ("node", lambda b: _no_wait(lib.CommitPipeline(b.client, 7))),
+    ("client", lambda b: _no_wait(lib.CommitPipeline(b.session, b.session.node))),
+    ("deadline", lambda b: _no_wait(lib.CommitPipeline(b.client, b.session.node, deadline=0))),
+    ("directory", lambda b: lib.WriteAheadLog.open(None, LogIdentity("n", 1, 1))),
+    ("directory", lambda b: lib.WriteAheadLog.open("", LogIdentity("n", 1, 1))),
+    ("identity", lambda b: lib.WriteAheadLog.open("/wal", NAMESPACE)),
+    ("damage", lambda b: lib.WriteAheadLog.open("/wal", LogIdentity("n", 1, 1), damage="mend")),
+    ("config", lambda b: lib.WriteAheadLog.open("/wal", LogIdentity("n", 1, 1), WriterConfig())),
+    ("path", lambda b: _no_wait(anything(read_set_aside)(7))),
+    ("uri", lambda b: _no_wait(anything(open_object_store)(Path("/bucket")))),
+]
+
+
+@pytest.mark.parametrize(("name", "call"), SESSION_CALLS)
+@scenario
+async def test_a_wrong_argument_is_named_and_nothing_is_sent(name: str, call: Call) -> None:
+    async with broker() as b:
+        before = dict(b.cluster.calls)
+        with pytest.raises(WRONG) as caught:
+            await call(b)
+        assert str(caught.value).startswith(name)
+        assert "wanted" in str(caught.value) or "names" in str(caught.value)
+        assert b.cluster.calls == before
+
+
+Append = Callable[[Any], Awaitable[object]]
+
+APPENDS: list[tuple[str, Append]] = [
+    ("payload", lambda w: w.append(0, "text")),
+    ("payload", lambda w: w.append(0, 5)),
+    ("payload", lambda w: w.append(0, [1, 2])),
+    ("stream_id", lambda w: w.append("0", b"x")),
+    ("count", lambda w: w.append(0, b"x", 0)),
+    ("count", lambda w: w.append(0, b"x", 1.5)),
+    ("timestamp_ms", lambda w: w.append(0, b"x", timestamp_ms=1.5)),
+    ("max_timestamp_ms", lambda w: w.append(0, b"x", timestamp_ms=1, max_timestamp_ms="2")),
+    ("timestamp_ms", lambda w: w.append(0, b"x", timestamp_ms=-1)),
+    ("payloads", lambda w: w.append_many(0, b"abc")),
+    ("payloads", lambda w: w.append_many(0, "abc")),
+    ("payloads", lambda w: w.append_many(0, {"a": b"x"})),
+    ("payloads", lambda w: w.append_many(0, [])),
+    ("payloads[1]", lambda w: w.append_many(0, [b"x", "y"])),
+    ("payloads[1]", lambda w: w.append_many(0, [b"x", 3])),
+    ("deadline", lambda w: w.close(-1)),
+    ("streams", lambda w: _no_wait(w.attach({0: 1}))),
+    ("streams[0]", lambda w: _no_wait(w.attach([0]))),
+    ("stream_ids", lambda w: _no_wait(w.detach(0))),
+]
+
+
+@scenario
+async def test_a_wrong_append_is_named_and_leaves_no_trace() -> None:
+    async with broker() as b:
+        streams = await b.opened(1)
+        async with StreamWriter(b.session, b.store) as writer:
+            writer.attach(streams)
+            for name, append in APPENDS:
+                with pytest.raises(WRONG) as caught:
+                    await append(writer)
+                assert str(caught.value).startswith(name)
+                assert "wanted" in str(caught.value)
+                assert writer.next_offset(0) == 0
+                assert writer.buffered_bytes == 0
+            acks = [
+                await anything(writer.append)(0, bytearray(b"a")),
+                await anything(writer.append_many)(0, (memoryview(b"b"), b"c")),
+                await anything(writer.append_many)(0, (one for one in [b"d"])),
+            ]
+            await writer.flush()
+            assert [ack.result() for ack in acks] == [0, 1, 3]
+        assert await b.payloads(0) == [b"a", b"b", b"c", b"d"]
+
+
+Read = Callable[[Any], Awaitable[object]]
+
+READS: list[tuple[str, Read]] = [
+    ("stream_id", lambda r: r.read("0", 0)),
+    ("start", lambda r: r.read(0, 0.5)),
+    ("end", lambda r: r.read(0, 0, "5")),
+    ("max_bytes", lambda r: r.read(0, 0, None, 0)),
+    ("deadline", lambda r: r.read(0, 0, deadline="5")),
+    ("offset", lambda r: r.fetch(0, -1)),
+    ("wait", lambda r: r.fetch(0, 0, wait=-1)),
+    ("min_bytes", lambda r: r.fetch(0, 0, min_bytes=-1)),
+    ("stream_id", lambda r: anext(r.iterate(None))),
+    ("stream_ids", lambda r: anext(r.read_streams(0))),
+    ("stream_ids[0]", lambda r: anext(r.read_streams(["0"]))),
+    ("queries", lambda r: r.locate(None)),
+    ("queries[0]", lambda r: r.locate([0])),
+    ("timestamp_ms", lambda r: r.offset_for_timestamp(0, 1.5, timestamp_of=id)),
+    ("timestamp_of", lambda r: r.offset_for_timestamp(0, 1, timestamp_of=None)),
+    ("bound", lambda r: r.offset_for_timestamp(0, 1, "under", timestamp_of=id)),
+]
+
+
+@scenario
+async def test_a_wrong_read_is_named_and_asks_nothing() -> None:
+    async with broker() as b:
+        await b.opened(1)
+        before = dict(b.cluster.calls)
+        async with b.reader() as reader:
+            for name, read in READS:
+                with pytest.raises(WRONG) as caught:
+                    await read(reader)
+                assert str(caught.value).startswith(name)
+                assert "wanted" in str(caught.value)
+        assert b.cluster.calls == before
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"object_id": -1}, "object_id"),
+        ({"object_id": "1"}, "object_id"),
+        ({"object_size": -1}, "object_size"),
+        ({"stream_ids": {1: 2}}, "stream_ids"),
+        ({"start_offsets": 0}, "start_offsets"),
+    ],
+)
+def test_an_upload_names_what_is_wrong(change: dict[str, Any], name: str) -> None:
+    right: dict[str, Any] = {"object_id": 1, "object_size": 9, "stream_ids": [1]}
+    with pytest.raises(WRONG, match=rf"^{name} is"):
+        Upload(**{**right, "start_offsets": [0], "end_offsets": [1], **change})
+
+
+@scenario
+async def test_a_pipeline_names_the_column_that_holds_no_integers() -> None:
+    async with broker() as b, CommitPipeline(b.client, b.session.node) as pipeline:
+        for column, wrong in (("stream_ids", "1"), ("start_offsets", 0.5), ("end_offsets", 2**63)):
+            right = {"stream_ids": [1], "start_offsets": [0], "end_offsets": [1]}
+            upload = lib.Upload(1, 9, **{**right, column: [wrong]})
+            with pytest.raises(TypeError, match=f"^{column} of object 1"):
+                await pipeline.upload(upload)
+        with pytest.raises(TypeError, match=r"^upload is"):
+            await anything(pipeline.upload)(objects_pb2.CommitStreamSetObjectRequest())
+        with pytest.raises(TypeError, match=r"^request is"):
+            await anything(pipeline.commit)({})
+
+
+@scenario
+async def test_paths_may_be_str(tmp_path: Path) -> None:
+    async with broker() as b:
+        streams = await b.opened(1)
+        (tmp_path / "bucket").mkdir()
+        store = LocalObjectStore(str(tmp_path / "bucket"))
+        identity = LogIdentity(b.session.namespace, 1000, 1)
+        log = await WriteAheadLog.open(str(tmp_path / "wal"), identity)
+        config = WriterConfig(durability="wal")
+        async with StreamWriter(b.session, store, config, log=log) as writer:
+            writer.attach(streams)
+            assert await (await writer.append(0, b"x")) == 0
+        kept = await log.set_aside([], "nothing")
+        assert kept is None
+        await log.close()
+        async with StreamReader(b.client, store, NAMESPACE) as reader:
+            assert [one.payload for one in await reader.read(0, 0)] == [b"x"]
