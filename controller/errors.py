@@ -84,5 +84,34 @@ class OffsetPassedError(ApiError):
         self.end_offset = end_offset
 
 
+class ObjectIdsNotReadyError(ApiError):
+    """Object ids are not claimed in the bucket yet, or for the moment can't be; try again."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"no object ids can be issued yet: {why}; try again")
+
+
+class BucketRefusedError(ApiError):
+    """The bucket is not this cluster's, or its marker can't be read; an operator has to act."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"no object ids are issued and nothing is deleted: {why}")
+
+
+class MapOlderThanBucketError(ApiError):
+    """The map was restored to an earlier state: the bucket knows of ids issued after it."""
+
+    def __init__(self, issued_below: int, claimed: int) -> None:
+        super().__init__(
+            "no object ids are issued and nothing is deleted: the map is older than the bucket, "
+            f"as it may have issued object ids below {issued_below}, and the bucket holds a claim "
+            f"on ids below {claimed}; the controllers were restored to an earlier state, or "
+            "another copy of this cluster uses the bucket. Start the controllers with their "
+            "newest data directories; see docs/operations.md"
+        )
+        self.issued_below = issued_below
+        self.claimed = claimed
+
+
 class InvariantError(Exception):
     """A state that must not exist: a defect of ours. The process stops rather than go on."""

@@ -23,6 +23,7 @@ from grpc_reflection.v1alpha import reflection
 from controller.config import ConfigError, ControllerConfig
 from controller.journal.directory import check_identity, read_identity
 from controller.journal.journal import Journal
+from controller.lifecycle.bucket_claim import BucketClaims
 from controller.lifecycle.deletion import Deletion
 from controller.lifecycle.expiry import Expiry
 from controller.lifecycle.failover import Failover
@@ -33,6 +34,7 @@ from controller.lifecycle.unfinished_uploads import UploadSweep
 from controller.loop.checkpoint_schedule import CheckpointLimits
 from controller.loop.clock import SystemClock
 from controller.loop.controller import MetadataController
+from controller.loop.object_ids import ObjectIdGate
 from controller.loop.quorum_driver import QuorumDriver
 from controller.loop.snapshot_check import snapshot_check
 from controller.metadata.cluster_map import ClusterMap
@@ -158,7 +160,8 @@ class ControllerNode:
     def __init__(self, config: ControllerConfig, journal: Journal, store: ObjectStore) -> None:
         self._config = config
         clock = SystemClock()
-        self._controller = MetadataController(ClusterMap(), clock)
+        object_ids = ObjectIdGate()
+        self._controller = MetadataController(ClusterMap(), clock, object_ids)
         quorum = _quorum_config(config, journal)
         addresses = PeerAddresses(
             config.node_id, config.advertise, config.seeds, config.peer_overrides
@@ -177,7 +180,18 @@ class ControllerNode:
         self._health = health.aio.HealthServicer()
         self._sessions = Sessions(config.session_timeout_ms)
         self._heartbeats = Heartbeats(self._controller, self._sessions, clock)
+        self._bucket = BucketClaims(
+            self._controller,
+            store,
+            object_ids,
+            clock,
+            cluster_id=config.cluster_id,
+            node_id=config.node_id,
+            namespace=config.namespace,
+            interval_ms=config.lifecycle_interval_ms,
+        )
         self._lifecycle: tuple[LifecycleTask, ...] = (
+            self._bucket,
             Expiry(self._controller, clock, config.lifecycle_interval_ms),
             Deletion(
                 self._controller,
@@ -186,6 +200,7 @@ class ControllerNode:
                 clock,
                 delay_ms=config.delete_delay_ms,
                 interval_ms=config.lifecycle_interval_ms,
+                may_delete=lambda: self._bucket.may_delete,
                 objects_per_s=config.delete_rate,
             ),
             Failover(
@@ -197,7 +212,13 @@ class ControllerNode:
             ),
             StreamSweep(self._controller, config.lifecycle_interval_ms),
             SetObjectSweep(self._controller, self._sessions, config.sweep_interval_ms),
-            UploadSweep(self._controller, store, config.namespace, config.sweep_interval_ms),
+            UploadSweep(
+                self._controller,
+                store,
+                config.namespace,
+                config.sweep_interval_ms,
+                may_delete=lambda: self._bucket.may_delete,
+            ),
         )
         self._health_tasks: set[asyncio.Task[None]] = set()
         self._controller.on_leadership(self._announce_leadership)
@@ -272,8 +293,8 @@ class ControllerNode:
             *kv_pb2.DESCRIPTOR.services_by_name.values(),
         )
         pipelines = {"CommitPipeline": CommitPipeline(self._controller).handle}
-        admin = AdminHandlers(self._config, self._driver, self._controller)
-        metadata = MetadataHandlers(self._controller)
+        admin = AdminHandlers(self._config, self._driver, self._controller, self._bucket)
+        metadata = MetadataHandlers(self._controller, on_copied=self._bucket.claim_soon)
         quorum = QuorumServicer(self._driver, self._config.cluster_id)
         return [
             *(

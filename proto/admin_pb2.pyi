@@ -124,6 +124,8 @@ class DescribeClusterResponse(_message.Message):
     CONTROLLERS_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     OBJECT_NAMESPACE_FIELD_NUMBER: _builtins.int
+    CLUSTER_UUID_FIELD_NUMBER: _builtins.int
+    BUCKET_PROBLEM_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """fixed when the cluster is created"""
     leader_id: _builtins.int
@@ -138,6 +140,10 @@ class DescribeClusterResponse(_message.Message):
     """controller that wrote this answer"""
     object_namespace: _builtins.str
     """second part of every object's key in the bucket"""
+    cluster_uuid: _builtins.str
+    """drawn once for this cluster, in its bucket's marker; empty: not agreed yet"""
+    bucket_problem: _builtins.str
+    """why no object ids are issued and nothing is deleted, as the answering controller knows; empty: all is well, or it does not lead"""
     @_builtins.property
     def controllers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Controller]:
         """by id; observers are known to the leader alone"""
@@ -158,10 +164,12 @@ class DescribeClusterResponse(_message.Message):
         controllers: _abc.Iterable[Global___Controller] | None = ...,
         size: Global___MapSize | None = ...,
         object_namespace: _builtins.str = ...,
+        cluster_uuid: _builtins.str = ...,
+        bucket_problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["size", b"size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "cluster_id", b"cluster_id", "controllers", b"controllers", "epoch", b"epoch", "high_watermark", b"high_watermark", "leader_endpoint", b"leader_endpoint", "leader_id", b"leader_id", "object_namespace", b"object_namespace", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "bucket_problem", b"bucket_problem", "cluster_id", b"cluster_id", "cluster_uuid", b"cluster_uuid", "controllers", b"controllers", "epoch", b"epoch", "high_watermark", b"high_watermark", "leader_endpoint", b"leader_endpoint", "leader_id", b"leader_id", "object_namespace", b"object_namespace", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -125,3 +125,20 @@ class DeadlineExceededError(StoreUnavailableError):
 
     The cause, if there is one, is what went wrong the last time it was tried.
     """
+
+
+class WrongBucketError(StorageError):
+    """The namespace of the bucket does not belong to the cluster that was to use it.
+
+    `found` says whose it is and `expected` whose it had to be, both as text.
+    """
+
+    def __init__(self, namespace: str, found: str, expected: str) -> None:
+        self.namespace = namespace
+        self.found = found
+        self.expected = expected
+        super().__init__(
+            f"namespace {namespace!r} of the bucket is not that of {expected}: {found}; nothing was"
+            " written or deleted; name the bucket and namespace that the cluster's controllers"
+            " were started with (DescribeCluster, `streammeta quorum describe`)"
+        )

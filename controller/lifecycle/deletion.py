@@ -12,7 +12,7 @@ can't serve is left alone for a while; one that asks for fewer requests is asked
 import asyncio
 import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -80,15 +80,18 @@ class Deletion:
         *,
         delay_ms: int,
         interval_ms: int,
+        may_delete: Callable[[], bool],
         objects_per_s: float = 2_000.0,
         rng: random.Random | None = None,
     ) -> None:
+        """`may_delete` says whether the bucket is known to be the one the map speaks of."""
         self._controller = controller
         self._store = store
         self._namespace = namespace
         self._clock = clock
         self._delay_ms = delay_ms
         self._interval_ms = interval_ms
+        self._may_delete = may_delete
         self._rng = rng or random.Random()
         self._pace = Pace(objects_per_s, clock.monotonic_ms())
         self._retries = Retries(self._rng)
@@ -136,6 +139,8 @@ class Deletion:
         while True:
             now_ms = self._clock.monotonic_ms()
             if not self._controller.is_active or now_ms < self._resume_ms:
+                return False
+            if not self._may_delete():
                 return False
             tokens = self._pace.available(now_ms)
             if self._requests >= self._requests_max() or tokens < self._least_batch():

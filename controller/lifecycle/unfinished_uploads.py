@@ -7,7 +7,7 @@ not issued, and under keys of others are left alone.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
@@ -37,11 +37,14 @@ class UploadSweep:
         store: ObjectStore,
         namespace: str,
         interval_ms: int,
+        *,
+        may_delete: Callable[[], bool],
     ) -> None:
         self._controller = controller
         self._store = store
         self._namespace = namespace
         self._interval_ms = interval_ms
+        self._may_delete = may_delete
 
     async def run(self) -> None:
         """Look every interval, until cancelled."""
@@ -53,7 +56,7 @@ class UploadSweep:
         """Look once. What the bucket refuses is logged, and left to the next time."""
         uploads = self._own_uploads()
         try:
-            while self._controller.is_active:
+            while self._controller.is_active and self._may_delete():
                 batch = await in_thread(lambda: list(islice(uploads, LOOK_BATCH_MAX)))
                 if not batch:
                     return

@@ -30,13 +30,14 @@ from controller.loop.admission import Gate
 from controller.loop.change_feed import ChangeFeed
 from controller.loop.clock import Clock
 from controller.loop.map_snapshots import FrozenCheckpoint, LoadedMap, read_map
+from controller.loop.object_ids import ObjectIdGate, open_gate
 from controller.loop.parking import ParkedAnswers
 from controller.loop.quorum_errors import NotCaughtUpError
 from controller.loop.state_hashes import AHEAD_MAX, AwaitedViews, RollingHash, ViewAt
 from controller.loop.state_machine import SnapshotPoint
 from controller.metadata.answers import Answer
 from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.requests import ReadRequest, WriteRequest
+from controller.metadata.requests import PrepareObjects, ReadRequest, WriteRequest
 from controller.quorum.messages import Batch, BatchKind, SnapshotId
 from controller.records.codec import decode_records, encode_records
 from controller.records.record import Record
@@ -145,9 +146,13 @@ class Submission:
 class MetadataController:
     """Joins the map and the log into a replicated state machine."""
 
-    def __init__(self, cluster_map: ClusterMap, clock: Clock) -> None:
+    def __init__(
+        self, cluster_map: ClusterMap, clock: Clock, object_ids: ObjectIdGate | None = None
+    ) -> None:
+        """Without `object_ids` all object ids may be issued."""
         self._map = cluster_map
         self._clock = clock
+        self._object_ids = open_gate() if object_ids is None else object_ids
         self._log: ReplicatedLog | None = None
         self._parked = ParkedAnswers()
         self._parked_reads = ParkedAnswers()
@@ -202,7 +207,12 @@ class MetadataController:
             InvalidRequestError: the request is malformed.
             LimitExceededError: it, or what waits already, is too large, or disks are full.
             OutcomeUnknownError: leadership was lost, or disks became full, before it was committed.
+            ObjectIdsNotReadyError, BucketRefusedError, MapOlderThanBucketError: it asks for object
+                ids, and none can be issued.
         """
+        if type(request) is PrepareObjects:
+            self._leading_log()
+            await self._object_ids.decided()
         await self.turn()
         submission = self.submit((request,))
         await submission.committed()
@@ -228,6 +238,8 @@ class MetadataController:
             NotLeaderError: this node does not lead.
             InvalidRequestError: a request is malformed.
             LimitExceededError: it, or what waits already, is too large, or disks are full.
+            ObjectIdsNotReadyError, BucketRefusedError, MapOlderThanBucketError: a request asks for
+                object ids, and none can be issued.
         """
         log = self._leading_log()
         self._require_room(self._parked)
@@ -235,6 +247,8 @@ class MetadataController:
         is_proven = False
         for request in requests:
             decision = self._map.decide(request, self._clock.wall_ms(), log.next_offset)
+            if type(request) is PrepareObjects and decision.records:
+                self._object_ids.check(self._map.next_object_id + request.count)
             answers.append(decision.answer)
             is_proven = bool(decision.records)
             if is_proven:

@@ -334,6 +334,14 @@ class HoldDeletionsAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimBucketAnswer:
+    """The cluster's UUID and bound of object ids, as they are now."""
+
+    cluster_uuid: str
+    issued_below: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeIdAnswer:
     """The issued id."""
 
@@ -461,6 +469,7 @@ Answer: TypeAlias = (
     | SweepAnswer
     | DestroyDeadSetObjectsAnswer
     | HoldDeletionsAnswer
+    | ClaimBucketAnswer
     | NodeIdAnswer
     | AssignRecoveriesAnswer
     | GetObjectsAnswer

@@ -27,6 +27,7 @@ from controller.metadata.answers import (
     PrepareObjectsAnswer,
     StreamErrorsAnswer,
 )
+from controller.metadata.bucket_claim import BucketClaim, Claim
 from controller.metadata.columns import Undo
 from controller.metadata.compactions import Compactions
 from controller.metadata.frozen import FrozenMap, FrozenParts
@@ -48,6 +49,7 @@ from controller.metadata.requests import (
     AbandonUploads,
     AssignRecoveries,
     CheckObjects,
+    ClaimBucket,
     CloseStreams,
     CommitStreamObject,
     CommitStreamSetObject,
@@ -88,6 +90,7 @@ from controller.metadata.uploads import Uploads
 from controller.metadata.validation import validate
 from controller.metadata.values import ObjectState
 from controller.records.record import (
+    BucketClaimed,
     CommitRowsRejected,
     DeletionsHeld,
     KVsDeleted,
@@ -148,6 +151,7 @@ class ClusterMap:
         self._nodes = Nodes(set_objects)
         self._stream_decisions = StreamDecisions(self._streams, self._objects, self._nodes)
         self._kvs = KVs()
+        self._bucket_claim = BucketClaim()
         self._repeats = Repeats(self._objects)
         self._uploads = Uploads(self._nodes, self._streams, self._objects, self._repeats)
         self._compactions = Compactions(
@@ -175,6 +179,7 @@ class ClusterMap:
             nodes=cluster_map._nodes,
             kvs=cluster_map._kvs,
             upkeep=cluster_map._upkeep,
+            bucket_claim=cluster_map._bucket_claim,
             rejected=cluster_map._repeats.rejected,
         )
         return cluster_map
@@ -272,6 +277,7 @@ class ClusterMap:
             object_facts=object_facts,
             next_object_id=self._objects.next_object_id,
             deletion_hold=self._upkeep.hold,
+            bucket_claim=self._bucket_claim.current,
             pending=self._streams.pending.in_order(),
             lost=self._streams.lost.spans,
             nodes=self._nodes.in_order(),
@@ -308,6 +314,16 @@ class ClusterMap:
         return self._streams.nbytes + self._objects.nbytes
 
     # ---- the life of objects ----
+
+    @property
+    def bucket_claim(self) -> Claim:
+        """The cluster's UUID and bound of object ids."""
+        return self._bucket_claim.current
+
+    @property
+    def next_object_id(self) -> int:
+        """The object id that is issued next."""
+        return self._objects.next_object_id
 
     def prepared_deadline(self) -> int | None:
         """Return the earliest deadline of a prepared object, or None."""
@@ -356,6 +372,7 @@ class ClusterMap:
                 upkeep.decide_destroy_dead(request, now_ms)
             ),
             HoldDeletions: lambda request, now_ms, _: _one(upkeep.decide_hold(request, now_ms)),
+            ClaimBucket: lambda request, *_: _one(self._bucket_claim.decide(request)),
             RegisterNode: lambda request, *_: _one(self._nodes.decide_register(request)),
             UnregisterNode: self._decide_unregister,
             GetNextNodeId: lambda request, *_: _one(self._nodes.decide_next_id(request)),
@@ -508,6 +525,7 @@ class ClusterMap:
             ObjectsLinked: objects.replay_linked,
             ObjectAttributesSet: objects.replay_attributes,
             DeletionsHeld: self._upkeep.replay_held,
+            BucketClaimed: self._bucket_claim.replay,
             NodeRegistered: nodes.replay_registered,
             NodeEpochSet: nodes.replay_epoch_set,
             NodeUnregistered: self._replay_unregistered,

@@ -23,6 +23,7 @@ sections whatever happened to them. A view may be read in another thread.
 | requests | remembered requests, oldest first | kind, node_id, request_id, first_id, count, deadline_ms, content_digest |
 | rejected_rows | remembered verdicts, oldest first | object_id, stream_id, error |
 | removed_objects | remembered removals, oldest first | object_id, content_digest |
+| bucket_claim | 1 | cluster_uuid, issued_below |
 """  # noqa: E501 - a table's row is one line
 
 import hashlib
@@ -33,6 +34,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from controller.metadata.bucket_claim import Claim
 from controller.metadata.columns import TableView
 from controller.metadata.kv import StoredValue
 from controller.metadata.nodes import Node
@@ -65,6 +67,7 @@ class FrozenParts:
     object_facts: TableView
     next_object_id: int
     deletion_hold: DeletionHold
+    bucket_claim: Claim
     nodes: list[Node]
     last_node_id: int
     free_node_ids: frozenset[int]
@@ -283,6 +286,13 @@ def _removed_objects(parts: FrozenParts) -> Section:
     }
 
 
+def _bucket_claim(parts: FrozenParts) -> Section:
+    return {
+        "cluster_uuid": [parts.bucket_claim.cluster_uuid],
+        "issued_below": column([parts.bucket_claim.issued_below]),
+    }
+
+
 _SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
     "counters": _counters,
     "streams": _streams,
@@ -300,6 +310,7 @@ _SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
     "requests": _requests,
     "rejected_rows": _rejected_rows,
     "removed_objects": _removed_objects,
+    "bucket_claim": _bucket_claim,
 }
 
 

@@ -292,6 +292,17 @@ class HoldDeletions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimBucket:
+    """Give the cluster a UUID unless it has one, and let object ids below a bound be issued.
+
+    The UUID that is there stays; so does a higher bound.
+    """
+
+    cluster_uuid: str
+    issued_below: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnregisterNode:
     """Forget a node that owns nothing."""
 
@@ -434,6 +445,7 @@ WriteRequest: TypeAlias = (
     | SweepDeletedStreams
     | DestroyDeadSetObjects
     | HoldDeletions
+    | ClaimBucket
     | RegisterNode
     | UnregisterNode
     | GetNextNodeId

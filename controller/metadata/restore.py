@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from controller.metadata.bucket_claim import BucketClaim, Claim
 from controller.metadata.kv import KVs, StoredValue
 from controller.metadata.nodes import Node, Nodes
 from controller.metadata.object_facts import Facts
@@ -26,6 +27,7 @@ def restore(
     nodes: Nodes,
     kvs: KVs,
     upkeep: ObjectUpkeep,
+    bucket_claim: BucketClaim,
     rejected: Window[tuple[int, int], int],
 ) -> None:
     """Fill empty managers; columns may be arrays or lists."""
@@ -39,6 +41,8 @@ def restore(
     )
     _restore_objects(sections, streams, objects, int(counters["next_object_id"][0]))
     upkeep.hold = _hold(counters)
+    if "bucket_claim" in sections:  # older versions claimed nothing
+        bucket_claim.current = _claim(sections["bucket_claim"])
     streams.pending.load(_pending(_integers(sections["pending_uploads"])))
     streams.lost.spans = _spans(_integers(sections["lost_ranges"]))
     free_ids = _integers(sections["free_node_ids"])["node_id"].tolist()
@@ -76,6 +80,10 @@ def _hold(counters: Mapping[str, Any]) -> DeletionHold:
         since_ms=int(counters["deletions_held_since_ms"][0]),
         until_ms=int(counters["deletions_held_until_ms"][0]),
     )
+
+
+def _claim(section: Mapping[str, Any]) -> Claim:
+    return Claim(str(section["cluster_uuid"][0]), int(section["issued_below"][0]))
 
 
 def _flat_tags(section: Mapping[str, Any], owner: str) -> list[tuple[int, tuple[str, ...]]]:

@@ -26,6 +26,7 @@ from controller.metadata.requests import (
     AbandonUploads,
     AssignRecoveries,
     CheckObjects,
+    ClaimBucket,
     CloseStreams,
     CommitStreamObject,
     CommitStreamSetObject,
@@ -70,6 +71,7 @@ TTL_MS_MAX = 7 * 24 * 3_600_000
 TAGS_MAX = 16
 TAG_BYTES_MAX = 1_024
 REQUEST_ID_LENGTH_MAX = 64
+CLUSTER_UUID_LENGTH_MAX = 64
 KEY_BYTES_MAX = 1_024
 VALUE_BYTES_MAX = 1 << 20
 WAL_CONFIG_BYTES_MAX = 16_384
@@ -190,6 +192,13 @@ def _check_destroy_dead(request: DestroyDeadSetObjects) -> None:
 
 def _check_hold(request: HoldDeletions) -> None:
     check_between("hold_ms", request.hold_ms, 1, TTL_MS_MAX)
+
+
+def _check_claim_bucket(request: ClaimBucket) -> None:
+    if not 1 <= len(request.cluster_uuid) <= CLUSTER_UUID_LENGTH_MAX:
+        problem = f"1 to {CLUSTER_UUID_LENGTH_MAX} characters"
+        raise fail("cluster_uuid", repr(request.cluster_uuid), problem)
+    check_between("issued_below", request.issued_below, 0, INT64_MAX)
 
 
 def _check_object_ids(request: RemoveObjects | CheckObjects) -> None:
@@ -325,6 +334,7 @@ _CHECKS: dict[type, Callable[..., None]] = {
     SweepDeletedStreams: _check_limit,
     DestroyDeadSetObjects: _check_destroy_dead,
     HoldDeletions: _check_hold,
+    ClaimBucket: _check_claim_bucket,
     RemoveObjects: _check_object_ids,
     RegisterNode: _check_register_node,
     UnregisterNode: _check_node_request,

@@ -279,6 +279,14 @@ class DeletionsHeld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BucketClaimed:
+    """Sets the cluster's UUID, once and for all, and raises the bound of issuable object ids."""
+
+    cluster_uuid: str
+    issued_below: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeRegistered:
     """Creates or overwrites a node; a larger epoch ends its failover, recovery and departure."""
 
@@ -338,6 +346,7 @@ Record: TypeAlias = (
     | NodeSupervised
     | RecoveryAssigned
     | DeletionsHeld
+    | BucketClaimed
     | NodeRegistered
     | NodeEpochSet
     | KVsPut

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from controller.records.record import (
     FACT_COLUMNS,
+    BucketClaimed,
     CommitRowsRejected,
     DeletionsHeld,
     Int64Column,
@@ -236,6 +237,7 @@ _RULES: dict[type, _Rule] = {
     ObjectsLinked: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
     ObjectAttributesSet: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
     DeletionsHeld: _Rule(frozenset({Kind.OBJECT}), _of_neither),
+    BucketClaimed: _Rule(frozenset({Kind.OBJECT}), _of_neither),
     PendingUploadsSet: _Rule(frozenset({Kind.STREAM, Kind.NODE}), _cut_rows),
     UploadsAbandoned: _Rule(frozenset({Kind.STREAM, Kind.NODE}), _cut_rows),
     NodeRegistered: _Rule(frozenset({Kind.NODE}), _of_node),

@@ -6,6 +6,7 @@ from typing import Any
 from controller.config import ConfigError, ControllerConfig, check_controller_id
 from controller.errors import InvalidRequestError
 from controller.ids import NONE_ID, NodeId
+from controller.lifecycle.bucket_claim import BucketClaims
 from controller.loop.controller import MetadataController
 from controller.loop.quorum_describe import QuorumDescription
 from controller.loop.quorum_driver import QuorumDriver
@@ -24,11 +25,16 @@ class AdminHandlers:
     """Answers from this controller's own state, whether it leads or not, but for transfers."""
 
     def __init__(
-        self, config: ControllerConfig, driver: QuorumDriver, controller: MetadataController
+        self,
+        config: ControllerConfig,
+        driver: QuorumDriver,
+        controller: MetadataController,
+        bucket: BucketClaims,
     ) -> None:
         self._config = config
         self._driver = driver
         self._controller = controller
+        self._bucket = bucket
 
     def unary(self) -> Mapping[str, UnaryHandler]:
         """Return the handlers by method name."""
@@ -63,6 +69,8 @@ class AdminHandlers:
                 committed_bytes=size.committed_bytes,
             ),
             object_namespace=self._config.namespace,
+            cluster_uuid=self._bucket.cluster_uuid,
+            bucket_problem=self._bucket.problem,
         )
 
     async def _state_hash(self, request: pb.StateHashRequest, _: Context) -> pb.StateHashResponse:

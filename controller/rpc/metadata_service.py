@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
 from controller.errors import InvalidRequestError
@@ -23,8 +23,12 @@ CHUNK_BYTES_MAX = 1 << 20
 class MetadataHandlers:
     """Writes a frozen map to a temporary file in a thread and sends it from there."""
 
-    def __init__(self, controller: MetadataController) -> None:
+    def __init__(
+        self, controller: MetadataController, on_copied: Callable[[], None] = lambda: None
+    ) -> None:
+        """Call `on_copied` whenever a copy of the map was made for a caller."""
         self._controller = controller
+        self._on_copied = on_copied
         self._watch = WatchHandler(controller.changes)
 
     def streams(self) -> Mapping[str, StreamHandler]:
@@ -40,6 +44,7 @@ class MetadataHandlers:
                     await self._require_offset(request.not_before_offset)
                     await self._hold_deletions(request.hold_ms)
                     frozen = await self._controller.frozen()
+                    self._on_copied()
                     total = await asyncio.to_thread(frozen.write, file)
             except Exception as error:  # noqa: BLE001 - every failure of a call is a status
                 await abort(context, error)

@@ -14,10 +14,13 @@ from google.rpc import error_details_pb2, status_pb2
 
 from controller.errors import (
     ApiError,
+    BucketRefusedError,
     BusyError,
     InvalidRequestError,
     LimitExceededError,
+    MapOlderThanBucketError,
     NotLeaderError,
+    ObjectIdsNotReadyError,
     OffsetPassedError,
     OutcomeUnknownError,
 )
@@ -70,7 +73,7 @@ async def abort(
 
 def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
     """Map an exception to (status code, stable reason, metadata for programs)."""
-    if (known := _classify_quorum(error)) is not None:
+    if (known := _classify_quorum(error) or _classify_bucket(error)) is not None:
         return known
     match error:
         case NotLeaderError():
@@ -118,5 +121,18 @@ def _classify_quorum(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
             return grpc.StatusCode.FAILED_PRECONDITION, "TRANSFER_REFUSED", {}
         case SnapshotFailedError():
             return grpc.StatusCode.FAILED_PRECONDITION, "SNAPSHOT_FAILED", {}
+        case _:
+            return None
+
+
+def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
+    match error:
+        case ObjectIdsNotReadyError():
+            return grpc.StatusCode.UNAVAILABLE, "OBJECT_IDS_NOT_READY", {}
+        case BucketRefusedError():
+            return grpc.StatusCode.FAILED_PRECONDITION, "WRONG_BUCKET", {}
+        case MapOlderThanBucketError():
+            bounds = {"issued_below": str(error.issued_below), "claimed": str(error.claimed)}
+            return grpc.StatusCode.FAILED_PRECONDITION, "MAP_OLDER_THAN_BUCKET", bounds
         case _:
             return None

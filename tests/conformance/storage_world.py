@@ -99,6 +99,7 @@ class StorageWorld:
             self._run.clock,
             delay_ms=now_ms - since_ms,
             interval_ms=1_000,
+            may_delete=lambda: True,
         )
         task = asyncio.create_task(deletion.run())
         if self._by_hand and self._due(since_ms, marked):

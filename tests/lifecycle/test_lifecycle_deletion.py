@@ -30,6 +30,7 @@ def new_deletion(world: World, rate: float = 1e6, seed: int = 1) -> Deletion:
         world.clock,
         delay_ms=DELAY_MS,
         interval_ms=INTERVAL_MS,
+        may_delete=lambda: True,
         objects_per_s=rate,
         rng=random.Random(seed),
     )

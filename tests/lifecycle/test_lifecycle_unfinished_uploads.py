@@ -23,7 +23,9 @@ class Uploading:
 
     def __init__(self) -> None:
         self.world = World()
-        self.sweep = UploadSweep(self.world.controller, self.world.store, NAMESPACE, 1_000)
+        self.sweep = UploadSweep(
+            self.world.controller, self.world.store, NAMESPACE, 1_000, may_delete=lambda: True
+        )
 
     async def prepared(self, count: int, ttl_ms: int = LONG_MS) -> list[int]:
         request_id = f"{self.world.log.next_offset}"

@@ -158,6 +158,12 @@ class RandomRequests(RandomCommits):
     def _hold(self, _state: State) -> Any:
         return r.HoldDeletions(hold_ms=self._one((1, 300, 900)))
 
+    def _claim_bucket(self, state: State) -> Any:
+        return r.ClaimBucket(
+            cluster_uuid=self._one(("u", "v")),
+            issued_below=state.next_object + self._one((-state.next_object, 0, 7, 500)),
+        )
+
     def _destroy_dead(self, state: State) -> Any:
         after = self._one((-1, -1, state.next_object // 2))
         return r.DestroyDeadSetObjects(
@@ -248,6 +254,7 @@ _WEIGHTS = {
     "expire": 2,
     "remove": 3,
     "hold": 1,
+    "claim_bucket": 1,
     "destroy_dead": 2,
     "register": 2,
     "unregister": 2,

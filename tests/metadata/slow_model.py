@@ -88,6 +88,7 @@ _TIMELESS: dict[type, Callable[..., Any]] = {
     r.GetOpeningStreams: streams.opening,
     r.AbandonUploads: streams.abandon,
     r.RemoveObjects: objects.remove,
+    r.ClaimBucket: objects.claim_bucket,
     r.RegisterNode: nodes.register,
     r.UnregisterNode: nodes.unregister,
     r.SuperviseNode: nodes.supervise,

@@ -2,6 +2,7 @@
 
 from controller.errors import ErrorCode
 from controller.metadata.answers import (
+    ClaimBucketAnswer,
     DestroyDeadSetObjectsAnswer,
     ExpireObjectsAnswer,
     HoldDeletionsAnswer,
@@ -9,6 +10,7 @@ from controller.metadata.answers import (
     RemoveObjectsAnswer,
 )
 from controller.metadata.requests import (
+    ClaimBucket,
     DestroyDeadSetObjects,
     ExpireObjects,
     HoldDeletions,
@@ -98,3 +100,12 @@ def deletable(state: State, marked_before: int, now: int) -> set[int]:
         and item.timestamp < marked_before
         and not (now < until and item.timestamp >= since)
     }
+
+
+def claim_bucket(state: State, request: ClaimBucket) -> ClaimBucketAnswer:
+    """The first UUID is the cluster's for ever, and the bound is the highest there was."""
+    if not state.claim[0]:
+        state.claim = (request.cluster_uuid, state.claim[1])
+    if request.issued_below > state.claim[1]:
+        state.claim = (state.claim[0], request.issued_below)
+    return ClaimBucketAnswer(cluster_uuid=state.claim[0], issued_below=state.claim[1])

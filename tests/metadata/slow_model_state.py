@@ -99,6 +99,8 @@ class State:
     """(node, stream) -> what the node still owes, as it was at its last commit or close."""
     hold: tuple[int, int] = (0, 0)
     """(since, until)."""
+    claim: tuple[str, int] = ("", 0)
+    """(UUID of the cluster, object ids below it may be issued)."""
     kvs: dict[tuple[str, str], tuple[bytes, int]] = field(default_factory=dict)
 
     # What no rule reads: the machine compares it with what the rules let happen.

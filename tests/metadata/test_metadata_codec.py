@@ -8,6 +8,7 @@ import pytest
 
 from controller.records.codec import RecordCodecError, decode_records, encode_records
 from controller.records.record import (
+    BucketClaimed,
     CommitRowsRejected,
     DeletionsHeld,
     KVsDeleted,
@@ -109,6 +110,7 @@ RECORDS: tuple[Record, ...] = (
     NodeSupervised(node_id=1),
     RecoveryAssigned(node_id=1, target_id=-1),
     DeletionsHeld(since_ms=1, until_ms=2),
+    BucketClaimed(cluster_uuid="u", issued_below=2**63 - 1),
     NodeRegistered(node_id=0, node_epoch=0, wal_config="", tags=TAGS),
     NodeEpochSet(node_id=1, node_epoch=2, failover=True),
     KVsPut(namespaces=("", "n"), keys=("a", "b"), values=(b"", b"\xff")),

@@ -12,6 +12,7 @@ from controller.metadata.cluster_map import ClusterMap
 from controller.metadata.columns import Table, Undo
 from controller.metadata.requests import (
     AbandonUploads,
+    ClaimBucket,
     CloseStreams,
     CreateStreams,
     DeleteStreams,
@@ -55,6 +56,7 @@ def _full_world() -> World:
     world.write(UnregisterNode(node=NodeIdentity(1_000, 1)))
     world.write(SetNodeLock(node_id=OTHER.node_id, locked=True))
     world.write(HoldDeletions(hold_ms=1_000))
+    world.write(ClaimBucket(cluster_uuid="u-1", issued_below=1_000))
     world.map.forget_undo(world.map.applied_end_offset)
     return world
 

@@ -1,0 +1,179 @@
+"""The cluster's marker and its claims on object ids, over a store in memory, a directory and S3."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.bucket_marker import (
+    CLAIMS_KEPT,
+    BucketMarker,
+    IdClaim,
+    check_marker,
+    claim_key,
+    claims_prefix,
+    create_marker,
+    delete_old_claims,
+    marker_key,
+    put_claim,
+    read_claimed,
+    read_marker,
+)
+from storage.errors import (
+    CorruptObjectError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreUnavailableError,
+    WrongBucketError,
+)
+from storage.object_format.object_key import ForeignKey, cluster_namespace, parse_key
+from storage.object_store.base import ObjectStore
+from storage.object_store.factory import open_object_store
+from storage.object_store.memory import MemoryObjectStore
+from tests.storage.s3_servers import running_ministack
+
+NAMESPACE = cluster_namespace("here")
+MARKER = BucketMarker(cluster_id="here", cluster_uuid="u-1", namespace=NAMESPACE, created_ms=5)
+EXPECTED = {"cluster_id": "here", "cluster_uuid": "u-1", "namespace": NAMESPACE}
+
+
+@pytest.fixture(params=["memory", "local", pytest.param("ministack", marks=pytest.mark.s3)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
+    if request.param == "memory":
+        yield MemoryObjectStore()
+    elif request.param == "local":
+        yield open_object_store(f"file://{tmp_path}")
+    else:
+        with running_ministack() as endpoint:
+            endpoint.create_bucket("markers")
+            yield open_object_store(endpoint.uri("markers"))
+
+
+def claim(bound: int, token: str = "t", created_ms: int = 7) -> IdClaim:  # noqa: S107
+    return IdClaim(
+        cluster_uuid="u-1", issued_below=bound, node_id=1, token=token, created_ms=created_ms
+    )
+
+
+def test_the_first_marker_stays_and_everybody_reads_it(store: ObjectStore) -> None:
+    assert read_marker(store, NAMESPACE) is None
+    assert create_marker(store, MARKER) == MARKER
+    other = BucketMarker(
+        cluster_id="here", cluster_uuid="u-2", namespace=NAMESPACE, created_ms=9
+    )
+    assert create_marker(store, other) == MARKER
+    assert read_marker(store, NAMESPACE) == MARKER
+    assert read_marker(store, cluster_namespace("there")) is None
+    assert json.loads(store.get_range(marker_key(NAMESPACE))) == {
+        "version": 1, "cluster_id": "here", "cluster_uuid": "u-1", "namespace": NAMESPACE,
+        "created_ms": 5,
+    }  # fmt: skip
+
+
+def test_claims_only_rise_whatever_the_order_they_are_put_in(store: ObjectStore) -> None:
+    assert read_claimed(store, NAMESPACE) == 0
+    for bound in (1_000, 30, 2**63 - 1, 500):
+        put_claim(store, NAMESPACE, claim(bound))
+    assert read_claimed(store, NAMESPACE) == 2**63 - 1
+    put_claim(store, NAMESPACE, claim(500))
+    with pytest.raises(ObjectExistsError):
+        put_claim(store, NAMESPACE, claim(500, token="another"))
+    assert json.loads(store.get_range(claim_key(NAMESPACE, 500)))["token"] == "t"
+
+
+def test_old_claims_go_and_what_else_lies_there_stays(store: ObjectStore) -> None:
+    prefix = claims_prefix(NAMESPACE)
+    foreign = [
+        f"{prefix}9.json",
+        f"{prefix}99999999999999999999.txt",
+        f"{prefix}{'٣' * 20}.json",
+        f"{prefix}0000000000000000009.json",
+        f"{prefix}x/00000000000000000009.json",
+        f"{prefix}00000000000000009999",
+        f"{NAMESPACE}/notes.txt",
+    ]
+    for key in foreign:
+        store.put(key, b"?")
+    for bound in range(1, 8):
+        put_claim(store, NAMESPACE, claim(bound))
+    assert read_claimed(store, NAMESPACE) == 7
+    assert delete_old_claims(store, NAMESPACE) == 7 - CLAIMS_KEPT
+    assert delete_old_claims(store, NAMESPACE) == 0
+    kept = {claim_key(NAMESPACE, bound) for bound in (5, 6, 7)}
+    assert {info.key for info in store.list_objects()} == kept | set(foreign)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[]",
+        b"[" * 100_000,
+        b'{"version": 2}',
+        b'{"version": 1}',
+        b'{"version": 1, "cluster_id": "here", "cluster_uuid": "u", "namespace": 3, '
+        b'"created_ms": 5}',
+        b'{"version": 1, "cluster_id": "here", "cluster_uuid": "u", "namespace": "n", '
+        b'"created_ms": true}',
+    ],
+)
+def test_an_unreadable_marker_is_named_and_left_alone(body: bytes) -> None:
+    store = MemoryObjectStore()
+    store.put(marker_key(NAMESPACE), body)
+    for read in (lambda: read_marker(store, NAMESPACE), lambda: create_marker(store, MARKER)):
+        with pytest.raises(CorruptObjectError, match=marker_key(NAMESPACE)):
+            read()
+    assert store.get_range(marker_key(NAMESPACE)) == body
+
+
+def test_members_of_later_versions_are_passed_over() -> None:
+    store = MemoryObjectStore()
+    create_marker(store, MARKER)
+    members = json.loads(store.get_range(marker_key(NAMESPACE)))
+    store.put(marker_key(NAMESPACE), json.dumps({**members, "more": [1]}).encode())
+    assert read_marker(store, NAMESPACE) == MARKER
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "no marker"),
+        ({"cluster_id": "there"}, "cluster 'there' with UUID u-1"),
+        ({"cluster_uuid": "u-2"}, "cluster 'here' with UUID u-2"),
+        ({"namespace": "_streammeta_there"}, "namespace '_streammeta_there'"),
+    ],
+)
+def test_any_difference_is_refused_and_says_whose_it_is(
+    found: dict[str, str] | None, said: str
+) -> None:
+    members: dict[str, Any] = {**EXPECTED, "created_ms": 5}
+    there = None if found is None else BucketMarker(**{**members, **found})
+    with pytest.raises(WrongBucketError) as refused:
+        check_marker(there, **EXPECTED)
+    assert said in str(refused.value)
+    assert "cluster 'here' with UUID u-1" in str(refused.value)
+    assert NAMESPACE in str(refused.value)
+    check_marker(BucketMarker(**members), **EXPECTED)
+
+
+def test_a_marker_that_goes_while_it_is_looked_at_is_asked_for_again() -> None:
+    class Vanishing(MemoryObjectStore):
+        def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+            raise ObjectNotFoundError(key)
+
+    store = Vanishing()
+    create_marker(store, MARKER)
+    with pytest.raises(StoreUnavailableError, match="try again"):
+        create_marker(store, MARKER)
+
+
+@pytest.mark.parametrize("namespace", [NAMESPACE, "00000000", "1", "claims", "e4000000"])
+@pytest.mark.parametrize("bound", [0, 78, 10**19, 2**63 - 1])
+def test_no_marker_or_claim_passes_for_an_object(namespace: str, bound: int) -> None:
+    for key in (marker_key(namespace), claim_key(namespace, bound)):
+        for asking in (namespace, "claims", NAMESPACE):
+            assert isinstance(parse_key(key, asking), ForeignKey), key
