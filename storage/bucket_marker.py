@@ -76,6 +76,11 @@ def claim_key(namespace: str, issued_below: int) -> str:
     return f"{claims_prefix(namespace)}{issued_below:0{_BOUND_DIGITS}}{_SUFFIX}"
 
 
+def is_own_key(key: str, namespace: str) -> bool:
+    """Whether a key is that of the namespace's marker or of one of its claims."""
+    return key == marker_key(namespace) or _bound_of(key, namespace) is not None
+
+
 def read_marker(store: ObjectStore, namespace: str) -> BucketMarker | None:
     """Return the namespace's marker, or None if there is none.
 
@@ -154,13 +159,19 @@ def delete_old_claims(store: ObjectStore, namespace: str) -> int:
 
 
 def _claimed_bounds(store: ObjectStore, namespace: str) -> Iterator[int]:
-    prefix = claims_prefix(namespace)
-    for info in store.list_objects(prefix):
-        digits = info.key.removeprefix(prefix).removesuffix(_SUFFIX)
-        if len(digits) == _BOUND_DIGITS and digits.isascii() and digits.isdigit():
-            bound = int(digits)
-            if info.key == claim_key(namespace, bound):
-                yield bound
+    for info in store.list_objects(claims_prefix(namespace)):
+        bound = _bound_of(info.key, namespace)
+        if bound is not None:
+            yield bound
+
+
+def _bound_of(key: str, namespace: str) -> int | None:
+    """Return the bound that a claim's key names; None: it is no claim's."""
+    digits = key.removeprefix(claims_prefix(namespace)).removesuffix(_SUFFIX)
+    if len(digits) != _BOUND_DIGITS or not (digits.isascii() and digits.isdigit()):
+        return None
+    bound = int(digits)
+    return bound if key == claim_key(namespace, bound) else None
 
 
 def _body(members: dict[str, Any]) -> bytes:

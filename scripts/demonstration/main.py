@@ -28,6 +28,7 @@ from scripts.demonstration.narrator import Narrator
 from scripts.demonstration.observing_reader import ObservingReader
 from scripts.demonstration.s3_endpoint import S3Endpoint, start_embedded, use_existing
 from scripts.demonstration.story import Bucket, MappedKeys, Reads, Story, summarize
+from storage.bucket_marker import is_own_key
 from storage.object_format.object_key import key_for
 
 CLUSTER_ID = "demo"
@@ -114,9 +115,9 @@ class Demo:
         self._show_shell(stream_ids)
         self._find_orphans()
         steps.wait_until_none_is_marked(self.cluster.endpoints)
-        before = steps.bucket_keys(self._endpoint)
+        before = self._keys_of_objects()
         self._reconcile()
-        after = steps.bucket_keys(self._endpoint)
+        after = self._keys_of_objects()
         rows_read_again = self._read_back(stream_ids, expected, "after reconciliation")
         return summarize(
             self._story,
@@ -125,6 +126,11 @@ class Demo:
             self._mapped_keys(),
             (len(data.rows), len(keys)),
         )
+
+    def _keys_of_objects(self) -> set[str]:
+        """The bucket's keys without the cluster's marker and claims."""
+        namespace = steps.describe_cluster(self.cluster.endpoints).object_namespace
+        return {k for k in steps.bucket_keys(self._endpoint) if not is_own_key(k, namespace)}
 
     def _mapped_keys(self) -> MappedKeys:
         """The keys of the map's objects: those that are live, and all of them."""

@@ -31,6 +31,7 @@ from broker_client import (
 from broker_client.methods import DESCRIBE_OBJECTS, GET_NODES
 from controller.cli.local_cluster import LocalCluster
 from proto import common_pb2, nodes_pb2, objects_pb2
+from storage.bucket_marker import is_own_key
 from storage.object_format.object_key import OwnKey, parse_key
 from storage.object_store.local import LocalObjectStore
 from tests.broker_client.client_helpers import until
@@ -142,8 +143,10 @@ class Scene:
 
     async def states(self) -> dict[int, common_pb2.ObjectState.ValueType]:
         """The states of all objects whose bytes are in the bucket."""
-        keys = [one.key for one in LocalObjectStore(self.bucket).list_objects()]
-        parsed = [parse_key(key, self.session.namespace) for key in keys]
+        namespace = self.session.namespace
+        found = (one.key for one in LocalObjectStore(self.bucket).list_objects())
+        keys = [key for key in found if not is_own_key(key, namespace)]
+        parsed = [parse_key(key, namespace) for key in keys]
         ids = [one.object_id for one in parsed if isinstance(one, OwnKey)]
         assert len(ids) == len(keys)
         request = objects_pb2.DescribeObjectsRequest(object_ids=ids)

@@ -44,7 +44,7 @@ def test_a_record_that_would_change_the_uuid_or_lower_the_bound_does_not_fit(
 ) -> None:
     world = World()
     world.write(ClaimBucket(cluster_uuid="a", issued_below=7))
-    with pytest.raises(InvariantError, match="record (sets the cluster's UUID|lowers the bound)"):
+    with pytest.raises(InvariantError, match=r"record (sets the cluster's UUID|lowers the bound)"):
         world.map.apply(
             world.map.applied_end_offset, [BucketClaimed(cluster_uuid=uuid, issued_below=bound)]
         )

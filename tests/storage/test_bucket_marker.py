@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from storage.bucket_marker import (
     claims_prefix,
     create_marker,
     delete_old_claims,
+    is_own_key,
     marker_key,
     put_claim,
     read_claimed,
@@ -51,7 +53,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStor
             yield open_object_store(endpoint.uri("markers"))
 
 
-def claim(bound: int, token: str = "t", created_ms: int = 7) -> IdClaim:  # noqa: S107
+def claim(bound: int, token: str = "t", created_ms: int = 7) -> IdClaim:
     return IdClaim(
         cluster_uuid="u-1", issued_below=bound, node_id=1, token=token, created_ms=created_ms
     )
@@ -60,9 +62,7 @@ def claim(bound: int, token: str = "t", created_ms: int = 7) -> IdClaim:  # noqa
 def test_the_first_marker_stays_and_everybody_reads_it(store: ObjectStore) -> None:
     assert read_marker(store, NAMESPACE) is None
     assert create_marker(store, MARKER) == MARKER
-    other = BucketMarker(
-        cluster_id="here", cluster_uuid="u-2", namespace=NAMESPACE, created_ms=9
-    )
+    other = BucketMarker(cluster_id="here", cluster_uuid="u-2", namespace=NAMESPACE, created_ms=9)
     assert create_marker(store, other) == MARKER
     assert read_marker(store, NAMESPACE) == MARKER
     assert read_marker(store, cluster_namespace("there")) is None
@@ -103,6 +103,9 @@ def test_old_claims_go_and_what_else_lies_there_stays(store: ObjectStore) -> Non
     assert delete_old_claims(store, NAMESPACE) == 0
     kept = {claim_key(NAMESPACE, bound) for bound in (5, 6, 7)}
     assert {info.key for info in store.list_objects()} == kept | set(foreign)
+    assert all(is_own_key(key, NAMESPACE) for key in (*kept, marker_key(NAMESPACE)))
+    assert not any(is_own_key(key, NAMESPACE) for key in foreign)
+    assert not any(is_own_key(key, cluster_namespace("there")) for key in kept)
 
 
 @pytest.mark.parametrize(
@@ -115,18 +118,17 @@ def test_old_claims_go_and_what_else_lies_there_stays(store: ObjectStore) -> Non
         b"[" * 100_000,
         b'{"version": 2}',
         b'{"version": 1}',
-        b'{"version": 1, "cluster_id": "here", "cluster_uuid": "u", "namespace": 3, '
-        b'"created_ms": 5}',
-        b'{"version": 1, "cluster_id": "here", "cluster_uuid": "u", "namespace": "n", '
-        b'"created_ms": true}',
+        json.dumps({"version": 1, **asdict(MARKER), "namespace": 3}).encode(),
+        json.dumps({"version": 1, **asdict(MARKER), "created_ms": True}).encode(),
     ],
 )
 def test_an_unreadable_marker_is_named_and_left_alone(body: bytes) -> None:
     store = MemoryObjectStore()
     store.put(marker_key(NAMESPACE), body)
-    for read in (lambda: read_marker(store, NAMESPACE), lambda: create_marker(store, MARKER)):
-        with pytest.raises(CorruptObjectError, match=marker_key(NAMESPACE)):
-            read()
+    with pytest.raises(CorruptObjectError, match=marker_key(NAMESPACE)):
+        read_marker(store, NAMESPACE)
+    with pytest.raises(CorruptObjectError, match=marker_key(NAMESPACE)):
+        create_marker(store, MARKER)
     assert store.get_range(marker_key(NAMESPACE)) == body
 
 
