@@ -18,7 +18,7 @@ from controller.metadata.values import NodeIdentity
 from tests.metadata.map_pair import Pair
 from tests.metadata.random_requests import RandomRequests
 
-SEEDS = (0, 10, 21)
+SEEDS = (3, 6, 15)
 _REQUESTS = 150
 _FREED = (NodeIdentity(1_000, 1), NodeIdentity(1_001, 1))
 
