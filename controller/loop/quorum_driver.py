@@ -112,18 +112,8 @@ class QuorumDriver:
         self._core = QuorumCore(
             config, journal.quorum_state, journal.log_start, rng or random.Random()
         )
-        self._disk = JournalThread(
-            journal, on_report=self._on_report, on_full=self._on_full, on_error=self._fail
-        )
-        self._checkpointer = Checkpointer(
-            host=self,
-            journal=journal,
-            disk=self._disk,
-            state_machine=state_machine,
-            clock=clock,
-            limits=checkpoints or CheckpointLimits(),
-            on_error=self._fail,
-        )
+        self._disk = self._make_disk(journal)
+        self._checkpointer = self._make_checkpointer(journal, checkpoints or CheckpointLimits())
         self._deliverer = Deliverer(
             host=self,
             progress=self._checkpointer,
@@ -133,13 +123,7 @@ class QuorumDriver:
             state_machine=state_machine,
         )
         self._outbox = Outbox(transport)
-        self._stepper = Stepper(
-            self._core,
-            clock,
-            take_appends=self._take_appends,
-            carry_out=self._carry_out,
-            on_error=self._fail,
-        )
+        self._stepper = self._make_stepper()
         self._operations = Operations(self._stepper.feed)
         self._reads = ReadRounds(config.limits.max_pending_reads)
         self._is_stopping = False
@@ -157,6 +141,33 @@ class QuorumDriver:
         self._commits = ParkedAnswers()
         self.fatal: asyncio.Future[None] = asyncio.Future()
         transport.bind(self)
+
+    # -- parts that need threads or the machine's timers; a simulation has its own
+
+    def _make_disk(self, journal: Journal) -> JournalThread:
+        return JournalThread(
+            journal, on_report=self._on_report, on_full=self._on_full, on_error=self._fail
+        )
+
+    def _make_checkpointer(self, journal: Journal, limits: CheckpointLimits) -> Checkpointer:
+        return Checkpointer(
+            host=self,
+            journal=journal,
+            disk=self._disk,
+            state_machine=self._state_machine,
+            clock=self._clock,
+            limits=limits,
+            on_error=self._fail,
+        )
+
+    def _make_stepper(self) -> Stepper:
+        return Stepper(
+            self._core,
+            self._clock,
+            take_appends=self._take_appends,
+            carry_out=self._carry_out,
+            on_error=self._fail,
+        )
 
     # -- life
 
@@ -505,10 +516,7 @@ class QuorumDriver:
 
     # -- what the disk tells
 
-    def _on_report(
-        self,
-        report: CoreReport,
-    ) -> None:
+    def _on_report(self, report: CoreReport) -> None:
         if not self._stepper.is_running:
             return
         match report:

@@ -237,4 +237,4 @@ class Client:
         held = self._world.ghost.ledger.held_at(key, offset)
         if held is not None:
             past.hold(key, held)
-        return past.query(key, request)
+        return past.answer(key, request)

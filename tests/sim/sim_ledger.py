@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
+from controller.loop.state_hashes import EMPTY_LOG_HASH, RollingHash
 from controller.quorum.control import voters_named_by
 from controller.quorum.messages import Batch, BatchKind
 from controller.quorum.voters import VoterSet
+from controller.records.codec import decode_records
 from tests.sim.sim_check import check
 from tests.sim.sim_map import MAP_KEY, MapWatch
-from tests.sim.sim_store import Held, Store
+from tests.sim.sim_store import Held, Store, StoreImage
 
 
 class Ledger:
@@ -20,7 +22,10 @@ class Ledger:
         self.store = Store()
         self._ends: list[int] = []
         self._commit_epochs: list[int] = []
-        self._hashes: dict[int, int] = {0: 0}
+        self._hashes: dict[int, tuple[int, bytes]] = {0: (0, EMPTY_LOG_HASH)}
+        self._log_hash = RollingHash()
+        self._offsets: list[int] = []
+        self._payloads: list[bytes] = []
         self._voters: list[tuple[int, VoterSet]] = [(0, bootstrap)]
         self._past: dict[str, list[tuple[int, Held | None]]] = {}
         self.map_watch = MapWatch()
@@ -58,11 +63,17 @@ class Ledger:
         else:
             for index, payload in enumerate(batch.payloads):
                 offset = batch.base_offset + index
-                key = self.store.apply(offset, payload)
+                records = decode_records(payload)
+                key = self.store.apply(offset, records)
+                self.store.forget_undo(offset + 1)
+                self._log_hash.extend(offset, payload)
+                self._offsets.append(offset)
+                self._payloads.append(payload)
                 self._past.setdefault(key, []).append((offset + 1, self.store.held(key)))
                 if key == MAP_KEY:
-                    self.map_watch.commit(self.store.replica.map, offset, payload)
-        self._hashes[batch.end_offset] = self.store.hash
+                    self.map_watch.commit(self.store.map, offset, records)
+            self._log_hash.forget_undo(batch.end_offset)
+        self._hashes[batch.end_offset] = self.store.hash, self._log_hash.value
 
     def voters_at(self, end_offset: int) -> VoterSet:
         """The voters that the committed batches below `end_offset` put in force."""
@@ -80,13 +91,26 @@ class Ledger:
         index = bisect_right(past, end_offset, key=lambda item: item[0])
         return past[index - 1][1] if index else None
 
-    def check_state(self, who: object, end_offset: int, state_hash: int) -> None:
-        """A replica that applied everything below `end_offset` has this hash."""
-        if self._hashes.get(end_offset) != state_hash:
-            known = end_offset in self._hashes
-            check(
-                known,
-                "state ends where a batch does",
-                f"{who} applied everything below {end_offset}, where no committed batch ends",
-            )
-            check(False, "equal states at equal offsets", f"{who} at {end_offset}")
+    def entry_from(self, offset: int) -> tuple[int, bytes] | None:
+        """The first committed entry at or above an offset, None if there is none yet."""
+        place = bisect_left(self._offsets, offset)
+        return (self._offsets[place], self._payloads[place]) if place < len(self._offsets) else None
+
+    def check_state(self, who: object, end_offset: int, state_hash: int, log_hash: bytes) -> None:
+        """A replica that applied everything below `end_offset` has these hashes."""
+        known = self._hashes.get(end_offset)
+        if known == (state_hash, log_hash):
+            return
+        check(
+            known,
+            "state ends where a batch does",
+            f"{who} applied everything below {end_offset}, where no committed batch ends",
+        )
+        check(False, "equal states at equal offsets", f"{who} at {end_offset}")
+
+    def check_image(self, who: object, image: StoreImage) -> None:
+        """An image is that of everything committed below its end."""
+        end_offset = image.snapshot_id.end_offset
+        self.check_state(who, end_offset, image.hash, image.log_hash)
+        if image.map_name:
+            self.map_watch.check_replica(who, end_offset, bytes.fromhex(image.map_name))

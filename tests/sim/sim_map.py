@@ -1,6 +1,6 @@
 """The real map as part of what the simulated quorum replicates, and what must hold of it.
 
-A `MapReplica` is one node's map. A `MapWatch` has the committed one: after each committed entry
+Each node's store has its map. A `MapWatch` has the committed one: after each committed entry
 everything that a reader may need must be in the map and its bytes in the bucket, what can be read
 is what could be read before and what was uploaded since, and it is asked before any bytes are
 deleted.
@@ -8,19 +8,14 @@ deleted.
 
 from __future__ import annotations
 
-import base64
-import pickle
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from controller.errors import ApiError
 from controller.metadata import requests as r
 from controller.metadata.cluster_map import ClusterMap
 from controller.metadata.values import ObjectKind, ObjectState, StreamState
-from controller.records.codec import decode_records, encode_records
 from controller.records.record import (
     ObjectsDestroyed,
     ObjectsLinked,
@@ -43,79 +38,10 @@ class MapWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class MapSettled:
-    """Answered once everything this leader has decided so far is committed."""
-
-
-@dataclass(frozen=True, slots=True)
 class MapAnswer:
     """What the map answered, or None if it refused."""
 
     answer: Any
-
-
-class MapReplica:
-    """One replica of the map; entries that may be undone are kept to be applied again."""
-
-    images: ClassVar[dict[int, bytes]] = {}
-    """Snapshots by their checksum: files of the simulator hold no more than that."""
-
-    def __init__(self) -> None:
-        self.map = ClusterMap()
-        self._undoable: list[tuple[int, bytes]] = []
-
-    def decide(self, request: Any, now_ms: int, offset: int) -> tuple[MapAnswer, bytes | None]:
-        """Answer a request; return the record of what it changes."""
-        try:
-            decision = self.map.decide(request, now_ms, offset)
-        except ApiError:
-            return MapAnswer(None), None
-        if not decision.records:
-            return MapAnswer(decision.answer), None
-        payload = base64.b64encode(encode_records(decision.records))
-        return MapAnswer(decision.answer), b"map map " + payload
-
-    def apply(self, offset: int, payload: bytes, *, undoable: bool) -> None:
-        """Replay one entry."""
-        self.map.apply(offset, decode_records(base64.b64decode(payload)))
-        if undoable:
-            self._undoable.append((offset, payload))
-        else:
-            self.map.forget_undo(offset + 1)
-
-    def undo_to(self, end_offset: int) -> list[tuple[int, bytes]]:
-        """Take back what was applied from `end_offset` on, and return it."""
-        undone = [entry for entry in self._undoable if entry[0] >= end_offset]
-        self._undoable = [entry for entry in self._undoable if entry[0] < end_offset]
-        self.map.undo_to(end_offset)
-        if undone:
-            find_readable(self.map, state_of(self.map), f"undone to {end_offset}")
-        return undone
-
-    def forget_undo(self, end_offset: int) -> None:
-        """What lies below `end_offset` is committed."""
-        self._undoable = [entry for entry in self._undoable if entry[0] >= end_offset]
-        self.map.forget_undo(end_offset)
-
-    def image(self, end_offset: int) -> tuple[int, bytes]:
-        """Write the map as of `end_offset`; return what names it there, and its hash."""
-        undone = self.undo_to(end_offset)
-        frozen = self.map.freeze()
-        for offset, payload in undone:
-            self.apply(offset, payload, undoable=True)
-        sections = {name: dict(section) for name, section in frozen.sections().items()}
-        data = pickle.dumps((frozen.end_offset, sections))
-        name = zlib.crc32(data)
-        self.images[name] = data
-        return name, frozen.digest()
-
-    @classmethod
-    def load(cls, name: int) -> MapReplica:
-        """Return the map that an image was written of."""
-        end_offset, sections = pickle.loads(cls.images[name])
-        replica = cls()
-        replica.map = ClusterMap.from_sections(sections, end_offset)
-        return replica
 
 
 class MapWatch:
@@ -134,10 +60,9 @@ class MapWatch:
         self.counts: Counter[str] = Counter()
         """Compactions of each kind that were committed."""
 
-    def commit(self, cluster_map: ClusterMap, offset: int, payload: bytes) -> None:
+    def commit(self, cluster_map: ClusterMap, offset: int, records: Sequence[Record]) -> None:
         """An entry is committed, and this is the committed map with it."""
         self._map = cluster_map
-        records = decode_records(base64.b64decode(payload.split()[-1]))
         for record in records:
             if isinstance(record, ObjectsLinked):
                 ids = record.object_id.tolist()

@@ -12,10 +12,11 @@ from controller.metadata import requests as r
 from controller.metadata.values import ObjectState
 from tests.metadata.random_requests import RandomRequests
 from tests.metadata.slow_model import Model
-from tests.sim.sim_map import MAP_KEY, MapSettled, MapWrite, state_of
+from tests.sim.sim_map import MAP_KEY, MapWrite, state_of
 from tests.sim.sim_service import Answered, Outcome, Refused
 
 if TYPE_CHECKING:
+    from tests.sim.sim_node import SimNode
     from tests.sim.sim_world import World
 
 _TIMEOUT_MS = 250
@@ -47,7 +48,7 @@ class MapClient:
     def _act(self) -> None:
         service = self._world.nodes[self._target].service
         if self._world.nodes[self._target].core is not None:
-            self._model.state = state_of(service.store.replica.map)
+            self._model.state = state_of(service.controller.store.map)
         request = self._some_request()
         self._upload(request)
         self._ask(request, 3)
@@ -114,28 +115,28 @@ class Janitor:
     def _look(self) -> None:
         world = self._world
         for node in world.nodes:
-            if node.core is None or node.service.claimed_epoch is None:
+            if node.claimed_epoch is None:
                 continue
-            now = node.service.map_now
-            cluster_map = node.service.store.replica.map
+            now = 1_000_000 + node.now()
+            cluster_map = node.service.controller.store.map
             due = cluster_map.destroyed(now - _DELAY_MS, 5, now)
             if due:
-                self._delete_when_settled(node.node_id, due)
+                self._delete_when_settled(node, due)
         self.begin()
 
-    def _delete_when_settled(self, node_id: int, object_ids: tuple[int, ...]) -> None:
+    def _delete_when_settled(self, node: SimNode, object_ids: tuple[int, ...]) -> None:
         world = self._world
 
-        def delete(outcome: Outcome) -> None:
-            if isinstance(outcome, Answered):
-                world.counts["objects deleted"] += len(object_ids)
-                watch = world.ghost.ledger.map_watch
-                watch.check_deletion(object_ids)
-                watch.bucket.difference_update(object_ids)
-                done = MapWrite(r.RemoveObjects(object_ids=object_ids))
-                world.call(node_id, MAP_KEY, done, None, _nothing)
+        def delete(_settled: None) -> None:
+            world.counts["objects deleted"] += len(object_ids)
+            watch = world.ghost.ledger.map_watch
+            watch.check_deletion(object_ids)
+            watch.bucket.difference_update(object_ids)
+            done = MapWrite(r.RemoveObjects(object_ids=object_ids))
+            world.call(node.node_id, MAP_KEY, done, None, _nothing)
 
-        world.call(node_id, MAP_KEY, MapSettled(), None, delete)
+        service = node.service
+        world.later_for(node, 1, lambda: service.begin(service.controller.settled(), delete))
 
 
 def _nothing(outcome: Outcome) -> None:

@@ -52,9 +52,7 @@ class Operator:
         leaders = [
             node
             for node in self._world.nodes
-            if node.core is not None
-            and node.service.claimed_epoch is not None
-            and now >= node.paused_until
+            if node.claimed_epoch is not None and now >= node.paused_until
         ]
         return self._world.rngs.faults.choice(leaders) if leaders else None
 

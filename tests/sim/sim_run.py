@@ -214,9 +214,9 @@ class Run:
         goal = world.ghost.ledger.end
 
         def is_there() -> bool:
-            return world.ghost.ledger.store.end_offset > goal and all(
+            return world.ghost.ledger.store.applied_end_offset > goal and all(
                 node.core is not None
-                and node.service.delivery.end_offset > goal
+                and node.driver.delivered_end > goal
                 and not node.core.is_repairing
                 for node in nodes
             )
@@ -254,9 +254,7 @@ class Run:
         def ask() -> None:
             if key not in pending:
                 return
-            leader = next(
-                (node for node in world.nodes if node.core and node.service.claimed_epoch), None
-            )
+            leader = next((node for node in world.nodes if node.claimed_epoch), None)
             if leader is not None:
                 world.call(leader.node_id, key, request, None, on_outcome)
             world.timeline.later(_ASK_AGAIN_MS, ask)  # whom it asked may stop before it answers
@@ -280,31 +278,31 @@ def _standing(world: World) -> str:
         lines.append(
             f"{node.node_id} {type(core.role).__name__} epoch {core.epoch} leader {core.leader_id} "
             f"log [{core.log.start_offset}, {core.log.end_offset}) hw {core.high_watermark} "
-            f"applied {node.service.delivery.end_offset} voter {core.is_voter} "
-            f"repairing {core.is_repairing} full {node.storage.is_full}"
+            f"applied {node.driver.delivered_end} voter {core.is_voter} "
+            f"repairing {core.is_repairing} full {node.driver.is_disk_full}"
         )
     return "; ".join(lines)
 
 
-def _attempt(
-    seed: int, profile: str, node_class: type[SimNode], trace: Trace | None
-) -> tuple[World | None, str | None]:
+def _attempt(seed: int, profile: str, trace: Trace | None) -> tuple[World | None, str | None]:
     world: World | None = None
     try:
         with capture_logs():
-            world = World(seed, profile, node_class, trace=trace)
+            world = World(seed, profile, trace=trace)
             Run(world).go()
     except (Violation, InvariantError, JournalError, AssertionError) as error:
         return world, f"{type(error).__name__}: {error}"
     except (ValueError, KeyError, IndexError, AttributeError, TypeError, OSError) as error:
         return world, f"{type(error).__name__}: {error!r}"
+    finally:
+        if world is not None:
+            world.close()
     return world, None
 
 
 def simulate(
     seed: int,
     profile: str = "swarm",
-    node_class: type[SimNode] = SimNode,
     *,
     traced: bool = False,
 ) -> RunOutcome:
@@ -315,13 +313,13 @@ def simulate(
     gc.disable()
     try:
         trace = Trace() if traced else None
-        world, wrong = _attempt(seed, profile, node_class, trace)
+        world, wrong = _attempt(seed, profile, trace)
         events = world.timeline.events if world else 0
         counts = world.counts if world else Counter()
         if wrong is None:
             return RunOutcome(seed, events, counts, None, trace.digest() if trace else "")
         trace = Trace()
-        _, again = _attempt(seed, profile, node_class, trace)
+        _, again = _attempt(seed, profile, trace)
     finally:
         gc.enable()
     if again != wrong:

@@ -6,12 +6,15 @@ Stands for the driver's disk thread, and tells the ghost what is durable when th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from controller.ids import EndOffset
 from controller.journal.journal import Journal
 from controller.loop.quorum_disk import (
     RETRY_FULL_S,
+    CoreReport,
+    DiskRead,
     DiskReadDone,
     DiskWorker,
     Progress,
@@ -24,11 +27,9 @@ from controller.quorum.config import QuorumState
 from controller.quorum.events import (
     AppendLog,
     ClearDamage,
-    DiskFull,
     PersistQuorumState,
     ReadLog,
     ReadSnapshot,
-    Send,
     SnapshotInstalled,
     SnapshotTaken,
     TrimLog,
@@ -36,6 +37,7 @@ from controller.quorum.events import (
     WriteDone,
     WriteSnapshotChunk,
 )
+from storage.durable_files import DiskFullError
 from tests.sim.sim_check import violated
 from tests.sim.sim_store import decode_image
 
@@ -50,56 +52,65 @@ _LATE_REPORTS = 0.2
 class SimStorage:
     """The disk side of one life of a node."""
 
-    def __init__(self, node: SimNode, journal: Journal) -> None:
+    def __init__(
+        self,
+        node: SimNode,
+        journal: Journal,
+        on_report: Callable[[CoreReport], None],
+        on_full: Callable[[DiskFullError | None], None],
+    ) -> None:
+        """Take the callbacks of a `JournalThread`."""
         self._node = node
         self._world = node.world
+        self._on_report = on_report
+        self._on_full = on_full
         self._worker = DiskWorker(journal)
         self._queue: list[Work] = []
         self._left: tuple[Work, ...] = ()
         """What waits for room on the disk."""
         self._is_working = False
-        self.is_full = False
+        self._is_full = False
         self._full_until = 0
+        self._full_since: DiskFullError | None = None
         self._writes: deque[Write] = deque()
         """What is not durable yet."""
-        self._durable_token = 0
-        self._held: list[Send] = []
 
     @property
     def is_idle(self) -> bool:
         """Whether everything ever submitted is durable."""
         return not (self._writes or self._queue or self._left or self._is_working)
 
-    # -- what the node asks
+    # -- what the driver asks
 
-    def write(self, work: Write) -> None:
-        """Queue a write; messages that depend on it wait."""
-        self._writes.append(work)
-        self.submit(work)
+    def start(self) -> None:
+        """Begin; work is taken from the beginning."""
+
+    async def stop(self) -> None:
+        """End; simulated processes never stop of their own accord."""
 
     def submit(self, work: Work) -> None:
-        """Queue work behind everything queued before."""
-        if isinstance(work, ReadLog | WriteSnapshotChunk):
-            self._world.count(_COUNTED[type(work)])
+        """Queue work behind everything queued before; chunks of snapshots are read apart from it.
+
+        Writes are remembered until they are durable.
+        """
+        if (kind := _COUNTED.get(type(work))) is not None:
+            self._world.count(kind)
+        if isinstance(work, ReadSnapshot):
+            self._read_snapshot(work)
+            return
+        if isinstance(work, Write):
+            self._writes.append(work)
         self._queue.append(work)
         self._begin()
 
-    def read_snapshot(self, work: ReadSnapshot) -> None:
+    def _read_snapshot(self, work: ReadSnapshot) -> None:
         """Read a chunk, as a thread of its own does."""
-        self._world.count("snapshot chunks read")
 
         def read() -> None:
             for report in self._worker.run((work,)).reports:
                 self._hand_on(report)
 
         self._node.later(self._world.disk_delay(), read)
-
-    def hold(self, effect: Send) -> bool:
-        """Keep a message whose write is not durable yet; False if it may leave."""
-        if effect.after <= self._durable_token:
-            return False
-        self._held.append(effect)
-        return True
 
     # -- working
 
@@ -116,27 +127,26 @@ class SimStorage:
 
     def _work(self) -> None:
         """Carry out all that is queued and flush once, as the driver's disk thread does."""
-        work = (*self._left, *map(self._node.prepare, self._queue))
+        work = (*self._left, *self._queue)
         self._queue.clear()
         if self._world.timeline.now < self._full_until:
-            self._take(self._worker.serve(work), is_full=True)
+            self._take(self._worker.serve(work), self._full_since)
             return
         progress = self._worker.run(work)
-        is_full = progress.full is not None
         if self._world.rngs.disk.random() < _LATE_REPORTS:
-            self._node.later(1, lambda: self._take(progress, is_full=is_full))
+            self._node.later(1, lambda: self._take(progress, progress.full))
         else:
-            self._take(progress, is_full=is_full)
+            self._take(progress, progress.full)
 
-    def _take(self, progress: Progress, *, is_full: bool) -> None:
-        if is_full != self.is_full:
-            self.is_full = is_full
-            self._node.step(DiskFull(is_full))
-            self._node.service.on_room_changed()
+    def _take(self, progress: Progress, full: DiskFullError | None) -> None:
+        if (full is not None) != self._is_full:
+            self._is_full = full is not None
+            self._on_full(full)
         self._left = progress.left
         if progress.full is not None:
             self._world.count("writes refused by a full disk")
             self._full_until = self._world.timeline.now + RETRY_FULL_MS
+            self._full_since = progress.full
             self._node.later(RETRY_FULL_MS, self._retry)
         for report in progress.reports:
             self._hand_on(report)
@@ -144,27 +154,25 @@ class SimStorage:
         self._begin()
 
     def _hand_on(self, report: Report) -> None:
-        """Tell the node's core, in the order of the reports."""
-        node = self._node
+        """Tell the ghost and the driver, in the order of the reports."""
         match report:
-            case DiskReadDone(batches=batches):
-                node.service.on_read_for_delivery(batches)
+            case DiskReadDone(read=read, batches=batches):
+                read.done(batches)
                 return
             case SnapshotDropped():
-                node.service.on_snapshot_ended()
+                self._node.driver.checkpointer.on_dropped()
                 return
             case WriteDone(token=token):
-                self._on_durable(token)
+                self._note_durable(token)
             case SnapshotInstalled():
-                self._on_installed(report)
+                self._note_installed(report)
             case SnapshotTaken():
                 self._world.count("snapshots taken")
-                node.service.on_snapshot_ended()
-        node.step(report)
+        self._on_report(report)
 
     # -- what became durable
 
-    def _on_durable(self, token: int) -> None:
+    def _note_durable(self, token: int) -> None:
         ghost, key = self._world.ghost, self._node.key
         end: int = ghost.replicas[key].log.durable_end
         while self._writes and self._writes[0].token <= token:
@@ -174,7 +182,7 @@ class SimStorage:
                 case TruncateLog(end_offset=cut):
                     end = min(end, cut)
                 case PersistQuorumState(state=state):
-                    self._on_durable_state(state)
+                    self._note_state(state)
                 case TrimLog(start_offset=start_offset):
                     self._check_trimmed(start_offset)
                 case ClearDamage():
@@ -182,12 +190,8 @@ class SimStorage:
         # Writes queued since may have cut the log below `end`; on_truncate took that back.
         cuts = [write.end_offset for write in self._writes if isinstance(write, TruncateLog)]
         ghost.on_durable(key, min([end, *cuts]))
-        self._durable_token = token
-        held, self._held = self._held, []
-        for effect in held:
-            self._node.send(effect)
 
-    def _on_durable_state(self, state: QuorumState) -> None:
+    def _note_state(self, state: QuorumState) -> None:
         node, ghost = self._node, self._world.ghost
         ghost.on_state(node.key, state)
         if state.leader_id == node.node_id:
@@ -205,20 +209,21 @@ class SimStorage:
                 assert data is not None
                 image = decode_image(data)
                 ghost.check_snapshot(key, image.snapshot_id, image.voters)
-                ghost.ledger.check_state(key, image.snapshot_id.end_offset, image.hash)
+                ghost.ledger.check_image(key, image)
                 return
         violated("the log reaches back to a snapshot", f"{key} trims to {start_offset}")
 
-    def _on_installed(self, report: SnapshotInstalled) -> None:
+    def _note_installed(self, report: SnapshotInstalled) -> None:
         if report.voters is None:
             self._world.count("downloaded snapshots refused")
             return
         self._world.count("snapshots installed")
         self._world.ghost.on_installed(self._node.key, report.snapshot_id, report.voters)
-        self._node.service.delivery.installed(report.snapshot_id)
 
 
 _COUNTED: dict[type, str] = {
+    DiskRead: "log reads for delivery",
     ReadLog: "log reads for followers",
+    ReadSnapshot: "snapshot chunks read",
     WriteSnapshotChunk: "snapshot chunks written",
 }

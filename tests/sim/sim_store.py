@@ -1,22 +1,30 @@
 """The state machine that the simulated quorum replicates: values with versions, lists, and a map.
 
-Decides requests, applies records, undoes what was not committed, and writes snapshots whose bytes
-differ on purpose from node to node. Its hash is kept incrementally, so that replicas can be
-compared after every batch.
+To the product's controller it is the map: it decides requests, applies records, undoes what was not
+committed, and gives views. Its snapshots' bytes differ on purpose from node to node. Its hash is
+kept incrementally, so that replicas can be compared after every batch.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import zlib
-from dataclasses import dataclass, field
-from typing import BinaryIO
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, ClassVar
 
+from controller.errors import ApiError
 from controller.ids import DirectoryId, NodeId
 from controller.journal.errors import BadSnapshotError
+from controller.metadata.cluster_map import ClusterMap, Decision
+from controller.metadata.frozen import FrozenMap
 from controller.quorum.messages import SnapshotId
 from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from controller.records.codec import encode_records
+from controller.records.record import KVsPut, Record
 from tests.linearizability.models import (
     CommitRange,
     Committed,
@@ -31,14 +39,25 @@ from tests.linearizability.models import (
     ReadObjects,
 )
 from tests.sim.sim_check import check
-from tests.sim.sim_map import MapAnswer, MapReplica, MapSettled, MapWrite
+from tests.sim.sim_map import MAP_KEY, MapAnswer, MapWrite, find_readable, state_of
 
-Request = Get | Put | Delete | CommitRange | ReadEnd | ReadObjects | MapWrite | MapSettled
+Request = Get | Put | Delete | CommitRange | ReadEnd | ReadObjects | MapWrite
+READS = Get | ReadEnd | ReadObjects
 Answer = KVAnswer | Committed | NotAtEnd | End | Objects | MapAnswer
 Held = tuple[str, int] | tuple[int, ...]
 """A key's value and version, or a list's object ids."""
 
 _ABSENT: Held = ("", 0)
+_OWN = "simulated "
+"""Namespaces of the store's own records begin so; the map's never do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """A request about a key."""
+
+    key: str
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,68 +68,106 @@ class StoreImage:
     voters: VoterSet
     held: dict[str, Held]
     hash: int
-    map_image: int = 0
-    """Names the image of the map, 0 if it has never been written to."""
-    map_hash: bytes = field(default=b"", compare=False)
+    log_hash: bytes
+    map_name: str = ""
+    """Names the image of the map, empty if it has never been written to."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """An immutable view of a store."""
+
+    end_offset: int
+    held: dict[str, Held]
+    map_view: FrozenMap | None
+
+    def digest(self) -> bytes:
+        """Return what equal stores have in common."""
+        state = hashlib.sha256(repr(sorted(self.held.items())).encode())
+        if self.map_view is not None:
+            state.update(self.map_view.digest())
+        return state.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    offset: int
+    applied_before: int
+    key: str
+    old: Held | None
 
 
 class Store:
     """One replica's state."""
 
+    maps: ClassVar[dict[str, FrozenMap]] = {}
+    """Images of maps by their digests: files of the simulator hold no more than that."""
+
     def __init__(self) -> None:
-        self.end_offset = 0
-        """Everything below is applied, committed or not."""
+        self.applied_end_offset = 0
+        """Every entry below is applied, committed or not."""
         self.hash = 0
         self._held: dict[str, Held] = {}
-        self._undo: list[tuple[int, str, Held | None]] = []
-        self._replica: MapReplica | None = None
+        self._undo: deque[_Applied] = deque()
+        self._map: ClusterMap | None = None
 
     @property
-    def replica(self) -> MapReplica:
-        """The map; most runs have none, so it is made when it is first asked for."""
-        if self._replica is None:
-            self._replica = MapReplica()
-        return self._replica
+    def map(self) -> ClusterMap:
+        """The real map; most runs have none, so it is made when it is first asked for."""
+        if self._map is None:
+            self._map = ClusterMap()
+        return self._map
 
     # -- requests
 
-    def decide(
-        self, key: str, request: Request, offset: int, now_ms: int = 0
-    ) -> tuple[Answer, bytes | None]:
+    def decide(self, asked: Keyed, now_ms: int, offset: int) -> Decision:
         """Answer a request; a mutation's record will take `offset`."""
+        if isinstance(asked.request, MapWrite):
+            return self._decide_on_map(asked.request, now_ms, offset)
+        answer, record = self._decide(asked.key, asked.request, offset)
+        return Decision(() if record is None else (record,), answer)  # type: ignore[arg-type]
+
+    def _decide_on_map(self, write: MapWrite, now_ms: int, offset: int) -> Decision:
+        try:
+            decision = self.map.decide(write.request, now_ms, offset)
+        except ApiError:
+            return Decision((), MapAnswer(None))  # type: ignore[arg-type]
+        answer: Any = MapAnswer(decision.answer)
+        return Decision(decision.records, answer)
+
+    def _decide(self, key: str, request: Request, offset: int) -> tuple[Answer, Record | None]:
         match request:
-            case MapWrite():
-                return self.replica.decide(request.request, now_ms, offset)
             case Put(value=value):
                 held = self._value(key)
                 if not _may_write(held, request.expected_version):
                     return _refused(held), None
-                answer = KVAnswer(True, value, offset + 1)
-                return answer, f"put {key} {value}".encode()
+                return KVAnswer(True, value, offset + 1), record_of("put", key, value)
             case Delete():
                 held = self._value(key)
                 if held == _ABSENT or not _may_write(held, request.expected_version):
                     return _refused(held), None
-                return KVAnswer(True, held[0], held[1]), f"delete {key}".encode()
+                return KVAnswer(True, held[0], held[1]), record_of("delete", key)
             case CommitRange(object_id=object_id, start=start):
                 objects = self._list(key)
                 if object_id in objects:
                     return Committed(), None
                 if start != len(objects):
                     return NotAtEnd(), None
-                return Committed(), f"commit {key} {object_id}".encode()
+                return Committed(), record_of("commit", key, str(object_id))
             case _:
-                return self.query(key, request), None
+                return self.answer(key, request), None
 
-    def query(self, key: str, request: Request) -> Answer:
+    def query(self, asked: Keyed) -> Answer:
         """Answer a read."""
+        return self.answer(asked.key, asked.request)
+
+    def answer(self, key: str, request: Request) -> Answer:
+        """Answer a read of a key."""
         match request:
             case ReadEnd():
                 return End(len(self._list(key)))
             case ReadObjects():
                 return Objects(self._list(key))
-            case MapSettled():
-                return MapAnswer(None)
             case _:
                 value, version = self._value(key)
                 return KVAnswer(True, value if version else None, version)
@@ -131,24 +188,24 @@ class Store:
         """Store something under a key, outside the log."""
         self._set(key, self._held.get(key), held)
 
-    def apply(self, offset: int, record: bytes, *, undoable: bool = False) -> str:
-        """Apply one record, which must be the next; return the key it changed."""
-        kind, key, *rest = record.decode().split(" ")
+    def apply(self, offset: int, records: Sequence[Record]) -> str:
+        """Apply one entry, at or above `applied_end_offset`; return the key it changed."""
+        check(offset >= self.applied_end_offset, "applied once", f"entry {offset}")
+        kind, key, value = _read(records[0])
         old = self._held.get(key)
-        if undoable:
-            self._undo.append((offset, key, old))
         if kind == "put":
-            self._set(key, old, (rest[0], offset + 1))
+            self._set(key, old, (value, offset + 1))
         elif kind == "delete":
             self._set(key, old, None)
-        elif kind == "map":
-            self._set(key, old, (f"{zlib.crc32(record, offset):08x}", offset + 1))
-            self.replica.apply(offset, rest[0].encode(), undoable=undoable)
-        else:
+        elif kind == "commit":
             objects = self._list(key)
-            check(int(rest[0]) not in objects, "applied once", f"{record!r} at {offset}")
-            self._set(key, old, (*objects, int(rest[0])))
-        self.end_offset = offset + 1
+            check(int(value) not in objects, "applied once", f"object {value} at {offset}")
+            self._set(key, old, (*objects, int(value)))
+        else:
+            self.map.apply(offset, records)
+            self._set(key, old, (f"{zlib.crc32(encode_records(records), offset):08x}", offset + 1))
+        self._undo.append(_Applied(offset, self.applied_end_offset, key, old))
+        self.applied_end_offset = offset + 1
         return key
 
     def _set(self, key: str, old: Held | None, new: Held | None) -> None:
@@ -161,48 +218,63 @@ class Store:
             self._held[key] = new
 
     def undo_to(self, end_offset: int) -> None:
-        """Take back what was applied from `end_offset` on."""
-        while self._undo and self._undo[-1][0] >= end_offset:
-            _, key, old = self._undo.pop()
-            self._set(key, self._held.get(key), old)
-        if self._replica is not None:
-            self._replica.undo_to(end_offset)
-        self.end_offset = end_offset
+        """Take back every entry at or above `end_offset`, newest first."""
+        changed_map = False
+        while self._undo and self._undo[-1].offset >= end_offset:
+            entry = self._undo.pop()
+            self._set(entry.key, self._held.get(entry.key), entry.old)
+            self.applied_end_offset = entry.applied_before
+            changed_map |= entry.key == MAP_KEY
+        if changed_map:
+            self.map.undo_to(end_offset)
+            find_readable(self.map, state_of(self.map), f"undone to {end_offset}")
 
     def forget_undo(self, end_offset: int) -> None:
         """What lies below `end_offset` is committed."""
-        keep = 0
-        while keep < len(self._undo) and self._undo[keep][0] < end_offset:
-            keep += 1
-        del self._undo[:keep]
-        if self._replica is not None:
-            self._replica.forget_undo(end_offset)
+        while self._undo and self._undo[0].offset < end_offset:
+            self._undo.popleft()
+        if self._map is not None:
+            self._map.forget_undo(end_offset)
 
-    # -- snapshots
+    # -- views and snapshots
 
-    def image(self, snapshot_id: SnapshotId, voters: VoterSet) -> StoreImage:
-        """Copy the state at the snapshot's end, below which everything must be committed."""
-        held, state_hash = dict(self._held), self.hash
-        for offset, key, old in reversed(self._undo):
-            if offset < snapshot_id.end_offset:
-                break
-            if key in held:
-                state_hash ^= _hash(key, held.pop(key))
-            if old is not None:
-                state_hash ^= _hash(key, old)
-                held[key] = old
-        name, map_hash = 0, b""
-        if self._replica is not None:
-            name, map_hash = self._replica.image(snapshot_id.end_offset)
-        return StoreImage(snapshot_id, voters, held, state_hash, name, map_hash)
+    def freeze(self) -> StoreView:
+        """Return an immutable view of everything as it is now."""
+        map_view = self.map.freeze() if MAP_KEY in self._held else None
+        return StoreView(self.applied_end_offset, dict(self._held), map_view)
 
-    def load(self, image: StoreImage) -> None:
-        """Replace everything."""
-        self._held = dict(image.held)
-        self._undo.clear()
-        self._replica = MapReplica.load(image.map_image) if image.map_image else None
-        self.hash = image.hash
-        self.end_offset = image.snapshot_id.end_offset
+    def image(self, snapshot_id: SnapshotId, voters: VoterSet, log_hash: bytes) -> StoreImage:
+        """Copy the state, which must be that at the snapshot's end."""
+        name = ""
+        if MAP_KEY in self._held:
+            view = self.map.freeze()
+            name = view.digest().hex()
+            self.maps[name] = view
+        return StoreImage(snapshot_id, voters, dict(self._held), self.hash, log_hash, name)
+
+    @classmethod
+    def of(cls, image: StoreImage) -> Store:
+        """Return a store of what an image has, with nothing to undo."""
+        store = cls()
+        store.applied_end_offset = image.snapshot_id.end_offset
+        store.hash = image.hash
+        store._held = dict(image.held)
+        if image.map_name:
+            view = cls.maps[image.map_name]
+            store._map = ClusterMap.from_sections(view.sections(), image.snapshot_id.end_offset)
+        return store
+
+
+def record_of(kind: str, key: str, value: str = "") -> KVsPut:
+    """Return a record of the store's own: a kind of change, a key, perhaps a value."""
+    return KVsPut(namespaces=(_OWN + kind,), keys=(key,), values=(value.encode(),))
+
+
+def _read(record: Record) -> tuple[str, str, str]:
+    """Return kind, key and value of a record; all of the map's are of one kind and key."""
+    if isinstance(record, KVsPut) and record.namespaces[0].startswith(_OWN):
+        return record.namespaces[0].removeprefix(_OWN), record.keys[0], record.values[0].decode()
+    return "map", MAP_KEY, ""
 
 
 def _may_write(held: tuple[str, int], expected_version: int | None) -> bool:
@@ -231,7 +303,8 @@ def encode_image(image: StoreImage, rng: random.Random, padding: int = 60) -> by
             [voter.key.node_id, voter.key.directory_id, voter.endpoint] for voter in image.voters
         ],
         "held": [[key, *image.held[key]] for key in keys],
-        "map": image.map_image,
+        "log_hash": image.log_hash.hex(),
+        "map": image.map_name,
         "padding": "." * rng.randrange(padding),
     }
     body = json.dumps(fields).encode()
@@ -255,7 +328,8 @@ def decode_image(data: bytes) -> StoreImage:
     for key, value in held.items():
         store_hash ^= _hash(key, value)
     snapshot_id = SnapshotId(fields["end_offset"], fields["epoch"])
-    return StoreImage(snapshot_id, voters, held, store_hash, fields["map"])
+    log_hash = bytes.fromhex(fields["log_hash"])
+    return StoreImage(snapshot_id, voters, held, store_hash, log_hash, fields["map"])
 
 
 def read_snapshot_voters(snapshot_id: SnapshotId, file: BinaryIO) -> VoterSet:

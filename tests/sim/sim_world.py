@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from controller.ids import NodeId
-from controller.journal.errors import JournalDamagedError
+from controller.journal.errors import BadSnapshotError, JournalDamagedError
 from controller.quorum.config import QuorumLimits, QuorumTimings
 from controller.quorum.events import PeerConnectionLost, Received, RequestFailed
 from controller.quorum.messages import Message, RequestHeader
@@ -24,14 +24,13 @@ from tests.sim.sim_check import violated
 from tests.sim.sim_clients import Client
 from tests.sim.sim_disk import StoppedError
 from tests.sim.sim_ghost import Ghost
-from tests.sim.sim_map import MapReplica
 from tests.sim.sim_map_clients import Compactor, Janitor, MapClient
 from tests.sim.sim_network import Network, ends
 from tests.sim.sim_node import SimNode
 from tests.sim.sim_operator import Operator
 from tests.sim.sim_profiles import Profile, profile_for
 from tests.sim.sim_service import Outcome, Refused
-from tests.sim.sim_store import Request
+from tests.sim.sim_store import READS, Request, Store
 from tests.sim.sim_time import Timeline
 from tests.sim.sim_trace import Trace
 from tests.sim.sim_weather import Weather
@@ -41,6 +40,8 @@ POOL_MAX = 7
 _SHARE_WITH_A_MAP = 1 / 14
 """Share of the runs in which the real map is replicated too, which takes time."""
 _MAP_CLIENTS = 2
+_UNCOMMITTED_MAX = 6_000
+_GIVEN_UP_MS = 200
 _RESTART_DELAYS = (1, 20, 100, 400, 900)
 
 
@@ -54,6 +55,7 @@ class Streams:
     faults: random.Random
     clients: random.Random
     nodes: random.Random
+    loops: random.Random
 
     @classmethod
     def of(cls, seed: int, profile: str) -> Streams:
@@ -67,7 +69,6 @@ class World:
         self,
         seed: int,
         profile_name: str = "swarm",
-        node_class: type[SimNode] = SimNode,
         *,
         trace: Trace | None = None,
     ) -> None:
@@ -78,6 +79,8 @@ class World:
         self.counts: Counter[str] = Counter()
         self.trace = trace
         self.tracing = trace is not None
+        self.ring_bytes = random.Random(f"{seed}/{profile_name}/ring").choice([1_000, 64 << 20])
+        """Bytes of changes that a node keeps for its followers."""
         self.recorder = Recorder()
         self.clients_may_go_on = True
         self._next_number = 0
@@ -97,8 +100,7 @@ class World:
         self.ghost = Ghost(bootstrap)
         self.operator = Operator(self)
         self.nodes = [
-            node_class(self, node, bootstrap if node < voters else VoterSet())
-            for node in range(pool)
+            SimNode(self, node, bootstrap if node < voters else VoterSet()) for node in range(pool)
         ]
         self.weather = Weather(self)
         self.counts["clocks that drift"] += sum(node.clock.rate != 1000 for node in self.nodes)
@@ -106,10 +108,16 @@ class World:
             Client(self, number) for number in range(self.profile.clients)
         ]
         if random.Random(f"{seed}/{profile_name}/map").random() < _SHARE_WITH_A_MAP:
-            MapReplica.images.clear()
+            Store.maps.clear()
             self.counts["runs with a map"] += 1
             self.clients += [*(MapClient(self) for _ in range(_MAP_CLIENTS)), Compactor(self)]
             Janitor(self).begin()
+
+    def close(self) -> None:
+        """Drop what still waits for something in any node: nothing happens any more."""
+        for node in self.nodes:
+            if node.core is not None:
+                node.loop.close()
 
     def next_number(self) -> int:
         """A number never given before, for values and objects."""
@@ -151,12 +159,18 @@ class World:
     def act(self, node: SimNode, action: Callable[[], None]) -> None:
         """Run `action`; an error of the disk ends the process, as it does in production."""
         try:
-            action()
+            with node.loop.entered():
+                action()
         except StoppedError:
             self.counts["stops inside a disk call or between effects"] += 1
             self.crash(node, power=node.disk.loses_power)
         except DiskFullError as error:
             violated("a full disk ends no process", f"{node.key}: {error!r}")
+        except BadSnapshotError as error:
+            if not node.disk.is_rotten():
+                violated("a snapshot can be loaded", f"{node.key}: {error}")
+            self.counts["damage found while running"] += 1
+            self.crash(node, power=False)
         except JournalDamagedError as error:
             if not node.disk.is_rotten():
                 violated("no false alarm", f"{node.key}: {error}")
@@ -177,13 +191,6 @@ class World:
             asleep, node.asleep = node.asleep, []
             for action in asleep:
                 self.timeline.later(0, action)
-
-    def on_bad_snapshot(self, node: SimNode, error: Exception) -> None:
-        """A snapshot of this node's own can't be loaded."""
-        if not node.disk.is_rotten():
-            violated("a snapshot can be loaded", f"{node.key}: {error}")
-        self.counts["damage found while running"] += 1
-        self.crash(node, power=False)
 
     def crash(self, node: SimNode, *, power: bool) -> None:
         """Stop a node, tell its peers' transports, and start it again later."""
@@ -333,12 +340,15 @@ class World:
             return
 
         def ask() -> None:
+            service = node.service
             if at_least is not None:
-                node.service.read_after(key, request, at_least, reply)
-            elif type(request).__name__ in ("Get", "ReadEnd", "ReadObjects", "MapSettled"):
-                node.service.read(key, request, reply)
+                give_up = service.read_after(key, request, at_least, reply)
+            elif isinstance(request, READS):
+                give_up = service.read(key, request, reply)
             else:
-                node.service.write(key, request, reply)
+                give_up = service.write(key, request, reply)
+            if rng.random() < profile.lose_answer:  # its connection goes, and the node hears of it
+                self.later_for(node, rng.randrange(_GIVEN_UP_MS), give_up)
 
         self.later_for(node, latency, ask)
 
@@ -362,4 +372,5 @@ def _some_limits(rng: random.Random) -> QuorumLimits:
         tail_bytes=rng.choice([60, 400, 32 << 20]),
         snapshot_chunk_bytes=rng.choice([64, 200, 1 << 20]),
         snapshots_kept=rng.choice([1, 2, 3]),
+        max_uncommitted_bytes=_UNCOMMITTED_MAX,
     )

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from controller.ids import EndOffset, Epoch, NodeId
 from controller.journal.errors import BadSnapshotError
+from controller.loop.state_hashes import RollingHash
+from controller.metadata.requests import GetNextNodeId
 from controller.quorum.control import encode_voters
 from controller.quorum.messages import Batch, BatchKind, SnapshotId
 from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from controller.records.codec import decode_records, encode_records
 from tests.linearizability.models import CommitRange, Committed, Get, KVAnswer, NotAtEnd, Put
 from tests.sim.sim_check import Violation
 from tests.sim.sim_ghost import Ghost
-from tests.sim.sim_store import Store, decode_image, encode_image
+from tests.sim.sim_map import MAP_KEY, MapWrite
+from tests.sim.sim_store import Keyed, Store, StoreImage, decode_image, encode_image, record_of
 from tests.sim.sim_time import NodeClock, Timeline
 
 NO_VOTERS = VoterSet()
@@ -41,11 +46,15 @@ def test_a_timeline_keeps_the_order_of_what_is_due_at_once() -> None:
 # -- the store
 
 
-def decided(store: Store, key: str, request: object, offset: int) -> object:
-    answer, record = store.decide(key, request, offset)  # type: ignore[arg-type]
-    if record is not None:
-        store.apply(offset, record, undoable=True)
-    return answer
+def decided(store: Store, key: str, request: Any, offset: int) -> object:
+    decision = store.decide(Keyed(key, request), 0, offset)
+    if decision.records:
+        store.apply(offset, decision.records)
+    return decision.answer
+
+
+def image_at(store: Store, end_offset: int, voters: VoterSet = NO_VOTERS) -> StoreImage:
+    return store.image(SnapshotId(EndOffset(end_offset), Epoch(1)), voters, b"\1")
 
 
 def test_a_store_decides_as_the_models_of_its_clients_expect() -> None:
@@ -61,32 +70,42 @@ def test_a_store_decides_as_the_models_of_its_clients_expect() -> None:
 def test_undoing_restores_state_and_hash() -> None:
     store = Store()
     decided(store, "k", Put("a"), 0)
-    before = store.image(SnapshotId(EndOffset(1), Epoch(1)), NO_VOTERS)
-    decided(store, "k", Put("b"), 1)
-    decided(store, "s", CommitRange(1, 0, 1), 2)
-    # An image of the committed state is the same, whatever was applied beyond it.
-    assert store.image(before.snapshot_id, NO_VOTERS) == before
+    store.forget_undo(1)
+    before, digest = image_at(store, 1), store.freeze().digest()
+    decided(store, "k", Put("b"), 3)
+    decided(store, "s", CommitRange(1, 0, 1), 4)
+    assert store.freeze().digest() != digest
     store.undo_to(1)
-    assert store.image(before.snapshot_id, NO_VOTERS) == before
-    assert store.end_offset == 1
+    assert image_at(store, 1) == before
+    assert (store.applied_end_offset, store.freeze().digest()) == (1, digest)
+    store.undo_to(0)
+    assert image_at(store, 1) == before  # it was committed
 
 
-def test_a_loaded_snapshot_replaces_everything() -> None:
-    source, target = Store(), Store()
+def test_a_store_of_an_image_holds_nothing_else() -> None:
+    source = Store()
     decided(source, "k", Put("a"), 0)
-    decided(target, "stale", Put("b"), 0)
-    image = source.image(SnapshotId(EndOffset(1), Epoch(1)), NO_VOTERS)
-    target.load(decode_image(encode_image(image, random.Random(0))))
+    target = Store.of(decode_image(encode_image(image_at(source, 1), random.Random(0))))
     assert target.hash == source.hash
-    assert target.query("stale", Get()) == KVAnswer(True, None, 0)
+    assert target.applied_end_offset == 1
+    assert target.answer("k", Get()) == KVAnswer(True, "a", 1)
+
+
+def test_a_store_of_an_image_has_the_map() -> None:
+    source = Store()
+    answer: Any = decided(source, MAP_KEY, MapWrite(GetNextNodeId(request_id="x")), 0)
+    assert answer.answer.node_id == source.map.freeze().sections()["counters"]["last_node_id"][0]
+    target = Store.of(decode_image(encode_image(image_at(source, 1), random.Random(0))))
+    assert target.freeze().digest() == source.freeze().digest()
+    source.undo_to(0)
+    assert source.freeze().digest() == Store().freeze().digest()
 
 
 def test_snapshots_of_one_state_differ_byte_by_byte_and_not_in_what_they_say() -> None:
     store = Store()
     for offset in range(6):
         decided(store, f"k{offset}", Put("a"), offset)
-    voters = VoterSet((Voter(ReplicaKey(NodeId(1)), "node1:1"),))
-    image = store.image(SnapshotId(EndOffset(6), Epoch(1)), voters)
+    image = image_at(store, 6, VoterSet((Voter(ReplicaKey(NodeId(1)), "node1:1"),)))
     files = {encode_image(image, random.Random(seed)) for seed in range(5)}
     assert len(files) == 5
     assert all(decode_image(data) == image for data in files)
@@ -95,9 +114,7 @@ def test_snapshots_of_one_state_differ_byte_by_byte_and_not_in_what_they_say() -
 def test_every_flipped_bit_and_every_cut_of_a_snapshot_is_noticed() -> None:
     store = Store()
     decided(store, "k", Put("a"), 0)
-    data = encode_image(
-        store.image(SnapshotId(EndOffset(1), Epoch(1)), NO_VOTERS), random.Random(0)
-    )
+    data = encode_image(image_at(store, 1), random.Random(0))
     for position in range(len(data)):
         flipped = bytearray(data)
         flipped[position] ^= 1
@@ -130,8 +147,12 @@ class Pair:
         self.ghost.on_commit(self.keys[node], end, epoch, is_leader=True)
 
 
-def data(base: int, epoch: int = 1, payload: bytes = b"put k v") -> Batch:
-    return Batch(EndOffset(base), Epoch(epoch), BatchKind.DATA, (payload,))
+def payload(value: str) -> bytes:
+    return encode_records([record_of("put", "k", value)])
+
+
+def data(base: int, epoch: int = 1, value: str = "v") -> Batch:
+    return Batch(EndOffset(base), Epoch(epoch), BatchKind.DATA, (payload(value),))
 
 
 def test_a_commit_needs_a_flushed_majority() -> None:
@@ -163,7 +184,7 @@ def test_a_batch_of_an_offset_and_epoch_is_always_the_same() -> None:
     pair = Pair()
     pair.append(0, data(0))
     with pytest.raises(Violation, match="log matching"):
-        pair.append(1, data(0, payload=b"put k other"))
+        pair.append(1, data(0, value="other"))
 
 
 def test_an_epoch_has_one_leader_who_has_what_earlier_ones_committed() -> None:
@@ -207,11 +228,19 @@ def test_voter_sets_change_one_by_one_and_only_when_the_last_is_committed() -> N
 
 def test_what_a_ledger_holds_tells_its_past() -> None:
     ledger = Pair().ghost.ledger
-    ledger.at(0, data(0, payload=b"put k a"), 1)
-    ledger.at(1, data(1, payload=b"put k b"), 1)
-    assert [ledger.held_at("k", end) for end in range(3)] == [None, ("a", 1), ("b", 2)]
-    copy = Store()
-    copy.apply(0, b"put k a")
-    ledger.check_state("a replica", 1, copy.hash)
+    ledger.at(0, data(0, value="a"), 1)
+    ledger.at(1, data(2, value="b"), 1)
+    assert [ledger.held_at("k", end) for end in (0, 1, 3)] == [None, ("a", 1), ("b", 3)]
+    assert ledger.entry_from(1) == (2, payload("b"))
+    assert ledger.entry_from(3) is None
+    copy, log_hash = Store(), RollingHash()
+    copy.apply(0, decode_records(payload("a")))
+    log_hash.extend(0, payload("a"))
+    ledger.check_state("a replica", 1, copy.hash, log_hash.value)
     with pytest.raises(Violation, match="equal states"):
-        ledger.check_state("a replica", 2, copy.hash)
+        ledger.check_state("a replica", 3, copy.hash, log_hash.value)
+    log_hash.extend(1, payload("a"))
+    with pytest.raises(Violation, match="equal states"):
+        ledger.check_state("a replica", 1, copy.hash, log_hash.value)
+    with pytest.raises(Violation, match="state ends where a batch does"):
+        ledger.check_state("a replica", 2, copy.hash, log_hash.value)

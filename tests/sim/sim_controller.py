@@ -1,0 +1,109 @@
+"""The product's active controller in a simulated node: only its files differ, and it is compared.
+
+Whatever a replica has replayed and may not undo must be what the ledger has; that is looked at
+after every piece of delivery, every undo and every exchange of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from controller.loop.change_feed import ChangeFeed
+from controller.loop.controller import MetadataController
+from controller.loop.map_snapshots import LoadedMap
+from controller.loop.state_machine import SnapshotPoint
+from controller.quorum.messages import Batch, SnapshotId
+from tests.sim.sim_store import Store, StoreImage, decode_image
+
+if TYPE_CHECKING:
+    from tests.sim.sim_node import SimNode
+
+
+class MapClock:
+    """What a node's wall shows; leaders' clocks differ."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds that never run backwards."""
+        return self._node.now()
+
+    def wall_ms(self) -> int:
+        """Milliseconds since some time long ago."""
+        return 1_000_000 + self._node.now()
+
+
+class SimController(MetadataController):
+    """The state machine of one life of a node, with a `Store` for a map."""
+
+    def __init__(self, node: SimNode) -> None:
+        super().__init__(Store(), MapClock(node))  # type: ignore[arg-type]
+        self._node = node
+        self._changes = ChangeFeed(node.world.ring_bytes)
+
+    @property
+    def store(self) -> Store:
+        """The map."""
+        store: Any = self._map
+        assert isinstance(store, Store)
+        return store
+
+    # -- what the driver asks
+
+    def on_committed(self, batches: Sequence[Batch], high_watermark: int) -> None:
+        super().on_committed(batches, high_watermark)
+        self._compare()
+
+    def on_leadership_claimed(self, epoch: int) -> None:
+        self._node.world.count("leaderships claimed")
+        super().on_leadership_claimed(epoch)
+
+    def on_leadership_lost(self) -> None:
+        self._node.world.counts["entries undone"] += len(self._uncommitted)
+        super().on_leadership_lost()
+        self._compare()
+
+    def load(self, file: BinaryIO, snapshot_id: SnapshotId) -> Callable[[], None]:
+        image = decode_image(file.read())
+        return partial(self._exchange, image)
+
+    def _exchange(self, image: StoreImage) -> None:
+        self._node.world.count("snapshots loaded")
+        self._replace(LoadedMap(Store.of(image), image.log_hash))  # type: ignore[arg-type]
+        ghost = self._node.world.ghost
+        ghost.check_snapshot(self._node.key, image.snapshot_id, image.voters)
+        ghost.ledger.check_image(self._node.key, self.image_of(image))
+        self._compare()
+
+    def image_of(self, image: StoreImage) -> StoreImage:
+        """Return the image of what an image was read to."""
+        return self.store.image(image.snapshot_id, image.voters, image.log_hash)
+
+    # -- checkpoints
+
+    def image(self, point: SnapshotPoint) -> StoreImage:
+        """Return an image of what is committed; what is not is taken back for the moment."""
+        self._map.undo_to(self._committed_end)
+        try:
+            return self.store.image(point.snapshot_id, point.voters, self._committed_log_hash())
+        finally:
+            for offset, records in self._uncommitted:
+                self._map.apply(offset, records)
+
+    def _committed_log_hash(self) -> bytes:
+        for offset, before in self._log_hash._before:
+            if offset >= self._committed_end:
+                return before
+        return self._log_hash.value
+
+    # -- comparing
+
+    def _compare(self) -> None:
+        """Nothing is uncommitted here: then all of it is what the ledger has."""
+        end = self._committed_end
+        if self._map.applied_end_offset <= end:
+            ledger = self._node.world.ghost.ledger
+            ledger.check_state(self._node.key, end, self.store.hash, self._log_hash.value)

@@ -1,0 +1,265 @@
+"""The product's driver on simulated time, disks and network, with the ghost looking on.
+
+Steps, appends, reads, delivery, leadership and the patience with a full disk are the product's own.
+Here is only what stands in for threads, timers and connections, and what is noted of each effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from controller.journal.journal import Journal
+from controller.loop.quorum_driver import QuorumDriver
+from controller.loop.state_machine import SnapshotPoint
+from controller.loop.stepper import Stepper
+from controller.quorum.core import QuorumCore
+from controller.quorum.events import (
+    Append,
+    AppendLog,
+    ClearDamage,
+    CommitAdvanced,
+    Effect,
+    Event,
+    InstallSnapshot,
+    LeadershipEnded,
+    LeadershipStarted,
+    PersistQuorumState,
+    ReadIndexReady,
+    ReadIndexRefused,
+    ReadIndexRequested,
+    RoomChanged,
+    Send,
+    Tick,
+    TransferRefused,
+    TrimLog,
+    TruncateLog,
+    VoterChangeDone,
+    VoterChangeRefused,
+    VotersChanged,
+)
+from controller.quorum.messages import BatchKind, Message, Request, SnapshotId
+from controller.quorum.roles import Leader
+from controller.quorum.voters import VoterSet
+from tests.sim.sim_checkpoints import SimCheckpointer
+from tests.sim.sim_disk import StoppedError
+from tests.sim.sim_storage import SimStorage
+
+if TYPE_CHECKING:
+    from tests.sim.sim_node import SimNode
+
+
+class SimStepper(Stepper):
+    """The driver's stepper, woken by virtual time; each step is looked at before and after."""
+
+    def __init__(self, node: SimNode, core: QuorumCore, **parts: Any) -> None:
+        super().__init__(core, node, **parts)
+        self._node = node
+        self._asked: dict[int, int] = {}
+        """What was committed when a proof of leadership was asked for, by its number."""
+
+    def _step(self, event: Event) -> None:
+        node, now = self._node, self._node.now()
+        if node.world.tracing:
+            node.world.note(f"{node.node_id} takes {event}")
+        match event:
+            case ReadIndexRequested(read_id=read_id):
+                self._asked[read_id] = node.world.ghost.ledger.end
+            case Append():
+                node.world.count("batches appended")
+        node.watch.before(self._core, event, now)
+        effects = self._core.step(now, event)
+        node.watch.after(self._core, event, effects, now)
+        self._carry_out(effects)
+
+    def committed_before(self, read_id: int) -> int:
+        """What had been committed when this proof of leadership was asked for."""
+        return self._asked.pop(read_id)
+
+    def _set_timer(self) -> None:
+        if self.is_running:
+            self._node.schedule_tick(lambda: self.feed(Tick()))
+
+
+class SimTransport:
+    """Sends requests into the simulated network, and answers too: see `SimCalls`."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+
+    def bind(self, listener: object) -> None:
+        """What arrives is fed to the driver's stepper, whatever it is."""
+
+    def send(self, request: Request) -> None:
+        """Let a request leave the node."""
+        self._node.release(request)
+
+    def set_voters(self, voters: VoterSet) -> None:
+        """Everyone is found by node id."""
+
+    def endpoint(self, node_id: int) -> str:
+        """Return where clients find a node."""
+        return f"node{node_id}:1"
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class SimCalls:
+    """Answers to peers, which leave whether their calls still wait or not: networks repeat."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+
+    def answer(self, _key: object, message: Message) -> None:
+        """Let an answer leave the node."""
+        self._node.release(message)
+
+    def fail_all(self, error: Exception) -> None:
+        """Nobody waits."""
+
+
+class SimDriver(QuorumDriver):
+    """One replica; `node` must be what it runs on."""
+
+    def __init__(self, node: SimNode, **parts: Any) -> None:
+        self._node = node
+        super().__init__(transport=SimTransport(node), clock=node, **parts)
+        self._outbox.calls = SimCalls(node)  # type: ignore[assignment]
+
+    def _make_disk(self, journal: Journal) -> Any:
+        return SimStorage(self._node, journal, self._on_report, self._on_full)
+
+    def _make_checkpointer(self, *_: object) -> Any:
+        return SimCheckpointer(self._node)
+
+    def _make_stepper(self) -> Stepper:
+        return SimStepper(
+            self._node,
+            self._core,
+            take_appends=self._take_appends,
+            carry_out=self._carry_out,
+            on_error=self._fail,
+        )
+
+    @property
+    def storage(self) -> SimStorage:
+        """The disk's side."""
+        storage: Any = self._disk
+        assert isinstance(storage, SimStorage)
+        return storage
+
+    @property
+    def checkpointer(self) -> SimCheckpointer:
+        """What writes snapshots."""
+        checkpointer: Any = self._checkpointer
+        assert isinstance(checkpointer, SimCheckpointer)
+        return checkpointer
+
+    @property
+    def core(self) -> QuorumCore:
+        """The core."""
+        return self._core
+
+    @property
+    def stepper(self) -> SimStepper:
+        """What feeds the core."""
+        assert isinstance(self._stepper, SimStepper)
+        return self._stepper
+
+    @property
+    def delivered_end(self) -> int:
+        """End of what was handed to the state machine."""
+        return self._deliverer.end_offset
+
+    def committed_point(self) -> SnapshotPoint:
+        """Return where a snapshot of what was handed to the state machine ends."""
+        end_offset = self._deliverer.end_offset
+        return SnapshotPoint(
+            SnapshotId(end_offset, self._deliverer.epoch),
+            self._config.cluster_id,
+            self._core.voters_at(end_offset),
+        )
+
+    def start_now(self) -> None:
+        """Take part in the quorum; nothing of a start has to be waited for."""
+        starting = self.start()
+        try:
+            starting.send(None)
+        except StopIteration:
+            return
+        raise AssertionError("a start waits for something")
+
+    def _fail(self, error: BaseException) -> None:
+        super()._fail(error)
+        raise error  # the simulator decides what becomes of the process
+
+    # -- effects
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        """Carry out effects in order; the machine may stop between any two."""
+        node = self._node
+        for effect in effects:
+            if node.effects_left is not None:
+                node.effects_left -= 1
+                if node.effects_left < 0:
+                    raise StoppedError
+            if node.world.tracing and not isinstance(effect, Send):
+                node.world.note(f"{node.node_id} does {effect}")
+            self._note(effect)
+            super()._carry_out((effect,))
+        if node.core is not None:
+            node.watch.check_role(self._core)
+
+    def _note(self, effect: Effect) -> None:
+        """Tell the ghost what is about to happen."""
+        node, ghost, world = self._node, self._node.world.ghost, self._node.world
+        match effect:
+            case Send():
+                pass
+            case AppendLog(batches=batches):
+                role = self._core.role
+                leads_from = role.epoch_start if isinstance(role, Leader) else None
+                ghost.on_append(node.key, batches, self._core.high_watermark, leads_from)
+                if any(batch.kind is BatchKind.CONTROL for batch in batches):
+                    node.check_voters()
+            case PersistQuorumState(state=state):
+                node.watch.state = state
+            case TruncateLog(end_offset=end_offset):
+                world.count("truncations")
+                ghost.on_truncate(node.key, end_offset, self._core.epoch)
+                node.check_voters()
+            case InstallSnapshot():
+                ghost.on_installing(node.key)
+            case ClearDamage():
+                world.count("repairs completed")
+                ghost.on_clearing_damage(node.key)
+            case TrimLog():
+                world.count("logs trimmed")
+            case CommitAdvanced(high_watermark=high_watermark):
+                is_leader = isinstance(self._core.role, Leader)
+                ghost.on_commit(node.key, high_watermark, self._core.epoch, is_leader=is_leader)
+            case LeadershipStarted(epoch=epoch):
+                world.count("elections won")
+                ghost.on_elected(node.key, epoch)
+            case _:
+                self._note_outcome(effect)
+
+    def _note_outcome(self, effect: Effect) -> None:
+        node, world = self._node, self._node.world
+        match effect:
+            case ReadIndexReady(read_id=read_id, index=index):
+                before = self.stepper.committed_before(read_id)
+                world.ghost.on_read_index(node.key, index, before)
+            case ReadIndexRefused(read_id=read_id):
+                self.stepper.committed_before(read_id)
+            case VotersChanged():
+                node.check_voters()
+            case LeadershipEnded(reason=reason) if "room" in reason:
+                world.count("leaders without room that hand over")
+            case RoomChanged(full_voters=full_voters) if full_voters:
+                world.count("majorities without room")
+            case VoterChangeDone() | VoterChangeRefused():
+                world.operator.on_change_ended(effect)
+            case TransferRefused():
+                world.count("transfers refused")
