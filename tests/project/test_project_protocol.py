@@ -1,0 +1,104 @@
+"""The table of status reasons in docs/protocol.md is the code's: no reason without its row."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from controller.loop.quorum_errors import VoterChangeError
+from controller.quorum.messages import QuorumError
+from controller.rpc import status
+from proto.common_pb2 import ErrorCode
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "protocol.md").read_text()
+CONTROLLER = ROOT / "controller"
+
+Row: TypeAlias = tuple[str, str, frozenset[str]]
+"""Status code, reason, keys of the metadata."""
+
+
+def documented() -> list[Row]:
+    rows = re.findall(r"^\| `([A-Z_]+)` \| `([A-Z_]+)` \| (.*?) ?\|", PAGE, re.MULTILINE)
+    return [(code, reason, frozenset(re.findall(r"`(\w+)`", keys))) for code, reason, keys in rows]
+
+
+def written() -> Iterator[Row]:
+    """What the functions of `status` return, read from their source."""
+    tree = ast.parse(Path(status.__file__).read_text())
+    for case in (one for one in ast.walk(tree) if isinstance(one, ast.match_case)):
+        names = {
+            ast.unparse(one.targets[0]): one.value
+            for one in case.body
+            if isinstance(one, ast.Assign)
+        }
+        returned = case.body[-1]
+        assert isinstance(returned, ast.Return)
+        if not isinstance(returned.value, ast.Tuple):
+            continue  # None: another function knows it
+        code, reason, metadata = returned.value.elts
+        if not isinstance(reason, ast.Constant):
+            yield from voter_changes()
+            continue
+        metadata = names.get(ast.unparse(metadata), metadata)
+        assert isinstance(metadata, ast.Dict)
+        keys = [ast.literal_eval(key) for key in metadata.keys if key is not None]
+        assert isinstance(code, ast.Attribute)
+        yield code.attr, str(reason.value), frozenset(keys)
+
+
+def voter_changes() -> Iterator[Row]:
+    """The refusals of a change of the voters, which take their reason from the quorum's error."""
+    sources = [CONTROLLER / "quorum" / "membership.py", CONTROLLER / "loop" / "operations.py"]
+    named = {
+        one.attr
+        for path in sources
+        for one in ast.walk(ast.parse(path.read_text()))
+        if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "QuorumError"
+    }
+    for name in named - {"NONE", "NOT_LEADER"}:
+        code, reason, metadata = status.classify(VoterChangeError(QuorumError[name], ""))
+        yield code.name, reason, frozenset(metadata)
+
+
+def test_every_reason_has_its_row_and_every_row_its_reason() -> None:
+    rows = documented()
+    assert len(rows) == len(set(rows)), "a row twice"
+    assert set(rows) == set(written())
+
+
+def test_the_reader_of_the_code_finds_what_it_is_to_find() -> None:
+    found = set(written())
+    assert ("UNAVAILABLE", "NOT_LEADER", frozenset({"leader_id", "leader_endpoint", "epoch"})) in (
+        found
+    )
+    assert ("ALREADY_EXISTS", "DUPLICATE_VOTER", frozenset()) in found
+    assert ("RESOURCE_EXHAUSTED", "DISK_FULL", frozenset()) in found
+    returns = [one for one in ast.walk(ast.parse(Path(status.__file__).read_text()))
+               if isinstance(one, ast.Return) and isinstance(one.value, ast.Tuple)]  # fmt: skip
+    cases = [one for one in ast.walk(ast.parse(Path(status.__file__).read_text()))
+             if isinstance(one, ast.match_case)]  # fmt: skip
+    assert len(returns) == sum(
+        isinstance(one.body[-1], ast.Return) and isinstance(one.body[-1].value, ast.Tuple)
+        for one in cases
+    ), "a status that no case of a match returns"
+
+
+def test_reasons_are_given_in_one_place() -> None:
+    makers = [
+        str(path.relative_to(ROOT))
+        for path in CONTROLLER.rglob("*.py")
+        if re.search(r"ErrorInfo\(\s*reason|context\.abort\(", path.read_text())
+    ]
+    assert makers == ["controller/rpc/status.py"]
+
+
+def test_verdicts_on_the_page_are_codes_of_the_contract() -> None:
+    table = PAGE[PAGE.index("| verdict of the repeat") : PAGE.index("A repeat is compared")]
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    codes = {code for line in rows for code in re.findall(r"`([A-Z_]+)`", line.split("|")[1])}
+    assert len(codes) >= 8
+    assert codes <= set(ErrorCode.keys())
