@@ -24,6 +24,7 @@ class Ledger:
         self._commit_epochs: list[int] = []
         self._hashes: dict[int, tuple[int, bytes]] = {0: (0, EMPTY_LOG_HASH)}
         self._log_hash = RollingHash()
+        self._log_hashes = [EMPTY_LOG_HASH]
         self._offsets: list[int] = []
         self._payloads: list[bytes] = []
         self._voters: list[tuple[int, VoterSet]] = [(0, bootstrap)]
@@ -67,6 +68,7 @@ class Ledger:
                 key = self.store.apply(offset, records)
                 self.store.forget_undo(offset + 1)
                 self._log_hash.extend(offset, payload)
+                self._log_hashes.append(self._log_hash.value)
                 self._offsets.append(offset)
                 self._payloads.append(payload)
                 self._past.setdefault(key, []).append((offset + 1, self.store.held(key)))
@@ -95,6 +97,10 @@ class Ledger:
         """The first committed entry at or above an offset, None if there is none yet."""
         place = bisect_left(self._offsets, offset)
         return (self._offsets[place], self._payloads[place]) if place < len(self._offsets) else None
+
+    def log_hash_at(self, end_offset: int) -> bytes:
+        """The rolling hash of the committed entries below an offset."""
+        return self._log_hashes[bisect_left(self._offsets, end_offset)]
 
     def check_state(self, who: object, end_offset: int, state_hash: int, log_hash: bytes) -> None:
         """A replica that applied everything below `end_offset` has these hashes."""

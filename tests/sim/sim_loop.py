@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
@@ -28,7 +28,7 @@ _LATE_TURNS = 0.1
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """The loop; `entered` makes it the running one for as long as the node does something."""
+    """The loop; it is the running one for as long as the node does something."""
 
     def __init__(self, node: SimNode) -> None:
         self._node = node
@@ -38,15 +38,15 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._is_closed = False
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Be the running loop meanwhile."""
+    def enter(self) -> asyncio.AbstractEventLoop | None:
+        """Be the running loop from now on; return which was, to be given to `leave`."""
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
-        try:
-            yield
-        finally:
-            asyncio._set_running_loop(before)
+        return before
+
+    def leave(self, before: asyncio.AbstractEventLoop | None) -> None:
+        """Be the running loop no more."""
+        asyncio._set_running_loop(before)
 
     def close(self) -> None:
         """Forget everything that was to come: the process is gone."""

@@ -111,8 +111,11 @@ class SimNode:
         self.watch = Watch(self, self.journal.quorum_state)
         self._tick_due: int | None = None
         self.loop = SimLoop(self)  # type: ignore[abstract]
-        with self.loop.entered():
+        before = self.loop.enter()
+        try:
             self._begin()
+        finally:
+            self.loop.leave(before)
         world.ghost.replicas[self._key].is_rotten = self.disk.is_rotten()
         self.check_voters()
 

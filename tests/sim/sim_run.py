@@ -70,8 +70,7 @@ class Run:
         world = self.world
         for node in world.nodes:
             node.start()
-        for client in world.clients:
-            client.think()
+        world.begin()
         world.weather.begin()
         self._storm()
         if world.rngs.faults.random() < world.profile.core_first:

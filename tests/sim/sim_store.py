@@ -79,6 +79,7 @@ class StoreView:
 
     end_offset: int
     held: dict[str, Held]
+    hash: int
     map_view: FrozenMap | None
 
     def digest(self) -> bytes:
@@ -241,7 +242,7 @@ class Store:
     def freeze(self) -> StoreView:
         """Return an immutable view of everything as it is now."""
         map_view = self.map.freeze() if MAP_KEY in self._held else None
-        return StoreView(self.applied_end_offset, dict(self._held), map_view)
+        return StoreView(self.applied_end_offset, dict(self._held), self.hash, map_view)
 
     def image(self, snapshot_id: SnapshotId, voters: VoterSet, log_hash: bytes) -> StoreImage:
         """Copy the state, which must be that at the snapshot's end."""

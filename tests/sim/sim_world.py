@@ -23,6 +23,7 @@ from tests.linearizability.history import Recorder
 from tests.sim.sim_check import violated
 from tests.sim.sim_clients import Client
 from tests.sim.sim_disk import StoppedError
+from tests.sim.sim_followers import Auditor, Follower
 from tests.sim.sim_ghost import Ghost
 from tests.sim.sim_map_clients import Compactor, Janitor, MapClient
 from tests.sim.sim_network import Network, ends
@@ -56,6 +57,7 @@ class Streams:
     clients: random.Random
     nodes: random.Random
     loops: random.Random
+    followers: random.Random
 
     @classmethod
     def of(cls, seed: int, profile: str) -> Streams:
@@ -113,6 +115,13 @@ class World:
             self.clients += [*(MapClient(self) for _ in range(_MAP_CLIENTS)), Compactor(self)]
             Janitor(self).begin()
 
+    def begin(self) -> None:
+        """Let everyone who asks something of the nodes begin."""
+        for client in self.clients:
+            client.think()
+        Follower(self).begin()
+        Auditor(self).begin()
+
     def close(self) -> None:
         """Drop what still waits for something in any node: nothing happens any more."""
         for node in self.nodes:
@@ -158,9 +167,10 @@ class World:
 
     def act(self, node: SimNode, action: Callable[[], None]) -> None:
         """Run `action`; an error of the disk ends the process, as it does in production."""
+        loop = node.loop
+        before = loop.enter()
         try:
-            with node.loop.entered():
-                action()
+            action()
         except StoppedError:
             self.counts["stops inside a disk call or between effects"] += 1
             self.crash(node, power=node.disk.loses_power)
@@ -179,6 +189,8 @@ class World:
         except OSError:
             self.counts["sync errors"] += 1
             self.crash(node, power=self.rngs.faults.random() < 0.3)
+        finally:
+            loop.leave(before)
 
     def pause(self, node: SimNode, for_ms: int) -> None:
         """Stop a process for a while, or for good: what comes meanwhile waits."""
