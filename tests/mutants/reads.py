@@ -6,6 +6,8 @@ from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
 _CONTROLLER = "controller.loop.controller"
 _LEADING = "controller.quorum.leading"
+_OUTBOX = "controller.loop.outbox"
+_REPLICA = "controller.quorum.replica"
 
 READS = (
     Mutant(
@@ -19,7 +21,7 @@ READS = (
                 "confirmed = rounds[0]",
             ),
         ),
-        Simulated("split", range(1000), is_rare=True),
+        Simulated("takeover"),
     ),
     Mutant(
         "fetch-proves-leadership",
@@ -29,6 +31,91 @@ READS = (
         Tested(
             "tests/quorum/test_quorum_replication.py"
             "::test_a_read_waits_for_a_round_that_began_after_it"
+        ),
+    ),
+    Mutant(
+        "young-leader-trusted",
+        "A leader that was elected a moment ago reads without asking whether it still leads.",
+        "why a read index needs a round of its own (Raft thesis, section 6.4)",
+        (
+            Edit(
+                _LEADING,
+                """
+                role.read_round += 1
+                """,
+                """
+                if replica.now - role.started_at < replica.config.timings.election_timeout_ms:
+                    replica.emit(ReadIndexReady(read_id, replica.high_watermark))
+                    return
+                role.read_round += 1
+                """,
+            ),
+        ),
+        Simulated("takeover"),
+    ),
+    Mutant(
+        "first-read-at-once",
+        "The first read of a leadership takes the commit of the leader's first batch for a proof.",
+        "why a read index needs a round of its own (Raft thesis, section 6.4)",
+        (
+            Edit(
+                _LEADING,
+                """
+                role.read_round += 1
+                """,
+                """
+                first_end = replica.log.end_of_epoch(replica.epoch).end_offset
+                if role.read_round == 0 and replica.high_watermark == first_end:
+                    replica.emit(ReadIndexReady(read_id, replica.high_watermark))
+                    return
+                role.read_round += 1
+                """,
+            ),
+        ),
+        Tested(
+            "tests/quorum/test_quorum_replication.py"
+            "::test_a_young_leader_proves_its_leadership_like_any_other"
+        ),
+    ),
+    Mutant(
+        "round-echoed-before-flush",
+        "A Fetch that carries a new read round leaves before the flush it depends on.",
+        "etcd's read contexts ride on heartbeats, which acknowledge nothing; a Fetch does both",
+        (
+            Edit(
+                _REPLICA,
+                """
+                if isinstance(message, FetchRequest) and not self.is_disk_full:
+                    return self._last_write
+                """,
+                """
+                if isinstance(message, FetchRequest) and not self.is_disk_full:
+                    is_old = getattr(self, "_echoed", 0) >= message.read_round
+                    self._echoed = message.read_round
+                    return self._last_write if is_old else self._state_token
+                """,
+            ),
+        ),
+        Tested(
+            "tests/quorum/test_quorum_replication.py"
+            "::test_a_fetch_that_carries_a_new_round_waits_for_the_flush_too"
+        ),
+    ),
+    Mutant(
+        "round-overtakes-flush",
+        "The driver sends a Fetch that carries a read round at once, for a reader waits for it.",
+        "etcd's read contexts ride on heartbeats, which acknowledge nothing; a Fetch does both",
+        (
+            Edit(
+                _OUTBOX,
+                "if effect.after > self._durable_token:",
+                "if effect.after > self._durable_token and "
+                "not getattr(effect.message, 'read_round', 0):",
+            ),
+        ),
+        Tested(
+            "tests/loop/test_outbox.py"
+            "::test_a_request_leaves_when_its_write_is_durable_and_not_before"
         ),
     ),
     Mutant(

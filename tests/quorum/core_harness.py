@@ -235,6 +235,7 @@ class Lone:
         diverging: EpochEnd | None = None,
         snapshot_id: SnapshotId | None = None,
         leader: int | None = None,
+        read_round: int = 0,
     ) -> list[Effect]:
         """Answer its Fetch."""
         known = self.core.leader_id if leader is None else leader
@@ -243,7 +244,7 @@ class Lone:
                 header=self.reply(request, leader=known),
                 high_watermark=EndOffset(hw),
                 log_start_offset=EndOffset(0),
-                read_round=0,
+                read_round=read_round,
                 diverging=diverging,
                 snapshot_id=snapshot_id,
                 batches=batches,
@@ -253,7 +254,8 @@ class Lone:
     def become_leader(self) -> None:
         """Win an election with everything flushed."""
         self.pass_time(5000)
-        for _ in range(2):
-            self.grant(self.sent(VoteRequest)[0])
+        for _ in range(2):  # the pre-vote, and the vote
+            for request in self.sent(VoteRequest)[: len(self.core.voters) // 2]:
+                self.grant(request)
         assert self.role == "Leader"
         self.flush()

@@ -12,6 +12,8 @@ from controller.quorum.events import (
     Append,
     AppendLog,
     CommitAdvanced,
+    DiskFull,
+    PersistQuorumState,
     ReadIndexReady,
     ReadIndexRefused,
     ReadIndexRequested,
@@ -178,6 +180,51 @@ def test_the_next_fetch_waits_until_what_it_acknowledges_is_flushed() -> None:
     assert node.core.high_watermark == 1
 
 
+def waits_for(node: Lone) -> tuple[FetchRequest, int]:
+    """The Fetch of the last step, and the write that must be durable before it leaves."""
+    (send,) = [e for e in node.effects_of(Send) if isinstance(e.message, FetchRequest)]
+    assert isinstance(send.message, FetchRequest)
+    return send.message, send.after
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_fetch_that_carries_a_new_round_waits_for_the_flush_too(before: int) -> None:
+    """It proves leadership and acknowledges the log below it, in one: the latter must be true."""
+    node, request = following()
+    if before:
+        node.feed(request, read_round=before)
+        request = node.only(FetchRequest)
+    node.feed(request, batch(0, 4, b"a"), read_round=before + 1)
+    (append,) = node.effects_of(AppendLog)
+    fetch, after = waits_for(node)
+    assert (fetch.fetch_offset, fetch.read_round) == (1, before + 1)
+    assert after == append.token
+
+
+def test_a_fetch_that_carries_a_new_round_waits_for_what_it_cuts_off() -> None:
+    log = [batch(0, 1), batch(1, 1), batch(2, 3)]
+    node = Lone(batches=log, state=QuorumState(Epoch(3)))
+    node.begin(1, 4)
+    node.feed(node.only(FetchRequest), diverging=EpochEnd(Epoch(1), EndOffset(2)), read_round=2)
+    (cut,) = node.effects_of(TruncateLog)
+    fetch, after = waits_for(node)
+    assert (fetch.fetch_offset, fetch.read_round, after) == (2, 2, cut.token)
+
+
+def test_no_fetch_proves_leadership_before_its_epoch_is_durable() -> None:
+    """After a restart the replica could follow, and vote for, the leader of an earlier epoch."""
+    node = Lone()
+    node.begin(1, 4)
+    (state,) = node.effects_of(PersistQuorumState)
+    assert waits_for(node)[1] == state.token
+    node.step(DiskFull(is_full=True))
+    request, after = waits_for(node)
+    assert (request.is_disk_full, after) == (True, state.token)
+    node.feed(request, read_round=1)
+    request, after = waits_for(node)
+    assert (request.read_round, after) == (1, state.token)
+
+
 def test_a_fetch_answer_counts_once() -> None:
     node, request = following()
     node.feed(request, batch(0, 4, b"a"))
@@ -245,6 +292,66 @@ def test_a_read_waits_for_a_round_that_began_after_it() -> None:
     assert not node.effects_of(ReadIndexReady)
     node.fetch(1, 2, 1, hw=2, read_round=round_sent)
     assert node.effects_of(ReadIndexReady) == [ReadIndexReady(7, EndOffset(2))]
+
+
+def ready(node: Lone) -> list[int]:
+    """The reads that the last step let go on."""
+    return [item.read_id for item in node.effects_of(ReadIndexReady)]
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.parametrize("pause", [0, 1, 5, 49, 499, 1499])
+def test_a_young_leader_proves_its_leadership_like_any_other(size: int, pause: int) -> None:
+    """The Fetches that commit its first batch were sent before the read; it may be deposed now."""
+    node = Lone(size=size)
+    node.become_leader()
+    others = range(1, size // 2 + 1)
+    for other in others:
+        assert not node.core.is_established
+        node.fetch(other, 2, 1, read_round=5)  # a round that this leader has not begun
+    assert node.core.is_established
+    node.now += pause
+    for read_id in (7, 8):
+        node.step(ReadIndexRequested(read_id))
+        assert not ready(node)
+    for other in others:
+        node.fetch(other, 2, 1, hw=2, read_round=0)  # sent before
+        assert not ready(node)
+    for other in others[:-1]:
+        node.fetch(other, 2, 1, hw=2, read_round=2)
+        assert not ready(node)
+    node.fetch(others[-1], 2, 1, hw=2, read_round=1)
+    assert ready(node) == [7]
+    node.fetch(others[-1], 2, 1, hw=2, read_round=2)
+    assert ready(node) == [8]
+
+
+def test_a_read_index_is_that_of_its_round_whatever_is_committed_since() -> None:
+    node = established()
+    node.step(ReadIndexRequested(7))
+    node.step(Append((b"x",)))
+    node.flush()
+    node.fetch(2, 3, 1)
+    assert (node.core.high_watermark, ready(node)) == (3, [])
+    node.fetch(1, 3, 1, read_round=1)
+    assert node.effects_of(ReadIndexReady) == [ReadIndexReady(7, EndOffset(2))]
+
+
+def test_the_rounds_of_an_earlier_leadership_prove_nothing() -> None:
+    node = established()
+    for _ in range(3):
+        node.step(ReadIndexRequested(1))
+    node.fetch(1, 2, 1, read_round=3)
+    node.step(Resign())
+    node.pass_time(5000)
+    node.flush()
+    node.become_leader()
+    node.fetch(1, 3, node.core.epoch)
+    assert node.core.is_established
+    node.step(ReadIndexRequested(7))
+    assert not ready(node)
+    node.fetch(1, 3, node.core.epoch, read_round=1)
+    assert ready(node) == [7]
 
 
 def test_a_read_is_refused_before_the_leader_has_committed_in_its_epoch() -> None:

@@ -242,6 +242,7 @@ class SimDriver(QuorumDriver):
             case LeadershipStarted(epoch=epoch):
                 world.count("elections won")
                 ghost.on_elected(node.key, epoch)
+                world.weather.on_elected(node)
             case _:
                 self._note_outcome(effect)
 

@@ -51,6 +51,8 @@ class Network:
         self._cuts: list[frozenset[Link]] = []
         self._blocked: frozenset[Link] = frozenset()
         self._slow: set[Link] = set()
+        self._held_up: dict[Link, int] = {}
+        """Milliseconds that every message over a link takes longer."""
         self._sent: list[Message] = []
         self._oldest = 0
 
@@ -73,6 +75,8 @@ class Network:
                 delay = 1 + rng.randrange(profile.long_delay_ms)
         if self._slow and ends(message) in self._slow:
             delay += self._drag(message)
+        if self._held_up:
+            delay += self._held_up.get(ends(message), 0)
         self._deliver_after(delay, message)
 
     def _loss(self, message: Message) -> float:
@@ -122,6 +126,17 @@ class Network:
         self._slow |= chosen
         self._timeline.later(for_ms, lambda: self._slow.difference_update(chosen))
 
+    def hold_up(self, links: Iterable[Link], by_ms: int, for_ms: int) -> None:
+        """Make every message that is sent over links in the next `for_ms` take longer."""
+        chosen = dict.fromkeys(links, by_ms)
+        self._held_up.update(chosen)
+
+        def let_go() -> None:
+            for link in chosen:
+                self._held_up.pop(link, None)
+
+        self._timeline.later(for_ms, let_go)
+
     def replay(self) -> None:
         """Deliver any message that was ever sent once more, at times as one of another cluster."""
         if not self._sent:
@@ -140,6 +155,7 @@ class Network:
         self._profile = profile
         self._cuts.clear()
         self._slow.clear()
+        self._held_up.clear()
         self._block()
 
     def _remember(self, message: Message) -> None:

@@ -57,6 +57,7 @@ class SimNode:
         )
         self.endpoint = f"node{node_id}:1"
         self.paused_until = 0
+        self.slow_disk_until = 0
         self.asleep: list[Callable[[], None]] = []
         """What is to be done when the pause is over."""
         self.is_off_for_good = False
@@ -213,6 +214,12 @@ class SimNode:
     def voter(self) -> Voter:
         """The replica that this node is, as a voter."""
         return Voter(self._key, self.endpoint)
+
+    def disk_delay(self) -> int:
+        """Draw how long a write or flush of this node takes."""
+        delay = self.world.disk_delay()
+        is_slow = self.world.timeline.now < self.slow_disk_until
+        return delay + 20 + self.world.rngs.disk.randrange(130) if is_slow else delay
 
     # -- stepping
 

@@ -32,6 +32,9 @@ class Profile:
     drift: int = 30
     """Clocks show up to this much more or less in a thousand milliseconds."""
     resignations: float = 0.1
+    takeovers: float = 0.15
+    """Share of elections after which acknowledgements are late, other voters take their leader for
+    gone, and every leader is asked for reads."""
     # disks
     disk_ms: int = 6
     slow_disk: float = 0.02
@@ -83,6 +86,7 @@ CALM = Profile(
     pauses=0,
     drift=0,
     resignations=0,
+    takeovers=0,
     slow_disk=0,
     sync_errors=0,
     full_disks=0,
@@ -137,6 +141,20 @@ SNAPSHOTS = replace(
     offsets_between_snapshots=3,
     core_first=0.5,
 )
+# Fast voters: another leader commits before the news of it has reached the one before.
+TAKEOVER = replace(
+    _STEADY,
+    takeovers=1.0,
+    leader_crashes=0.5,
+    transfers=1.5,
+    resignations=1.0,
+    crashes=0.3,
+    partitions=0.2,
+    one_way_cuts=0.1,
+    latency_ms=2,
+    disk_ms=3,
+    slow_disk=0,
+)
 LIVENESS = replace(MIXED, core_first=1.0, duration_ms=800, partitions=1.5, one_way_cuts=1.0)
 
 PROFILES = {
@@ -150,6 +168,7 @@ PROFILES = {
     "full": FULL,
     "reconfig": RECONFIG,
     "snapshots": SNAPSHOTS,
+    "takeover": TAKEOVER,
     "liveness": LIVENESS,
 }
 """By name; `swarm`, not listed, picks one by the seed and switches kinds of fault off at random."""
@@ -169,6 +188,7 @@ _SWITCHES = (
     "pauses",
     "drift",
     "resignations",
+    "takeovers",
     "slow_disk",
     "sync_errors",
     "full_disks",

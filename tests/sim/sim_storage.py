@@ -117,7 +117,7 @@ class SimStorage:
     def _begin(self) -> None:
         if not self._is_working and self._queue:
             self._is_working = True
-            self._node.later(self._world.disk_delay(), self._work)
+            self._node.later(self._node.disk_delay(), self._work)
 
     def _retry(self) -> None:
         self._full_until = 0

@@ -109,20 +109,68 @@ class Weather:
 
     def _probe_leaders(self) -> None:
         """Ask whoever leads for a read, above all when there are two of them."""
+        leaders = self._leaders()
+        if len(leaders) > 1 or self._rng.random() < 0.1:
+            self._probe(leaders)
+
+    def _leaders(self) -> list[SimNode]:
         now = self._world.timeline.now
-        leaders = [
+        return [
             node
             for node in self._world.nodes
             if node.core is not None
             and isinstance(node.core.role, Leader)
             and now >= node.paused_until
         ]
+
+    def _probe(self, leaders: list[SimNode]) -> None:
         if len(leaders) > 1:
             self._count("moments with two leaders probed")
-        elif self._rng.random() < 0.9:
-            return
         for node in leaders:
             self._world.act(node, node.service.probe)
+
+    # -- the first moments of a leader
+
+    def on_elected(self, leader: SimNode) -> None:
+        """Let a new leader learn late that it has been deposed, and ask it for reads meanwhile.
+
+        Soon after it was elected, what the voters send it is held up, acknowledgements and the
+        news of another leader alike. They take it for gone and elect another, which commits.
+        """
+        rng, world = self._rng, self._world
+        if not self._is_stormy or rng.random() >= world.profile.takeovers:
+            return
+        self._count("takeovers made hard")
+        election = world.timings.election_timeout_ms
+        others = [node for node in world.nodes if node is not leader]
+        links = [(node.node_id, leader.node_id) for node in others]
+        begins = rng.randrange(election // 3)
+        delay = election // 4 + rng.randrange(election)
+        world.timeline.later(begins, lambda: self._hold_up(links, delay, 2 * election))
+        for node in others:
+            for _ in range(2):
+                self._lose_sight_of(leader, node, begins + rng.randrange(election // 2))
+        if rng.random() < 0.3:
+            self._some_node().slow_disk_until = world.timeline.now + election
+        self._probe_until(world.timeline.now + 3 * election, rng.choice([3, 15, 50]))
+
+    def _hold_up(self, links: list[tuple[int, int]], by_ms: int, for_ms: int) -> None:
+        if self._is_stormy:
+            self._world.network.hold_up(links, by_ms, for_ms)
+
+    def _lose_sight_of(self, leader: SimNode, node: SimNode, after_ms: int) -> None:
+        event = PeerConnectionLost(NodeId(leader.node_id))
+        self._world.later_for(node, after_ms, lambda: node.step(event))
+
+    def _probe_until(self, end: int, every_ms: int) -> None:
+        """Ask all leaders for reads about every so often."""
+
+        def again() -> None:
+            if self._is_stormy and self._world.timeline.now < end:
+                self._probe(self._leaders())
+                self._probe_until(end, every_ms)
+
+        self._world.timeline.later(1 + self._rng.randrange(2 * every_ms), again)
 
     # -- network
 

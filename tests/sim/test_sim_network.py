@@ -105,6 +105,18 @@ def test_messages_are_doubled_and_delayed_beyond_later_ones() -> None:
     assert delaying.settle() != sent
 
 
+def test_a_link_that_is_held_up_delivers_late_what_is_sent_over_it_in_that_time() -> None:
+    fixture = Fixture()
+    fixture.network.hold_up([(0, 1)], by_ms=300, for_ms=500)
+    for source, target in ((0, 1), (1, 0)):
+        fixture.network.send(request(source, target))
+    fixture.settle(500)
+    fixture.network.send(request(0, 1))
+    fixture.settle(50)
+    (unharmed, held_up, later) = (at for at, _ in fixture.arrived)
+    assert (unharmed <= 10, held_up > 300, later <= 520) == (True, True, True)
+
+
 def test_a_cut_blocks_its_direction_only_and_only_for_its_time() -> None:
     fixture = Fixture()
     fixture.network.cut({(0, 1)}, 500)
