@@ -6,6 +6,7 @@ A file size limit stands for the full disk, as in `tests/chaos`: the system call
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import resource
 import time
@@ -150,13 +151,18 @@ def test_the_next_leader_takes_what_one_with_a_full_disk_refused(
         asyncio.run(run(cluster))
 
 
+@pytest.mark.parametrize("controllers", [1, 3])
 @pytest.mark.parametrize("durability", ["object", "wal"])
-def test_writers_go_on_when_the_room_returns(tmp_path: Path, durability: Durability) -> None:
-    """The only controller has no room: nothing is committed, and no append fails."""
+def test_writers_go_on_when_the_room_returns(
+    tmp_path: Path, durability: Durability, controllers: int
+) -> None:
+    """No controller has room: nothing is committed, and no append fails."""
 
     async def run(cluster: LocalCluster) -> None:
         async with written(cluster, tmp_path, durability) as load:
-            with full_disk(cluster, 1):
+            with contextlib.ExitStack() as disks:
+                for node_id in cluster.node_ids:
+                    disks.enter_context(full_disk(cluster, node_id))
                 if durability == "wal":
                     await load.progress()
                 else:
@@ -165,7 +171,7 @@ def test_writers_go_on_when_the_room_returns(tmp_path: Path, durability: Durabil
                 assert load.writer.buffered_bytes <= BUFFER_BYTES
             await load.progress()
 
-    with running_cluster(tmp_path, 1) as cluster:
+    with running_cluster(tmp_path, controllers) as cluster:
         asyncio.run(run(cluster))
 
 
