@@ -10,13 +10,14 @@ from broker_client.upload_batch import UNKNOWN_TIME
 NO_TIME = (UNKNOWN_TIME, UNKNOWN_TIME)
 
 
-def checked_payloads(payloads: Sequence[bytes]) -> list[bytes]:
+def checked_payloads(payloads: Sequence[bytes]) -> Sequence[bytes]:
     """Return the payloads of many records; a single bytes object is no sequence of them."""
-    if not isinstance(payloads, list):
-        wanted = "a sequence of payloads; `append` takes a single one"
-        payloads = check_items("payloads", payloads, wanted)
+    wanted = "a sequence of payloads; `append` takes a single one"
+    payloads = check_items("payloads", payloads, wanted)
     if not payloads:
         raise ValueError("payloads is empty, wanted at least one")
+    if set(map(type, payloads)) == {bytes}:
+        return payloads
     return [
         one if type(one) is bytes else as_payload(f"payloads[{index}]", one)
         for index, one in enumerate(payloads)

@@ -60,6 +60,8 @@ _MAX_RECEIVED_BYTES = 64 * 1024 * 1024
 # while a channel backs off it fails calls without looking. The pings are for hosts that vanish
 # without a reset, and are sent only while a call waits.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    # Controllers are neighbours: a proxy meant for the internet only gets in the way.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 20),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 200),

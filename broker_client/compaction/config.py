@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from broker_client.arguments import check_kind, check_seconds
 from storage.compaction.selection import SelectionConfig
 from storage.object_store.base import MAX_PARTS, MIN_PART_SIZE
 
@@ -58,6 +59,7 @@ class CompactionConfig:
             _check_at_least(name, getattr(self, name), 1)
         for name in ("read_rate", "write_rate", "store_patience", "put_bytes"):
             _check_at_least(name, getattr(self, name), 0)
+        check_seconds("commit_deadline", self.commit_deadline)
         _check_at_least("memory_budget", self.memory_budget, MEMORY_MIN)
         _check_at_least("part_bytes", self.part_bytes, MIN_PART_SIZE)
         if not 1_000 <= self.ttl_ms <= 7 * 24 * 3_600_000:
@@ -103,5 +105,6 @@ class CompactionConfig:
 
 
 def _check_at_least(name: str, got: float, least: int) -> None:
+    check_kind(name, got, (int, float), f"a number of at least {least}")
     if got < least:
         raise ValueError(f"{name} is {got}, wanted at least {least}")

@@ -26,6 +26,7 @@ from broker_client import (
     WriteAheadLog,
     WriterConfig,
 )
+from broker_client.compaction.config import CompactionConfig
 from broker_client.metadata_watch import MetadataWatch
 from broker_client.methods import DESCRIBE_STREAMS
 from broker_client.write_ahead_log.set_aside import read_set_aside
@@ -97,6 +98,15 @@ def test_endpoints_that_are_right(endpoint: str) -> None:
 def test_durations_are_positive_seconds(make: Callable[[Any], object], value: Any) -> None:
     with pytest.raises(WRONG, match=r"is .*wanted seconds, more than 0"):
         make(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("memory_budget", "1 GiB"), ("part_bytes", 5), ("read_threads", None), ("commit_deadline", 0)],
+)
+def test_bounds_of_a_compactor_name_what_is_wrong(name: str, value: Any) -> None:
+    with pytest.raises(WRONG, match=rf"^{name} is .*wanted"):
+        CompactionConfig(**{name: value})
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "5", None, True])

@@ -139,6 +139,16 @@ async def test_a_silent_controller_costs_one_attempt_not_the_call() -> None:
 
 
 @scenario
+async def test_a_proxy_for_the_internet_is_not_asked_for_controllers() -> None:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+        for name in ("no_proxy", "no_grpc_proxy"):
+            environment.delenv(name, raising=False)
+        async with FakeCluster() as cluster, ControllerClient(cluster.endpoints) as client:
+            await client.call(DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest(), 5.0)
+
+
+@scenario
 async def test_any_controller_names_the_namespace() -> None:
     async with FakeCluster(3) as cluster, ControllerClient(cluster.endpoints) as client:
         cluster.leader = -1
