@@ -39,9 +39,10 @@ _PATH = "/streammeta.v1.MetadataService/Watch"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one log entry changed, cut down to what was asked for."""
+    """What one log entry changed, cut down to what was asked for; several if the watch combines."""
 
     offset: int
+    """Of the log entry, of the last if there are several."""
     records: records_pb2.RecordSet
 
 
@@ -76,7 +77,8 @@ class MetadataWatch:
     `silence` seconds, not even how far it is, is given up for the next; after `deadline` seconds
     without any that serves, the watch fails. `channel` gives the connection to an endpoint, which
     stays its owner's; without it the watch makes its own. With `progress` each answer of a
-    controller is followed by how far the watch is.
+    controller is followed by how far the watch is. With `combine` a watch that is behind gets the
+    changes of many log entries in one event, as a busy cluster with many watches needs it.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class MetadataWatch:
         rng: random.Random | None = None,
         channel: Callable[[str], grpc.aio.Channel] | None = None,
         progress: bool = False,
+        combine: bool = False,
     ) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._endpoints = check_endpoints("endpoints", endpoints)
@@ -99,6 +102,7 @@ class MetadataWatch:
             kinds=kinds,
             stream_ids=check_ints("stream_ids", stream_ids, "a sequence of stream ids"),
             node_ids=check_ints("node_ids", node_ids, "a sequence of node ids", INT32_MAX),
+            may_combine=combine,
         )
         self._silence = check_seconds("silence", silence)
         self._deadline = check_seconds("deadline", deadline)

@@ -54,6 +54,10 @@ class BusyError(LimitExceededError):
     """Too much is under way; nothing was changed, and the same request may be taken later."""
 
 
+class TooManyPipelinesError(BusyError):
+    """As many commit pipelines are open as may be, on the connection or on the controller."""
+
+
 class NotLeaderError(ApiError):
     """Another controller leads. `leader_id` is -1 and `leader_endpoint` empty if unknown."""
 

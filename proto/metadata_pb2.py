@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14proto/metadata.proto\x12\rstreammeta.v1\"s\n\x0cWatchRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\x12(\n\x05kinds\x18\x02 \x03(\x0e\x32\x19.streammeta.v1.EntityKind\x12\x12\n\nstream_ids\x18\x03 \x03(\x03\x12\x10\n\x08node_ids\x18\x04 \x03(\x05\"c\n\rWatchResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x16\n\x0ehigh_watermark\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x0c\x12\x19\n\x11snapshot_required\x18\x04 \x01(\x08\"@\n\x12GetSnapshotRequest\x12\x19\n\x11not_before_offset\x18\x01 \x01(\x03\x12\x0f\n\x07hold_ms\x18\x02 \x01(\x03\"g\n\rSnapshotChunk\x12\x12\n\nend_offset\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c*{\n\nEntityKind\x12\x13\n\x0f\x45NTITY_KIND_ALL\x10\x00\x12\x16\n\x12\x45NTITY_KIND_STREAM\x10\x01\x12\x16\n\x12\x45NTITY_KIND_OBJECT\x10\x02\x12\x14\n\x10\x45NTITY_KIND_NODE\x10\x03\x12\x12\n\x0e\x45NTITY_KIND_KV\x10\x04\x32\xa9\x01\n\x0fMetadataService\x12\x44\n\x05Watch\x12\x1b.streammeta.v1.WatchRequest\x1a\x1c.streammeta.v1.WatchResponse0\x01\x12P\n\x0bGetSnapshot\x12!.streammeta.v1.GetSnapshotRequest\x1a\x1c.streammeta.v1.SnapshotChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14proto/metadata.proto\x12\rstreammeta.v1\"\x88\x01\n\x0cWatchRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\x12(\n\x05kinds\x18\x02 \x03(\x0e\x32\x19.streammeta.v1.EntityKind\x12\x12\n\nstream_ids\x18\x03 \x03(\x03\x12\x10\n\x08node_ids\x18\x04 \x03(\x05\x12\x13\n\x0bmay_combine\x18\x05 \x01(\x08\"c\n\rWatchResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x16\n\x0ehigh_watermark\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x0c\x12\x19\n\x11snapshot_required\x18\x04 \x01(\x08\"@\n\x12GetSnapshotRequest\x12\x19\n\x11not_before_offset\x18\x01 \x01(\x03\x12\x0f\n\x07hold_ms\x18\x02 \x01(\x03\"g\n\rSnapshotChunk\x12\x12\n\nend_offset\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c*{\n\nEntityKind\x12\x13\n\x0f\x45NTITY_KIND_ALL\x10\x00\x12\x16\n\x12\x45NTITY_KIND_STREAM\x10\x01\x12\x16\n\x12\x45NTITY_KIND_OBJECT\x10\x02\x12\x14\n\x10\x45NTITY_KIND_NODE\x10\x03\x12\x12\n\x0e\x45NTITY_KIND_KV\x10\x04\x32\xa9\x01\n\x0fMetadataService\x12\x44\n\x05Watch\x12\x1b.streammeta.v1.WatchRequest\x1a\x1c.streammeta.v1.WatchResponse0\x01\x12P\n\x0bGetSnapshot\x12!.streammeta.v1.GetSnapshotRequest\x1a\x1c.streammeta.v1.SnapshotChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.metadata_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENTITYKIND']._serialized_start=428
-  _globals['_ENTITYKIND']._serialized_end=551
-  _globals['_WATCHREQUEST']._serialized_start=39
-  _globals['_WATCHREQUEST']._serialized_end=154
-  _globals['_WATCHRESPONSE']._serialized_start=156
-  _globals['_WATCHRESPONSE']._serialized_end=255
-  _globals['_GETSNAPSHOTREQUEST']._serialized_start=257
-  _globals['_GETSNAPSHOTREQUEST']._serialized_end=321
-  _globals['_SNAPSHOTCHUNK']._serialized_start=323
-  _globals['_SNAPSHOTCHUNK']._serialized_end=426
-  _globals['_METADATASERVICE']._serialized_start=554
-  _globals['_METADATASERVICE']._serialized_end=723
+  _globals['_ENTITYKIND']._serialized_start=450
+  _globals['_ENTITYKIND']._serialized_end=573
+  _globals['_WATCHREQUEST']._serialized_start=40
+  _globals['_WATCHREQUEST']._serialized_end=176
+  _globals['_WATCHRESPONSE']._serialized_start=178
+  _globals['_WATCHRESPONSE']._serialized_end=277
+  _globals['_GETSNAPSHOTREQUEST']._serialized_start=279
+  _globals['_GETSNAPSHOTREQUEST']._serialized_end=343
+  _globals['_SNAPSHOTCHUNK']._serialized_start=345
+  _globals['_SNAPSHOTCHUNK']._serialized_end=448
+  _globals['_METADATASERVICE']._serialized_start=576
+  _globals['_METADATASERVICE']._serialized_end=745
 # @@protoc_insertion_point(module_scope)

@@ -58,8 +58,11 @@ class WatchRequest(_message.Message):
     KINDS_FIELD_NUMBER: _builtins.int
     STREAM_IDS_FIELD_NUMBER: _builtins.int
     NODE_IDS_FIELD_NUMBER: _builtins.int
+    MAY_COMBINE_FIELD_NUMBER: _builtins.int
     from_offset: _builtins.int
     """first log offset wanted"""
+    may_combine: _builtins.bool
+    """one message may carry the changes of several log entries"""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___EntityKind.ValueType]:
         """only these; empty: all"""
@@ -79,10 +82,11 @@ class WatchRequest(_message.Message):
         kinds: _abc.Iterable[Global___EntityKind.ValueType] | None = ...,
         stream_ids: _abc.Iterable[_builtins.int] | None = ...,
         node_ids: _abc.Iterable[_builtins.int] | None = ...,
+        may_combine: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_offset", b"from_offset", "kinds", b"kinds", "node_ids", b"node_ids", "stream_ids", b"stream_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_offset", b"from_offset", "kinds", b"kinds", "may_combine", b"may_combine", "node_ids", b"node_ids", "stream_ids", b"stream_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -97,9 +101,9 @@ class WatchResponse(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_REQUIRED_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
-    """log offset of the change"""
+    """log offset of the change; of the last one with may_combine"""
     high_watermark: _builtins.int
-    """committed end of the log when sent"""
+    """committed end of the log when the message was encoded"""
     records: _builtins.bytes
     """serialized streammeta.v1.RecordSet, filtered"""
     snapshot_required: _builtins.bool

@@ -151,6 +151,7 @@ class MapFollower:
             stream_ids=sorted(wanted) if filtered else (),
             channel=self._client.channel,
             progress=True,
+            combine=True,
         )
         self._is_following = True
         self._filter_changed.set()

@@ -63,6 +63,9 @@ LIMITS: Final[Mapping[RequestClass, ClassLimits]] = {
 ROUNDS_BEFORE_SCAN = 3
 """Turns of the event loop left to others before each scan: from a socket to a decision is two."""
 
+OPENED_PER_TURN = 64
+"""Waiting calls that one turn of the event loop lets in."""
+
 _COMMITS = (CommitStreamSetObject, CommitUploads, CommitStreamObject)
 _SCANS = (DescribeStreams, DescribeObjects, ListStreamSetObjects, ListKVs, GetOpeningStreams)
 _PATIENT = (RequestClass.SCAN, RequestClass.SNAPSHOT)
@@ -221,7 +224,10 @@ class Gate:
 
     def _open_doors(self) -> None:
         self._is_scheduled = False
-        while (ticket := self._admission.next(self._clock.monotonic_ms())) is not None:
+        for _ in range(OPENED_PER_TURN):
+            ticket = self._admission.next(self._clock.monotonic_ms())
+            if ticket is None:
+                return
             door = self._doors[ticket]
             if door.done():
                 continue  # its call was cancelled in this very turn, and leaves
@@ -229,6 +235,7 @@ class Gate:
                 door.set_result(None)
             else:
                 door.set_exception(_late())
+        self._schedule()
 
 
 def _late() -> TimeoutError:

@@ -10,9 +10,8 @@ Runs on the event loop; knows neither records nor gRPC.
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from controller.errors import ApiError
@@ -29,13 +28,14 @@ _COMPACT_AT = 4096
 
 
 class WatcherTooSlowError(ApiError):
-    """Entries went from the ring before their follower took them; he may resume where he was."""
+    """A follower of changes was too slow and was given up; it may resume at `from_offset`."""
 
-    def __init__(self, from_offset: int) -> None:
-        super().__init__(
+    def __init__(self, from_offset: int, reason: str = "") -> None:
+        why = reason or (
             f"changes from offset {from_offset} on are no longer kept, because this watcher took "
-            f"them too slowly; watch again from {from_offset}, here or at another controller"
+            "them too slowly"
         )
+        super().__init__(f"{why}; watch again from {from_offset}, here or at another controller")
         self.from_offset = from_offset
 
 
@@ -57,7 +57,7 @@ class ChangeFeed:
         self._first = 0  # entries before this place have been dropped
         self._bytes = 0
         self._generation = 0
-        self._news: asyncio.Future[None] | None = None
+        self._listeners: list[Callable[[], None]] = []
         self.start_offset = 0
         self.end_offset = 0
 
@@ -88,12 +88,9 @@ class ChangeFeed:
         """Return a place in the sequence, whether the ring still reaches back to it or not."""
         return Cursor(self, from_offset, self._generation)
 
-    async def news(self) -> None:
-        """Return when there is more, or something else, than at the time of the call."""
-        if self._news is None:
-            self._news = asyncio.get_running_loop().create_future()
-        # Others wait for the same future, which one who gives up must not cancel.
-        await asyncio.shield(self._news)
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever the end has moved; in the middle of a commit, so it is brief."""
+        self._listeners.append(listener)
 
     def _append(self, offset: int, payload: bytes) -> None:
         if offset < self.end_offset:
@@ -113,9 +110,8 @@ class ChangeFeed:
             self._first = 0
 
     def _tell(self) -> None:
-        news, self._news = self._news, None
-        if news is not None and not news.done():
-            news.set_result(None)
+        for listener in self._listeners:
+            listener()
 
     def _next(self, from_offset: int) -> Change | None:
         place = bisect_left(self._offsets, from_offset, lo=self._first)

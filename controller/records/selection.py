@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum, auto
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -217,6 +217,67 @@ def _of_two_nodes(record: RecoveryAssigned, selection: Selection) -> Sequence[Re
 def _of_neither(record: RecordT, selection: Selection) -> Sequence[RecordT]:
     """Of no stream and of no node."""
     return () if selection.stream_ids or selection.node_ids else (record,)
+
+
+ANY: Final = None
+"""In place of a set of ids: any id may be concerned."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mention:
+    """Streams and nodes that one record may concern."""
+
+    kinds: frozenset[Kind]
+    stream_ids: frozenset[int] | None
+    node_ids: frozenset[int] | None
+
+
+class EntryIndex:
+    """Index of one log entry's records, for many selections.
+
+    `may_concern` costs a look-up, whatever the number of rows; it may err towards True.
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._mentions = tuple(map(_mention, records))
+
+    def may_concern(self, selection: Selection) -> bool:
+        """Return False only if `select` would return None."""
+        return any(
+            (not selection.kinds or not selection.kinds.isdisjoint(mention.kinds))
+            and _may_hold(mention.stream_ids, selection.stream_ids)
+            and _may_hold(mention.node_ids, selection.node_ids)
+            for mention in self._mentions
+        )
+
+
+def _may_hold(mentioned: frozenset[int] | None, wanted: frozenset[int]) -> bool:
+    return not wanted or mentioned is ANY or not wanted.isdisjoint(mentioned)
+
+
+def _mention(record: Record) -> _Mention:
+    rule = _RULES[type(record)]
+    return _Mention(rule.kinds, _streams_of(record, rule), _nodes_of(record, rule))
+
+
+def _streams_of(record: Any, rule: _Rule) -> frozenset[int] | None:
+    if rule.cut is _of_unnamed_owner:
+        return ANY
+    if rule.cut is _cut_created:
+        return frozenset(range(record.first_stream_id, record.first_stream_id + record.count))
+    if rule.cut is _cut_set_objects:
+        return frozenset(record.ranges.stream_id.tolist())
+    return frozenset(record.stream_id.tolist()) if rule.cut is _cut_rows else frozenset()
+
+
+def _nodes_of(record: Any, rule: _Rule) -> frozenset[int] | None:
+    if rule.cut is _of_neither:
+        return frozenset()
+    if rule.cut is _of_two_nodes:
+        return frozenset({record.node_id, record.target_id})
+    if rule.cut is not _of_unnamed_owner and hasattr(record, "node_id"):
+        return frozenset({record.node_id})
+    return ANY
 
 
 _RULES: dict[type, _Rule] = {

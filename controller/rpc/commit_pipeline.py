@@ -7,13 +7,15 @@ first. The caller may repeat every message on another stream: commits are idempo
 """
 
 import asyncio
-from collections import deque
+import contextlib
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from controller.errors import InvalidRequestError
+from controller.errors import InvalidRequestError, TooManyPipelinesError
 from controller.loop.controller import MetadataController, Submission
+from controller.loop.turn_budget import TurnBudget
 from controller.metadata.answers import Answer, CommitStreamSetObjectAnswer, CommitUploadsAnswer
 from controller.metadata.requests import CommitStreamSetObject, CommitUploads
 from controller.rpc.status import Context, abort
@@ -32,10 +34,25 @@ BYTES_AHEAD = 4 << 20
 MESSAGES_AHEAD = 256
 
 ROWS_A_PART = 20_000
-"""Rows decided before the event loop has a turn for others: as many as one commit may hold."""
+"""Rows decided before the event loop has a turn for others: as many as one commit may hold.
+
+All pipelines share them.
+"""
 
 ROWS_A_COMMIT = 300
 """What a commit costs however few rows it has, in rows."""
+
+ROWS_A_MESSAGE = 700
+"""What a message costs however little it holds, in rows."""
+
+BYTES_A_ROW = 32
+"""Size of a row in a message, for the cost of parsing it."""
+
+PIPELINES_MAX = 1_000
+"""Pipelines open on one controller at a time."""
+
+PIPELINES_PER_CONNECTION = 100
+"""Pipelines open on one connection at a time."""
 
 _Commit: TypeAlias = CommitStreamSetObject | CommitUploads
 
@@ -131,13 +148,46 @@ class CommitPipeline:
     ) -> None:
         self._controller = controller
         self._messages_ahead = messages_ahead
+        self._budget = TurnBudget(ROWS_A_PART)
+        self._open: Counter[str] = Counter()
 
     async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:
         """Serve one stream until its caller has no more messages, or one ends it."""
+        try:
+            opened = self._counted(context.peer())
+        except TooManyPipelinesError as error:
+            await abort(context, error)
+        with opened:
+            await self._serve(messages, context)
+
+    def _counted(self, connection: str) -> contextlib.AbstractContextManager[None]:
+        """Count a pipeline in until the context ends."""
+        for count, limit, place in (
+            (self._open[connection], PIPELINES_PER_CONNECTION, "connection"),
+            (self._open.total(), PIPELINES_MAX, "controller"),
+        ):
+            if count >= limit:
+                raise TooManyPipelinesError(
+                    f"{count} commit pipelines are open on this {place}, and no more may; "
+                    "commit on one that is open, or close one"
+                )
+        return self._held(connection)
+
+    @contextlib.contextmanager
+    def _held(self, connection: str) -> Iterator[None]:
+        self._open[connection] += 1
+        try:
+            yield
+        finally:
+            self._open[connection] -= 1
+            if not self._open[connection]:
+                del self._open[connection]
+
+    async def _serve(self, messages: AsyncIterator[bytes], context: Context) -> None:
         ahead = _Ahead(self._messages_ahead)
         taken: asyncio.Queue[_Decided | _Refused | None] = asyncio.Queue()
         tasks = [
-            asyncio.create_task(_read(messages, ahead)),
+            asyncio.create_task(self._read(messages, ahead)),
             asyncio.create_task(self._decide_all(ahead, taken)),
         ]
         try:
@@ -148,6 +198,18 @@ class CommitPipeline:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, messages: AsyncIterator[bytes], ahead: _Ahead) -> None:
+        stream = aiter(messages)
+        try:
+            await ahead.room()
+            while (data := await anext(stream, None)) is not None:
+                # Many pipelines' messages may arrive at once; what follows is spread over turns.
+                await self._budget.take(ROWS_A_MESSAGE + len(data) // BYTES_A_ROW)
+                await ahead.put(data)
+                await ahead.room()
+        finally:
+            await ahead.put(None)
 
     async def _decide_all(
         self, ahead: _Ahead, taken: "asyncio.Queue[_Decided | _Refused | None]"
@@ -198,8 +260,7 @@ class CommitPipeline:
             commits.append(uploads_in(message.uploads))
         submissions: list[Submission] = []
         for part in _parts(commits):
-            if submissions:
-                await asyncio.sleep(0)
+            await self._budget.take(sum(map(_size, part)))
             submissions.append(self._controller.submit(part))
         rows = sum(map(_size, commits))
         return _Decided(message.sequence, submissions, has_uploads, rows)
@@ -230,14 +291,3 @@ def _parts(commits: Sequence[_Commit]) -> Iterator[list[_Commit]]:
 def _size(commit: _Commit) -> int:
     """How much work a commit is, in rows."""
     return ROWS_A_COMMIT + len(commit.ranges.stream_id)
-
-
-async def _read(messages: AsyncIterator[bytes], ahead: _Ahead) -> None:
-    stream = aiter(messages)
-    try:
-        await ahead.room()
-        while (data := await anext(stream, None)) is not None:
-            await ahead.put(data)
-            await ahead.room()
-    finally:
-        await ahead.put(None)

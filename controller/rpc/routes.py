@@ -130,5 +130,6 @@ def service_handler(
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
-def _serialized(message: Message) -> bytes:
-    return message.SerializeToString()
+def _serialized(message: Message | bytes) -> bytes:
+    """Messages that go to many are bytes already."""
+    return message if isinstance(message, bytes) else message.SerializeToString()

@@ -23,6 +23,7 @@ from controller.errors import (
     ObjectIdsNotReadyError,
     OffsetPassedError,
     OutcomeUnknownError,
+    TooManyPipelinesError,
 )
 from controller.loop.change_feed import WatcherTooSlowError
 from controller.loop.quorum_errors import (
@@ -85,6 +86,8 @@ def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
             return grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", where
         case InvalidRequestError():
             return grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", {"field": error.field}
+        case TooManyPipelinesError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_PIPELINES", {}
         case BusyError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, "BUSY", {}
         case LimitExceededError():

@@ -1,8 +1,8 @@
 """MetadataService.Watch: sends what is committed here, as it is committed, to who follows it.
 
-A watcher costs a cursor and the one message that is being sent: nothing waits for a slow
-connection. When the ring has moved beyond what a watcher was to get next, he is cut off and told
-where to resume. Any controller answers, whoever leads.
+Reads the request and ends the call; `watch_fanout` decides when a watcher is served, and
+`watch_messages` what is sent. When the ring has moved beyond what a watcher was to get next, it is
+cut off and told where to resume. Any controller answers, whoever leads.
 """
 
 from __future__ import annotations
@@ -13,25 +13,19 @@ from collections.abc import Iterator
 
 from controller.errors import BusyError, InvalidRequestError
 from controller.loop.change_feed import ChangeFeed, Cursor, WatcherTooSlowError
-from controller.records.codec import decode_records, encode_records
-from controller.records.selection import Kind, Selection, select
+from controller.records.selection import Kind, Selection
 from controller.rpc.status import Context, abort
+from controller.rpc.watch_fanout import Fanout, Follower
 from proto import metadata_pb2 as pb
 
 WATCHERS_MAX = 1_000
 """Watchers that one controller serves at a time."""
-
-PROGRESS_S = 1.0
-"""A watcher hears at least so often how far he has come."""
 
 ABORT_PATIENCE_S = 5.0
 """How long a stuck connection may take the status that cuts it off before it is dropped."""
 
 IDS_MAX = 10_000
 """Most stream ids, and most node ids, of one watch."""
-
-_EXAMINED_PER_TURN = 64
-"""Entries that are looked at for one watcher before others get their turn of the event loop."""
 
 _KINDS = {
     pb.ENTITY_KIND_STREAM: Kind.STREAM,
@@ -42,24 +36,39 @@ _KINDS = {
 
 
 class WatchHandler:
-    """Serves all watchers of this controller."""
+    """Serves all watchers of this controller; messages out are bytes."""
 
     def __init__(self, changes: ChangeFeed) -> None:
         self._changes = changes
+        self._fanout = Fanout(changes)
         self._watchers = 0
 
     async def watch(self, request: pb.WatchRequest, context: Context) -> None:
-        """Serve one watcher until he leaves, is cut off, or needs a snapshot."""
+        """Serve one watcher until it leaves, is cut off, or needs a snapshot."""
         try:
-            watcher = _Watcher(self._changes, request, context)
-            with self._counted():
-                await watcher.follow()
+            selection = read_selection(request)
+            cursor = _cursor(self._changes, request.from_offset)
+            with (
+                self._counted(),
+                self._fanout.following(selection, request.may_combine, cursor) as follower,
+            ):
+                await self._follow(follower, context)
         except WatcherTooSlowError as error:
             # What is being sent may be stuck for good, and then so is the status behind it.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(abort(context, error), ABORT_PATIENCE_S)
         except Exception as error:  # noqa: BLE001 - every failure of a call is a status
             await abort(context, error)
+
+    async def _follow(self, follower: Follower, context: Context) -> None:
+        cursor = follower.cursor
+        was_lost = cursor.is_lost
+        while (message := await follower.next()) is not None:
+            await follower.send(context.write(message))
+        if not was_lost and not cursor.is_replaced:
+            raise WatcherTooSlowError(cursor.next_offset)
+        messages = self._fanout.messages
+        await context.write(messages.progress(cursor.next_offset, snapshot_required=True))
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -72,75 +81,6 @@ class WatchHandler:
             yield
         finally:
             self._watchers -= 1
-
-
-class _Watcher:
-    """One call: what it asks for and how far it has come."""
-
-    def __init__(self, changes: ChangeFeed, request: pb.WatchRequest, context: Context) -> None:
-        self._changes = changes
-        self._selection = read_selection(request)
-        self._cursor = _cursor(changes, request.from_offset)
-        self._context = context
-        self._told_at = asyncio.get_running_loop().time()
-
-    async def follow(self) -> None:
-        if not self._cursor.is_lost:
-            await self._send_changes()
-            if not self._cursor.is_replaced:
-                raise WatcherTooSlowError(self._cursor.next_offset)
-        await self._send(self._response(snapshot_required=True))
-
-    async def _send_changes(self) -> None:
-        """Go on until what comes next is gone before it was sent."""
-        examined = 0
-        while not self._cursor.is_lost:
-            change = self._cursor.advance()
-            if change is None:
-                await self._wait_for_news()
-                continue
-            records = cut_payload(change.payload, self._selection)
-            if records:
-                await self._send(self._response(records=records))
-            elif self._progress_is_due_in() <= 0:
-                await self._send(self._response())
-            examined += 1
-            if examined % _EXAMINED_PER_TURN == 0:
-                await asyncio.sleep(0)
-
-    async def _wait_for_news(self) -> None:
-        patience_s = self._progress_is_due_in()
-        if patience_s > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience_s):
-                    await self._changes.news()
-                return
-        await self._send(self._response())
-
-    def _progress_is_due_in(self) -> float:
-        return self._told_at + PROGRESS_S - asyncio.get_running_loop().time()
-
-    def _response(self, records: bytes = b"", snapshot_required: bool = False) -> pb.WatchResponse:
-        """Without records it only says how far the watcher has come: to the offset before next."""
-        return pb.WatchResponse(
-            offset=self._cursor.next_offset - 1,
-            high_watermark=self._changes.end_offset,
-            records=records,
-            snapshot_required=snapshot_required,
-        )
-
-    async def _send(self, response: pb.WatchResponse) -> None:
-        sending = asyncio.ensure_future(self._context.write(response))
-        try:
-            while not sending.done():
-                await asyncio.wait({sending}, timeout=PROGRESS_S)
-                if not sending.done() and self._cursor.is_lost and not response.snapshot_required:
-                    raise WatcherTooSlowError(self._cursor.next_offset)
-        except BaseException:
-            sending.add_done_callback(_forget_failure)
-            raise
-        sending.result()
-        self._told_at = asyncio.get_running_loop().time()
 
 
 def read_selection(request: pb.WatchRequest) -> Selection:
@@ -167,28 +107,7 @@ def read_selection(request: pb.WatchRequest) -> Selection:
     )
 
 
-def cut_payload(payload: bytes, selection: Selection) -> bytes:
-    """Return the part of a log entry that is asked for, as a RecordSet; empty if there is none."""
-    if selection.is_everything:
-        return payload
-    records = decode_records(payload)
-    chosen = select(records, selection)
-    if chosen is None:
-        return b""
-    unchanged = len(chosen) == len(records) and all(map(_is, chosen, records))
-    return payload if unchanged else encode_records(chosen)
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
-
-
 def _cursor(changes: ChangeFeed, from_offset: int) -> Cursor:
     if from_offset < 0:
         raise InvalidRequestError("from_offset", f"{from_offset}; an offset is 0 or more")
     return changes.cursor(from_offset)
-
-
-def _forget_failure(sending: asyncio.Future[None]) -> None:
-    if not sending.cancelled():
-        sending.exception()

@@ -15,6 +15,7 @@ from scripts.benchmarks import (
     map_growth,
     object_format,
     reading,
+    watches,
 )
 from scripts.benchmarks.peers import comparison
 from scripts.benchmarks.report import FORMATS
@@ -42,7 +43,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     kinds = parser.add_subparsers(
         dest="benchmark",
-        metavar="failover|commits|peers|map|objects|appending|reading|compaction|simulator|all",
+        metavar="failover|commits|peers|map|objects|appending|reading|compaction|watches|simulator"
+        "|all",
         parser_class=_Parser,
     )
     kinds.required = True
@@ -59,11 +61,12 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         ("appending", [_appending(), common], "appends a second and the time to their answers"),
         ("reading", [read, common], "requests and bytes for each MiB read, in three ways"),
         ("compaction", [_compaction(), common], "its requests and bytes, what it brings, speed"),
+        ("watches", [_watches(), common], "a bystander's commits beside watches and pipelines"),
         ("simulator", [simulator, common], "events a second of the quorum's simulator"),
         (
             "all",
             [failover, commit, grown, objects, read, simulator, common],
-            "all but peers, appending and compaction, all kinds of failover",
+            "all but peers, appending, compaction and watches, all kinds of failover",
         ),
     ):
         example = f"example: ./scripts/bench {name} --format json"
@@ -269,6 +272,34 @@ def _compaction() -> _Parser:
     return parser
 
 
+def _watches() -> _Parser:
+    parser = _options()
+    defaults = watches.Settings()
+    for name, value, text in (
+        ("--watches", defaults.watches, "numbers of watches"),
+        ("--pipelines", defaults.pipelines, "numbers of open commit pipelines"),
+    ):
+        shown = ",".join(map(str, value))
+        parser.add_argument(
+            name,
+            type=lambda given: tuple(_whole(part) for part in given.split(",")),
+            default=value,
+            metavar="N,N,...",
+            help=f"{text}; default: {shown}",
+        )
+    parser.add_argument(
+        "--connections",
+        type=_positive,
+        default=defaults.connections,
+        metavar="N",
+        help="connections that carry them; default: %(default)s",
+    )
+    parser.add_argument(
+        "--seconds", type=_seconds, default=defaults.seconds, help="per level; default: %(default)s"
+    )
+    return parser
+
+
 def _simulator() -> _Parser:
     parser = _options()
     parser.add_argument("--seeds", default="0:200", metavar="FROM:TO", help="default: %(default)s")
@@ -278,6 +309,12 @@ def _simulator() -> _Parser:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted a whole number of 1 or more")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted a whole number of 0 or more")
     return int(text)
 
 

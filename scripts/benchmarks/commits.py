@@ -166,10 +166,10 @@ async def run_load(
     )
     try:
         await asyncio.to_thread(client.wait_ready)
-        cpu_s, counters = _cpu_s(cluster), _counters(place, leader)
+        cpu_s, counters = _cpu_s(cluster), read_counters(place, leader)
         loop_s = _loop_s(cluster, leader)
         await asyncio.to_thread(client.wait_ready)
-        cpu_s_after, counters_after = _cpu_s(cluster), _counters(place, leader)
+        cpu_s_after, counters_after = _cpu_s(cluster), read_counters(place, leader)
         loop_s_after = _loop_s(cluster, leader)
         result = await asyncio.to_thread(client_result, client)
     finally:
@@ -224,7 +224,8 @@ def observed(
     def change(node_id: int, command: list[str]) -> list[str]:
         product = command.index("controller.cli.main")
         return [
-            *command[:product],
+            # -P keeps this tree off the path, and the wrapper is in it.
+            *(word for word in command[:product] if word != "-P"),
             *("scripts.benchmarks.observed_controller", str(_counters_path(place, node_id))),
             "-" if profile is None else str(profile(node_id)),
             *command[product + 1 :],
@@ -237,7 +238,8 @@ def _counters_path(place: Path, node_id: int) -> Path:
     return place / f"controller-{node_id}.counters"
 
 
-def _counters(place: Path, leader: Leader) -> Counters:
+def read_counters(place: Path, leader: Leader) -> Counters:
+    """Return the counters of a controller that runs as `observed` changed it."""
     return Counters.read(_counters_path(place, leader.node_id))
 
 

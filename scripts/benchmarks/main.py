@@ -106,6 +106,7 @@ async def _measure(arguments: argparse.Namespace, place: Path, reporter: Reporte
         (("appending",), _appending),
         (("reading", "all"), _reading),
         (("compaction",), _compaction),
+        (("watches",), _watches),
     ):
         if arguments.benchmark in names:
             outcomes += await measured(arguments, place, say)
@@ -197,6 +198,18 @@ async def _compaction(arguments: argparse.Namespace, place: Path, say: Say) -> l
         ),
     )
     return await compaction.measure(place / "compaction", settings, say)
+
+
+async def _watches(arguments: argparse.Namespace, place: Path, say: Say) -> list[Outcome]:
+    from scripts.benchmarks import watches
+
+    settings = watches.Settings(
+        watches=arguments.watches,
+        pipelines=arguments.pipelines,
+        connections=arguments.connections,
+        seconds=arguments.seconds,
+    )
+    return [await watches.measure(place / "watches", settings, say)]
 
 
 def _failovers(arguments: argparse.Namespace) -> list[tuple[faults.Kind, int]]:

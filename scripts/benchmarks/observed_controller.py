@@ -1,4 +1,4 @@
-"""Runs a controller as `streammeta controller` does, and counts its flushes as they happen.
+"""Runs a controller as `streammeta controller` does; counts its flushes, times its event loop.
 
     python -m scripts.benchmarks.observed_controller COUNTERS PROFILE|- controller --node-id ...
 
@@ -7,6 +7,7 @@ loop's thread is profiled by the CPU time it uses, from here to the end, and the
 there for `pstats`.
 """
 
+import asyncio
 import cProfile
 import mmap
 import os
@@ -18,12 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import controller.server  # noqa: F401 (brings everything along before the profile begins)
 from controller.cli.main import main as streammeta
 from controller.journal.journal import Journal
 from controller.quorum.messages import Batch
+from controller.server import ControllerNode
 
-_LAYOUT = struct.Struct("<5q")
+_LAYOUT = struct.Struct("<6q")
+_FLUSHES, _STALL = struct.Struct("<5q"), struct.Struct("<q")
+"""Parts of the layout, each written by one thread."""
+_STALL_POLL_S = 0.01
 _LENGTH_BYTES = 4
 """Of a payload, before it in its batch."""
 
@@ -39,15 +43,18 @@ class Counters:
     """Appended to the log: one for each request that changed something."""
     payload_bytes: int = 0
     """Of them, with their lengths; headers of batches left out."""
+    stall_max_ns: int = 0
+    """Longest delay of a timer of the event loop since the process began."""
 
     def __sub__(self, earlier: Self) -> "Counters":
-        """Return what was counted since `earlier`."""
+        """Return what was counted since `earlier`; the longest stall is that of all time."""
         return Counters(
             self.flushes - earlier.flushes,
             self.flush_ns - earlier.flush_ns,
             self.batches - earlier.batches,
             self.payloads - earlier.payloads,
             self.payload_bytes - earlier.payload_bytes,
+            self.stall_max_ns,
         )
 
     @classmethod
@@ -57,14 +64,19 @@ class Counters:
 
 
 class _Counting:
-    """Stands before `os.fdatasync` and `Journal.append`, which the journal's thread alone calls."""
+    """Stands before `os.fdatasync` and `Journal.append`, which the journal's thread alone calls.
+
+    A timer on the event loop writes down how late it was at most.
+    """
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(_LAYOUT.size))
         with path.open("r+b") as file:
             self._shared = mmap.mmap(file.fileno(), _LAYOUT.size)
         self._flushes = self._flush_ns = self._batches = self._payloads = self._bytes = 0
+        self._stall_max_ns = 0
         self._fdatasync = os.fdatasync
+        self._run = ControllerNode.run
         self._append = Journal.append
 
     def install(self) -> None:
@@ -79,6 +91,11 @@ class _Counting:
                 len(payload) + _LENGTH_BYTES for batch in batches for payload in batch.payloads
             )
 
+        async def run(node: ControllerNode) -> None:
+            counting._watch_loop(asyncio.get_running_loop(), time.perf_counter_ns())
+            await counting._run(node)
+
+        ControllerNode.run = run  # type: ignore[assignment, method-assign]
         os.fdatasync = self._timed_fdatasync
         Journal.append = append  # type: ignore[assignment, method-assign]
 
@@ -88,7 +105,15 @@ class _Counting:
         self._flush_ns += time.perf_counter_ns() - began
         self._flushes += 1
         counts = (self._flushes, self._flush_ns, self._batches, self._payloads, self._bytes)
-        _LAYOUT.pack_into(self._shared, 0, *counts)
+        _FLUSHES.pack_into(self._shared, 0, *counts)
+
+    def _watch_loop(self, loop: asyncio.AbstractEventLoop, due_ns: int) -> None:
+        now_ns = time.perf_counter_ns()
+        if now_ns - due_ns > self._stall_max_ns:
+            self._stall_max_ns = now_ns - due_ns
+            _STALL.pack_into(self._shared, _FLUSHES.size, self._stall_max_ns)
+        next_ns = now_ns + int(_STALL_POLL_S * 1e9)
+        loop.call_later(_STALL_POLL_S, self._watch_loop, loop, next_ns)
 
 
 def main() -> int:

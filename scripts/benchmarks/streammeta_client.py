@@ -8,6 +8,7 @@ together go in one message, as the product's client sends them.
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ SERVING_WITHIN_S = 10.0
 OBJECT_TTL_MS = 3_600_000
 VALUE_BYTES = 100
 _NODE = common_pb2.NodeIdentity(node_id=NODE_ID, node_epoch=1)
+_NODE_FIELD = length_delimited(1, _NODE.SerializeToString())
 
 
 def has_pipeline() -> bool:
@@ -42,7 +44,9 @@ def has_pipeline() -> bool:
 
 
 @dataclass(slots=True)
-class _Slot:
+class OpenSlot:
+    """A slot's streams, open, and the columns of a commit that never change."""
+
     streams: SlotStreams
     stream_ids: bytes
     epochs: bytes
@@ -87,7 +91,7 @@ class UnaryCommitter:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._slots: list[_Slot] = []
+        self._slots: list[OpenSlot] = []
         self._constant = objects_pb2.CommitStreamSetObjectRequest(
             node=_NODE, object_size=OBJECT_BYTES
         ).SerializeToString()
@@ -133,7 +137,7 @@ class UnaryCommitter:
 
 @dataclass(slots=True)
 class _Waiting:
-    slot: _Slot
+    slot: OpenSlot
     object_id: int
     done: asyncio.Future[None]
 
@@ -143,11 +147,10 @@ class PipelinedCommitter:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._slots: list[_Slot] = []
+        self._slots: list[OpenSlot] = []
         self._waiting: deque[_Waiting] = deque()
         self._sent: deque[list[_Waiting]] = deque()
         self._is_sending = False
-        self._node = length_delimited(1, _NODE.SerializeToString())
 
     async def open(self) -> None:
         """Register the node, create and open all streams, prepare the objects, begin the stream."""
@@ -182,28 +185,10 @@ class PipelinedCommitter:
             count = min(commits_max, len(self._waiting))
             batch = [self._waiting.popleft() for _ in range(count)]
             self._sent.append(batch)
-            self._connection.send(self._stream_id, self._message(batch))
-
-    def _message(self, batch: list[_Waiting]) -> bytes:
-        offsets = [waiting.slot.streams.columns() for waiting in batch]
-        ranges = b"".join(
-            (
-                length_delimited(1, b"".join([waiting.slot.stream_ids for waiting in batch])),
-                length_delimited(2, b"".join([waiting.slot.epochs for waiting in batch])),
-                length_delimited(3, b"".join([starts for starts, _ in offsets])),
-                length_delimited(4, b"".join([ends for _, ends in offsets])),
+            self._connection.send(
+                self._stream_id,
+                upload_message([(waiting.slot, waiting.object_id) for waiting in batch]),
             )
-        )
-        uploads = b"".join(
-            (
-                self._node,
-                length_delimited(2, id_column([waiting.object_id for waiting in batch])),
-                length_delimited(3, id_column([OBJECT_BYTES] * len(batch))),
-                length_delimited(4, id_column([self._load.ranges] * len(batch))),
-                length_delimited(5, ranges),
-            )
-        )
-        return length_delimited(3, uploads)
 
     def _on_answer(self, message: bytes) -> None:
         answer = objects_pb2.CommitBatchResponse.FromString(message)
@@ -222,6 +207,30 @@ class PipelinedCommitter:
         for waiting in [*(each for batch in self._sent for each in batch), *self._waiting]:
             if not waiting.done.done():
                 waiting.done.set_exception(LoadError("CommitPipeline was ended by the controller"))
+
+
+def upload_message(uploads: Sequence[tuple[OpenSlot, int]]) -> bytes:
+    """Return the CommitPipeline message that commits each slot's next range as an object id."""
+    slots = [slot for slot, _ in uploads]
+    offsets = [slot.streams.columns() for slot in slots]
+    ranges = b"".join(
+        (
+            length_delimited(1, b"".join([slot.stream_ids for slot in slots])),
+            length_delimited(2, b"".join([slot.epochs for slot in slots])),
+            length_delimited(3, b"".join([starts for starts, _ in offsets])),
+            length_delimited(4, b"".join([ends for _, ends in offsets])),
+        )
+    )
+    columns = b"".join(
+        (
+            _NODE_FIELD,
+            length_delimited(2, id_column([object_id for _, object_id in uploads])),
+            length_delimited(3, id_column([OBJECT_BYTES] * len(uploads))),
+            length_delimited(4, id_column([len(slot.streams.ids) for slot in slots])),
+            length_delimited(5, ranges),
+        )
+    )
+    return length_delimited(3, columns)
 
 
 class Putter:
@@ -310,7 +319,7 @@ async def get_objects(
     return len(answer.results[0].objects)
 
 
-async def open_slots(connection: Http2Connection, load: Load) -> list[_Slot]:
+async def open_slots(connection: Http2Connection, load: Load) -> list[OpenSlot]:
     """Register the node, create and open the streams, and deal them out to the slots."""
     await register_node(connection)
     ids: list[int] = []
@@ -323,9 +332,9 @@ async def open_slots(connection: Http2Connection, load: Load) -> list[_Slot]:
     ]
 
 
-def _slot(ids: list[int]) -> _Slot:
+def _slot(ids: list[int]) -> OpenSlot:
     stream_ids, epochs = id_column(ids), id_column([1] * len(ids))
-    return _Slot(
+    return OpenSlot(
         SlotStreams(ids),
         stream_ids,
         epochs,

@@ -88,12 +88,11 @@ class WatchedCluster(FakeCluster):
     def __init__(self, world: World, members: int) -> None:
         super().__init__(members)
         self._world = world
+        self._watching = WatchHandler(world.feed)
 
     def _handlers(self, member: int) -> list[grpc.GenericRpcHandler]:
-        watch = grpc.unary_stream_rpc_method_handler(
-            self._watch,
-            request_deserializer=metadata_pb2.WatchRequest.FromString,
-            response_serializer=metadata_pb2.WatchResponse.SerializeToString,
+        watch: Any = grpc.unary_stream_rpc_method_handler(
+            self._watch, request_deserializer=metadata_pb2.WatchRequest.FromString
         )
 
         async def describe(_request: Any, _context: Any) -> admin_pb2.DescribeClusterResponse:
@@ -126,9 +125,9 @@ class WatchedCluster(FakeCluster):
         if self._world.watch_hangs:
             far = self._world.feed.end_offset + 1_000
             lagging = metadata_pb2.WatchResponse(offset=request.from_offset - 1, high_watermark=far)
-            await context.write(lagging)
+            await context.write(lagging.SerializeToString())
             await asyncio.Event().wait()
-        await WatchHandler(self._world.feed).watch(request, context)
+        await self._watching.watch(request, context)
 
 
 class World:

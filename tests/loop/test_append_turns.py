@@ -7,7 +7,7 @@ import pytest
 
 from controller.errors import NotLeaderError, OutcomeUnknownError
 from controller.ids import EndOffset
-from controller.loop.append_turns import BATCHES_UNDER_WAY_MAX, AppendTurns
+from controller.loop.append_turns import BATCHES_UNDER_WAY_MAX, GIVEN_PER_TURN, AppendTurns
 from tests.loop.memory_cluster import MemoryCluster, create, eventually, is_fetch, run, stream_ids
 
 WAITING = 10
@@ -48,6 +48,29 @@ def test_who_waits_goes_on_together_and_nobody_overtakes() -> None:
         turns.give_if(BATCHES_UNDER_WAY_MAX - 1)
         await settle()
         assert done == ["first", "late"]
+
+    run(scenario())
+
+
+def test_many_that_waited_append_in_several_turns_of_the_event_loop() -> None:
+    """All go on, whether or not those before them append anything."""
+
+    async def scenario() -> None:
+        turns, done = AppendTurns(), []
+
+        async def append(number: int) -> None:
+            await turns.wait(BATCHES_UNDER_WAY_MAX)
+            done.append(number)
+
+        tasks = [asyncio.create_task(append(number)) for number in range(1_000)]
+        await settle()
+        turns.give_if(0)
+        before = 0
+        while len(done) < len(tasks):
+            await asyncio.sleep(0)
+            assert len(done) - before <= GIVEN_PER_TURN
+            before = len(done)
+        assert done == sorted(done)
 
     run(scenario())
 

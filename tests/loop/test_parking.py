@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from controller.errors import OutcomeUnknownError
-from controller.loop.parking import ParkedAnswers
+from controller.loop.parking import COMPLETED_PER_TURN, ParkedAnswers
 
 
 def test_answers_leave_when_the_high_watermark_passes_them() -> None:
@@ -79,5 +79,44 @@ def test_a_cancelled_caller_does_not_disturb_the_others() -> None:
 
         assert stays.done()
         assert not stays.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_a_turn_of_the_event_loop_completes_a_bounded_number_in_order() -> None:
+    async def scenario() -> None:
+        parked, woken = ParkedAnswers(), list[int]()
+
+        async def wait(number: int, future: asyncio.Future[None]) -> None:
+            await future
+            woken.append(number)
+
+        tasks = [
+            asyncio.create_task(wait(number, parked.park(number // 100))) for number in range(1_000)
+        ]
+        await asyncio.sleep(0)
+        parked.release(4)
+        parked.release(9)
+        before = 0
+        while len(woken) < 1_000:
+            await asyncio.sleep(0)
+            assert len(woken) - before <= COMPLETED_PER_TURN
+            before = len(woken)
+        assert woken == sorted(woken)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(scenario())
+
+
+def test_what_was_released_is_answered_though_leadership_is_lost_before_its_turn() -> None:
+    async def scenario() -> None:
+        parked = ParkedAnswers()
+        waiting = [parked.park(1 + number // 100) for number in range(200)]
+        parked.release(1)
+        parked.fail_all(OutcomeUnknownError("gone"))
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert outcomes[:100] == [None] * 100, "committed before"
+        assert all(isinstance(each, OutcomeUnknownError) for each in outcomes[100:])
+        assert len(parked) == 0
 
     asyncio.run(scenario())

@@ -25,7 +25,7 @@ from controller.records.record import (
     StreamsTrimmed,
     Tags,
 )
-from controller.records.selection import _RULES, Kind, Selection, select
+from controller.records.selection import _RULES, EntryIndex, Kind, Selection, select
 
 ALL_TYPES = get_args(Record)
 ROWS = 3
@@ -215,3 +215,25 @@ def test_order_is_kept_and_nothing_is_none() -> None:
     places = [records.index(each) for each in of_objects]
     assert places == sorted(places)
     assert select([sample(CommitRowsRejected)], Selection(kinds=frozenset({Kind.KV}))) is None
+
+
+@pytest.mark.parametrize("cls", ALL_TYPES, ids=lambda cls: cls.__name__)
+def test_the_index_of_an_entry_never_hides_what_a_selection_would_find(cls: type[Any]) -> None:
+    records = [sample(cls, node_id=7)]
+    index = EntryIndex(records)
+    for kinds in (frozenset[Kind](), *(frozenset({kind}) for kind in Kind)):
+        for streams in ((), (1,), (2, 50), (50,)):
+            for nodes in ((), (7,), (8,), (5, 8)):
+                selection = Selection(kinds, frozenset(streams), frozenset(nodes))
+                if select(records, selection) is not None:
+                    assert index.may_concern(selection), selection
+
+
+def test_the_index_of_an_entry_leaves_out_other_streams_and_other_nodes() -> None:
+    index = EntryIndex([sample(StreamSetObjectsCommitted, node_id=7), sample(StreamsTrimmed)])
+    assert index.may_concern(Selection(stream_ids=frozenset({2, 9})))
+    assert not index.may_concern(Selection(stream_ids=frozenset({9})))
+    assert not index.may_concern(Selection(kinds=frozenset({Kind.NODE})))
+    locked = EntryIndex([sample(NodeRegistered, node_id=7)])
+    assert not locked.may_concern(Selection(node_ids=frozenset({8})))
+    assert not locked.may_concern(Selection(stream_ids=frozenset({2})))

@@ -13,7 +13,8 @@ from broker_client.controller_client import error_info
 from controller.loop.controller import MetadataController
 from controller.metadata.answers import CreateStreamsAnswer, PrepareObjectsAnswer
 from controller.metadata.requests import OpenStreams, PrepareObjects, StreamToOpen
-from controller.rpc.commit_pipeline import CommitPipeline
+from controller.rpc import commit_pipeline
+from controller.rpc.commit_pipeline import ROWS_A_COMMIT, ROWS_A_PART, CommitPipeline
 from controller.rpc.routes import service_handler
 from proto import common_pb2, objects_pb2
 from tests.broker_client.client_helpers import until
@@ -31,6 +32,7 @@ READ_AHEAD = 3
 class Scene:
     controller: MetadataController
     log: MemoryLog
+    channel: Any
     call: Any
     ends: dict[int, int] = field(default_factory=dict)
 
@@ -103,7 +105,7 @@ async def pipeline() -> AsyncIterator[Scene]:
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             call: Any = channel.stream_stream(PATH)()
-            yield Scene(controller, log, call)
+            yield Scene(controller, log, channel, call)
             call.cancel()
     finally:
         await server.stop(None)
@@ -328,3 +330,74 @@ async def test_the_stream_ends_well_when_the_caller_is_done(scene: Scene) -> Non
     assert (await scene.receive()).sequence == 1
     assert await scene.call.read() is grpc.aio.EOF
     assert await scene.call.code() is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    ("limit", "place"),
+    [("PIPELINES_PER_CONNECTION", "this connection"), ("PIPELINES_MAX", "this controller")],
+)
+def test_open_pipelines_are_limited_and_those_that_are_open_stay(
+    limit: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_pipeline, limit, 1)
+
+    @scenario
+    async def test(scene: Scene) -> None:
+        await scene.send(uploads(1, (0, 0, 0)))
+        assert (await scene.committed_answer()).sequence == 1
+        second: Any = scene.channel.stream_stream(PATH)()
+        with pytest.raises(grpc.aio.AioRpcError, match=place) as raised:
+            await second.read()
+        info = error_info(raised.value)
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert info is not None
+        assert info.reason == "TOO_MANY_PIPELINES"
+        await scene.send(uploads(2, (1, 1, 0)))
+        assert (await scene.committed_answer()).sequence == 2
+
+        scene.call.cancel()
+        while True:  # the first one's place is free once the controller has noticed
+            third = Scene(
+                scene.controller, scene.log, scene.channel, scene.channel.stream_stream(PATH)()
+            )
+            await third.send(uploads(3, (2, 2, 0)))
+            try:
+                assert (await third.committed_answer()).sequence == 3
+            except grpc.aio.AioRpcError:
+                continue
+            third.call.cancel()
+            return
+
+    test()
+
+
+@scenario
+async def test_messages_that_arrive_together_on_many_pipelines_share_turns(scene: Scene) -> None:
+    """No turn of the event loop decides all of them, and each is answered once."""
+    calls = [
+        Scene(scene.controller, scene.log, scene.channel, scene.channel.stream_stream(PATH)())
+        for _ in range(60)
+    ]
+    decided: list[int] = [0]
+    submit = scene.controller.submit
+
+    def counting(requests: Any) -> Any:
+        decided[-1] += 1
+        return submit(requests)
+
+    async def count_turns() -> None:
+        while True:
+            await asyncio.sleep(0)
+            decided.append(0)
+
+    scene.controller.submit = counting  # type: ignore[method-assign]
+    counting_turns = asyncio.create_task(count_turns())
+    for number, call in enumerate(calls):
+        await call.send(uploads(number, (number, 0, 10 * number)))
+    answers = await asyncio.gather(*(call.committed_answer() for call in calls))
+    counting_turns.cancel()
+    assert sorted(answer.sequence for answer in answers) == list(range(60))
+    assert sum(decided) == 60
+    assert max(decided) <= ROWS_A_PART // ROWS_A_COMMIT
+    for call in calls:
+        call.call.cancel()

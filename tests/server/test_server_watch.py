@@ -20,6 +20,7 @@ from controller.quorum.messages import Batch, BatchKind
 from controller.records.codec import encode_records
 from controller.records.record import KVsPut, Record, StreamsTrimmed
 from controller.rpc import watch as watch_module
+from controller.rpc import watch_fanout
 from controller.rpc.watch import WatchHandler
 from proto import kv_pb2, records_pb2
 from proto import metadata_pb2 as pb
@@ -46,10 +47,9 @@ class Node:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        handler = grpc.unary_stream_rpc_method_handler(
+        handler: Any = grpc.unary_stream_rpc_method_handler(
             WatchHandler(self.changes).watch,
             request_deserializer=pb.WatchRequest.FromString,
-            response_serializer=pb.WatchResponse.SerializeToString,
         )
         self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers(
@@ -247,8 +247,8 @@ def test_a_watcher_that_does_not_read_is_cut_off_and_told_where_to_resume() -> N
 def test_a_watcher_that_never_reads_again_does_not_keep_his_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("PROGRESS_S", "ABORT_PATIENCE_S"):
-        monkeypatch.setattr(watch_module, name, 0.1)
+    monkeypatch.setattr(watch_fanout, "PROGRESS_S", 0.1)
+    monkeypatch.setattr(watch_module, "ABORT_PATIENCE_S", 0.1)
     monkeypatch.setattr(watch_module, "WATCHERS_MAX", 1)
 
     async def scenario() -> None:
@@ -314,7 +314,7 @@ def test_the_client_goes_on_elsewhere_without_gap_or_repeat() -> None:
 
 
 def test_the_client_gives_up_a_controller_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "PROGRESS_S", 3600.0)  # silent as a machine that hangs
+    monkeypatch.setattr(watch_fanout, "PROGRESS_S", 3600.0)  # silent as a machine that hangs
 
     async def scenario() -> None:
         async with nodes(2) as cluster:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from controller.errors import ApiError
 from controller.loop.controller import StateHash
 from controller.loop.map_snapshots import FrozenCheckpoint
-from controller.rpc.watch import WatchHandler
 from proto import metadata_pb2 as pb
 from tests.sim.sim_check import check, violated
 from tests.sim.sim_store import StoreView
@@ -45,7 +44,8 @@ class _Connection:
         self._number = number
         self._arrives_at = 0
 
-    async def write(self, response: pb.WatchResponse) -> None:
+    async def write(self, message: bytes) -> None:
+        response = pb.WatchResponse.FromString(message)
         rng = self._node.world.rngs.followers
         pause = 1 + rng.randrange(800) if rng.random() < _SLOW_READS else 0
         self._send(pause, lambda: self._follower.on_response(self._number, response))
@@ -90,8 +90,7 @@ class Follower:
         context: Any = _Connection(self, node, number)
 
         def watch() -> None:
-            handler = WatchHandler(node.service.controller.changes)
-            node.loop.create_task(handler.watch(request, context))
+            node.loop.create_task(node.service.watches.watch(request, context))
 
         world.later_for(node, 1, watch)
         world.timeline.later(400 + self._rng.randrange(800), lambda: self._move_on(number))

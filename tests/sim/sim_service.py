@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from controller.errors import ApiError, NotLeaderError, OutcomeUnknownError
 from controller.loop.controller import Answered as ControllerAnswered
 from controller.quorum.events import ReadIndexRequested
+from controller.rpc.watch import WatchHandler
 from tests.sim.sim_check import violated
 from tests.sim.sim_controller import SimController
 from tests.sim.sim_store import Answer, Keyed, Request
@@ -54,6 +55,7 @@ class SimService:
     def __init__(self, node: SimNode) -> None:
         self._node = node
         self.controller = SimController(node)
+        self.watches = WatchHandler(self.controller.changes)
         self._probes = 0
 
     # -- calls

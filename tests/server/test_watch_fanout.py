@@ -1,0 +1,301 @@
+"""Many watches of one feed: encoded once, served in bounded turns, each change once, in order."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from controller.ids import EndOffset, Epoch
+from controller.loop.change_feed import ChangeFeed, WatcherTooSlowError
+from controller.metadata.values import column
+from controller.quorum.messages import Batch, BatchKind
+from controller.records.codec import decode_records, encode_records
+from controller.records.record import KVsPut, Record, StreamsTrimmed
+from controller.records.selection import Kind, Selection, select
+from controller.rpc import watch_fanout, watch_messages
+from controller.rpc.watch_fanout import Fanout
+from proto import metadata_pb2 as pb
+from proto import records_pb2
+from tests.broker_client.client_helpers import until
+
+EVERYTHING = Selection()
+PATIENCE_S = 60.0
+
+
+def kv(key: str, size: int = 1) -> KVsPut:
+    return KVsPut(namespaces=("",), keys=(key,), values=(bytes(size),))
+
+
+def trimmed(*stream_ids: int) -> StreamsTrimmed:
+    return StreamsTrimmed(stream_id=column(stream_ids), start_offset=column(stream_ids))
+
+
+def commit(feed: ChangeFeed, *records: Record) -> None:
+    for record in records:
+        at = feed.end_offset
+        payload = encode_records([record])
+        feed.extend([Batch(EndOffset(at), Epoch(1), BatchKind.DATA, (payload,))], at + 1)
+
+
+class Watch:
+    """A follower whose connection takes each message after `pace` turns of the event loop."""
+
+    def __init__(
+        self,
+        fanout: Fanout,
+        selection: Selection = EVERYTHING,
+        *,
+        from_offset: int = 0,
+        combines: bool = False,
+        pace: int = 0,
+        on_message: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._fanout = fanout
+        self._selection = selection
+        self._combines = combines
+        self._pace = pace
+        self._on_message = on_message
+        self._cursor = fanout._changes.cursor(from_offset)
+        self.messages: list[pb.WatchResponse] = []
+        self.next_offset = from_offset
+        self.task = asyncio.create_task(self._follow())
+
+    @property
+    def changes(self) -> list[int]:
+        return [message.offset for message in self.messages if message.records]
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys put by all changes, in the order they came."""
+        sets = [records_pb2.RecordSet.FromString(each.records) for each in self.messages]
+        return [key for each in sets for record in each.records for key in record.kvs_put.keys]
+
+    async def _follow(self) -> None:
+        with self._fanout.following(self._selection, self._combines, self._cursor) as follower:
+            while (message := await follower.next()) is not None:
+                self._on_message()
+                await follower.send(self._take(message))
+
+    async def _take(self, message: bytes) -> None:
+        for _ in range(self._pace):
+            await asyncio.sleep(0)
+        self.messages.append(pb.WatchResponse.FromString(message))
+        self.next_offset = self.messages[-1].offset + 1
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+async def leave(*watches: Watch) -> None:
+    for watch in watches:
+        watch.task.cancel()
+    await asyncio.gather(*(watch.task for watch in watches), return_exceptions=True)
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often a message with changes was encoded, by its offset."""
+    counts: Counter[int] = Counter()
+
+    def counting(response: pb.WatchResponse) -> bytes:
+        if response.records:
+            counts[response.offset] += 1
+        return response.SerializeToString()
+
+    monkeypatch.setattr(watch_messages, "encode_message", counting)
+    return counts
+
+
+def test_a_change_is_encoded_once_for_all_that_follow_it(encoded: Counter[int]) -> None:
+    async def scenario() -> None:
+        feed = ChangeFeed()
+        watches = [Watch(fanout := Fanout(feed), pace=0)]
+        watches += [Watch(fanout, pace=number % 3) for number in range(199)]
+        for number in range(5):
+            commit(feed, kv(f"{number}"))
+            await until(
+                lambda: all(each.next_offset == feed.end_offset for each in watches), "the messages"
+            )
+        assert all(each.changes == [0, 1, 2, 3, 4] for each in watches)
+        assert encoded == dict.fromkeys(range(5), 1)
+        await leave(*watches)
+
+    run(scenario)
+
+
+def test_an_entry_is_decoded_once_and_cut_once_for_each_selection(
+    encoded: Counter[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts: Counter[Selection] = Counter()
+    decoded: list[bytes] = []
+
+    def counting_select(records: list[Record], selection: Selection) -> tuple[Record, ...] | None:
+        cuts[selection] += 1
+        return select(records, selection)
+
+    def counting_decode(payload: bytes) -> list[Record]:
+        decoded.append(payload)
+        return list(decode_records(payload))
+
+    monkeypatch.setattr(watch_messages, "select", counting_select)
+    monkeypatch.setattr(watch_messages, "decode_records", counting_decode)
+
+    async def scenario() -> None:
+        feed = ChangeFeed()
+        fanout = Fanout(feed)
+        selections = [Selection(stream_ids=frozenset({number})) for number in range(20)]
+        watches = [Watch(fanout, selection) for selection in selections for _ in range(10)]
+        commit(feed, trimmed(3, 4, 99))
+        await until(lambda: all(watch.changes for watch in watches[30:50]), "the messages")
+        assert len(decoded) == 1
+        assert encoded == {0: 2}, "of streams 3 and 4, each for its ten watches"
+        assert cuts == {selections[3]: 1, selections[4]: 1}, "the index tells the other 18"
+        assert not any(watch.changes for watch in watches[:30] + watches[50:])
+        await leave(*watches)
+
+    run(scenario)
+
+
+class Turns:
+    """Counts what happens in each turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.events: Counter[int] = Counter()
+        self._task = asyncio.create_task(self._count())
+
+    def note(self) -> None:
+        self.events[self.number] += 1
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self.number += 1
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+
+def test_a_turn_of_the_event_loop_serves_a_bounded_number_of_watches() -> None:
+    async def scenario() -> None:
+        feed, turns = ChangeFeed(), Turns()
+        fanout = Fanout(feed)
+        watches = [Watch(fanout, on_message=turns.note) for _ in range(1_000)]
+        commit(feed, *(kv(f"{number}") for number in range(3)))
+        await until(lambda: all(len(watch.changes) == 3 for watch in watches), "the messages")
+        assert turns.events.total() >= 3_000
+        assert max(turns.events.values()) <= 16
+        turns.stop()
+        await leave(*watches)
+
+    run(scenario)
+
+
+def test_others_go_on_between_the_watches_of_a_backlog() -> None:
+    """Each step of a bystander waits for one slice of the watches at most, not for all of them."""
+
+    async def scenario() -> None:
+        feed = ChangeFeed()
+        fanout = Fanout(feed)
+        watches = [Watch(fanout) for _ in range(500)]
+        await asyncio.sleep(0)
+        commit(feed, *(kv(f"{number}") for number in range(10)))
+        before = sum(len(watch.messages) for watch in watches)
+        steps = 30
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        sent = sum(len(watch.messages) for watch in watches) - before
+        assert sent <= (steps + 1) * watch_fanout.WATCHES_PER_TURN
+        await until(lambda: all(len(watch.changes) == 10 for watch in watches), "the messages")
+        await leave(*watches)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_all_watches_get_each_change_once_and_in_order(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+
+    async def scenario() -> None:
+        feed = ChangeFeed()
+        fanout = Fanout(feed)
+        selections = [EVERYTHING, Selection(kinds=frozenset({Kind.KV}))]
+        selections.append(Selection(kinds=frozenset({Kind.NODE})))
+        watches: list[tuple[Watch, int]] = []
+        keys: dict[int, str] = {}
+        for number in range(200):
+            for _ in range(rng.randrange(3)):
+                keys[feed.end_offset] = f"{number}-{feed.end_offset}"
+                commit(feed, kv(keys[feed.end_offset]))
+            if rng.random() < 0.4:
+                begin = rng.randrange(feed.end_offset + 3)
+                watch = Watch(
+                    fanout,
+                    selections[rng.randrange(3)],
+                    from_offset=begin,
+                    combines=rng.random() < 0.5,
+                    pace=rng.randrange(20),
+                )
+                watches.append((watch, begin))
+            if watches and rng.random() < 0.05:
+                await leave(watches.pop(rng.randrange(len(watches)))[0])
+            for _ in range(rng.randrange(8)):
+                await asyncio.sleep(0)
+        of_nodes = [watch for watch, _ in watches if watch._selection is selections[2]]
+        of_all = [(watch, begin) for watch, begin in watches if watch not in of_nodes]
+        wanted = {begin: [keys[at] for at in keys if at >= begin] for _, begin in of_all}
+        await until(
+            lambda: all(len(each.keys) >= len(wanted[at]) for each, at in of_all), "the messages"
+        )
+        for watch, begin in of_all:
+            assert watch.keys == wanted[begin]
+        assert not any(watch.changes for watch in of_nodes)
+        await leave(*(watch for watch, _ in watches))
+        assert not fanout.messages._groups
+        assert fanout._sending_bytes == 0
+
+    run(scenario)
+
+
+def test_a_watch_that_may_combine_catches_up_in_few_messages() -> None:
+    async def scenario() -> None:
+        feed = ChangeFeed()
+        commit(feed, *(kv(f"{number}") for number in range(100)))
+        watch = Watch(Fanout(feed), combines=True)
+        await until(lambda: watch.next_offset == 100, "the messages")
+        assert watch.keys == [f"{number}" for number in range(100)]
+        assert watch.changes == [watch_messages.EXAMINED_MAX - 1, 99]
+        await leave(watch)
+
+    run(scenario)
+
+
+def test_a_watch_that_takes_nothing_makes_room_when_others_need_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages that nobody takes hold bounded memory; the oldest of them is given up first."""
+    monkeypatch.setattr(watch_fanout, "SENDING_BYTES_MAX", 1_000)
+    monkeypatch.setattr(watch_fanout, "SENDING_S_MAX", 0.0)
+
+    async def scenario() -> None:
+        feed = ChangeFeed()
+        fanout = Fanout(feed)
+        stuck = Watch(fanout, pace=1 << 60)
+        commit(feed, kv("large", size=2_000))
+        await until(lambda: fanout._sending_bytes > 0, "the messages")
+        other = Watch(fanout)
+        await until(lambda: other.changes == [0], "the messages")
+        with pytest.raises(WatcherTooSlowError) as raised:
+            await stuck.task
+        assert raised.value.from_offset == 1
+        await leave(other)
+
+    run(scenario)
