@@ -9,6 +9,7 @@ from broker_client.commit_pipeline import CommitPipeline
 from broker_client.controller_client import ControllerClient
 from broker_client.errors import (
     BrokerClientError,
+    BucketRefusedError,
     CompactedObjectsNotFoundError,
     ControllerDefectError,
     ControllerUnavailableError,
@@ -17,6 +18,7 @@ from broker_client.errors import (
     KeyConflictError,
     KeyNotFoundError,
     LimitExceededError,
+    MapOlderThanBucketError,
     MissingObjectError,
     NodeEpochExpiredError,
     NodeFencedError,
@@ -64,6 +66,7 @@ from broker_client.writer_config import WriterConfig
 __all__ = [
     "BrokerClientError",
     "BrokerSession",
+    "BucketRefusedError",
     "CommitPipeline",
     "CompactedObjectsNotFoundError",
     "ControllerClient",
@@ -78,6 +81,7 @@ __all__ = [
     "LimitExceededError",
     "LogConfig",
     "LogIdentity",
+    "MapOlderThanBucketError",
     "MissingObjectError",
     "NodeEpochExpiredError",
     "NodeFencedError",

@@ -29,10 +29,12 @@ from broker_client.arguments import (
 )
 from broker_client.errors import (
     BrokerClientError,
+    BucketRefusedError,
     ControllerDefectError,
     ControllerUnavailableError,
     InvalidRequestError,
     LimitExceededError,
+    MapOlderThanBucketError,
     PermissionDeniedError,
     ProtocolViolationError,
     RefusedError,
@@ -82,6 +84,10 @@ _REFUSALS: dict[grpc.StatusCode, type[RefusedError]] = {
 }
 
 
+_REFUSALS_BY_REASON: dict[str, type[RefusedError]] = {
+    "WRONG_BUCKET": BucketRefusedError,
+    "MAP_OLDER_THAN_BUCKET": MapOlderThanBucketError,
+}
 _FINAL_LIMITS = frozenset({"", "LIMIT_EXCEEDED"})
 """Reasons of RESOURCE_EXHAUSTED that the same request meets again; none at all is the transport's,
 for the size of a message. Any other resource may be there a moment later."""
@@ -324,7 +330,8 @@ def judge(method: str, error: grpc.aio.AioRpcError) -> Retry | RefusedError:
             return Retry(Failure.OUTCOME_UNKNOWN, said)
         case grpc.StatusCode.INTERNAL if info is None:
             return Retry(Failure.UNREACHABLE, said)  # the transport's word, not a controller's
-    return _REFUSALS.get(code, ControllerDefectError)(method, detail=said)
+    kind = _REFUSALS_BY_REASON.get(reason) or _REFUSALS.get(code, ControllerDefectError)
+    return kind(method, detail=said)
 
 
 def error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:

@@ -76,6 +76,18 @@ class ProtocolViolationError(RefusedError):
     advice = "check that client and controllers have matching versions"
 
 
+class BucketRefusedError(RefusedError):
+    """The controllers take the bucket for another cluster's and issue no object ids."""
+
+    advice = "start the controllers with their own bucket and namespace"
+
+
+class MapOlderThanBucketError(RefusedError):
+    """The controllers were restored to an earlier state and issue no object ids."""
+
+    advice = "start the controllers with their newest data directories; see docs/operations.md"
+
+
 class StreamNotFoundError(RefusedError):
     """No stream has this id: it was never created, or it was deleted."""
 
@@ -242,6 +254,7 @@ _UNAVAILABLE_ADVICE = {
     "": "check that a majority of the controllers runs and that these endpoints are theirs",
     "DISK_FULL": "make room on the disks of the controllers",
     "BUSY": "have fewer requests in flight, or a longer deadline",
+    "OBJECT_IDS_NOT_READY": "check that the controllers reach their bucket",
 }
 _PUT_OFF_ADVICE = "the controllers answer: their message says what stands in the way"
 """For reasons that a later version of the controllers may give."""

@@ -23,6 +23,7 @@ from broker_client.arguments import (
     check_store,
     check_text,
 )
+from broker_client.bucket_check import BucketCheck
 from broker_client.controller_client import ControllerClient
 from broker_client.errors import ReadDeadlineError, ReaderClosedError, refusal
 from broker_client.object_source import ObjectSource
@@ -57,7 +58,8 @@ class StreamReader:
     Safe for many concurrent calls on one event loop; use it as an async context manager or call
     `close`. Every call raises `StreamNotFoundError`, `OffsetTrimmedError`, `CorruptObjectError`,
     `MissingObjectError`, `ReadDeadlineError`, `ReaderClosedError`, what a call to the controllers
-    raises, and `storage.errors` that are no fault of the object. `deadline` is in seconds.
+    raises, and `storage.errors` that are no fault of the object. The first one looks whether the
+    store is the cluster's bucket: `storage.errors.WrongBucketError`. `deadline` is in seconds.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class StreamReader:
         self._config = config = ReaderConfig() if config is None else config
         check_kind("config", config, ReaderConfig, "a ReaderConfig, or None for its defaults")
         self._stats = ReaderStats()
+        self._bucket = BucketCheck(client, store, namespace)
         self._threads = StoreThreads(store, config.fetch_threads, "fetch")
         self._lookups = Lookups(client)
         self._slices = SliceCache(
@@ -266,6 +269,7 @@ class StreamReader:
         than that makes a group alone, whole in memory: use `iterate` for such.
         """
         ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
+        await self._bucket.passed()
         async for one in self._bulk.read(ids):
             yield one
 
@@ -331,6 +335,11 @@ class StreamReader:
         expiry = asyncio.timeout(seconds)
         try:
             async with expiry:
+                try:
+                    await self._bucket.passed()
+                except BaseException:
+                    work.close()
+                    raise
                 return await work
         except TimeoutError:
             if expiry.expired():

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from broker_client.batch_commit import BatchCommit, UploadedObject
+from broker_client.bucket_check import BucketCheck
 from broker_client.commit_pipeline import CommitPipeline
 from broker_client.errors import (
     BrokerClientError,
@@ -37,7 +38,7 @@ from broker_client.store_threads import StoreThreads
 from broker_client.upload_batch import StreamRun, WriterStream, plan_objects
 from proto import common_pb2, objects_pb2
 from proto.common_pb2 import ErrorCode
-from storage.errors import StorageError
+from storage.errors import StorageError, StoreUnavailableError
 from storage.object_format.index_block import StreamRange
 from storage.object_format.object_key import key_for
 
@@ -111,6 +112,7 @@ class Uploader:
     ) -> None:
         self._session = session
         self._store = store
+        self._bucket = BucketCheck(session.client, store.store, session.namespace)
         self._settings = settings
         self._observer = observer
         self._ids = ObjectIds(session, settings.ttl_ms, settings.commit_deadline)
@@ -150,8 +152,9 @@ class Uploader:
         if not contents:
             return
         try:
+            await self._check_bucket()
             taken = await self._take_ids(len(contents))
-        except BrokerClientError as error:
+        except (BrokerClientError, StorageError) as error:
             for content in contents:
                 batch.failures.update(dict.fromkeys(batch.open_runs(content), error))
             return
@@ -170,6 +173,17 @@ class Uploader:
         if batch.uploaded:
             keys = [key_for(one.object_id, self._session.namespace) for one in batch.uploaded]
             await self._notify(self._observer.on_uploaded(keys))
+
+    async def _check_bucket(self) -> None:
+        """Before ids are asked for: what is uploaded elsewhere could never be read."""
+        pause = _PAUSE
+        while True:
+            try:
+                return await self._bucket.passed()
+            except (ControllerUnavailableError, StoreUnavailableError) as error:
+                if not self._settings.is_persistent:
+                    raise
+                pause = await self._pause(pause, error)
 
     async def _take_ids(self, count: int) -> TakenIds:
         pause = _PAUSE

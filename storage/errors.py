@@ -140,5 +140,5 @@ class WrongBucketError(StorageError):
         super().__init__(
             f"namespace {namespace!r} of the bucket is not that of {expected}: {found}; nothing was"
             " written or deleted; name the bucket and namespace that the cluster's controllers"
-            " were started with (DescribeCluster, `streammeta quorum describe`)"
+            " were started with (`streammeta shell -- cat /cluster` names the namespace)"
         )

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from broker_client.bucket_check import BucketCheck
 from broker_client.compaction.commit import Replacement, commit
 from broker_client.compaction.commit_run import CommitRun, SourceFailedError, Workshop
 from broker_client.compaction.config import CompactionConfig
@@ -141,6 +142,7 @@ class SetObjectCompactor:
         self._client = client
         self._config = config or CompactionConfig()
         self._now_ms = now_ms
+        self._bucket = BucketCheck(client, store, namespace)
         self._calls = StoreCalls(store, self._config, is_busy)
         self._map = NodeMap(client)
         self._set_aside = SetAside()
@@ -164,7 +166,11 @@ class SetObjectCompactor:
         self._calls.close()
 
     async def plan(self, target: CompactionTarget, *, force_split: bool = False) -> NodePlan:
-        """Find out what would be done now. Raises what bars listing the node."""
+        """Find out what would be done now.
+
+        Raises what bars listing the node, and `storage.errors.WrongBucketError`.
+        """
+        await self._bucket.passed()
         listing = await self._map.set_objects(target)
         policy = self._config.group_limits
         if target.failover:

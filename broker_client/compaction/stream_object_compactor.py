@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
+from broker_client.bucket_check import BucketCheck
 from broker_client.compaction.store_calls import StoreCalls
 from broker_client.compaction.stream_object_commit import StreamObjectCommits
 from broker_client.compaction.stream_object_config import StreamObjectConfig
@@ -49,7 +50,7 @@ from storage.compaction.stream_objects import (
     plan_stream,
 )
 from storage.compaction.stream_schedule import may_have_work
-from storage.errors import StorageError
+from storage.errors import StorageError, WrongBucketError
 from storage.object_format.object_key import key_for
 from storage.object_store.base import ObjectStore
 
@@ -81,6 +82,7 @@ class StreamObjectCompactor:
     ) -> None:
         self._config = config or StreamObjectConfig()
         self._writer = writer
+        self._bucket = BucketCheck(client, store, namespace)
         self._calls = StoreCalls(store, self._config.pace, is_busy)
         self._listing = StreamObjectListing(client)
         session = BrokerSession(client, writer.node_id, writer.node_epoch, namespace, ())
@@ -108,7 +110,8 @@ class StreamObjectCompactor:
     async def compact_listed(self, stream: ListedStream, kind: StreamCompaction) -> StreamReport:
         """Compact the stream objects of a stream that was just listed.
 
-        Raises what bars the node as such (`NodeFencedError`, `NodeNotRegisteredError`); any other
+        Raises what bars the node as such (`NodeFencedError`, `NodeNotRegisteredError`) or the
+        bucket (`storage.errors.WrongBucketError`); any other
         failure ends the compaction of this stream and is in the report.
         """
         report = StreamReport(stream.stream_id, kind)
@@ -117,7 +120,7 @@ class StreamObjectCompactor:
             await self._remove(stream, [one.object_id for one in plan.expired], report)
             for group in plan.groups:
                 await self._compact_group(stream, plan, group, report)
-        except (NodeFencedError, NodeNotRegisteredError):
+        except (NodeFencedError, NodeNotRegisteredError, WrongBucketError):
             raise
         except (BrokerClientError, StorageError) as error:
             if isinstance(error, ObjectExpiredError):
@@ -152,6 +155,7 @@ class StreamObjectCompactor:
                         break
 
     async def _plan(self, stream: ListedStream, kind: StreamCompaction) -> StreamPlan:
+        await self._bucket.passed()
         objects = await self._listing.objects(_concerned(stream, kind))
         return plan_stream(objects, stream.start_offset, kind, self._config.rules[kind])
 

@@ -11,6 +11,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, closing
 
+from broker_client.bucket_check import BucketCheck
 from broker_client.compaction.compactor import SetObjectCompactor
 from broker_client.compaction.config import CompactionConfig
 from broker_client.compaction.group_planning import PlannedGroup
@@ -32,7 +33,7 @@ from controller.cli.output import CommandError, Output
 from proto.common_pb2 import ErrorCode, NodeIdentity
 from storage.compaction.entries import EntryTable
 from storage.compaction.plan import CommitPlan
-from storage.errors import StorageError
+from storage.errors import StorageError, WrongBucketError
 from storage.object_store.base import ObjectStore
 
 _WAITS = "its time has not come; it would be merged with more of its size, or once it is old"
@@ -203,8 +204,11 @@ async def _workshop(request: CompactionRequest) -> AsyncIterator[Workshop]:
         async with ControllerClient(request.connect, deadline=request.timeout_s) as client:
             try:
                 namespace = await client.object_namespace()
+                await BucketCheck(client, store, namespace).passed()
             except BrokerClientError as error:
                 raise _command_error(error) from error
+            except WrongBucketError as error:
+                raise CommandError("WRONG_BUCKET", str(error)) from error
             with closing(Workshop(client, store, namespace, request, config)) as workshop:
                 yield workshop
 

@@ -42,6 +42,8 @@ def cluster(described: admin_pb2.DescribeClusterResponse) -> Document:
         ("high_watermark", described.high_watermark),
         ("answered_by", described.answered_by),
         ("object_namespace", described.object_namespace),
+        ("cluster_uuid", described.cluster_uuid),
+        ("bucket_problem", described.bucket_problem),
         *((field.name, getattr(size, field.name)) for field in size.DESCRIPTOR.fields),
     ]
     rows = tuple(

@@ -35,6 +35,7 @@ from proto.common_pb2 import (
     NodeIdentity,
     ObjectKind,
 )
+from tests.fake_bucket import FAKE_UUID
 
 NAMESPACE = "_streammeta_fake"
 Code: TypeAlias = ErrorCode.ValueType
@@ -360,7 +361,8 @@ class FakeCluster:
             (methods.COMMIT_STREAM_SET_OBJECT, self.map.commit),
             (methods.GET_OBJECTS, self.map.objects),
             (methods.DESCRIBE_CLUSTER, lambda request: admin_pb2.DescribeClusterResponse(
-                cluster_id="fake", object_namespace=NAMESPACE, answered_by=member)),
+                cluster_id="fake", object_namespace=NAMESPACE, answered_by=member,
+                cluster_uuid=FAKE_UUID)),
         ):  # fmt: skip
             by_service[method.service][method.name] = self._handler(member, method, apply)
         by_service["ObjectService"]["CommitPipeline"] = self._pipeline(member)

@@ -41,6 +41,7 @@ from storage.object_format.object_key import key_for
 from storage.object_format.record import RecordBatch
 from storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
+from tests.fake_bucket import FAKE_UUID
 
 BASE_TIME = 1_000_000
 
@@ -100,6 +101,7 @@ class WatchedCluster(FakeCluster):
             return admin_pb2.DescribeClusterResponse(
                 cluster_id="fake",
                 object_namespace=NAMESPACE,
+                cluster_uuid=FAKE_UUID,
                 high_watermark=self._world.feed.end_offset + self._world.committed_elsewhere,
             )
 

@@ -458,11 +458,11 @@ def test_expired_objects_go_in_batches_and_a_repetition_is_no_error(parts: None)
         async def count(step: Step) -> None:
             commits[f"{step.name} {step.done}"] += 1
 
-        steps = Steps(Fault(3, Fate.LOSE_ANSWER), hook=count)
+        steps = Steps(Fault(4, Fate.LOSE_ANSWER), hook=count)
         config = of_parts(expired_batch=4)
         reports = await compact(world, [StreamCompaction.REMOVE_EXPIRED], steps, config)
         assert reports is not None
-        assert steps.names[2] == "CommitStreamObject"
+        assert steps.names[3] == "CommitStreamObject"
         assert len(reports[0].removed_ids) == 6
         assert reports[0].error is None
         assert commits["CommitStreamObject True"] == 3, "two batches, one of them twice"

@@ -30,6 +30,7 @@ from controller.rpc.routes import routed, routes, service_handler
 from proto import admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from storage.object_format.object_key import cluster_namespace
 from tests.compaction.compaction_steps import DirectChannel, Handler, Steps
+from tests.fake_bucket import FAKE_UUID
 from tests.loop.memory_log import MemoryLog
 
 CLUSTER_ID = "compaction"
@@ -153,6 +154,7 @@ class LeadingMap:
         return admin_pb2.DescribeClusterResponse(
             cluster_id=CLUSTER_ID,
             object_namespace=NAMESPACE,
+            cluster_uuid=FAKE_UUID,
             high_watermark=self.controller.committed_end,
         )
 

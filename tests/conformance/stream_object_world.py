@@ -13,7 +13,8 @@ from typing import Any, cast
 from broker_client.compaction.stream_object_compactor import StreamObjectCompactor
 from broker_client.compaction.stream_object_config import StreamObjectConfig
 from broker_client.controller_client import ControllerClient
-from proto import common_pb2, objects_pb2, streams_pb2
+from proto import admin_pb2, common_pb2, objects_pb2, streams_pb2
+from storage.bucket_marker import BucketMarker, create_marker
 from storage.compaction.stream_objects import StreamCompaction, StreamObject
 from storage.object_format.attributes import (
     ObjectAttributes,
@@ -27,10 +28,14 @@ from storage.object_format.object_key import key_for
 from storage.object_format.object_reader import ObjectReader, read_entry
 from storage.object_store.memory import MemoryObjectStore
 from tests.conformance.stream_object_inputs import PreparedObject
+from tests.fake_bucket import FAKE_UUID
 
 NAMESPACE = "DEFAULT"
 _NODE = common_pb2.NodeIdentity(node_id=1, node_epoch=1)
 _EPOCH = 1
+_MARKER = BucketMarker(
+    cluster_id="scenario", cluster_uuid=FAKE_UUID, namespace=NAMESPACE, created_ms=0
+)
 
 
 class StreamObjectWorld:
@@ -45,6 +50,7 @@ class StreamObjectWorld:
         next_object_id: int,
     ) -> None:
         self.store = MemoryObjectStore()
+        create_marker(self.store, _MARKER)
         for object_id, one in objects.items():
             self.store.put(key_for(object_id, NAMESPACE), one.data)
         self.commits: list[objects_pb2.CommitStreamObjectRequest] = []
@@ -71,6 +77,14 @@ class StreamObjectWorld:
             raise ValueError(f"objects were left out: {report.left_out}")
 
     # ---- the controllers ----
+
+    async def describe_cluster(self) -> admin_pb2.DescribeClusterResponse:
+        """Say whose bucket it is."""
+        return admin_pb2.DescribeClusterResponse(
+            cluster_id=_MARKER.cluster_id,
+            cluster_uuid=_MARKER.cluster_uuid,
+            object_namespace=NAMESPACE,
+        )
 
     async def call(self, method: Any, request: Any, _deadline: float | None = None) -> Any:
         """Answer one call."""

@@ -1,0 +1,31 @@
+"""Markers of clusters that are faked in tests, as if they lay in every store used there."""
+
+from typing import Any
+
+import pytest
+
+from broker_client import bucket_check
+from storage.bucket_marker import BucketMarker, read_marker
+from storage.object_store.base import ObjectStore
+
+FAKE_UUID = "00000000-0000-4000-8000-00000000fake"
+
+
+def as_fake_markers(*clusters: tuple[str, str]) -> Any:
+    """Return a `read_marker` that finds those of (cluster id, namespace) wherever it looks."""
+    by_namespace = {
+        namespace: BucketMarker(
+            cluster_id=cluster_id, cluster_uuid=FAKE_UUID, namespace=namespace, created_ms=0
+        )
+        for cluster_id, namespace in clusters
+    }
+
+    def read(store: ObjectStore, namespace: str) -> BucketMarker | None:
+        return by_namespace.get(namespace) or read_marker(store, namespace)
+
+    return read
+
+
+def put_fake_markers(monkeypatch: pytest.MonkeyPatch, *clusters: tuple[str, str]) -> None:
+    """Have the clusters' markers be in every store while a test runs."""
+    monkeypatch.setattr(bucket_check, "read_marker", as_fake_markers(*clusters))

@@ -1,0 +1,333 @@
+"""A leader issues ids and deletes bytes only once the bucket is known to be the cluster's."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from controller.errors import (
+    BucketRefusedError,
+    MapOlderThanBucketError,
+    ObjectIdsNotReadyError,
+)
+from controller.lifecycle.bucket_claim import CLAIM_AGE_MS_MAX, RECHECK_MS, BucketClaims
+from controller.lifecycle.claim_round import CLAIM_STEP
+from controller.loop import object_ids
+from controller.loop.controller import MetadataController
+from controller.loop.object_ids import ObjectIdGate
+from controller.metadata.answers import PrepareObjectsAnswer
+from controller.metadata.cluster_map import ClusterMap
+from controller.metadata.requests import ClaimBucket, CreateStreams, NewStream, PrepareObjects
+from storage.bucket_marker import (
+    BucketMarker,
+    IdClaim,
+    claim_key,
+    create_marker,
+    marker_key,
+    put_claim,
+    read_claimed,
+    read_marker,
+)
+from storage.errors import StoreUnavailableError
+from storage.object_store.base import Body, ObjectInfo, Tags
+from storage.object_store.memory import MemoryObjectStore
+from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, CommittingLog, World, run, until
+
+INTERVAL_MS = 5
+
+
+class AwayStore(MemoryObjectStore):
+    """A bucket that may be away, as a whole or for new objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = False
+        self.takes_no_puts = False
+
+    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self._require(not self.is_away)
+        return super().get_range(key, start, end)
+
+    def list_objects(
+        self, prefix: str = "", start_after: str | None = None
+    ) -> Iterator[ObjectInfo]:
+        self._require(not self.is_away)
+        return super().list_objects(prefix, start_after)
+
+    def put(
+        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
+    ) -> None:
+        self._require(not (self.is_away or self.takes_no_puts))
+        super().put(key, data, if_absent=if_absent, tags=tags)
+
+    def until(self, deadline: float) -> "AwayStore":
+        return self
+
+    def _require(self, is_there: bool) -> None:
+        if not is_there:
+            raise StoreUnavailableError("the bucket is away")
+
+
+class Claiming(World):
+    """A leader with a gate before its object ids, and the task that keeps it."""
+
+    def __init__(self, store: AwayStore | None = None) -> None:
+        super().__init__()
+        self.bucket = AwayStore() if store is None else store
+        self.gate = ObjectIdGate()
+        self.controller = MetadataController(ClusterMap(), self.clock, self.gate)
+        self.log = CommittingLog(self.controller)
+        self.controller.bind(self.log)
+        self.claims = BucketClaims(
+            self.controller,
+            self.bucket,
+            self.gate,
+            self.clock,
+            cluster_id="here",
+            node_id=1,
+            namespace=NAMESPACE,
+            interval_ms=INTERVAL_MS,
+        )
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.claims.run())
+        try:
+            yield
+            assert not task.done(), task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def prepare(self, request_id: str, count: int = 1) -> int:
+        request = PrepareObjects(request_id=request_id, node=BROKER, count=count, ttl_ms=60_000)
+        answer = await self.write(request)
+        assert isinstance(answer, PrepareObjectsAnswer)
+        return answer.first_object_id
+
+    def tick(self) -> None:
+        """Let the time pass after which what failed is tried again."""
+        self.clock.advance(INTERVAL_MS)
+
+    async def opened(self) -> None:
+        await until(lambda: self.gate.bound > 0, "ids to be claimed", lambda: None)
+
+    async def refused(self) -> str:
+        """Wait until the leader has a problem that stays, and return it."""
+        await until(lambda: bool(self.claims._term and self.claims._term.refused), "refusal",
+                    lambda: None)  # fmt: skip
+        return self.claims.problem
+
+
+@pytest.fixture(autouse=True)
+def _short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_ids, "READY_WAIT_MS", 20)
+
+
+def test_a_new_cluster_draws_a_uuid_marks_the_bucket_claims_and_issues() -> None:
+    async def scenario() -> None:
+        world = Claiming()
+        await world.start()
+        assert not world.claims.may_delete
+        async with world.running():
+            assert await world.prepare("a") == 0, "the request waited for the gate"
+        assert world.claims.may_delete
+        assert world.claims.problem == ""
+        marker = read_marker(world.bucket, NAMESPACE)
+        assert marker is not None
+        assert marker.cluster_uuid == world.claims.cluster_uuid
+        assert (marker.cluster_id, marker.namespace) == ("here", NAMESPACE)
+        claim = world.controller.cluster_map.bucket_claim
+        assert claim.cluster_uuid == marker.cluster_uuid
+        assert claim.issued_below == read_claimed(world.bucket, NAMESPACE) == CLAIM_STEP
+
+    run(scenario())
+
+
+def test_ids_wait_for_the_bucket_and_commits_do_not() -> None:
+    async def scenario() -> None:
+        world = Claiming()
+        world.bucket.is_away = True
+        await world.start()
+        async with world.running():
+            with pytest.raises(ObjectIdsNotReadyError, match=r"away|taken over"):
+                await world.prepare("a")
+            create = CreateStreams(request_id="s", node=BROKER, streams=(NewStream(),))
+            assert (await world.write(create)).stream_ids == (0,)
+            await until(lambda: "away" in world.claims.problem, "the reason", world.tick)
+            assert not world.claims.may_delete
+            end = world.log.next_offset
+            for _ in range(20):
+                world.tick()
+                await asyncio.sleep(INTERVAL_MS / 1000)
+            assert world.log.next_offset == end, "the log grows while the bucket is away"
+            world.bucket.is_away = False
+            await until(lambda: world.gate.bound > 0, "ids to be issued again", world.tick)
+            assert await world.prepare("a") == 0
+
+    run(scenario())
+
+
+def test_another_clusters_bucket_is_refused_until_it_is_put_right() -> None:
+    async def scenario() -> None:
+        world = Claiming()
+        other = BucketMarker(
+            cluster_id="here", cluster_uuid="another", namespace=NAMESPACE, created_ms=0
+        )
+        create_marker(world.bucket, other)
+        await world.start()
+        async with world.running():
+            assert "another" in await world.refused()
+            with pytest.raises(BucketRefusedError, match="another"):
+                await world.prepare("a")
+            assert not world.claims.may_delete
+            assert read_marker(world.bucket, NAMESPACE) == other
+            assert read_claimed(world.bucket, NAMESPACE) == 0
+            world.bucket.delete_many([marker_key(NAMESPACE)])
+            world.clock.advance(RECHECK_MS)
+            await world.opened()
+            assert await world.prepare("a") == 0
+
+    run(scenario())
+
+
+def test_an_unreadable_marker_is_refused_and_left() -> None:
+    async def scenario() -> None:
+        world = Claiming()
+        world.bucket.put(marker_key(NAMESPACE), b"{")
+        await world.start()
+        async with world.running():
+            assert "corrupt" in await world.refused()
+            assert not world.claims.may_delete
+        assert world.bucket.get_range(marker_key(NAMESPACE)) == b"{"
+
+    run(scenario())
+
+
+def test_a_marker_that_must_be_there_is_not_made_again_in_another_bucket() -> None:
+    async def scenario() -> None:
+        world = Claiming()
+        await world.start()
+        await world.write(ClaimBucket(cluster_uuid="u", issued_below=5))
+        async with world.running():
+            assert "no marker" in await world.refused()
+            assert not world.claims.may_delete
+        assert list(world.bucket.list_objects()) == []
+
+    run(scenario())
+
+
+def restored_claim(bound: int) -> IdClaim:
+    return IdClaim(cluster_uuid="u", issued_below=bound, node_id=2, token="x", created_ms=0)
+
+
+def test_a_map_older_than_the_bucket_issues_and_deletes_nothing() -> None:
+    async def scenario() -> None:
+        world = Claiming()
+        await world.start()
+        await world.write(ClaimBucket(cluster_uuid="u", issued_below=5))
+        marker = BucketMarker(
+            cluster_id="here", cluster_uuid="u", namespace=NAMESPACE, created_ms=0
+        )
+        create_marker(world.bucket, marker)
+        put_claim(world.bucket, NAMESPACE, restored_claim(6))
+        end = world.log.next_offset
+        async with world.running():
+            assert "older than the bucket" in await world.refused()
+            with pytest.raises(MapOlderThanBucketError) as refused:
+                await world.prepare("a")
+            assert (refused.value.issued_below, refused.value.claimed) == (5, 6)
+            assert not world.claims.may_delete
+            assert world.log.next_offset == end, "nothing may hide it from the next leader"
+            assert read_claimed(world.bucket, NAMESPACE) == 6
+            # The operator puts it right.
+            world.bucket.delete_many([claim_key(NAMESPACE, 6)])
+            world.clock.advance(RECHECK_MS)
+            await world.opened()
+            assert world.claims.may_delete
+            assert await world.prepare("a") == 0
+
+    run(scenario())
+
+
+def test_two_logs_that_come_to_the_same_bound_are_told_apart() -> None:
+    async def scenario() -> None:
+        world = Claiming()
+        await world.start()
+        async with world.running():
+            await world.opened()
+            # Another copy of this cluster claims the next bound first.
+            store, race = world.bucket, world.gate.bound + 1
+            listed = store.list_objects
+
+            def list_objects(
+                prefix: str = "", start_after: str | None = None
+            ) -> Iterator[ObjectInfo]:
+                found = list(listed(prefix, start_after))
+                with contextlib.suppress(Exception):
+                    put_claim(store, NAMESPACE, restored_claim(race))
+                return iter(found)
+
+            store.list_objects = list_objects  # type: ignore[method-assign]
+            world.claims.claim_soon()
+            assert "another copy" in await world.refused()
+            assert not world.claims.may_delete
+            with pytest.raises(MapOlderThanBucketError):
+                await world.prepare("a")
+
+    run(scenario())
+
+
+def test_the_gate_closes_with_the_term_and_opens_anew_in_the_next() -> None:
+    async def scenario() -> None:
+        world = Claiming()
+        await world.start()
+        async with world.running():
+            assert await world.prepare("a", 3) == 0
+            first = world.gate.bound
+            world.bucket.is_away = True
+            world.log.lose_leadership(truncate=False)
+            assert world.gate.bound == 0
+            assert not world.claims.may_delete
+            world.log.lead()
+            with pytest.raises(ObjectIdsNotReadyError):
+                await world.prepare("b")
+            assert await world.prepare("a", 3) == 0, "a repeat issues nothing new"
+            world.bucket.is_away = False
+            await until(lambda: world.gate.bound > 0, "ids to be issued again", world.tick)
+            assert world.gate.bound == first + 3
+            assert await world.prepare("b") == 3
+
+    run(scenario())
+
+
+def test_claims_are_renewed_when_short_or_old_or_when_a_copy_has_left() -> None:
+    async def scenario() -> None:
+        world = Claiming()
+        await world.start()
+        async with world.running():
+            await world.opened()
+
+            async def renewed(what: str) -> None:
+                bound = world.gate.bound
+                await until(lambda: world.gate.bound > bound, what, lambda: None)
+                assert read_claimed(world.bucket, NAMESPACE) == world.gate.bound
+
+            world.clock.advance(CLAIM_AGE_MS_MAX)
+            bound = world.gate.bound
+            await asyncio.sleep(10 * INTERVAL_MS / 1000)
+            assert world.gate.bound == bound, "no id was issued since"
+            await world.prepare("a")
+            await renewed("a claim after ids were issued for a while")
+            world.claims.claim_soon()
+            await renewed("a claim after a copy has left")
+            world.gate.open(world.controller.cluster_map.next_object_id + CLAIM_STEP // 2 - 1)
+            await renewed("a claim before ids run out")
+            world.gate.open(world.controller.cluster_map.next_object_id)
+            with pytest.raises(ObjectIdsNotReadyError, match="issued"):
+                await world.prepare("b")
+            await renewed("a claim at once when ids have run out")
+            assert await world.prepare("b") == 1
+
+    run(scenario())
