@@ -121,7 +121,13 @@ class Claiming(World):
 
 
 @pytest.fixture(autouse=True)
-def _short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_ids, "READY_WAIT_MS", 20_000)
+
+
+@pytest.fixture
+def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse requests for ids soon while the gate is neither open nor closed for good."""
     monkeypatch.setattr(object_ids, "READY_WAIT_MS", 20)
 
 
@@ -145,6 +151,7 @@ def test_a_new_cluster_draws_a_uuid_marks_the_bucket_claims_and_issues() -> None
     run(scenario())
 
 
+@pytest.mark.usefixtures("short_wait")
 def test_ids_wait_for_the_bucket_and_commits_do_not() -> None:
     async def scenario() -> None:
         world = Claiming()
@@ -279,6 +286,7 @@ def test_two_logs_that_come_to_the_same_bound_are_told_apart() -> None:
     run(scenario())
 
 
+@pytest.mark.usefixtures("short_wait")
 def test_the_gate_closes_with_the_term_and_opens_anew_in_the_next() -> None:
     async def scenario() -> None:
         world = Claiming()
