@@ -119,3 +119,17 @@ class MapOlderThanBucketError(ApiError):
 
 class InvariantError(Exception):
     """A state that must not exist: a defect of ours. The process stops rather than go on."""
+
+
+class DamagedMapError(Exception):
+    """Sections of a checkpoint that contradict each other, or hold what no map can.
+
+    `section` and `field` say where, `row` in which row, counted from 0; -1 is the whole column.
+    """
+
+    def __init__(self, section: str, row: int, field: str, got: object, wanted: str) -> None:
+        place = f"row {row}, " if row >= 0 else ""
+        super().__init__(f"section {section!r}, {place}{field}: got {got}, must be {wanted}")
+        self.section = section
+        self.row = row
+        self.field = field

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from controller.errors import DamagedMapError
 from controller.loop.state_hashes import UNKNOWN_LOG_HASH
 from controller.loop.state_machine import SnapshotPoint
 from controller.metadata.cluster_map import ClusterMap
@@ -76,7 +77,8 @@ def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMap:
     """Return what a checkpoint file holds.
 
     Raises:
-        CheckpointError: the file is damaged, or another checkpoint.
+        CheckpointError: the file is damaged, its sections contradict each other, or it is another
+            checkpoint.
     """
     wanted = CheckpointId(snapshot_id.end_offset, snapshot_id.epoch)
     reader = CheckpointReader(file, wanted.file_name)
@@ -84,7 +86,10 @@ def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMap:
         raise CheckpointError(
             f"the file says it is {reader.id.file_name}, wanted is {wanted.file_name}"
         )
-    cluster_map = ClusterMap.from_sections(reader.sections(), snapshot_id.end_offset)
+    try:
+        cluster_map = ClusterMap.from_sections(reader.sections(), snapshot_id.end_offset)
+    except DamagedMapError as error:
+        raise CheckpointError(f"{wanted.file_name}: {error}") from error
     return LoadedMap(cluster_map, _log_hash(reader))
 
 

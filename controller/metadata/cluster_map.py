@@ -169,7 +169,11 @@ class ClusterMap:
     def from_sections(
         cls, sections: Mapping[str, Mapping[str, Any]], end_offset: int
     ) -> "ClusterMap":
-        """Return the map a `FrozenMap` at `end_offset` had these sections of."""
+        """Return the map a `FrozenMap` at `end_offset` had these sections of.
+
+        Raises:
+            DamagedMapError: they are not those of a map.
+        """
         cluster_map = cls()
         cluster_map.applied_end_offset = end_offset
         restore(

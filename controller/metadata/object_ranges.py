@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from controller.metadata.columns import Table, TableView, Undo
 from controller.metadata.free_blocks import FreeBlocks, block_rows, block_size
+from controller.metadata.section_checks import check_apart
 from controller.metadata.stream_index import StreamIndex, range_rows
 from controller.metadata.values import Int64Column
 from controller.records.record import SetObjectRanges, StreamObjectsCommitted
@@ -236,11 +237,14 @@ class ObjectRanges:
         columns: dict[str, Int64Column],
         range_count: Int64Column,
         indexed: npt.NDArray[np.bool_],
+        visible_from: Int64Column,
     ) -> Int64Column:
         """Fill an empty table with what objects hold; return each object's first row.
 
         `columns` has the ranges of one object behind those of another, `range_count` one entry an
-        object, `indexed` one a range: whether it is found by its stream.
+        object, `indexed` one a range: whether it is found by its stream, and `visible_from` where
+        what is visible of the stream begins. Raises `DamagedMapError` if a visible offset is in two
+        ranges that are found.
         """
         sizes = block_rows(range_count)
         firsts = np.cumsum(sizes) - sizes
@@ -251,5 +255,7 @@ class ObjectRanges:
         stream_id = columns["stream_id"][indexed]
         end, object_id = columns["end_offset"][indexed], columns["object_id"][indexed]
         order = np.lexsort((object_id, end, stream_id))
-        self._index.load(stream_id[order], rows[indexed][order])
+        listed = np.flatnonzero(indexed)[order]
+        check_apart(columns, listed, visible_from)
+        self._index.load(stream_id[order], rows[listed])
         return firsts

@@ -486,11 +486,13 @@ class Objects:
         columns: dict[str, Int64Column],
         ranges: dict[str, Int64Column],
         exists: npt.NDArray[np.bool_],
+        starts: Int64Column,
         next_object_id: int,
     ) -> None:
         """Fill an empty registry with objects in id order and their ranges in the same order.
 
-        `exists` has one entry a range: whether its stream exists.
+        `exists` has one entry a range: whether its stream exists; `starts` where what is visible
+        of that stream begins. Raises `DamagedMapError` if visible offsets are in two ranges.
         """
         ids, count, state = columns["object_id"], columns["range_count"], columns["state"]
         self.directory.load(ids, np.arange(len(ids), dtype=np.int64), next_object_id)
@@ -499,7 +501,7 @@ class Objects:
         listed = np.repeat(state == _COMMITTED, count)
         left = listed & ~exists & np.repeat(columns["kind"] != _STREAM_SET, count)
         self._swept = set(np.unique(ranges["stream_id"][left]).tolist())
-        first = self.ranges.load(ranges, count, listed & exists | left)
+        first = self.ranges.load(ranges, count, listed & exists | left, starts)
         self._table.load({**columns, "first_range": np.where(count > 0, first, 0)})
         self.counts.add(state, columns["object_size"], 1)
         in_set = (columns["kind"] == _STREAM_SET) & (state == _COMMITTED)

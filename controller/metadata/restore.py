@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from controller.errors import DamagedMapError
 from controller.metadata.bucket_claim import BucketClaim, Claim
+from controller.metadata.checks import INT64_MAX
 from controller.metadata.kv import KVs, StoredValue
 from controller.metadata.nodes import Node, Nodes
 from controller.metadata.object_facts import Facts
@@ -14,6 +16,8 @@ from controller.metadata.object_upkeep import DeletionHold, ObjectUpkeep
 from controller.metadata.objects import Objects
 from controller.metadata.pending_uploads import StreamSpans
 from controller.metadata.request_log import IssuedIds, RequestKey, RequestKind, Window
+from controller.metadata.section_checks import check_ends
+from controller.metadata.section_rules import SectionChecker
 from controller.metadata.streams import DELETED, Streams
 from controller.metadata.values import Int64Column
 from controller.records.record import FACT_COLUMNS
@@ -30,47 +34,66 @@ def restore(
     bucket_claim: BucketClaim,
     rejected: Window[tuple[int, int], int],
 ) -> None:
-    """Fill empty managers; columns may be arrays or lists."""
-    counters = sections["counters"]
-    next_stream_id = int(counters["next_stream_id"][0])
-    streams.load(
-        next_stream_id,
-        _integers(sections["streams"]),
-        _integers(sections["ranges"]),
-        dict(_flat_tags(sections["stream_tags"], "stream_id")),
-    )
-    _restore_objects(sections, streams, objects, int(counters["next_object_id"][0]))
+    """Fill empty managers; columns may be arrays or lists.
+
+    Raises:
+        DamagedMapError: a section breaks a rule of `section_rules`; the managers are of no use.
+    """
+    checked = _Checked(sections)
+    counters = checked["counters"]
+    node_rows = _nodes(checked["nodes"], checked["node_tags"])
+    free_ids = checked["free_node_ids"]["node_id"].tolist()
+    nodes.load(node_rows, int(counters["last_node_id"][0]), free_ids)
+    stream_rows = checked["streams"]
+    tags = dict(_flat_tags(checked["stream_tags"], "stream_id"))
+    streams.load(int(counters["next_stream_id"][0]), stream_rows, checked["ranges"], tags)
+    _restore_objects(checked, streams, objects, int(counters["next_object_id"][0]))
     upkeep.hold = _hold(counters)
     if "bucket_claim" in sections:  # older versions claimed nothing
-        bucket_claim.current = _claim(sections["bucket_claim"])
-    streams.pending.load(_pending(_integers(sections["pending_uploads"])))
-    streams.lost.spans = _spans(_integers(sections["lost_ranges"]))
-    free_ids = _integers(sections["free_node_ids"])["node_id"].tolist()
-    nodes.load(_nodes(sections), int(counters["last_node_id"][0]), free_ids)
-    kvs.load(_kvs(sections["kvs"]))
-    _restore_requests(sections["requests"], streams, objects, nodes)
-    _restore_windows(sections, objects, rejected)
+        bucket_claim.current = _claim(checked["bucket_claim"])
+    streams.pending.load(_pending(checked["pending_uploads"]))
+    streams.lost.spans = _spans(checked["lost_ranges"])
+    kvs.load(_kvs(checked["kvs"]))
+    _restore_requests(checked["requests"], streams, objects, nodes)
+    _restore_windows(checked, objects, rejected)
 
 
-def _integers(section: Mapping[str, Any]) -> dict[str, Int64Column]:
-    return {name: np.asarray(values, dtype=np.int64) for name, values in section.items()}
+class _Checked:
+    """Sections with numbers as int64 arrays, each checked when it is asked for."""
+
+    def __init__(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
+        self._sections = sections
+        self._checker = SectionChecker()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sections
+
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        if name not in self._sections:
+            raise DamagedMapError(name, -1, "its columns", "no such section", "there")
+        columns = {
+            column: values if column in _TEXTS else np.asarray(values, dtype=np.int64)
+            for column, values in self._sections[name].items()
+        }
+        self._checker.check(name, columns)
+        return columns
 
 
 def _restore_objects(
-    sections: Mapping[str, Mapping[str, Any]],
-    streams: Streams,
-    objects: Objects,
-    next_object_id: int,
+    sections: _Checked, streams: Streams, objects: Objects, next_object_id: int
 ) -> None:
-    ranges = _integers(sections["object_ranges"])
-    exists = ranges["stream_id"] < len(streams)
-    exists[exists] = streams["state"][ranges["stream_id"][exists]] != DELETED
-    columns = _integers(sections["objects"])
+    columns = dict(sections["objects"])
+    ranges = dict(sections["object_ranges"])
     if "content_digest" not in columns:  # older versions kept none
         columns["content_digest"] = np.zeros_like(columns["object_id"])
-    objects.load(columns, ranges, exists, next_object_id)
+    ids = ranges["stream_id"]
+    exists = streams["state"][ids] != DELETED
+    check_ends(ranges, exists, streams["end_offset"][ids])
+    # Nothing is visible of a stream that does not exist.
+    starts = np.where(exists, streams["start_offset"][ids], INT64_MAX)
+    objects.load(columns, ranges, exists, starts, next_object_id)
     if "object_facts" in sections:  # older versions knew none
-        known = _integers(sections["object_facts"])
+        known = sections["object_facts"]
         facts = Facts(**{name: known[name] for name in FACT_COLUMNS})
         objects.load_facts(known["object_id"], facts)
 
@@ -96,9 +119,8 @@ def _flat_tags(section: Mapping[str, Any], owner: str) -> list[tuple[int, tuple[
     ]
 
 
-def _nodes(sections: Mapping[str, Mapping[str, Any]]) -> list[Node]:
-    section = sections["nodes"]
-    flat = dict(_flat_tags(sections["node_tags"], "node_id"))
+def _nodes(section: Mapping[str, Any], tags: Mapping[str, Any]) -> list[Node]:
+    flat = dict(_flat_tags(tags, "node_id"))
     result = []
     cells = zip(*(section[name] for name in _NODE_COLUMNS), strict=True)
     for node_id, epoch, failover, wal_config, locked, departed, recovered_by, supervised in cells:
@@ -160,11 +182,11 @@ def _restore_requests(
 
 
 def _restore_windows(
-    sections: Mapping[str, Mapping[str, Any]],
+    sections: _Checked,
     objects: Objects,
     rejected: Window[tuple[int, int], int],
 ) -> None:
-    rows = _integers(sections["rejected_rows"])
+    rows = sections["rejected_rows"]
     rejected.load(
         ((object_id, stream_id), error)
         for object_id, stream_id, error in zip(
@@ -174,7 +196,7 @@ def _restore_windows(
             strict=True,
         )
     )
-    removed = _integers(sections["removed_objects"])
+    removed = sections["removed_objects"]
     ids = removed["object_id"].tolist()
     # Older versions kept no digests.
     digests = removed["content_digest"].tolist() if "content_digest" in removed else [0] * len(ids)
@@ -191,4 +213,6 @@ _NODE_COLUMNS = (
     "recovered_by",
     "supervised",
 )
+_TEXTS = frozenset(("cluster_uuid", "key", "value", "namespace", "wal_config", "request_id"))
+"""Columns that hold no numbers, in whichever section."""
 _REQUEST_COLUMNS = ("kind", "node_id", "request_id", "first_id", "count", "deadline_ms")

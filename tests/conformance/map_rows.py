@@ -84,8 +84,14 @@ class MapRows:
         self._rows[section] = [row for row in self._rows[section] if id(row) not in gone]
 
     def sections(self) -> dict[str, dict[str, list[Any]]]:
-        """Return the columns, rows sorted and counts of ranges set."""
+        """Return the columns, rows sorted and counts of ranges set.
+
+        Ranges of streams that were never created, which no map holds, are left out.
+        """
         counts: dict[int, int] = {}
+        next_id = self._rows["counters"][0]["next_stream_id"]
+        held = self._rows["object_ranges"]
+        self._rows["object_ranges"] = [row for row in held if row["stream_id"] < next_id]
         for row in self._rows["object_ranges"]:
             counts[row["object_id"]] = counts.get(row["object_id"], 0) + 1
         for row in self._rows["objects"]:
