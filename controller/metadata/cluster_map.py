@@ -37,6 +37,7 @@ from controller.metadata.nodes import Nodes
 from controller.metadata.object_upkeep import ObjectUpkeep
 from controller.metadata.objects import Objects
 from controller.metadata.reads import Reads
+from controller.metadata.record_checks import RecordChecks
 from controller.metadata.repeats import Repeats
 from controller.metadata.request_log import (
     IssuedIds,
@@ -160,6 +161,7 @@ class ClusterMap:
         self._upkeep = ObjectUpkeep(self._streams, self._objects)
         self._reads = Reads(self._streams, self._objects, self._nodes, self._bucket_claim)
         self._stream_reads = StreamReads(self._streams, self._objects)
+        self._record_checks = RecordChecks(self._streams, self._objects, self._nodes)
         self._applied: deque[_Applied] = deque()
         self._deciders = self._make_deciders()
         self._readers = self._make_readers()
@@ -225,6 +227,7 @@ class ClusterMap:
         entry = _Applied(offset, self.applied_end_offset)
         try:
             for record in records:
+                self._record_checks.check(record)
                 self._replayers[type(record)](record, offset, entry.undo)
         except Exception as error:
             _undo(entry.undo)

@@ -44,9 +44,9 @@ def restore(
     node_rows = _nodes(checked["nodes"], checked["node_tags"])
     free_ids = checked["free_node_ids"]["node_id"].tolist()
     nodes.load(node_rows, int(counters["last_node_id"][0]), free_ids)
-    stream_rows = checked["streams"]
+    stream_rows = dict(checked["streams"])
     tags = dict(_flat_tags(checked["stream_tags"], "stream_id"))
-    streams.load(int(counters["next_stream_id"][0]), stream_rows, checked["ranges"], tags)
+    streams.load(int(counters["next_stream_id"][0]), stream_rows, dict(checked["ranges"]), tags)
     _restore_objects(checked, streams, objects, int(counters["next_object_id"][0]))
     upkeep.hold = _hold(counters)
     if "bucket_claim" in sections:  # older versions claimed nothing
@@ -71,7 +71,7 @@ class _Checked:
     def __getitem__(self, name: str) -> Mapping[str, Any]:
         if name not in self._sections:
             raise DamagedMapError(name, -1, "its columns", "no such section", "there")
-        columns = {
+        columns: dict[str, Any] = {
             column: values if column in _TEXTS else np.asarray(values, dtype=np.int64)
             for column, values in self._sections[name].items()
         }

@@ -17,7 +17,8 @@ from controller.errors import DamagedMapError
 from controller.metadata.values import Int64Column
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
-Columns: TypeAlias = Mapping[str, Any]
+Columns: TypeAlias = Mapping[str, Int64Column]
+"""A section; columns of texts are lists, and no rule computes with them."""
 Loaded: TypeAlias = Mapping[str, Columns]
 """Sections by name: the one that is checked, and those before it."""
 
@@ -108,8 +109,11 @@ class Unique:
         if len(set(rows)) == len(rows):
             return
         seen: set[Any] = set()
-        good = [not (row in seen or seen.add(row)) for row in rows]
-        require(section, ", ".join(self.fields), np.array(good), rows, "in one row only")
+        good = np.ones(len(rows), dtype=np.bool_)
+        for index, row in enumerate(rows):
+            good[index] = row not in seen
+            seen.add(row)
+        require(section, ", ".join(self.fields), good, rows, "in one row only")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,12 @@ from unittest.mock import patch
 
 import controller.metadata.object_ranges as object_ranges
 import controller.metadata.restore as restore
+from controller.metadata.record_checks import RecordChecks
 from controller.metadata.section_rules import SectionChecker
 
 _CHECKS = (
     (SectionChecker, "check"),
+    (RecordChecks, "check"),
     (restore, "check_ends"),
     (object_ranges, "check_apart"),
 )
@@ -22,7 +24,7 @@ _CHECKS = (
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Leave the checks of what is loaded out."""
+    """Leave the checks of what is loaded and replayed out."""
     with ExitStack() as patches:
         for owner, name in _CHECKS:
             patches.enter_context(patch.object(owner, name, lambda *_: None))
