@@ -70,7 +70,7 @@ class Ascending:
 
     def check(self, section: str, loaded: Loaded) -> None:
         """See `Rule`."""
-        columns = [loaded[section][name] for name in self.fields]
+        columns: list[Any] = [loaded[section][name] for name in self.fields]
         if len(columns[0]) < 2:
             return
         numeric = all(isinstance(values, np.ndarray) for values in columns)

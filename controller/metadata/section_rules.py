@@ -62,15 +62,18 @@ class SectionChecker:
 
 
 def _opened(streams: Columns) -> Mask:
-    return streams["state"] == _OPENED
+    found: Mask = streams["state"] == _OPENED
+    return found
 
 
 def _in_set(objects: Columns) -> Mask:
-    return (objects["state"] == _COMMITTED) & (objects["kind"] == _SET)
+    found: Mask = (objects["state"] == _COMMITTED) & (objects["kind"] == _SET)
+    return found
 
 
 def _linked(objects: Columns) -> Mask:
-    return objects["state"] == _LINKED
+    found: Mask = objects["state"] == _LINKED
+    return found
 
 
 def _below(low: str, high: str) -> Holds:
@@ -88,11 +91,12 @@ def _among(field: str, values: tuple[int, ...]) -> Holds:
 
 def _owned_at_all(streams: Columns, _: Loaded) -> Mask:
     never = streams["range_index"] == -1
-    return (
+    found: Mask = (
         ((streams["epoch"] == -1) == never)
         & ((streams["node_id"] == -1) == never)
         & ~(never & (streams["state"] == _OPENED))
     )
+    return found
 
 
 class _OneRow:
@@ -143,16 +147,18 @@ def _ranges_follow(ranges: Columns, _: Loaded) -> Mask:
 def _kind_fits(objects: Columns, _: Loaded) -> Mask:
     state, kind = objects["state"], objects["kind"]
     known, in_set = kind != _UNKNOWN, kind == _SET
-    return np.where(state == _LINKED, known & ~in_set, (state != _COMMITTED) | known) & ~(
+    found: Mask = np.where(state == _LINKED, known & ~in_set, (state != _COMMITTED) | known) & ~(
         (state == _PREPARED) & known
     )
+    return found
 
 
 def _holds_as_many_as_its_kind(objects: Columns, _: Loaded) -> Mask:
     state, count = objects["state"], objects["range_count"]
     holds = (state == _COMMITTED) | (state == _LINKED)
     of_one = holds & (objects["kind"] != _SET)
-    return (count >= 0) & np.where(of_one, count == 1, holds | (count == 0))
+    found: Mask = (count >= 0) & np.where(of_one, count == 1, holds | (count == 0))
+    return found
 
 
 def _composite_of_link(objects: Columns, _: Loaded) -> Mask:
@@ -194,12 +200,14 @@ def _ranges_of_one_follow(ranges: Columns, _: Loaded) -> Mask:
 def _facts_of_committed(facts: Columns, loaded: Loaded) -> Mask:
     objects = loaded["objects"]
     at = objects["object_id"].searchsorted(facts["object_id"])
-    return np.asarray(objects["kind"])[at] != _UNKNOWN
+    found: Mask = np.asarray(objects["kind"])[at] != _UNKNOWN
+    return found
 
 
 def _crossed(facts: Columns, _: Loaded) -> Mask:
     low, high = facts["min_timestamp_ms"], facts["max_timestamp_ms"]
-    return (high >= low) & ((low == UNKNOWN) == (high == UNKNOWN))
+    found: Mask = (high >= low) & ((low == UNKNOWN) == (high == UNKNOWN))
+    return found
 
 
 def _spans_apart(spans: Columns, _: Loaded) -> Mask:
@@ -242,7 +250,10 @@ def _issued_once(requests: Columns, loaded: Loaded) -> Mask:
     good = (first >= 0) & (count >= 1)
     for number, counter in _COUNTERS.items():
         good &= (kind != number) | (first <= int(counters[counter][0]) - count)
-    return good & ((kind != RequestKind.NEXT_NODE_ID) | (first <= int(counters["last_node_id"][0])))
+    found: Mask = good & (
+        (kind != RequestKind.NEXT_NODE_ID) | (first <= int(counters["last_node_id"][0]))
+    )
+    return found
 
 
 def _not_present(removed: Columns, loaded: Loaded) -> Mask:
