@@ -72,5 +72,6 @@ def _log_facts(facts: DirectoryFacts) -> dict[str, object]:
         "flushed_end_offset": facts.flushed_end,
         "batches": facts.batch_count,
         "unflushed_torn_bytes": facts.torn_bytes,
+        "reserve_bytes": facts.reserve_bytes,
         "repairs_up_to_offset": lost.end_offset if lost else None,
     }

@@ -1,8 +1,8 @@
 """Whose data directory this is: formatting it once, and checking it before anything is touched.
 
 Names in a controller's directory: `meta.json`, `quorum-state`, `flushed-mark`, `damage.json`,
-`.lock`, `<20 digits>.log` and `<20 digits>-<10 digits>.checkpoint`, perhaps with `.tmp`, `.part` or
-`.damaged` after them. Other names are not ours and are never touched.
+`reserve`, `.lock`, `<20 digits>.log` and `<20 digits>-<10 digits>.checkpoint`, perhaps with
+`.tmp`, `.part` or `.damaged` after them. Other names are not ours and are never touched.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from controller.journal.errors import (
     WrongDirectoryError,
 )
 from controller.journal.flushed_mark import FlushedMark
+from controller.journal.reserve import RESERVE_NAME
 from controller.journal.sealed_json import Fields, read_sealed_json, replace_sealed_json
 from controller.journal.state_file import read_quorum_state, write_quorum_state
 from controller.quorum.config import QuorumState
@@ -35,6 +36,7 @@ _LEFT_BY_UNFINISHED_FORMAT = {
     LOCK_NAME,
     STATE_NAME,
     MARK_NAME,
+    RESERVE_NAME,
     f"{META_NAME}.tmp",
     f"{STATE_NAME}.tmp",
 }

@@ -26,6 +26,7 @@ from controller.journal.directory import (
 from controller.journal.errors import BadSnapshotError, JournalDamagedError
 from controller.journal.flushed_mark import FlushedMark
 from controller.journal.log_scan import SegmentFile, open_segments
+from controller.journal.reserve import RESERVE_NAME
 from controller.journal.segment import SEGMENT_HEADER_SIZE, Segment
 from controller.journal.snapshots import SnapshotCheck, parse_snapshot_name
 from controller.journal.state_file import read_quorum_state
@@ -58,6 +59,7 @@ class SnapshotFacts:
 class DirectoryFacts:
     """What a data directory holds. `state` and `flushed_end` are None where they can't be read.
 
+    `reserve_bytes` is the room kept for a full disk: less than the whole once that was needed.
     `findings` are all damages; bytes behind the last good batch that were never flushed are no
     damage but `torn_bytes`.
     """
@@ -74,6 +76,7 @@ class DirectoryFacts:
     batch_count: int
     record: DamageRecord | None
     put_aside: tuple[str, ...]
+    reserve_bytes: int
     findings: tuple[Finding, ...]
 
 
@@ -137,6 +140,7 @@ class Inspection:
             batch_count=self._batch_count,
             record=record,
             put_aside=tuple(name for name in names if name.endswith(".damaged")),
+            reserve_bytes=self._reserve_bytes(),
             findings=tuple(self._findings),
         )
 
@@ -166,6 +170,10 @@ class Inspection:
         if record is not None:
             self._findings.extend(record.findings)
         return record
+
+    def _reserve_bytes(self) -> int:
+        path = self._path / RESERVE_NAME
+        return _size(self._files, path) if path.name in self._files.names(self._path) else 0
 
     # -- snapshots
 

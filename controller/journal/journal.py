@@ -24,6 +24,7 @@ from controller.journal.directory import (
 )
 from controller.journal.flushed_mark import FlushedMark
 from controller.journal.recovery import Recovery
+from controller.journal.reserve import DEFAULT_RESERVE_BYTES, RESERVE_NAME, Reserve
 from controller.journal.segment import Segment
 from controller.journal.snapshot_writer import SnapshotWriter
 from controller.journal.snapshots import SnapshotCheck, SnapshotStore
@@ -32,7 +33,7 @@ from controller.quorum.config import QuorumState
 from controller.quorum.events import SnapshotChunk
 from controller.quorum.messages import Batch, SnapshotId
 from controller.quorum.voters import VoterSet
-from storage.durable_files import FileSystem, Lock, PosixFileSystem
+from storage.durable_files import DiskFullError, FileSystem, Lock, PosixFileSystem
 
 DEFAULT_SEGMENT_BYTES = 64 << 20
 
@@ -48,6 +49,7 @@ class Journal:
         lock: Lock,
         segment_bytes: int,
         snapshots: SnapshotStore,
+        reserve: Reserve,
     ) -> None:
         self.identity = identity
         self._directory = directory
@@ -55,6 +57,7 @@ class Journal:
         self._lock = lock
         self._segment_bytes = segment_bytes
         self._snapshots = snapshots
+        self._reserve = reserve
         self._has_failed = False
         self.quorum_state = read_quorum_state(files, directory / STATE_NAME)
         self._mark = FlushedMark.open(files, directory / MARK_NAME, identity.log_id)
@@ -79,6 +82,7 @@ class Journal:
         read_snapshot_voters: SnapshotCheck,
         directory_id: DirectoryId | None = None,
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        reserve_bytes: int = DEFAULT_RESERVE_BYTES,
         files: FileSystem | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> Journal:
@@ -86,7 +90,8 @@ class Journal:
 
         A torn tail, which was never flushed, is cut. `quorum_state` and `log_start` hold what was
         found. A log that lost what was flushed is opened with `log_start.lost` set, the damaged
-        files put aside. With `directory_id`, the directory must be that one.
+        files put aside. With `directory_id`, the directory must be that one. A directory without
+        its reserve of `reserve_bytes` gets it, as far as there is room.
 
         Raises:
             DirectoryNotFormattedError: it is empty or missing.
@@ -103,7 +108,10 @@ class Journal:
             # A process killed after a rename leaves names that are seen and not yet durable.
             files.sync_directory(directory)
             snapshots = SnapshotStore(directory, files, read_snapshot_voters, monotonic)
-            return cls(directory, files, identity, lock, segment_bytes, snapshots)
+            reserve = Reserve(files, directory / RESERVE_NAME, reserve_bytes)
+            journal = cls(directory, files, identity, lock, segment_bytes, snapshots, reserve)
+            reserve.refill()
+            return journal
         except BaseException:
             lock.release()
             raise
@@ -115,9 +123,25 @@ class Journal:
 
     # -- writing
 
+    @property
+    def shortage(self) -> DiskFullError | None:
+        """Why nothing but what is urgent should be written; None while the reserve is whole."""
+        return self._reserve.shortage
+
+    def refill_reserve(self) -> None:
+        """Take room for the reserve again, as far as there is any."""
+        self._reserve.refill()
+
     def write_quorum_state(self, state: QuorumState) -> None:
         """Replace the quorum-state, durably; raises DiskFullError with nothing changed."""
-        write_quorum_state(self._files, self._directory / STATE_NAME, state)
+        path = self._directory / STATE_NAME
+        try:
+            write_quorum_state(self._files, path, state)
+        except DiskFullError as error:
+            if not self._reserve.release_for_state(error):
+                raise
+            write_quorum_state(self._files, path, state)
+            self._reserve.keep_for_state()
         self.quorum_state = state
 
     def append(self, batches: Sequence[Batch]) -> None:
@@ -132,7 +156,12 @@ class Journal:
                     f"batch at {batch.base_offset} of epoch {batch.epoch} does not continue a log "
                     f"that ends at {self.end_offset} in epoch {self._last_epoch}"
                 )
-            self._segment_for_append().append(batch, self.flushed_end)
+            try:
+                self._segment_for_append().append(batch, self.flushed_end)
+            except DiskFullError as error:
+                if not self._reserve.release_for_log(error):
+                    raise
+                self._segment_for_append().append(batch, self.flushed_end)
             self.end_offset = batch.end_offset
             self._last_epoch = batch.epoch
 
@@ -185,6 +214,7 @@ class Journal:
             self._mark.close()
         for segment in self._segments:
             segment.close()
+        self._reserve.close()
         self._snapshots.close()
         self._lock.release()
 

@@ -57,8 +57,8 @@ class DiskRoom:
         if set(self._full_voters) - {self._node_id}:
             full = ", ".join(map(str, self._full_voters))
             raise DiskFullError(
-                f"the disks of controllers {full} are full, the voters with room are no majority; "
-                "writes are taken again when there is room"
+                f"the disks of controllers {full} are full, the voters that fetch and have room "
+                "are no majority; writes are taken again when there is room"
             )
         if self._own is not None:
             raise DiskFullError(

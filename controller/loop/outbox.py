@@ -21,13 +21,15 @@ class Outbox:
     def __init__(self, transport: PeerTransport) -> None:
         self._transport = transport
         self._durable_token = 0
+        self._state_token = 0
+        """The last quorum-state that became durable ahead of its turn."""
         self._held: deque[Send] = deque()
         self.calls: WaitingCallers[tuple[NodeId, int, int], Response] = WaitingCallers()
         """Calls of peers by `call_key`."""
 
     def send(self, effect: Send) -> None:
         """Send a message once the write it depends on is durable."""
-        if effect.after > self._durable_token:
+        if self._must_wait(effect):
             self._held.append(effect)
         elif isinstance(effect.message, Request):
             self._transport.send(effect.message)
@@ -38,6 +40,18 @@ class Outbox:
     def durable(self, token: int) -> None:
         """Every write up to `token` is durable: send what waited for it."""
         self._durable_token = token
+        self._send_held()
+
+    def state_durable(self, token: int) -> None:
+        """The quorum-state `token` is durable, though not everything asked for before it."""
+        self._state_token = token
+        self._send_held()
+
+    def _must_wait(self, effect: Send) -> bool:
+        is_state_durable = not effect.vouches_for_log and effect.after <= self._state_token
+        return effect.after > self._durable_token and not is_state_durable
+
+    def _send_held(self) -> None:
         held, self._held = self._held, deque()
         for effect in held:
             self.send(effect)

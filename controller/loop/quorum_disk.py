@@ -76,6 +76,16 @@ class DiskReadDone:
 
 
 @dataclass(frozen=True, slots=True)
+class StateWritten:
+    """The quorum-state of this token is durable, ahead of writes that wait for room.
+
+    As a report it says so; as work it stands where the state was, so that none is written twice.
+    """
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotDropped:
     """A snapshot was not finished; the file is removed, and another may be taken later."""
 
@@ -87,16 +97,20 @@ Read: TypeAlias = ReadLog | ReadSnapshot | DiskRead
 Write: TypeAlias = (
     PersistQuorumState | AppendLog | TruncateLog | TrimLog | InstallSnapshot | ClearDamage
 )
-Work: TypeAlias = Write | Read | WriteSnapshotChunk | FinishSnapshot
+Work: TypeAlias = Write | Read | WriteSnapshotChunk | FinishSnapshot | StateWritten
 CoreReport: TypeAlias = (
     WriteDone | LogReadDone | SnapshotReadDone | SnapshotInstalled | SnapshotTaken
 )
-Report: TypeAlias = CoreReport | DiskReadDone | SnapshotDropped
+Report: TypeAlias = CoreReport | DiskReadDone | SnapshotDropped | StateWritten
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What came of a list of work: reports in order, and what is `left` for want of room."""
+    """What came of a list of work: reports in order, and what is `left` for want of room.
+
+    `full` says why the disk counts as full; it does without anything left while urgent writes
+    find room in the reserve.
+    """
 
     reports: tuple[Report, ...]
     left: tuple[Work, ...] = ()
@@ -112,11 +126,11 @@ class DiskWorker:
         self._unreported: int | None = None
         self._begun: AppendLog | None = None
 
-    def run(self, work: Sequence[Work]) -> Progress:
+    def run(self, work: Sequence[Work], *, may_refill: bool = True) -> Progress:
         """Carry out work in order, with one flush for all of it.
 
         Stops at what finds no room; of what follows only `serve` is done. Run `left` again, in
-        front of newer work.
+        front of newer work. With `may_refill` room is taken for the reserve, if it is not whole.
         """
         for index, item in enumerate(work):
             try:
@@ -127,13 +141,17 @@ class DiskWorker:
                 served = self.serve(work[index:])
                 return Progress((*reports, *served.reports), served.left, error)
         self._flush()
-        return Progress(self._take_reports())
+        if may_refill and self._journal.shortage is not None:
+            self._journal.refill_reserve()
+        return Progress(self._take_reports(), full=self._journal.shortage)
 
     def serve(self, work: Sequence[Work]) -> Progress:
-        """Do what needs no room and depends on nothing before it: reads, and trims to make room.
+        """Do what depends on nothing before it: reads, trims to make room, and the quorum-state.
 
-        Trims stay in `left`, for their turn.
+        The state is written from the reserve, ahead of batches that find no room: an epoch or a
+        vote may be newer than the log. Trims stay in `left`, for their turn.
         """
+        work = self._write_last_state(work)
         left: list[Work] = []
         for item in work:
             if isinstance(item, ReadLog | DiskRead):
@@ -151,6 +169,21 @@ class DiskWorker:
 
     # -- parts
 
+    def _write_last_state(self, work: Sequence[Work]) -> Sequence[Work]:
+        """Write the newest quorum-state; return the work with what is left of the states."""
+        states = [item for item in work if isinstance(item, PersistQuorumState)]
+        if not states:
+            return work
+        try:
+            self._journal.write_quorum_state(states[-1].state)
+        except DiskFullError:
+            return work
+        self._reports.append(StateWritten(states[-1].token))
+        return [
+            StateWritten(item.token) if isinstance(item, PersistQuorumState) else item
+            for item in work
+        ]
+
     def _carry_out(self, item: Work) -> None:
         journal = self._journal
         match item:
@@ -158,6 +191,8 @@ class DiskWorker:
                 self._append(item)
             case PersistQuorumState(state=state):
                 journal.write_quorum_state(state)
+            case StateWritten():
+                pass  # and with what was before it now, that is done too
             case TruncateLog(end_offset=end_offset):
                 journal.truncate(end_offset)
             case TrimLog(start_offset=start_offset):
@@ -239,14 +274,15 @@ class JournalThread:
         self,
         journal: Journal,
         *,
-        on_report: Callable[[CoreReport], None],
+        on_report: Callable[[CoreReport | StateWritten], None],
         on_full: Callable[[DiskFullError | None], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
         """Take the callbacks.
 
-        `on_report` gets events for the core, in order; `on_full` the error when work found no room,
-        and None when it went on; `on_error` the error on which the replica must end.
+        `on_report` gets events for the core, in order, and the states written out of it; `on_full`
+        the error when there is no room but the reserve, and None when there is again; `on_error`
+        the error on which the replica must end.
         """
         self._journal = journal
         self._on_report = on_report
@@ -295,6 +331,7 @@ class JournalThread:
 
     def _run(self) -> None:
         try:
+            self._note_full(self._journal.shortage)
             while (work := self._next_work()) is not None:
                 self._carry_out(work)
                 self._journal.release_idle_snapshots()
@@ -305,7 +342,7 @@ class JournalThread:
         """Wait for work, or until it is time to try again; None to end."""
         with self._wake:
             if not self._queue and not self._is_stopping:
-                self._wake.wait(RETRY_FULL_S if self._waiting else _IDLE_CHECK_S)
+                self._wake.wait(RETRY_FULL_S if self._is_full else _IDLE_CHECK_S)
             if not self._queue and self._is_stopping:
                 return None
             work = list(self._queue)
@@ -313,13 +350,15 @@ class JournalThread:
             return work
 
     def _carry_out(self, work: list[Work]) -> None:
-        if self._waiting and time.monotonic() < self._retry_at:
+        is_due = time.monotonic() >= self._retry_at
+        if self._waiting and not is_due:
             progress = self._worker.serve(work)
             self._waiting.extend(progress.left)
         else:
-            progress = self._worker.run([*self._waiting, *work])
+            progress = self._worker.run([*self._waiting, *work], may_refill=is_due)
             self._waiting = list(progress.left)
-            self._retry_at = time.monotonic() + RETRY_FULL_S
+            if is_due:
+                self._retry_at = time.monotonic() + RETRY_FULL_S
             self._note_full(progress.full)
         for report in progress.reports:
             self._tell(report)

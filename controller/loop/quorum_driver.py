@@ -29,7 +29,7 @@ from controller.loop.operations import Operations
 from controller.loop.outbox import Outbox, call_key
 from controller.loop.parking import ParkedAnswers
 from controller.loop.quorum_describe import QuorumDescription, describe_quorum
-from controller.loop.quorum_disk import CoreReport, JournalThread
+from controller.loop.quorum_disk import CoreReport, JournalThread, StateWritten
 from controller.loop.quorum_transport import PeerTransport
 from controller.loop.read_rounds import ReadRounds
 from controller.loop.state_machine import SnapshotPoint, StateMachine
@@ -516,8 +516,11 @@ class QuorumDriver:
 
     # -- what the disk tells
 
-    def _on_report(self, report: CoreReport) -> None:
+    def _on_report(self, report: CoreReport | StateWritten) -> None:
         if not self._stepper.is_running:
+            return
+        if isinstance(report, StateWritten):
+            self._outbox.state_durable(report.token)
             return
         match report:
             case WriteDone(token=token):

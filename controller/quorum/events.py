@@ -250,11 +250,16 @@ class ReadLog:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Hand `message` to the transport once the write `after` is durable; it may be lost."""
+    """Hand `message` to the transport once the write `after` is durable; it may be lost.
+
+    Without `vouches_for_log` it waits for the quorum-state alone: for the last one up to `after`,
+    however much that was asked for before it is not written yet.
+    """
 
     to: NodeId
     message: Message
     after: int
+    vouches_for_log: bool = True
 
 
 @dataclass(frozen=True, slots=True)

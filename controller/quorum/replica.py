@@ -514,15 +514,15 @@ class Replica:
 
     # -- the end of a step
 
-    def _depends_on(self, message: Message) -> int:
-        """Return the write that must be durable before `message` leaves.
+    def _send_after(self, to: NodeId, message: Message) -> Send:
+        """Return the effect that sends a message after the write that it depends on.
 
         A Fetch acknowledges the log below its offset; all else vouches for the state only, and so
         does a Fetch while nothing more can be written, which begins at what is flushed.
         """
         if isinstance(message, FetchRequest) and not self.is_disk_full:
-            return self._last_write
-        return self._state_token
+            return Send(to, message, self._last_write)
+        return Send(to, message, self._state_token, vouches_for_log=False)
 
     def finish(self) -> list[Effect]:
         """Return the step's effects in the order they must be carried out."""
@@ -538,7 +538,7 @@ class Replica:
             self._token += self._writes_in_step
             self._last_write = self._token
         for to, message in self._sends:
-            effects.append(Send(to, message, self._depends_on(message)))
+            effects.append(self._send_after(to, message))
         if self.voters != self._announced_voters:
             self._announced_voters = self.voters
             effects.append(VotersChanged(self.voters))

@@ -160,7 +160,7 @@ class Leader:
     uncommitted: deque[tuple[EndOffset, int]] = field(default_factory=deque)
     uncommitted_bytes: int = 0
     full_majority: tuple[NodeId, ...] = ()
-    """Voters without room, if those with room are no majority."""
+    """Voters without room, if those with room that fetch are no majority."""
 
 
 @dataclass(slots=True)

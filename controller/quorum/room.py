@@ -20,18 +20,26 @@ class Room:
         self._replica = replica
 
     def full_majority(self, role: Leader) -> tuple[NodeId, ...]:
-        """Return the voters without room if those with room are no majority, else nobody.
+        """Return the voters without room if the others that fetch are no majority, else nobody.
 
         Nothing but what fits their reserves can be committed then, whoever leads.
         """
-        voters = self._replica.voters
-        full = [voter.key.node_id for voter in voters if self._is_full(role, voter.key)]
-        return tuple(full) if len(voters) - len(full) < majority(len(voters)) else ()
+        replica = self._replica
+        others = [role.progress[voter.key] for voter in replica.others]
+        full = [progress.key.node_id for progress in others if progress.is_disk_full]
+        if replica.is_voter and replica.is_disk_full:
+            full.append(replica.local.node_id)
+        if not full:
+            return ()
+        writable = sum(self._fetches_with_room(progress) for progress in others)
+        writable += replica.is_voter and not replica.is_disk_full
+        return () if writable >= majority(len(replica.voters)) else tuple(sorted(full))
 
-    def _is_full(self, role: Leader, key: ReplicaKey) -> bool:
-        if self._replica.is_meant(key):
-            return self._replica.is_disk_full
-        return role.progress[key].is_disk_full
+    def _fetches_with_room(self, progress: ReplicaProgress) -> bool:
+        silence = self._replica.now - progress.last_fetch
+        return (
+            not progress.is_disk_full and silence <= self._replica.config.timings.fetch_timeout_ms
+        )
 
     def successor(self, role: Leader) -> ReplicaKey | None:
         """Return the voter that a leader without room hands over to, if there is one.

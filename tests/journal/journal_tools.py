@@ -55,7 +55,10 @@ def make(path: Path, files: FileSystem | None = None, state: QuorumState = STATE
 
 
 def open_journal(
-    path: Path, segment_bytes: int = ONE_SEGMENT, files: FileSystem | None = None
+    path: Path,
+    segment_bytes: int = ONE_SEGMENT,
+    files: FileSystem | None = None,
+    reserve_bytes: int = 0,
 ) -> Journal:
     return Journal.open(
         path,
@@ -63,6 +66,7 @@ def open_journal(
         node_id=NODE,
         read_snapshot_voters=check_snapshot,
         segment_bytes=segment_bytes,
+        reserve_bytes=reserve_bytes,
         files=files,
     )
 

@@ -160,6 +160,7 @@ class MemoryCluster:
     checkpoints: CheckpointLimits = field(default_factory=CheckpointLimits)
     limits: QuorumLimits = field(default_factory=QuorumLimits)
     timings: QuorumTimings = TIMINGS
+    reserve_bytes: int = 10_000
     nodes: dict[int, Node] = field(default_factory=dict)
     cut: set[frozenset[int]] = field(default_factory=set)
     drops: Callable[[int, int, Request], bool] = lambda *_: False
@@ -198,6 +199,7 @@ class MemoryCluster:
             node_id=NodeId(node_id),
             read_snapshot_voters=snapshot_check(CLUSTER),
             segment_bytes=1_500,
+            reserve_bytes=self.reserve_bytes,
             files=files,
         )
         transport = MemoryTransport(self, node_id)

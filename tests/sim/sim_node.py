@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 DIRECTORY = Path("/node")
 _EVERYTHING = 1 << 30
+_RESERVE_BYTES = 6000
+"""Room for a few elections and for what a leader had under way, whose batches are small here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ class SimNode:
             directory_id=self._key.directory_id,
             read_snapshot_voters=read_snapshot_voters,
             segment_bytes=self.world.segment_bytes,
+            reserve_bytes=_RESERVE_BYTES,
             files=self.disk,
             monotonic=lambda: self.world.timeline.now / 1000,
         )

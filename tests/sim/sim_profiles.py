@@ -62,6 +62,8 @@ class Profile:
     offsets_between_snapshots: int = 12
     """0 for no snapshots."""
     # the end
+    full_for_long: float = 0.05
+    """Share of runs in which the disks of a majority, at least, then fill and stay full."""
     core_first: float = 0.3
     """Share of runs that first heal a core of the quorum only, with all else broken for good."""
 
@@ -98,6 +100,7 @@ CALM = Profile(
     spare_nodes=0,
     moves=0,
     probes=0,
+    full_for_long=0,
     core_first=0,
 )
 MIXED = Profile()
@@ -128,7 +131,9 @@ RESTLESS = replace(
     MIXED, crashes=0.8, leader_crashes=3.5, partitions=1.5, resignations=1.0, latency_ms=12
 )
 ROTTEN = replace(MIXED, rot=2.5, wipes=0.6, crashes=1.5, offsets_between_snapshots=8)
-FULL = replace(MIXED, full_disks=1.5, crashes=1.0, rot=0, offsets_between_snapshots=8)
+FULL = replace(
+    MIXED, full_disks=1.5, crashes=1.0, rot=0, offsets_between_snapshots=8, full_for_long=0.6
+)
 RECONFIG = replace(
     MIXED, voter_changes=6.0, transfers=1.5, spare_nodes=4, leader_crashes=1.0, core_first=0.6
 )

@@ -16,6 +16,7 @@ from tests.linearizability.models import MODELS, Get, ReadObjects
 from tests.linearizability.report import assert_linearizable
 from tests.sim.sim_check import Violation, check
 from tests.sim.sim_clients import LIST_KEYS, VALUE_KEYS
+from tests.sim.sim_full_disks import FullDisks
 from tests.sim.sim_network import two_way
 from tests.sim.sim_node import SimNode
 from tests.sim.sim_profiles import CALM
@@ -73,6 +74,8 @@ class Run:
         world.begin()
         world.weather.begin()
         self._storm()
+        if world.rngs.room.random() < world.profile.full_for_long:
+            self._fill_for_long()
         if world.rngs.faults.random() < world.profile.core_first:
             self._heal_core_only()
         self._heal_everything()
@@ -83,6 +86,15 @@ class Run:
     def _storm(self) -> None:
         world, until = self.world, self.world.profile.duration_ms
         world.timeline.run_until(lambda: world.timeline.now >= until, until + 1)
+
+    def _fill_for_long(self) -> None:
+        """Nothing is wrong but that disks are full, for long."""
+        world = self.world
+        self._calm_down(world.nodes)
+        if self._choose_core() is None:
+            return
+        self._await_progress(world.nodes, "everyone catches up before disks fill")
+        FullDisks(world, world.rngs.room, lambda: _standing(world)).endure(self._within_ms)
 
     def _heal_core_only(self) -> None:
         """Break everyone but a core of the quorum for good; the core must make progress."""

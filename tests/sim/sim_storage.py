@@ -20,6 +20,7 @@ from controller.loop.quorum_disk import (
     Progress,
     Report,
     SnapshotDropped,
+    StateWritten,
     Work,
     Write,
 )
@@ -56,7 +57,7 @@ class SimStorage:
         self,
         node: SimNode,
         journal: Journal,
-        on_report: Callable[[CoreReport], None],
+        on_report: Callable[[CoreReport | StateWritten], None],
         on_full: Callable[[DiskFullError | None], None],
     ) -> None:
         """Take the callbacks of a `JournalThread`."""
@@ -72,6 +73,9 @@ class SimStorage:
         self._is_full = False
         self._full_until = 0
         self._full_since: DiskFullError | None = None
+        self._is_retrying = False
+        """Whether room is looked for again later."""
+        self._shortage_at_start = journal.shortage
         self._writes: deque[Write] = deque()
         """What is not durable yet."""
 
@@ -83,7 +87,9 @@ class SimStorage:
     # -- what the driver asks
 
     def start(self) -> None:
-        """Begin; work is taken from the beginning."""
+        """Begin; work is taken from the beginning. Tell of a disk that is full already."""
+        if (shortage := self._shortage_at_start) is not None:
+            self._take(Progress((), full=shortage), shortage)
 
     async def stop(self) -> None:
         """End; simulated processes never stop of their own accord."""
@@ -121,6 +127,7 @@ class SimStorage:
 
     def _retry(self) -> None:
         self._full_until = 0
+        self._is_retrying = False
         if not self._is_working:
             self._is_working = True
             self._work()
@@ -132,7 +139,7 @@ class SimStorage:
         if self._world.timeline.now < self._full_until:
             self._take(self._worker.serve(work), self._full_since)
             return
-        progress = self._worker.run(work)
+        progress = self._worker.run(work, may_refill=not self._is_retrying)
         if self._world.rngs.disk.random() < _LATE_REPORTS:
             self._node.later(1, lambda: self._take(progress, progress.full))
         else:
@@ -144,9 +151,12 @@ class SimStorage:
             self._on_full(full)
         self._left = progress.left
         if progress.full is not None:
-            self._world.count("writes refused by a full disk")
-            self._full_until = self._world.timeline.now + RETRY_FULL_MS
             self._full_since = progress.full
+            if progress.left:
+                self._full_until = self._world.timeline.now + RETRY_FULL_MS
+        if full is not None and not self._is_retrying:
+            self._world.count("writes refused by a full disk")
+            self._is_retrying = True
             self._node.later(RETRY_FULL_MS, self._retry)
         for report in progress.reports:
             self._hand_on(report)
@@ -162,6 +172,8 @@ class SimStorage:
             case SnapshotDropped():
                 self._node.driver.checkpointer.on_dropped()
                 return
+            case StateWritten(token=token):
+                self._note_state_written(token)
             case WriteDone(token=token):
                 self._note_durable(token)
             case SnapshotInstalled():
@@ -190,6 +202,14 @@ class SimStorage:
         # Writes queued since may have cut the log below `end`; on_truncate took that back.
         cuts = [write.end_offset for write in self._writes if isinstance(write, TruncateLog)]
         ghost.on_durable(key, min([end, *cuts]))
+
+    def _note_state_written(self, token: int) -> None:
+        """A state was written ahead of what waits for room, and with it all older ones."""
+        self._world.count("quorum-states written on a full disk")
+        for write in [write for write in self._writes if write.token <= token]:
+            if isinstance(write, PersistQuorumState):
+                self._writes.remove(write)
+                self._note_state(write.state)
 
     def _note_state(self, state: QuorumState) -> None:
         node, ghost = self._node, self._world.ghost

@@ -58,6 +58,7 @@ class Streams:
     nodes: random.Random
     loops: random.Random
     followers: random.Random
+    room: random.Random
 
     @classmethod
     def of(cls, seed: int, profile: str) -> Streams:

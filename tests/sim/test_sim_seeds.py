@@ -40,6 +40,7 @@ _EXPECTED_KINDS = (
     "one-way cuts: deaf node",
     "partitions: bridge",
     "partitions: chain of rivals",
+    "majorities without room",
     "pauses",
     "power failures",
     "processes killed",
@@ -56,6 +57,7 @@ _EXPECTED_KINDS = (
     "transfers asked for",
     "voter changes done",
     "writes refused by a full disk",
+    "writes refused while disks are full",
 )
 """Faults, what only faults bring about, and compactions: else the runs would prove little."""
 

@@ -1,0 +1,174 @@
+"""The reserve makes room for elections on a full disk, and is taken again when there is room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controller.ids import EndOffset, Epoch, NodeId
+from controller.journal.inspection import Inspection
+from controller.journal.journal import Journal
+from controller.journal.reserve import RESERVE_NAME
+from controller.loop.quorum_disk import DiskWorker, StateWritten
+from controller.quorum.config import QuorumState
+from controller.quorum.events import AppendLog, PersistQuorumState, WriteDone
+from controller.quorum.voters import ReplicaKey
+from storage.durable_files import DiskFullError
+from tests.journal.crash_disk import CrashDisk, Left, PowerFailure
+from tests.journal.journal_tools import STATE, batch, make, open_journal, read_all
+
+DIRECTORY = Path("/node")
+RESERVE = DIRECTORY / RESERVE_NAME
+RESERVE_BYTES = 8_000
+DATA = batch(0, 1, b"data" * 10)
+LEADER_CHANGE = batch(1, 9, b"who leads", control=True)
+
+
+def state(epoch: int) -> QuorumState:
+    return QuorumState(Epoch(epoch), ReplicaKey(NodeId(1)), None)
+
+
+def reopen(disk: CrashDisk) -> Journal:
+    return open_journal(DIRECTORY, files=disk, reserve_bytes=RESERVE_BYTES)
+
+
+@pytest.fixture
+def disk() -> CrashDisk:
+    """A directory from before there were reserves."""
+    disk = CrashDisk()
+    make(DIRECTORY, disk)
+    assert RESERVE not in disk.contents()
+    return disk.copy()
+
+
+def reserved(disk: CrashDisk) -> int:
+    return len(disk.contents().get(RESERVE, b""))
+
+
+def test_an_older_directory_gets_its_reserve_durably_and_written_byte_for_byte(
+    disk: CrashDisk,
+) -> None:
+    journal = reopen(disk)
+    assert journal.shortage is None
+    assert reserved(disk.after_crash(Left.NOTHING)) == RESERVE_BYTES
+    assert set(disk.contents()[RESERVE]) - {0}, "nothing that a file system leaves out"
+    facts = Inspection(DIRECTORY, disk, journal.identity).run()
+    assert facts.reserve_bytes == RESERVE_BYTES
+    assert not facts.findings
+
+
+def test_on_a_full_disk_votes_and_a_leader_change_are_written(disk: CrashDisk) -> None:
+    journal = reopen(disk)
+    journal.append([DATA])
+    journal.sync()
+    disk.space = 0
+    journal.append([LEADER_CHANGE])
+    journal.sync()
+    assert isinstance(journal.shortage, DiskFullError)
+    assert 0 < reserved(disk) < RESERVE_BYTES
+    journal.write_quorum_state(state(10))
+    found = reopen(disk.after_crash(Left.NOTHING))
+    assert read_all(found) == [DATA, LEADER_CHANGE]
+    assert found.quorum_state == state(10)
+
+
+def test_batches_leave_the_room_that_the_state_needs(disk: CrashDisk) -> None:
+    journal = reopen(disk)
+    disk.space = 0
+    with pytest.raises(DiskFullError):
+        journal.append([batch(0, 1, b"x" * 2 * RESERVE_BYTES)])
+    while disk.space:
+        end = journal.end_offset
+        try:
+            journal.append([batch(end, 1, b"y" * (disk.space // 4))])
+        except DiskFullError:
+            disk.space = 0
+    journal.sync()
+    with pytest.raises(DiskFullError):
+        journal.append([batch(journal.end_offset, 1, b"z")])
+    journal.write_quorum_state(state(10))
+    assert reopen(disk.after_crash(Left.NOTHING)).quorum_state == state(10)
+
+
+def test_the_reserve_is_taken_again_as_far_as_there_is_room(disk: CrashDisk) -> None:
+    journal = reopen(disk)
+    disk.space = 0
+    journal.append([DATA])
+    journal.sync()
+    disk.space = 100
+    left = reserved(disk)
+    journal.refill_reserve()
+    assert reserved(disk) == left + 100
+    assert journal.shortage is not None, "it is not whole"
+    disk.space = None
+    journal.refill_reserve()
+    assert (journal.shortage, reserved(disk)) == (None, RESERVE_BYTES)
+
+
+def test_a_node_that_starts_without_room_for_the_reserve_says_so(disk: CrashDisk) -> None:
+    disk.space = 50
+    assert isinstance(reopen(disk).shortage, DiskFullError)
+    disk.locked = False
+    disk.space = None
+    assert reopen(disk).shortage is None
+
+
+def test_a_crash_while_the_reserve_makes_room_loses_no_vote(disk: CrashDisk) -> None:
+    reopen(disk).close()
+    for call in range(1, 40):
+        for left in Left:
+            victim = disk.copy()
+            journal = reopen(victim)
+            victim.space, victim.calls, victim.crash_at = 0, 0, call
+            has_crashed = False
+            try:
+                journal.append([DATA])
+                journal.sync()
+                journal.write_quorum_state(state(10))
+            except PowerFailure:
+                has_crashed = True
+            found = reopen(victim.after_crash(left))
+            assert found.quorum_state in (STATE, state(10))
+            assert found.shortage is None
+            if not has_crashed:
+                assert found.quorum_state == state(10)
+                assert read_all(found) == [DATA]
+    assert not has_crashed, "every call was a crash once"
+
+
+def test_a_state_overtakes_batches_that_wait_for_room_and_is_written_once(
+    disk: CrashDisk,
+) -> None:
+    journal = reopen(disk)
+    worker = DiskWorker(journal)
+    disk.space = 0
+    stuck = AppendLog(1, (batch(0, 1, b"x" * 2 * RESERVE_BYTES),))
+    progress = worker.run([stuck, PersistQuorumState(2, state(10)), PersistQuorumState(3, STATE)])
+    assert progress.full is not None
+    assert progress.reports == (StateWritten(3),), "the newest counts, and no batch as flushed"
+    assert progress.left == (stuck, StateWritten(2), StateWritten(3))
+    assert reopen(disk.after_crash(Left.NOTHING)).quorum_state == STATE
+
+    later = worker.serve([PersistQuorumState(4, state(11))])
+    assert later.reports == (StateWritten(4),)
+    disk.space = None
+    done = worker.run([*progress.left, *later.left])
+    assert done.reports == (WriteDone(4),)
+    assert (journal.quorum_state, done.full) == (state(11), None)
+    assert journal.flushed_end == EndOffset(1)
+
+
+def test_urgent_writes_go_on_while_the_disk_counts_as_full(disk: CrashDisk) -> None:
+    journal = reopen(disk)
+    worker = DiskWorker(journal)
+    disk.space = 0
+    progress = worker.run([AppendLog(1, (DATA,)), PersistQuorumState(2, state(10))])
+    assert progress.reports == (WriteDone(2),)
+    assert progress.left == ()
+    assert isinstance(progress.full, DiskFullError), "nobody else should write more"
+    progress = worker.run([AppendLog(3, (LEADER_CHANGE,))], may_refill=False)
+    assert progress.reports == (WriteDone(3),)
+    disk.space = None
+    assert worker.run([]).full is None
+    assert reserved(disk) == RESERVE_BYTES
