@@ -237,6 +237,54 @@ DISK = (
         ),
     ),
     Mutant(
+        "state-waits-behind-batches",
+        "A vote waits for room behind a batch that finds none, and nobody can be elected.",
+        "found by trying: reads stopped until room was made",
+        (
+            Edit(
+                "controller.loop.quorum_disk",
+                "        work = self._write_last_state(work)\n",
+                "",
+            ),
+        ),
+        Tested(
+            "tests/journal/test_journal_reserve.py"
+            "::test_a_state_overtakes_batches_that_wait_for_room_and_is_written_once"
+        ),
+    ),
+    Mutant(
+        "fetch-sent-with-the-state",
+        "A state written ahead of batches lets the acknowledgement of those batches go too.",
+        "a hazard of writing the quorum-state out of its turn",
+        (
+            Edit(
+                "controller.loop.outbox",
+                "is_state_durable = not effect.vouches_for_log and ",
+                "is_state_durable = ",
+            ),
+        ),
+        Tested(
+            "tests/loop/test_outbox_full_disk.py"
+            "::test_a_state_ahead_of_its_turn_lets_no_acknowledgement_go"
+        ),
+    ),
+    Mutant(
+        "reserve-not-used",
+        "The reserve is kept even when a batch that an election needs finds no room.",
+        "found by trying: nobody could be elected on full disks",
+        (
+            Edit(
+                _JOURNAL,
+                "if not self._reserve.release_for_log(error):",
+                "if True:",
+            ),
+        ),
+        Tested(
+            "tests/journal/test_journal_reserve.py"
+            "::test_on_a_full_disk_votes_and_a_leader_change_are_written"
+        ),
+    ),
+    Mutant(
         "appends-that-no-majority-has-room-for",
         "A leader with room takes writes that cannot be committed, as the others' disks are full.",
         "found by trying: writes ran into their deadline",

@@ -37,8 +37,8 @@ ELECTIONS = (
         (
             Edit(
                 _REPLICA,
-                "        return self._state_token\n",
-                "        return 0\n",
+                "return Send(to, message, self._state_token, vouches_for_log=False)",
+                "return Send(to, message, 0, vouches_for_log=False)",
             ),
         ),
         Simulated("crashy"),
