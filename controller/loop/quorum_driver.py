@@ -245,11 +245,6 @@ class QuorumDriver:
         return self._core.log.end_offset + len(self._forming)
 
     @property
-    def is_disk_full(self) -> bool:
-        """Whether this node's own disk has no room."""
-        return self._room.is_disk_full
-
-    @property
     def is_short_of_room(self) -> bool:
         """Whether what was appended may wait for room, here or on other voters, for any time."""
         return self._room.is_short
@@ -340,7 +335,7 @@ class QuorumDriver:
             self._core,
             self._config,
             self._clock.monotonic_ms(),
-            is_disk_full=self.is_disk_full,
+            is_disk_full=self._room.is_disk_full,
         )
 
     # -- what operators ask

@@ -86,13 +86,13 @@ READS = (
                 _REPLICA,
                 """
                 if isinstance(message, FetchRequest) and not self.is_disk_full:
-                    return self._last_write
+                    return Send(to, message, self._last_write)
                 """,
                 """
                 if isinstance(message, FetchRequest) and not self.is_disk_full:
                     is_old = getattr(self, "_echoed", 0) >= message.read_round
                     self._echoed = message.read_round
-                    return self._last_write if is_old else self._state_token
+                    return Send(to, message, self._last_write if is_old else self._state_token)
                 """,
             ),
         ),
@@ -108,9 +108,8 @@ READS = (
         (
             Edit(
                 _OUTBOX,
-                "if effect.after > self._durable_token:",
-                "if effect.after > self._durable_token and "
-                "not getattr(effect.message, 'read_round', 0):",
+                "if self._must_wait(effect):",
+                "if self._must_wait(effect) and not getattr(effect.message, 'read_round', 0):",
             ),
         ),
         Tested(

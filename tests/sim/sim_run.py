@@ -290,7 +290,7 @@ def _standing(world: World) -> str:
             f"{node.node_id} {type(core.role).__name__} epoch {core.epoch} leader {core.leader_id} "
             f"log [{core.log.start_offset}, {core.log.end_offset}) hw {core.high_watermark} "
             f"applied {node.driver.delivered_end} voter {core.is_voter} "
-            f"repairing {core.is_repairing} full {node.driver.is_disk_full}"
+            f"repairing {core.is_repairing} full {node.driver.describe().is_disk_full}"
         )
     return "; ".join(lines)
 
