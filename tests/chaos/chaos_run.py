@@ -27,7 +27,7 @@ from tests.chaos.chaos_watch import LeaderWatch
 from tests.chaos.nemesis import Nemesis, make_schedule
 from tests.chaos.workload import Workload
 
-_EXPECTED_IN_LOGS = ("disk_full", "checkpoint_put_off")
+_EXPECTED_IN_LOGS = ("disk_full", "majority_full", "checkpoint_put_off")
 """What a controller rightly complains of when its disk is full."""
 _MANY_SNAPSHOTS = ("--snapshot-log-bytes", "6000")
 """So that those who were away for long must load one."""

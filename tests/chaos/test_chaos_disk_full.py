@@ -105,3 +105,42 @@ def test_a_follower_with_a_full_disk_holds_up_nobody_and_catches_up(tmp_path: Pa
         await scene.check_healed(expected_in_logs=["disk_full"])
 
     play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("kind", ["all", "a majority", "all but the leader"])
+def test_reads_go_on_and_writes_are_refused_while_no_majority_has_room(
+    tmp_path: Path, kind: str
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        leader = await scene.watch.wait_for_leader(SOON_S)
+        members = sorted(scene.cluster.members, key=lambda node: node != leader)
+        full = {"all": members, "a majority": members[:2], "all but the leader": members[1:]}[kind]
+        for node in full:
+            scene.cluster.fill_disk(node, ROOM_BYTES)
+        acknowledged: list[str] = []
+
+        async def is_refused() -> bool:
+            """Put until the leader says that disks are full; then that is the answer."""
+            key = f"key-{len(acknowledged)}"
+            present = await scene.watch.wait_for_leader(SOON_S)
+            try:
+                await scene.client.attempt(present, methods.PUT_KVS, put_request(key, VALUE))
+            except grpc.aio.AioRpcError as error:
+                info = error_info(error)
+                return info is not None and info.reason == "DISK_FULL"
+            acknowledged.append(key)
+            return False
+
+        await wait_until(is_refused, "a full majority to be told")
+        for key in acknowledged:
+            assert await scene.get(key) == VALUE
+        await wait_until(is_refused, "writes to be refused, still")
+
+        for node in full:
+            scene.cluster.free_disk(node)
+        await scene.put("key", "second")
+        for key in acknowledged:
+            assert await scene.get(key) == VALUE
+        await scene.check_healed(expected_in_logs=["disk_full", "majority_full"])
+
+    play(tmp_path, scenario)
