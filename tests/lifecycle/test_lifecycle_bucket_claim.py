@@ -292,6 +292,7 @@ def test_the_gate_closes_with_the_term_and_opens_anew_in_the_next() -> None:
         world = Claiming()
         await world.start()
         async with world.running():
+            await world.opened()
             assert await world.prepare("a", 3) == 0
             first = world.gate.bound
             world.bucket.is_away = True
