@@ -83,6 +83,20 @@ def test_an_answer_that_changes_nothing_is_given_by_the_leader_alone() -> None:
     asyncio.run(scenario())
 
 
+def test_a_read_is_answered_by_the_leader_alone() -> None:
+    """A leader that was deposed and does not know may lack what its successor has acknowledged."""
+
+    async def scenario() -> None:
+        controller, log = new_controller()
+        log.lead()
+        await committed(log, controller.write(REGISTER))
+        log.is_deposed = True
+        with pytest.raises(NotLeaderError):
+            await controller.read(DescribeStreams())
+
+    asyncio.run(scenario())
+
+
 def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_committed() -> None:
     async def scenario() -> None:
         controller, log = new_controller()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutants.controllers import CONTROLLERS
 from tests.mutants.disk import DISK
 from tests.mutants.elections import ELECTIONS
 from tests.mutants.membership import MEMBERSHIP
@@ -10,7 +11,7 @@ from tests.mutants.replication import REPLICATION
 from tests.mutants.snapshots import SNAPSHOTS
 from tests.mutants.state import STATE
 
-_ALL = (*ELECTIONS, *REPLICATION, *SNAPSHOTS, *MEMBERSHIP, *READS, *DISK, *STATE)
+_ALL = (*ELECTIONS, *REPLICATION, *SNAPSHOTS, *MEMBERSHIP, *READS, *CONTROLLERS, *DISK, *STATE)
 
 MUTANTS = {mutant.name: mutant for mutant in _ALL}
 """The mutants in the order of their subjects."""

@@ -14,6 +14,7 @@ from controller.errors import ApiError, NotLeaderError, OutcomeUnknownError
 from controller.loop.controller import Answered as ControllerAnswered
 from controller.quorum.events import ReadIndexRequested
 from controller.rpc.watch import WatchHandler
+from tests.linearizability.models import Delete, Get
 from tests.sim.sim_check import violated
 from tests.sim.sim_controller import SimController
 from tests.sim.sim_store import Answer, Keyed, Request
@@ -21,6 +22,7 @@ from tests.sim.sim_store import Answer, Keyed, Request
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
 
+_NO_KEY = "absent"
 CALL_MS = 400
 """How long a session's read may wait for what it asks to see; clients give up earlier."""
 
@@ -62,22 +64,28 @@ class SimService:
 
     def write(self, key: str, request: Request, reply: Reply) -> Callable[[], None]:
         """Take a mutation; the returned call gives it up."""
-        return self._serve(self.controller.write(_keyed(key, request)), reply)
+        return self._serve(self.controller.write(_keyed(key, request)), reply, self._committed)
 
     def read(self, key: str, request: Request, reply: Reply) -> Callable[[], None]:
         """Take a linearizable read."""
-        return self._serve(self.controller.read(_keyed(key, request)), reply)
+        return self._serve(self.controller.read(_keyed(key, request)), reply, self._committed)
 
     def read_after(
         self, key: str, request: Request, at_least: int, reply: Reply
     ) -> Callable[[], None]:
         """Take a session's read, which must not be older than what the session has seen."""
-        return self._serve(self.controller.read(_keyed(key, request), at_least, CALL_MS), reply)
+        call = self.controller.read(_keyed(key, request), at_least, CALL_MS)
+        return self._serve(call, reply, at_least)
 
     def probe(self) -> None:
-        """Ask the core how far a read must have applied, whether this node may answer or not."""
+        """Ask for proofs of leadership: the core, whether this node may answer or not, and it all.
+
+        By a read, and by a write that is refused: neither appends anything.
+        """
         self._probes += 1
         self._node.step(ReadIndexRequested(-self._probes))
+        self.read(_NO_KEY, Get(), _ignore)
+        self.write(_NO_KEY, Delete(), _ignore)
 
     def begin(self, call: Coroutine[Any, Any, Any], on_end: Callable[[Any], None]) -> None:
         """Make a call of any kind; `on_end` gets what it returned, nothing if it was refused."""
@@ -91,14 +99,16 @@ class SimService:
     # -- answers
 
     def _serve(
-        self, call: Coroutine[Any, Any, ControllerAnswered], reply: Reply
+        self, call: Coroutine[Any, Any, ControllerAnswered], reply: Reply, at_least: int
     ) -> Callable[[], None]:
+        """Make a call whose answer must know of everything below `at_least`."""
+
         def ended(task: asyncio.Task[ControllerAnswered]) -> None:
             if task.cancelled():
                 return
             error = task.exception()
             if error is None:
-                self._answer(task.result(), reply)
+                self._answer(task.result(), reply, at_least)
             elif isinstance(error, ApiError):
                 reply(self._refusal(error))
 
@@ -110,12 +120,17 @@ class SimService:
 
         return give_up
 
-    def _answer(self, answered: ControllerAnswered, reply: Reply) -> None:
-        end = self._node.world.ghost.ledger.end
-        if answered.offset > end:
+    @property
+    def _committed(self) -> int:
+        """What any node calls committed by now: whoever asks may have heard of it."""
+        return self._node.world.ghost.ledger.end
+
+    def _answer(self, answered: ControllerAnswered, reply: Reply, at_least: int) -> None:
+        if not at_least <= answered.offset <= self._committed:
             violated(
-                "an answer speaks of what is committed",
-                f"{self._node.key} answers as of {answered.offset}, committed is {end}",
+                "an answer speaks of what is committed, and of all that was",
+                f"{self._node.key} answers as of {answered.offset}, committed is "
+                f"{self._committed}, and {at_least} was before it was asked",
             )
         answer: Any = answered.answer
         reply(Answered(answer, answered.offset))
@@ -127,6 +142,10 @@ class SimService:
             return Refused(error.leader_id if error.leader_id >= 0 else None)
         self._node.world.count("requests refused by a leader")
         return Refused(None)
+
+
+def _ignore(outcome: Outcome) -> None:
+    """What is wrong with an answer shows before it gets here."""
 
 
 def _keyed(key: str, request: Request) -> Any:
