@@ -9,6 +9,8 @@ import errno
 import hashlib
 import os
 import resource
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -307,3 +309,48 @@ def test_only_want_of_room_is_want_of_room(
     with pytest.raises(OSError, match="as ordered") as failed:
         file.sync()
     assert not isinstance(failed.value, DiskFullError), "a failed flush is never tried again"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with 4 MiB, where this process may mount one."""
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(mounted)]
+    if shutil.which("mount") is None or subprocess.run(command, check=False).returncode != 0:
+        pytest.skip("this process may not mount a file system")
+    try:
+        yield mounted
+    finally:
+        subprocess.run(["umount", str(mounted)], check=True)
+
+
+def fill_up(path: Path) -> None:
+    with path.open("wb") as other:
+        while True:
+            other.write(bytes(4096))
+            other.flush()
+
+
+def test_on_a_real_full_disk_an_election_is_written_from_the_reserve(small_disk: Path) -> None:
+    directory = small_disk / "node"
+    make(directory)
+    journal = open_journal(directory, reserve_bytes=1 << 20)
+    assert journal.shortage is None
+    with pytest.raises(OSError, match="No space left"):
+        fill_up(small_disk / "other")
+    end = EndOffset(0)
+    for epoch in range(10, 60):
+        journal.write_quorum_state(QuorumState(Epoch(epoch), ReplicaKey(NODE), None))
+        journal.append([batch(end, epoch, b"x" * 2000, control=True)])
+        journal.sync()
+        end = journal.end_offset
+        journal.refill_reserve()
+        assert isinstance(journal.shortage, DiskFullError)
+    journal.close()
+    found = open_journal(directory, reserve_bytes=1 << 20)
+    assert (found.quorum_state.epoch, found.end_offset) == (59, end)
+    (small_disk / "other").unlink()
+    found.refill_reserve()
+    assert found.shortage is None
+    found.close()
