@@ -1,4 +1,4 @@
-"""What callers hand to an append, checked and brought into the form in which a writer keeps it."""
+"""Arguments of appends: checked, and converted to the form in which a writer keeps them."""
 
 from __future__ import annotations
 

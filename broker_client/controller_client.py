@@ -109,7 +109,7 @@ class Retry:
 
 @dataclass(slots=True)
 class Attempts:
-    """What a call met so far: the last failure at each endpoint, and the last refusal for now."""
+    """Failures of a call so far: the last one at each endpoint, and the last refusal for now."""
 
     tried: dict[str, str] = field(default_factory=dict)
     refusal: str = ""

@@ -39,7 +39,7 @@ _PATH = "/streammeta.v1.MetadataService/Watch"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one log entry changed, cut down to what was asked for; several if the watch combines."""
+    """Changes of one log entry, or of several if the watch combines, reduced to the selection."""
 
     offset: int
     """Of the log entry, of the last if there are several."""

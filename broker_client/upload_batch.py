@@ -49,7 +49,7 @@ class WriterStream:
 
     @property
     def is_pending(self) -> bool:
-        """Whether something was appended that is not known to be committed."""
+        """True if something was appended that is not known to be committed."""
         return self.acknowledged < self.next_offset
 
 

@@ -17,7 +17,7 @@ STREAMS_MAX = 20_000
 """Ranges that the controllers take in one commit."""
 
 TTL_MS_MIN, TTL_MS_MAX = 1_000, 604_800_000
-"""How long the controllers let prepared ids wait for their commit."""
+"""Time that the controllers let prepared ids wait for their commit."""
 
 _CHECKS = {
     "max_buffer_bytes": at_least(1),

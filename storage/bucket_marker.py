@@ -77,7 +77,7 @@ def claim_key(namespace: str, issued_below: int) -> str:
 
 
 def is_own_key(key: str, namespace: str) -> bool:
-    """Whether a key is that of the namespace's marker or of one of its claims."""
+    """True if a key is that of the namespace's marker or of one of its claims."""
     return key == marker_key(namespace) or _bound_of(key, namespace) is not None
 
 

@@ -1,4 +1,4 @@
-"""How this copy of streammeta was installed, and the command that adds an extra to it."""
+"""Origin of this installation of streammeta, and the command that adds an extra to it."""
 
 from __future__ import annotations
 

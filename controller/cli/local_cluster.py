@@ -26,7 +26,7 @@ READY_PREFIX = "ready "
 
 PROGRAM = (sys.executable, "-P", "-m", "controller.cli.main")
 """The `streammeta` command of this installation. -P keeps the working directory off the path of
-modules: a folder there that is called `controller` is somebody else's."""
+modules: a folder there that is called `controller` is not ours."""
 
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys

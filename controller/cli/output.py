@@ -169,7 +169,7 @@ def _print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def _is_numeric(values: Sequence[Any]) -> bool:
-    """Whether a column holds numbers and blanks alone, so that it is never broken over lines."""
+    """True if a column holds numbers and blanks alone, so that it is never broken over lines."""
     return all(value is None or isinstance(value, int | float) for value in values)
 
 

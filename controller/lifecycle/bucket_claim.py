@@ -71,7 +71,7 @@ class _TermOverError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Term:
-    """What the leader knows of the bucket in one term."""
+    """State of the bucket as the leader knows it in one term."""
 
     cluster_uuid: str = ""
     is_marked: bool = False
@@ -111,7 +111,7 @@ class BucketClaims:
 
     @property
     def may_delete(self) -> bool:
-        """Whether this node leads, the bucket is the cluster's, and the map is not behind it."""
+        """True if this node leads, the bucket is the cluster's, and the map is not behind it."""
         return self._term is not None and self._term.is_safe
 
     @property

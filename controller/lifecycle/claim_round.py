@@ -49,7 +49,7 @@ Step: TypeAlias = ReadClaims | ProveLeadership | CommitBound | PutClaim
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """What the leader's map says: the id that is issued next, and the bound of issuable ids."""
+    """State of the leader's map: the id that is issued next, and the bound of issuable ids."""
 
     next_object_id: int
     issued_below: int

@@ -53,7 +53,7 @@ _log = structlog.get_logger(component="loop")
 
 
 class _LookAgainError(Exception):
-    """What a read was shown was undone, or may not be committed for long."""
+    """State shown to a read was undone, or may not be committed for long."""
 
 
 class ReplicatedLog(Protocol):
@@ -74,7 +74,7 @@ class ReplicatedLog(Protocol):
 
     @property
     def is_short_of_room(self) -> bool:
-        """Whether what was appended may wait for room on disks for any time."""
+        """True if what was appended may wait for room on disks for any time."""
         ...
 
     def require_room(self) -> None:
@@ -375,7 +375,7 @@ class MetadataController:
         self._parked_reads.fail_all(_LookAgainError())
 
     def on_writes_held_up(self) -> None:
-        """Let nobody wait for room on disks; what was appended may still be committed."""
+        """Fail all that wait for room on disks; what was appended may still be committed."""
         self._parked.fail_all(
             OutcomeUnknownError(
                 "the disks became full while the request was replicated: it may take effect when "

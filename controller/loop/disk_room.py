@@ -44,12 +44,12 @@ class DiskRoom:
 
     @property
     def is_disk_full(self) -> bool:
-        """Whether this node's disk has no room."""
+        """True if this node's disk has no room."""
         return self._own is not None
 
     @property
     def is_short(self) -> bool:
-        """Whether what was appended may wait for room, here or on other voters, for any time."""
+        """True if what was appended may wait for room, here or on other voters, for any time."""
         return self._own is not None or bool(self._full_voters)
 
     def require(self) -> None:
@@ -94,7 +94,7 @@ class DiskRoom:
         self._look()
 
     def close(self) -> None:
-        """Call nobody any more."""
+        """Stop calling back."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -13,7 +13,7 @@ NO_BOUND = 2**63 - 1
 """Bound of a gate that never refuses: all ids there are."""
 
 READY_WAIT_MS = 1_000
-"""How long a request for ids waits for the gate of a new leader, before it is refused."""
+"""Time that a request for ids waits for the gate of a new leader, before it is refused."""
 
 
 class ObjectIdGate:

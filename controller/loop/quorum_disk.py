@@ -106,7 +106,7 @@ Report: TypeAlias = CoreReport | DiskReadDone | SnapshotDropped | StateWritten
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What came of a list of work: reports in order, and what is `left` for want of room.
+    """Result of a list of work: reports in order, and what is `left` for want of room.
 
     `full` says why the disk counts as full; it does without anything left while urgent writes
     find room in the reserve.

@@ -246,7 +246,7 @@ class QuorumDriver:
 
     @property
     def is_short_of_room(self) -> bool:
-        """Whether what was appended may wait for room, here or on other voters, for any time."""
+        """True if what was appended may wait for room, here or on other voters, for any time."""
         return self._room.is_short
 
     @property

@@ -1,4 +1,4 @@
-"""What the cluster has claimed in its bucket: its UUID, and up to which object id it may issue.
+"""Claims of the cluster on its bucket: its UUID, and the bound below which it may issue object ids.
 
 Holds the two values and their rule: a UUID that is set never changes, and the bound only grows.
 Knows no bucket; see `storage.bucket_marker` for what is written there and in which order.

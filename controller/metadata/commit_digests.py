@@ -4,7 +4,7 @@ A digest covers what a commit says of its objects: owner, order, sizes, attribut
 facts, sources. It does not cover what only says whether and how it is judged: request id, epochs,
 `failover`, `on_conflict`. It is a sum over rows, so their order does not matter, and one pass of
 vector operations makes the digests of a whole batch. It guards against mistakes, not against
-forgery: a caller that forges one deceives nobody but itself. Not one bit of it may change between
+forgery: a caller that forges one deceives only itself. Not one bit of it may change between
 versions, since it is part of records and checkpoints.
 """
 

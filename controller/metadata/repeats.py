@@ -23,7 +23,7 @@ from controller.records.record import CommitRowsRejected
 
 
 class Repeat(Enum):
-    """What a commit is to those made before."""
+    """Relation of a commit to those made before."""
 
     NEW = 0
     SAME = 1

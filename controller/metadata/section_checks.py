@@ -24,7 +24,7 @@ Loaded: TypeAlias = Mapping[str, Columns]
 
 
 class Rule(Protocol):
-    """What must hold for a section."""
+    """Rules that a section must keep."""
 
     def check(self, section: str, loaded: Loaded) -> None:
         """Raise `DamagedMapError` for the first row that breaks the rule."""

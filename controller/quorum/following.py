@@ -139,7 +139,7 @@ class Following:
             self._replica.forget_request(role.leader_id, FetchResponse)
 
     def _is_stuck(self) -> bool:
-        """Whether what was appended waits for room, so that nothing more can be taken."""
+        """True if what was appended waits for room, so that nothing more can be taken."""
         replica = self._replica
         return replica.is_disk_full and replica.log.flushed_end < replica.log.end_offset
 
@@ -196,7 +196,7 @@ class Following:
             role.next_fetch = replica.now + replica.config.timings.fetch_max_wait_ms // 5
 
     def _has_no_room_for(self, response: FetchResponse) -> bool:
-        """Whether what was sent can't be written; batches may fit the reserve of a full disk."""
+        """True if what was sent can't be written; batches may fit the reserve of a full disk."""
         if not self._replica.is_disk_full or response.diverging is not None:
             return False
         return self._is_stuck() or response.snapshot_id is not None

@@ -459,7 +459,7 @@ class Leading:
 
 
 def _takes(role: Leader, request: FetchRequest) -> bool:
-    """Whether batches are of use to the sender.
+    """True if batches are of use to the sender.
 
     A full disk has room for what is in its reserve only, which is kept for when it is needed to
     commit.

@@ -89,7 +89,7 @@ class Replica:
         self.installing: SnapshotId | None = None
         self.is_disk_full = False
         self.full_since = 0
-        """When the disk was last found full."""
+        """Time at which the disk was last found full, in ms of the monotonic clock."""
         self.chunk_bytes = config.limits.snapshot_chunk_bytes
         """Bytes of a snapshot to ask for at once: fewer over a link that is too slow for more."""
         self.is_chunk_awaited = False
@@ -103,7 +103,7 @@ class Replica:
         self.now = 0
         self.lost_elections = 0
         self.is_founder = config.bootstrap_voters.contains(config.local)
-        """Whether this disk was formatted as that of a first voter."""
+        """True if this disk was formatted as that of a first voter."""
         self._history = self._recover_voters(recovered)
         self._note_voters()
         self._rng = rng

@@ -88,7 +88,7 @@ class ReplicaProgress:
     last_answered: tuple[int, int] = (0, 0)
     """Its incarnation, and the newest request that it has had an answer to."""
     is_disk_full: bool = False
-    """Whether its last Fetch said that its disk has no room."""
+    """True if its last Fetch said that its disk has no room."""
     has_fetched: bool = False
     end_offset: EndOffset = EMPTY_LOG_END
     read_round: int = 0

@@ -20,9 +20,9 @@ class Room:
         self._replica = replica
 
     def full_majority(self, role: Leader) -> tuple[NodeId, ...]:
-        """Return the voters without room if the others that fetch are no majority, else nobody.
+        """Return the voters without room if the others that fetch are no majority, else none.
 
-        Nothing but what fits their reserves can be committed then, whoever leads.
+        Nothing but what fits their reserves can be committed then, under any leader.
         """
         replica = self._replica
         others = [role.progress[voter.key] for voter in replica.others]
@@ -51,7 +51,7 @@ class Room:
         if not replica.is_disk_full or role.transfer is not None:
             return None
         if replica.high_watermark < replica.log.end_offset:
-            return None  # whoever waits for the rest would not hear that it is committed
+            return None  # a caller that waits for the rest would not hear of its commit
         others = [role.progress[voter.key] for voter in replica.others]
         writable = [progress for progress in others if self._has_told_of_room(progress)]
         if len(writable) < majority(len(replica.voters)):

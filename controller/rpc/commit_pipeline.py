@@ -43,7 +43,7 @@ ROWS_A_COMMIT = 300
 """What a commit costs however few rows it has, in rows."""
 
 ROWS_A_MESSAGE = 700
-"""What a message costs however little it holds, in rows."""
+"""Least cost of a message, in rows."""
 
 BYTES_A_ROW = 32
 """Size of a row in a message, for the cost of parsing it."""

@@ -2,7 +2,7 @@
 
 Reads the request and ends the call; `watch_fanout` decides when a watcher is served, and
 `watch_messages` what is sent. When the ring has moved beyond what a watcher was to get next, it is
-cut off and told where to resume. Any controller answers, whoever leads.
+cut off and told where to resume. Any controller answers, leader or not.
 """
 
 from __future__ import annotations

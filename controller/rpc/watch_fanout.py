@@ -34,7 +34,7 @@ SENDING_BYTES_MAX = 64 << 20
 """Bytes of messages being sent beyond which no further watch is served."""
 
 SENDING_S_MAX = 5.0
-"""How long, in seconds, a message may take to send while others wait for room."""
+"""Time that a message may take to send while others wait for room, in seconds."""
 
 _DUE_PER_TURN = 256
 _NOT_TAKEN = (

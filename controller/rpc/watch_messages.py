@@ -40,7 +40,7 @@ class Group:
 
     selection: Selection
     combines: bool
-    """Whether one message may carry the changes of several entries."""
+    """True if one message may carry the changes of several entries."""
     members: int = 0
 
 

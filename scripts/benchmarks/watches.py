@@ -57,7 +57,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """How many of which kind."""
+    """Counts by kind."""
 
     kind: str
     count: int

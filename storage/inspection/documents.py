@@ -52,7 +52,7 @@ def fault_document(fault: CorruptObjectError) -> dict[str, Any]:
 
 
 def deviation_document(deviation: Deviation) -> dict[str, Any]:
-    """What was passed over in a foreign object, and where."""
+    """A deviation of a foreign object, and its position."""
     return {
         "position": deviation.position,
         "problem": deviation.problem,

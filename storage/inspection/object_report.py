@@ -80,8 +80,7 @@ class PlacedRecord:
 
 
 Finding: TypeAlias = PlacedRecord | Deviation | CorruptObjectError
-"""What reading on comes upon: a record, what was passed over, or what is wrong where one should
-be."""
+"""Result of reading on: a record, a deviation passed over, or a fault in the place of a record."""
 
 
 def read_outline(

@@ -65,7 +65,7 @@ def fault_line(fault: CorruptObjectError) -> str:
 
 
 def deviation_line(deviation: Deviation) -> str:
-    """What was passed over in a foreign object, and where."""
+    """A deviation of a foreign object, and its position."""
     return f"DEVIATION at byte {deviation.position}: {deviation.problem}"
 
 

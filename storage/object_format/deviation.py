@@ -27,7 +27,7 @@ class Deviation:
 
     @property
     def problem(self) -> str:
-        """What is found and wanted, in one sentence."""
+        """Found and wanted, in one sentence."""
         return f"{self.what} is {self.found}, wanted {self.expected}"
 
 
