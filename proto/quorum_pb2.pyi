@@ -433,11 +433,11 @@ class FetchRequest(_message.Message):
     max_wait_ms: _builtins.int
     """the answer may be held back so long, milliseconds"""
     max_bytes: _builtins.int
-    """of batches; at least one whole batch is sent even if larger"""
+    """of batches; at least one whole batch even if larger; 0: none wanted"""
     answered_request_id: _builtins.int
     """newest request of this incarnation that this leader answered"""
     is_disk_full: _builtins.bool
-    """the sender can write nothing now"""
+    """the sender has no room but its reserve"""
     @_builtins.property
     def header(self) -> Global___QuorumRequestHeader:
         """who asks whom, in which epoch"""
