@@ -465,6 +465,8 @@ class QuorumCore:
         quorum_deadline = self._leading.quorum_deadline(leader)
         if quorum_deadline is not None:
             yield quorum_deadline
+        if (room_deadline := self._leading.next_look_at_room(leader)) is not None:
+            yield room_deadline
         for voter in self._replica.others:
             yield self._leading.next_heartbeat(leader, leader.progress[voter.key])
         for parked in leader.parked.values():

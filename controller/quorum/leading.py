@@ -343,6 +343,10 @@ class Leading:
             deadline = replica.now + replica.config.timings.election_timeout_ms
             role.transfer = Transfer(successor, deadline, "for want of room on this disk")
 
+    def next_look_at_room(self, role: Leader) -> int | None:
+        """Return when room has to be looked at though nothing else happens; None: never."""
+        return self._room.next_look(role)
+
     def quorum_deadline(self, role: Leader) -> int | None:
         """When the leader must resign unless more voters hear it; None for the only voter.
 

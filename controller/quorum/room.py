@@ -41,6 +41,16 @@ class Room:
             not progress.is_disk_full and silence <= self._replica.config.timings.fetch_timeout_ms
         )
 
+    def next_look(self, role: Leader) -> int | None:
+        """Return the time at which silence may change `full_majority`; None: it can't."""
+        progress = [role.progress[voter.key] for voter in self._replica.others]
+        is_any_full = self._replica.is_disk_full or any(each.is_disk_full for each in progress)
+        if not is_any_full:
+            return None
+        heard_at = [each.last_fetch for each in progress if self._fetches_with_room(each)]
+        patience = self._replica.config.timings.fetch_timeout_ms
+        return min((at + patience + 1 for at in heard_at), default=None)
+
     def successor(self, role: Leader) -> ReplicaKey | None:
         """Return the voter that a leader without room hands over to, if there is one.
 

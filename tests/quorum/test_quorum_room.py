@@ -146,3 +146,15 @@ def test_a_silent_voter_is_no_help_where_another_is_full() -> None:
     assert node.core.full_majority == (1,)
     node.fetch(2, 2, 1)
     assert told(node) == [()]
+
+
+def test_a_voter_is_silent_when_its_time_is_over_and_not_only_with_the_next_event() -> None:
+    node = leader()
+    node.fetch(2, 2, 1)
+    due = node.now + node.config.timings.fetch_timeout_ms + 1
+    node.fetch(1, 2, 1, is_disk_full=True)
+    while node.now < due:
+        deadline = node.core.next_deadline()
+        assert deadline is not None
+        node.pass_time(max(1, deadline - node.now))
+    assert (node.now, told(node)) == (due, [(1,)])

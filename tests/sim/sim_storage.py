@@ -87,9 +87,14 @@ class SimStorage:
     # -- what the driver asks
 
     def start(self) -> None:
-        """Begin; work is taken from the beginning. Tell of a disk that is full already."""
+        """Begin; work is taken from the beginning. Tell of a disk that is full already.
+
+        That comes from the disk's thread, so not before the driver has started.
+        """
         if (shortage := self._shortage_at_start) is not None:
-            self._take(Progress((), full=shortage), shortage)
+            self._is_full, self._full_since = True, shortage
+            self._node.later(0, lambda: self._on_full(shortage))
+            self._retry_later()
 
     async def stop(self) -> None:
         """End; simulated processes never stop of their own accord."""
@@ -155,9 +160,7 @@ class SimStorage:
             if progress.left:
                 self._full_until = self._world.timeline.now + RETRY_FULL_MS
         if full is not None and not self._is_retrying:
-            self._world.count("writes refused by a full disk")
-            self._is_retrying = True
-            self._node.later(RETRY_FULL_MS, self._retry)
+            self._retry_later()
         for report in progress.reports:
             self._hand_on(report)
         self._is_working = False
@@ -181,6 +184,11 @@ class SimStorage:
             case SnapshotTaken():
                 self._world.count("snapshots taken")
         self._on_report(report)
+
+    def _retry_later(self) -> None:
+        self._world.count("writes refused by a full disk")
+        self._is_retrying = True
+        self._node.later(RETRY_FULL_MS, self._retry)
 
     # -- what became durable
 
