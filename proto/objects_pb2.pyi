@@ -998,10 +998,16 @@ class CheckObjectsResponse(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     NEXT_OBJECT_ID_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    CLUSTER_UUID_FIELD_NUMBER: _builtins.int
+    ISSUED_BELOW_FIELD_NUMBER: _builtins.int
     next_object_id: _builtins.int
     """ids below have been issued"""
     cluster_id: _builtins.str
     """whose map this is"""
+    cluster_uuid: _builtins.str
+    """drawn once for this cluster, in its bucket's marker; empty: not agreed yet"""
+    issued_below: _builtins.int
+    """bound of object ids that the log allows to claim in the bucket; 0: none yet"""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.ObjectState.ValueType]:
         """in request order"""
@@ -1012,10 +1018,12 @@ class CheckObjectsResponse(_message.Message):
         states: _abc.Iterable[_common_pb2.ObjectState.ValueType] | None = ...,
         next_object_id: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
+        cluster_uuid: _builtins.str = ...,
+        issued_below: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "next_object_id", b"next_object_id", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "cluster_uuid", b"cluster_uuid", "issued_below", b"issued_below", "next_object_id", b"next_object_id", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

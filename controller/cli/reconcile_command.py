@@ -91,7 +91,13 @@ _memory_option = click.option(
     type=Duration(),
     default="1h",
     show_default=True,
-    help="Leave unknown objects alone that are younger than this.",
+    help="Leave unknown objects alone that are younger than this; 15m or more.",
+)
+@click.option(
+    "--unsafe-grace",
+    "unsafe_grace_ms",
+    type=Duration(),
+    help="Instead of --grace, any duration down to 0s: for clusters that nothing writes to.",
 )
 @click.option(
     "--max-share",
@@ -101,9 +107,19 @@ _memory_option = click.option(
     help="Refuse a plan that would delete more than this fraction of the cluster's keys.",
 )
 @click.option(
+    "--max-candidates",
+    type=click.IntRange(min=0),
+    default=10_000,
+    show_default=True,
+    help="Refuse a plan that would delete more keys than this.",
+)
+@click.option(
     "--allow-empty-map", is_flag=True, help="Accept a map without objects: every key is an orphan."
 )
-@click.option("--namespace", help="Second part of every key.  [default: _streammeta_CLUSTER-ID]")
+@click.option(
+    "--namespace",
+    help="Confirms the namespace that the controllers tell; any other is refused.",
+)
 @click.option(
     "--shards",
     type=click.Choice(["16", "256"]),
@@ -121,7 +137,9 @@ def plan_command(
     connect: tuple[str, ...],
     folder: Path,
     grace_ms: int,
+    unsafe_grace_ms: int | None,
     max_share: float,
+    max_candidates: int,
     allow_empty_map: bool,
     namespace: str | None,
     shards: str,
@@ -132,7 +150,13 @@ def plan_command(
 ) -> None:
     """Say of every key what it is, and write the plan to a new folder. Deletes nothing.
 
-    Exits with 1 if a guard failed: the plan is a report then, which `apply` refuses.
+    Refuses to start unless the controllers and the bucket's marker are of one cluster: the same id,
+    UUID and namespace.
+
+    Exits with 1, the plan written all the same: GUARD if a guard failed, so that the plan is a
+    report that `apply` refuses; else MISSING_OBJECTS if objects of the map are missing in the
+    bucket or have another size there, though so few that the plan may be applied; else INCOMPLETE
+    if something that the plan does not depend on could not be found out.
 
     \b
     Example:
@@ -147,8 +171,10 @@ def plan_command(
             store=store,
             connect=connect,
             folder=folder,
-            grace_ms=grace_ms,
+            grace_ms=grace_ms if unsafe_grace_ms is None else unsafe_grace_ms,
+            unsafe_grace=unsafe_grace_ms is not None,
             max_share=max_share,
+            max_candidates=max_candidates,
             allow_empty_map=allow_empty_map,
             namespace=namespace,
             patience_s=patience_s,
@@ -157,13 +183,9 @@ def plan_command(
         )
         result = plan(config, _progress)
         _show_plan(output, folder, result)
-        if result.failed_guards:
-            names = ", ".join(guard.name for guard in result.failed_guards)
-            raise CommandError(
-                "GUARD",
-                f"the plan {folder} can't be applied, guards failed: {names}",
-                result.failed_guards[0].detail,
-            )
+        problem = _plan_problem(folder, result)
+        if problem is not None:
+            raise problem
 
 
 @reconcile.command("apply")
@@ -204,7 +226,9 @@ def apply_command(
 ) -> None:
     """Ask the leader about every candidate of a plan and delete what it gives free.
 
-    Writes what is known of an object to the plan's folder before deleting it. May be repeated.
+    Refuses a plan whose guards failed, that is older than 24 h, or that is of another cluster,
+    bucket or endpoint than it is applied to. Writes what is known of an object to the plan's folder
+    before deleting it. May be repeated. Exits with 1, INCOMPLETE, if a key failed or was skipped.
 
     \b
     Examples:
@@ -243,6 +267,7 @@ def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
         {
             "plan": str(folder),
             "cluster_id": result.cluster_id,
+            "cluster_uuid": result.cluster_uuid,
             "store": result.store,
             "namespace": result.namespace,
             "map_end_offset": result.map_end_offset,
@@ -255,8 +280,35 @@ def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
     output.rows("classes", ("verdict", "keys", "bytes"), classes)
     guards = [(one.name, "passed" if one.passed else "failed", one.detail) for one in result.guards]
     output.rows("guards", ("guard", "finding", "detail"), guards)
+    if result.unknown:
+        output.rows("unknown", ("unknown",), [(sentence,) for sentence in result.unknown])
     if not result.failed_guards:
         output.note(f"next: streammeta reconcile apply --plan {folder}")
+
+
+def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
+    """The most serious thing that makes the command fail though there is a plan; None: nothing."""
+    if result.failed_guards:
+        names = ", ".join(guard.name for guard in result.failed_guards)
+        return CommandError(
+            "GUARD",
+            f"the plan {folder} can't be applied, guards failed: {names}",
+            result.failed_guards[0].detail,
+        )
+    if result.missing or result.mismatched:
+        return CommandError(
+            "MISSING_OBJECTS",
+            f"of the map's objects, {result.missing} are missing in the bucket and"
+            f" {result.mismatched} have another size there; their rows can't be read",
+            f"restore them; {folder / 'verdicts'} names their keys; the plan may be applied",
+        )
+    if result.unknown:
+        return CommandError(
+            "INCOMPLETE",
+            "; ".join(result.unknown),
+            "the plan may be applied; mend this and make a new one to learn the rest",
+        )
+    return None
 
 
 def _show_run(output: Output, result: "ApplyResult") -> None:

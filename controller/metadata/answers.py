@@ -291,10 +291,15 @@ class DescribeObjectsAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckObjectsAnswer:
-    """States in request order; ids below `next_object_id` have been issued."""
+    """States in request order; ids below `next_object_id` have been issued.
+
+    `cluster_uuid` ("": none yet) and `issued_below` are the cluster's claim on its bucket.
+    """
 
     states: tuple[ObjectState, ...]
     next_object_id: int
+    cluster_uuid: str
+    issued_below: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

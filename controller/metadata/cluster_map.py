@@ -159,7 +159,7 @@ class ClusterMap:
             self._nodes, self._streams, self._objects, self._uploads, self._repeats
         )
         self._upkeep = ObjectUpkeep(self._streams, self._objects)
-        self._reads = Reads(self._streams, self._objects, self._nodes)
+        self._reads = Reads(self._streams, self._objects, self._nodes, self._bucket_claim)
         self._stream_reads = StreamReads(self._streams, self._objects)
         self._record_checks = RecordChecks(self._streams, self._objects, self._nodes)
         self._applied: deque[_Applied] = deque()

@@ -18,6 +18,7 @@ from controller.metadata.answers import (
     ObjectSlices,
     StreamSetObject,
 )
+from controller.metadata.bucket_claim import BucketClaim
 from controller.metadata.nodes import Node, Nodes
 from controller.metadata.object_facts import UNKNOWN
 from controller.metadata.objects import Objects
@@ -48,10 +49,13 @@ _SET_OBJECT_COLUMNS = ("object_id", "order_id", "data_time_ms", "object_size", "
 class Reads:
     """Reads over all subjects."""
 
-    def __init__(self, streams: Streams, objects: Objects, nodes: Nodes) -> None:
+    def __init__(
+        self, streams: Streams, objects: Objects, nodes: Nodes, bucket_claim: BucketClaim
+    ) -> None:
         self._streams = streams
         self._objects = objects
         self._nodes = nodes
+        self._bucket_claim = bucket_claim
 
     # ---- which objects hold a range ----
 
@@ -146,6 +150,8 @@ class Reads:
         return CheckObjectsAnswer(
             states=tuple(ObjectState(state) for state in states.tolist()),
             next_object_id=self._objects.next_object_id,
+            cluster_uuid=self._bucket_claim.current.cluster_uuid,
+            issued_below=self._bucket_claim.current.issued_below,
         )
 
     # ---- nodes ----

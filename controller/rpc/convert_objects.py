@@ -111,6 +111,8 @@ def check_objects_out(
         states=[cast(common_pb2.ObjectState.ValueType, int(state)) for state in answer.states],
         next_object_id=answer.next_object_id,
         cluster_id=cluster_id,
+        cluster_uuid=answer.cluster_uuid,
+        issued_below=answer.issued_below,
     )
 
 

@@ -299,25 +299,16 @@ class Demo:
     def _reconcile(self) -> None:
         plan = str(self._root / "plan")
         place = ["--store", self._endpoint.store_uri, "--connect", self.cluster.connect]
-        self._narrator.step("streammeta reconcile plan --grace 0s   (Spark; deletes nothing)")
+        # Nothing writes any more, and the orphans are too young for any grace period that is safe.
+        self._narrator.step(
+            "streammeta reconcile plan --unsafe-grace 0s   (Spark; deletes nothing)"
+        )
         self._narrator.show(
-            steps.streammeta(
-                [
-                    *("reconcile", "plan", *place, "--plan", plan, "--format", "table"),
-                    *("--grace", "0s", "--max-share", "0.5"),
-                ],
-                self._endpoint.env,
-            )
+            steps.streammeta(steps.reconcile_plan_words(place, plan), self._endpoint.env)
         )
         self._narrator.step("streammeta reconcile apply --yes")
         self._narrator.show(
-            steps.streammeta(
-                [
-                    *("reconcile", "apply", *place, "--plan", plan, "--format", "table"),
-                    "--yes",
-                ],
-                self._endpoint.env,
-            )
+            steps.streammeta(steps.reconcile_apply_words(place, plan), self._endpoint.env)
         )
 
 

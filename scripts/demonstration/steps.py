@@ -158,6 +158,19 @@ def plant_foreign_key(endpoint: S3Endpoint, key: str) -> None:
     endpoint.client().put_object(Bucket=BUCKET, Key=key, Body=b"not an object of streammeta\n")
 
 
+def reconcile_plan_words(place: Sequence[str], plan: str) -> list[str]:
+    """The command that makes a plan; `place` is --store and --connect with their values."""
+    return [
+        *("reconcile", "plan", *place, "--plan", plan, "--format", "table"),
+        *("--unsafe-grace", "0s", "--max-share", "0.5"),
+    ]
+
+
+def reconcile_apply_words(place: Sequence[str], plan: str) -> list[str]:
+    """The command that applies it."""
+    return ["reconcile", "apply", *place, "--plan", plan, "--format", "table", "--yes"]
+
+
 def streammeta(arguments: Sequence[str], env: Mapping[str, str]) -> str:
     """Run the `streammeta` command as an operator would; return what it prints.
 

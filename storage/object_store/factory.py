@@ -49,7 +49,7 @@ def _directory_of(uri: str) -> Path:
 
 def without_secrets(uri: str) -> str:
     """Give a store's address with bucket, endpoint and region alone: fit for logs and files."""
-    parts = urlsplit(uri)
+    parts = urlsplit(_bucket_form(uri))
     shown = [pair for pair in parse_qsl(parts.query) if pair[0] in _PUBLIC_PARAMETERS]
     query = urlencode(
         [(name, _without_user(value) if name == "endpoint" else value) for name, value in shown],
@@ -57,6 +57,18 @@ def without_secrets(uri: str) -> str:
     )
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, query, ""))
+
+
+def _bucket_form(uri: str) -> str:
+    """The same bucket in the form that starts with it; other addresses as they are."""
+    if "s3-data-bucket" not in urlsplit(uri).query:
+        return uri
+    from storage.object_store.s3_address import S3Config
+
+    try:
+        return S3Config.from_uri(uri).to_uri()
+    except ValueError:
+        return uri
 
 
 def _without_user(url: str) -> str:

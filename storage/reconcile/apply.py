@@ -10,19 +10,20 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from storage.object_store.factory import without_secrets
 from storage.reconcile import plan_folder
+from storage.reconcile.admission import check_identity, check_plan, check_store
 from storage.reconcile.deletion import OUTCOME_COLUMNS, DeletionOrder, Outcome, deleter
 from storage.reconcile.errors import ConfigurationError, PlanError
+from storage.reconcile.identity import check_bucket, check_standing, identify
 from storage.reconcile.leader import LeaderClient
-from storage.reconcile.listing import open_store
 from storage.reconcile.plan_folder import PlanResult, Tally, read_plan_file
 from storage.reconcile.session import SparkConfig, job_errors, spark_session
+from storage.reconcile.store_address import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,31 +77,30 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     """Check every candidate of a plan at the leader and, if told so, delete it.
 
     Raises:
-        PlanError: there is no such plan, its guards failed, or it is of another cluster or bucket.
+        PlanError: there is no such plan, its guards failed, it is too old, or it is of another
+            cluster, bucket or endpoint.
         ReconcileError: the controllers do not answer, or Spark failed. Keys may have been deleted
             before a Spark failure, each of them after an undo record was written.
-        StorageError: the bucket can't be reached.
+        StorageError: the bucket can't be reached, or has no marker of the plan's cluster.
     """
     if config.keys_per_s < 1:
         raise ConfigurationError(f"--rate is {config.keys_per_s} keys/s, wanted at least 1")
     plan = read_plan_file(config.folder)
-    _check_guards(config.folder, plan)
+    check_plan(config.folder, plan, time.time_ns() // 1_000_000)
     store = config.store or plan.store
     connect = config.connect or plan.connect
-    _check_bucket(store, plan)
-    with LeaderClient(connect, config.patience_s) as leader:
-        _check_cluster(leader.check_objects([0]).cluster_id, plan, connect)
-    open_store(store).close()
+    check_store(store, plan)
+    _check_cluster(store, connect, plan, config.patience_s)
     run_folder = config.folder / plan_folder.RUNS / _run_name(config.delete)
     progress(f"starting Spark on {config.spark.master}")
-    with spark_session(config.spark) as spark, job_errors("applying the plan"):
+    with spark_session(config.spark) as spark, _apply_errors(run_folder):
         tasks = min(spark.sparkContext.defaultParallelism, config.keys_per_s)
         order = DeletionOrder(
             store=store,
             connect=connect,
             patience_s=config.patience_s,
-            cluster_id=plan.cluster_id,
-            namespace=plan.namespace,
+            identity=plan.identity,
+            next_object_id=plan.next_object_id or 0,
             undo_folder=str((run_folder / _UNDO).absolute()),
             keys_per_s=config.keys_per_s / tasks,
             delete=config.delete,
@@ -118,31 +118,29 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
         return _summary(written, run_folder, config.delete)
 
 
-def _check_guards(folder: Path, plan: PlanResult) -> None:
-    if plan.failed_guards:
-        reasons = "; ".join(f"{guard.name}: {guard.detail}" for guard in plan.failed_guards)
-        raise PlanError(f"the plan {folder} is a report only, its guards failed: {reasons}")
-
-
-def _check_bucket(store: str, plan: PlanResult) -> None:
-    given, planned = urlsplit(store), urlsplit(plan.store)
-    if (given.scheme, given.netloc.rpartition("@")[2], given.path.rstrip("/")) != (
-        planned.scheme,
-        planned.netloc,
-        planned.path.rstrip("/"),
-    ):
-        raise PlanError(
-            f"the plan is of the store {plan.store}, not of {without_secrets(store)}; give --store"
-            " of the same bucket, or make a plan of this one"
+def _check_cluster(
+    store_uri: str, connect: tuple[str, ...], plan: PlanResult, patience_s: float
+) -> None:
+    """Ask controllers and bucket whether they still are what the plan was made of."""
+    with LeaderClient(connect, patience_s) as leader:
+        check_identity(identify(leader), plan, connect)
+        store = open_store(store_uri)
+        try:
+            claimed_below = check_bucket(store, plan.identity)
+        finally:
+            store.close()
+        check_standing(
+            leader.check_objects([0]),
+            plan.identity,
+            claimed_below=claimed_below,
+            next_object_id=plan.next_object_id or 0,
         )
 
 
-def _check_cluster(cluster_id: str, plan: PlanResult, connect: tuple[str, ...]) -> None:
-    if cluster_id != plan.cluster_id:
-        raise PlanError(
-            f"the plan is of cluster {plan.cluster_id!r}, but {', '.join(connect)} is cluster"
-            f" {cluster_id!r}; apply it with --connect of its own cluster"
-        )
+def _apply_errors(run_folder: Path) -> AbstractContextManager[None]:
+    return job_errors(
+        f"applying the plan (what was deleted is recorded below {run_folder / _UNDO})"
+    )
 
 
 def _candidates(spark: SparkSession, folder: Path, plan: PlanResult) -> DataFrame:

@@ -30,6 +30,7 @@ class Owner(enum.IntEnum):
     OWN = 0
     OTHER_CLUSTER = 1
     FOREIGN = 2
+    MARKER = 3
 
 
 class MapState(enum.IntEnum):
@@ -52,10 +53,12 @@ class Verdict(enum.StrEnum):
     NOT_ISSUED = "not_issued"  # ours by its name, but the map never issued the id
     OTHER_CLUSTER = "other_cluster"
     FOREIGN = "foreign"
+    MARKER = "marker"  # the cluster's marker in its bucket, and its claims on object ids
     MISSING = "missing"  # the map wants it, the bucket does not have it
     UNLISTED = "unlisted"  # the same, but committed so late that the listing may have passed it
     SIZE_MISMATCH = "size_mismatch"  # live, with another size than the map recorded
     UNKNOWN_STATE = "unknown_state"  # the map knows it in a state this version does not
+    UNCOMPARED = "uncompared"  # ours by its name; there was no copy of the map to compare with
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,15 @@ class Rules:
     unlisted_from_ms: int
 
 
+WITHOUT_MAP = {
+    Owner.OWN: Verdict.UNCOMPARED,
+    Owner.OTHER_CLUSTER: Verdict.OTHER_CLUSTER,
+    Owner.FOREIGN: Verdict.FOREIGN,
+    Owner.MARKER: Verdict.MARKER,
+}
+"""The verdict on a listed key when there is no copy of the map."""
+
+
 def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
     """One verdict per row; the empty string where there is nothing to report.
 
@@ -108,6 +120,7 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
         (~listed & wanted, Verdict.UNLISTED),
         (~listed, ""),
         (rows.owner == Owner.OTHER_CLUSTER, Verdict.OTHER_CLUSTER),
+        (rows.owner == Owner.MARKER, Verdict.MARKER),
         (~own, Verdict.FOREIGN),
         (wanted & wrong_size, Verdict.SIZE_MISMATCH),
         (wanted, Verdict.LIVE),

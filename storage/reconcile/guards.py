@@ -1,4 +1,4 @@
-"""Reasons not to trust a plan as a whole, however sure each of its verdicts is.
+"""Guards: reasons not to trust a plan as a whole, however sure each of its verdicts is.
 
 Pure: counts in, findings out. A plan with a failed guard is still written, as a report; apply
 refuses it.
@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from storage.reconcile.classify import Verdict
 
+MISSING_SHARE = 0.01
+"""Largest fraction of the map's objects that may be missing or of another size, 0..1."""
+
 _IN_BUCKET_AND_OURS = (
     Verdict.LIVE,
     Verdict.IN_FLIGHT,
@@ -21,7 +24,6 @@ _IN_BUCKET_AND_OURS = (
     Verdict.SIZE_MISMATCH,
     Verdict.UNKNOWN_STATE,
 )
-_PRESENT_AND_WANTED = (Verdict.LIVE, Verdict.SIZE_MISMATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +37,55 @@ class GuardResult:
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
-    """The limits chosen by the user; `max_share` is a fraction 0..1."""
+    """The limits chosen by the user; `max_share` is a fraction 0..1, `max_candidates` in keys."""
 
     max_share: float
+    max_candidates: int
     allow_empty_map: bool
 
 
-def check_guards(
-    counts: Mapping[Verdict, int], map_objects: int, settings: GuardSettings
-) -> tuple[GuardResult, ...]:
-    """Every guard's finding, from keys per verdict and the number of committed objects."""
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What was found: keys per verdict, committed objects of the map, bounds of issued ids.
+
+    The map issues ids below `issued_below`; the bucket's claims reach `claimed_below`.
+    """
+
+    counts: Mapping[Verdict, int]
+    map_objects: int
+    issued_below: int
+    claimed_below: int
+
+    def keys(self, *verdicts: Verdict) -> int:
+        """The number of keys with one of these verdicts."""
+        return sum(self.counts.get(verdict, 0) for verdict in verdicts)
+
+
+def check_guards(found: Evidence, settings: GuardSettings) -> tuple[GuardResult, ...]:
+    """Every guard's finding."""
     return (
-        _empty_map(counts, map_objects, settings),
-        _right_bucket(counts),
-        _share(counts, settings),
+        _empty_map(found, settings),
+        _missing_objects(found),
+        _not_issued(found),
+        _map_age(found),
+        _share(found, settings),
+        _candidates(found, settings),
     )
 
 
-def _own_keys(counts: Mapping[Verdict, int]) -> int:
-    return sum(counts.get(verdict, 0) for verdict in _IN_BUCKET_AND_OURS)
+def without_map(reason: str) -> tuple[GuardResult, ...]:
+    """The finding on a listing that could not be compared with the map."""
+    return (
+        GuardResult("map_copied", False, f"{reason}; make a new plan once the controllers answer"),
+    )
 
 
-def _empty_map(
-    counts: Mapping[Verdict, int], map_objects: int, settings: GuardSettings
-) -> GuardResult:
-    own = _own_keys(counts)
-    detail = f"the map has {map_objects} committed objects, the bucket {own} keys of this cluster"
-    passed = map_objects > 0 or own == 0 or settings.allow_empty_map
+def _empty_map(found: Evidence, settings: GuardSettings) -> GuardResult:
+    own = found.keys(*_IN_BUCKET_AND_OURS)
+    detail = (
+        f"the map has {found.map_objects} committed objects, the bucket {own} keys of this cluster"
+    )
+    passed = found.map_objects > 0 or own == 0 or settings.allow_empty_map
     if not passed:
         detail += (
             "; check that --connect names the right cluster, then give --allow-empty-map if every"
@@ -70,19 +94,49 @@ def _empty_map(
     return GuardResult("empty_map", passed, detail)
 
 
-def _right_bucket(counts: Mapping[Verdict, int]) -> GuardResult:
-    missing = counts.get(Verdict.MISSING, 0)
-    present = sum(counts.get(verdict, 0) for verdict in _PRESENT_AND_WANTED)
-    detail = f"{present} objects of the map are in the bucket, {missing} are not"
-    passed = present > 0 or missing == 0
+def _missing_objects(found: Evidence) -> GuardResult:
+    missing = found.keys(Verdict.MISSING)
+    mismatched = found.keys(Verdict.SIZE_MISMATCH)
+    expected = missing + mismatched + found.keys(Verdict.LIVE)
+    share = (missing + mismatched) / expected if expected else 0.0
+    detail = (
+        f"of {expected} objects that the map expects, {missing} are missing in the bucket and"
+        f" {mismatched} have another size: {share:.1%}, allowed {MISSING_SHARE:.0%}"
+    )
+    passed = share <= MISSING_SHARE
     if not passed:
-        detail += "; check --store and --namespace: this is not where the cluster keeps its objects"
-    return GuardResult("right_bucket", passed, detail)
+        detail += (
+            "; nothing may be deleted before this is explained: look the keys up in the plan's"
+            " verdicts and restore the objects, or find out who else deletes in the bucket"
+        )
+    return GuardResult("missing_objects", passed, detail)
 
 
-def _share(counts: Mapping[Verdict, int], settings: GuardSettings) -> GuardResult:
-    own = _own_keys(counts)
-    candidates = counts.get(Verdict.ORPHAN, 0)
+def _not_issued(found: Evidence) -> GuardResult:
+    keys = found.keys(Verdict.NOT_ISSUED)
+    detail = f"{keys} keys of this cluster have ids that the map never issued"
+    if keys:
+        detail += (
+            "; the map is older than the bucket or another cluster writes under this namespace:"
+            " find out which before anything is deleted"
+        )
+    return GuardResult("not_issued", keys == 0, detail)
+
+
+def _map_age(found: Evidence) -> GuardResult:
+    detail = (
+        f"the map issues object ids below {found.issued_below}, the bucket's claims reach"
+        f" {found.claimed_below}"
+    )
+    passed = found.claimed_below <= found.issued_below
+    if not passed:
+        detail += "; the map was restored to an earlier state: nothing may be deleted by it"
+    return GuardResult("map_age", passed, detail)
+
+
+def _share(found: Evidence, settings: GuardSettings) -> GuardResult:
+    own = found.keys(*_IN_BUCKET_AND_OURS)
+    candidates = found.keys(Verdict.ORPHAN)
     share = candidates / own if own else 0.0
     detail = (
         f"{candidates} of {own} keys of this cluster are candidates: {share:.1%},"
@@ -92,3 +146,12 @@ def _share(counts: Mapping[Verdict, int], settings: GuardSettings) -> GuardResul
     if not passed:
         detail += "; look at the candidates, then plan again with a larger --max-share"
     return GuardResult("max_share", passed, detail)
+
+
+def _candidates(found: Evidence, settings: GuardSettings) -> GuardResult:
+    candidates = found.keys(Verdict.ORPHAN)
+    detail = f"{candidates} candidates, allowed {settings.max_candidates}"
+    passed = candidates <= settings.max_candidates
+    if not passed:
+        detail += "; look at the candidates, then plan again with a larger --max-candidates"
+    return GuardResult("max_candidates", passed, detail)

@@ -1,4 +1,4 @@
-"""Asks the controllers: may these objects be deleted, and what is in the map.
+"""Questions to the controllers: may these objects be deleted, what is in the map, whose map is it.
 
 Follows redirects to the leader, waits out elections up to a deadline, and never turns a doubt into
 an answer: whatever is not a full and well-formed reply is a `ControllerError`. Usable in a driver
@@ -16,13 +16,22 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from proto import common_pb2, metadata_pb2, metadata_pb2_grpc, objects_pb2, objects_pb2_grpc
+from proto import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    metadata_pb2,
+    metadata_pb2_grpc,
+    objects_pb2,
+    objects_pb2_grpc,
+)
 from storage.reconcile.errors import ControllerError
 
 _DOMAIN = "streammeta"
 _CALL_TIMEOUT_S = 10.0
 _STREAM_TIMEOUT_S = 600.0
 _PAUSE_S = 0.2
+_STREAM_ATTEMPTS = 5
 _CHANNEL_OPTIONS = (
     # Controllers are neighbours: a proxy meant for the internet only gets in the way.
     ("grpc.enable_http_proxy", 0),
@@ -39,11 +48,31 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The leader's word on some ids: one state per id, and whose map it speaks for."""
+    """The leader's word on some ids: one state per id, and whose map it speaks for.
+
+    Ids below `next_object_id` have been issued; `issued_below` is the bound that the cluster claims
+    in its bucket. `cluster_uuid` is empty until the cluster has marked its bucket.
+    """
 
     states: tuple[int, ...]
     next_object_id: int
     cluster_id: str
+    cluster_uuid: str
+    issued_below: int
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the controller at `endpoint` says of its cluster; empty strings where it knows nothing.
+
+    `bucket_problem` is why it does not trust its bucket.
+    """
+
+    endpoint: str
+    cluster_id: str
+    cluster_uuid: str
+    namespace: str
+    bucket_problem: str
 
 
 class LeaderClient:
@@ -58,6 +87,12 @@ class LeaderClient:
         self._patience_s = patience_s
         self._preferred = self._endpoints[0]
         self._channels: dict[str, grpc.Channel] = {}
+        self._silent_since = 0.0
+
+    @property
+    def patience_s(self) -> float:
+        """How long a leader is looked for."""
+        return self._patience_s
 
     def __enter__(self) -> LeaderClient:
         return self
@@ -91,29 +126,66 @@ class LeaderClient:
             )
         if not answer.cluster_id:
             raise ControllerError("CheckObjects answered without a cluster id; nothing is decided")
-        return Standing(tuple(answer.states), answer.next_object_id, answer.cluster_id)
+        return Standing(
+            states=tuple(answer.states),
+            next_object_id=answer.next_object_id,
+            cluster_id=answer.cluster_id,
+            cluster_uuid=answer.cluster_uuid,
+            issued_below=answer.issued_below,
+        )
+
+    def describe(self) -> tuple[Description, ...]:
+        """What the controllers say of their cluster: the leader, then those given that answer.
+
+        Raises:
+            ControllerError: no leader answered in time.
+        """
+        self.check_objects([0])  # any controller describes the cluster; this finds the leader
+        leader = self._ask("DescribeCluster", _describe_through)
+        described = [_description(self._preferred, leader)]
+        for endpoint in self._endpoints:
+            if endpoint == described[0].endpoint:
+                continue
+            try:
+                answer = _describe_through(self._channel(endpoint))
+            except grpc.RpcError:
+                continue  # a controller that is down says nothing wrong
+            described.append(_description(endpoint, answer))
+        return tuple(described)
 
     def read_snapshot(
         self, take: Callable[[Iterator[metadata_pb2.SnapshotChunk]], _Answer]
     ) -> _Answer:
         """Call `take` with the chunks of a copy of the map as of now or later.
 
-        `take` is called again, from the first chunk, when the leader is lost on the way.
+        `take` is called again, from the first chunk, when the leader is lost on the way; the time
+        to look for another counts from the last chunk, a few times.
 
         Raises:
             ControllerError: no leader sent a whole copy in time.
         """
         request = metadata_pb2.GetSnapshotRequest()
+        begun = 0
+
+        def heard(
+            chunks: Iterator[metadata_pb2.SnapshotChunk],
+        ) -> Iterator[metadata_pb2.SnapshotChunk]:
+            nonlocal begun
+            for number, chunk in enumerate(chunks):
+                begun += number == 0
+                if begun <= _STREAM_ATTEMPTS:
+                    self._silent_since = time.monotonic()
+                yield chunk
 
         def call(channel: grpc.Channel) -> _Answer:
             stub = metadata_pb2_grpc.MetadataServiceStub(channel)
-            return take(iter(stub.GetSnapshot(request, timeout=_STREAM_TIMEOUT_S)))
+            return take(heard(iter(stub.GetSnapshot(request, timeout=_STREAM_TIMEOUT_S))))
 
         return self._ask("GetSnapshot", call)
 
     def _ask(self, name: str, call: Callable[[grpc.Channel], _Answer]) -> _Answer:
         """Try the preferred endpoint, then where it points, then the others in turn."""
-        deadline = time.monotonic() + self._patience_s
+        self._silent_since = time.monotonic()
         turn = 0
         while True:
             endpoint = self._preferred
@@ -127,7 +199,7 @@ class LeaderClient:
                 turn += 1
                 others = self._endpoints[turn % len(self._endpoints)]
                 self._preferred = redirect if redirect not in ("", endpoint) else others
-                if time.monotonic() >= deadline:
+                if time.monotonic() - self._silent_since >= self._patience_s:
                     raise ControllerError(
                         f"{name}: no leader answered within {self._patience_s:g} s, last {last};"
                         f" check that the controllers run and that --connect names them"
@@ -150,6 +222,21 @@ def state_name(state: int) -> str:
     """Name an object state as the contract does, in short: "COMMITTED"."""
     known = {value.number: value.name for value in common_pb2.ObjectState.DESCRIPTOR.values}
     return known.get(state, f"state {state}").removeprefix("OBJECT_STATE_")
+
+
+def _describe_through(channel: grpc.Channel) -> admin_pb2.DescribeClusterResponse:
+    stub = admin_pb2_grpc.AdminServiceStub(channel)
+    return stub.DescribeCluster(admin_pb2.DescribeClusterRequest(), timeout=_CALL_TIMEOUT_S)
+
+
+def _description(endpoint: str, answer: admin_pb2.DescribeClusterResponse) -> Description:
+    return Description(
+        endpoint=endpoint,
+        cluster_id=answer.cluster_id,
+        cluster_uuid=answer.cluster_uuid,
+        namespace=answer.object_namespace,
+        bucket_problem=answer.bucket_problem,
+    )
 
 
 def _may_pass(error: grpc.RpcError) -> bool:

@@ -15,23 +15,30 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.errors import StorageError
-from storage.object_format.object_key import ForeignKey, OtherClusterKey, OwnKey, parse_key
+from storage.bucket_marker import is_own_key
+from storage.object_format.object_key import (
+    ForeignKey,
+    OtherClusterKey,
+    OwnKey,
+    cluster_namespace,
+    parse_key,
+)
 from storage.object_store.base import ObjectInfo, ObjectStore
-from storage.object_store.factory import open_object_store, without_secrets
+from storage.object_store.factory import open_object_store
 from storage.reconcile.classify import Owner
-from storage.reconcile.errors import ConfigurationError
 from storage.reconcile.session import job_errors
 from storage.reconcile.tables import arrow_schema, record_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_NAMESPACE_PREFIX = cluster_namespace("x")[:-1]
 _HEX_DIGITS = "0123456789abcdef"
 _ROWS_A_BATCH = 5000
 _TASKS_A_CORE = 4
 
-# `object_id` is null in a foreign key; `note` is another's namespace, or why a key is foreign.
+# `object_id` is null in a key that names no object; `note` is another's namespace, or why a key is
+# foreign.
 _LISTING_COLUMNS = (
     "key string, size long, modified_ms long, etag string, owner long, object_id long, note string"
 )
@@ -96,28 +103,6 @@ def write_uploads(store: ObjectStore, folder: Path) -> int:
     return total
 
 
-def open_store(uri: str) -> ObjectStore:
-    """Open the store and make sure that it answers.
-
-    Raises:
-        ConfigurationError: `uri` does not name a store.
-        StorageError: there is no such bucket, the credentials are wrong, or nobody answers.
-    """
-    try:
-        store = open_object_store(uri)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"--store {without_secrets(uri)!r} does not name a store ({error}); wanted"
-            " s3://BUCKET?endpoint=URL or file:///FOLDER"
-        ) from error
-    try:
-        store.check()
-    except StorageError:
-        store.close()
-        raise
-    return store
-
-
 def _lister(
     uri: str, namespace: str
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -140,7 +125,7 @@ def _lister(
 
 
 def _listing_rows(page: list[ObjectInfo], namespace: str) -> pa.RecordBatch:
-    owners = [_owner_of(info.key, namespace) for info in page]
+    owners = [owner_of(info.key, namespace) for info in page]
     values = {
         "key": [info.key for info in page],
         "size": [info.size for info in page],
@@ -153,7 +138,13 @@ def _listing_rows(page: list[ObjectInfo], namespace: str) -> pa.RecordBatch:
     return record_batch(_LISTING_COLUMNS, values)
 
 
-def _owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
+def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
+    """Whose `key` is, the object id it names, and a note for the report."""
+    if is_own_key(key, namespace):
+        return Owner.MARKER, None, ""
+    other = key.partition("/")[0]
+    if other.startswith(_NAMESPACE_PREFIX) and other != namespace:
+        return Owner.OTHER_CLUSTER, None, other
     match parse_key(key, namespace):
         case OwnKey(object_id):
             return Owner.OWN, object_id, ""

@@ -39,9 +39,12 @@ class MapExport:
     """What a copy of the map is: whose, of which state of the log, and how much is in it.
 
     `committed_objects` counts objects that must be in the bucket: committed or linked.
+    `issued_below` is the bound of object ids that the cluster claims in its bucket.
     """
 
     cluster_id: str
+    cluster_uuid: str
+    issued_below: int
     end_offset: int
     epoch: int
     next_object_id: int
@@ -123,6 +126,8 @@ def _write_objects(checkpoint: CheckpointReader, path: Path) -> MapExport:
     """Write the columns that the comparison uses; count what must be in the bucket."""
     try:
         (next_object_id,) = checkpoint.columns("counters")["next_object_id"]
+        claim = checkpoint.columns("bucket_claim")
+        (cluster_uuid,), (issued_below,) = claim["cluster_uuid"], claim["issued_below"]
         objects = checkpoint.table("objects").select(list(_COLUMN_NAMES))
     except (KeyError, ValueError) as error:
         raise MapExportError(
@@ -134,6 +139,8 @@ def _write_objects(checkpoint: CheckpointReader, path: Path) -> MapExport:
     states = renamed.column("map_state").to_numpy()
     return MapExport(
         cluster_id=checkpoint.cluster_id,
+        cluster_uuid=str(cluster_uuid),
+        issued_below=int(issued_below),
         end_offset=checkpoint.id.end_offset,
         epoch=checkpoint.id.epoch,
         next_object_id=int(next_object_id),

@@ -3,8 +3,10 @@
     plan.json      what was compared, the counts, the guards' findings
     candidates/    Parquet: the keys that apply may delete
     verdicts/      Parquet: every key of the bucket and every missing object, with its verdict
-    uploads/       Parquet: unfinished multipart uploads
+    uploads/       Parquet: unfinished multipart uploads; missing if they could not be listed
     map/           Parquet: the objects of the map that the listing was compared with
+    listing/       Parquet: every key of the bucket; instead of candidates, verdicts and map, if
+                   the map could not be copied
     runs/          one folder for each time the plan was applied; see `deletion`
 
 A plan is built in a folder beside it and renamed, so a folder with a plan.json holds all of it.
@@ -26,14 +28,18 @@ from typing import Any
 from storage.reconcile.classify import Verdict
 from storage.reconcile.errors import PlanError
 from storage.reconcile.guards import GuardResult
+from storage.reconcile.identity import ClusterIdentity
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PLAN_FILE = "plan.json"
 CANDIDATES = "candidates"
 VERDICTS = "verdicts"
 UPLOADS = "uploads"
 MAP = "map"
+LISTING = "listing"
 RUNS = "runs"
+
+_TIMES = ("created_at_ms", "listing_started_ms", "young_from_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +54,51 @@ class Tally:
 class PlanResult:
     """What a plan found: the content of plan.json.
 
-    Times are Unix milliseconds. `map_end_offset` and `map_epoch` name the state of the map that was
-    compared; `young_from_ms` is when the grace period began.
+    Times are Unix milliseconds. `place` is the one spelling of the store's endpoint and bucket.
+    `map_end_offset` and `map_epoch` name the state of the map that was compared; they,
+    `next_object_id` and `map_objects` are None if there was none. `young_from_ms` is when the grace
+    period began; `unsafe_grace` that a short one was asked for. `unfinished_uploads` is None if
+    they could not be listed. `unknown` says in sentences what could not be found out.
     """
 
     cluster_id: str
+    cluster_uuid: str
     store: str
+    place: str
     namespace: str
     connect: tuple[str, ...]
     created_at_ms: int
     listing_started_ms: int
     young_from_ms: int
-    map_end_offset: int
-    map_epoch: int
-    next_object_id: int
-    map_objects: int
+    unsafe_grace: bool
+    map_end_offset: int | None
+    map_epoch: int | None
+    next_object_id: int | None
+    map_objects: int | None
     classes: Mapping[Verdict, Tally]
-    unfinished_uploads: int
+    unfinished_uploads: int | None
+    unknown: tuple[str, ...]
     guards: tuple[GuardResult, ...]
+
+    @property
+    def identity(self) -> ClusterIdentity:
+        """The cluster that was compared."""
+        return ClusterIdentity(self.cluster_id, self.cluster_uuid, self.namespace)
 
     @property
     def candidates(self) -> Tally:
         """What apply may delete."""
         return self.classes.get(Verdict.ORPHAN, Tally(0, 0))
+
+    @property
+    def missing(self) -> int:
+        """How many objects that the map wants the bucket does not have."""
+        return self.classes.get(Verdict.MISSING, Tally(0, 0)).keys
+
+    @property
+    def mismatched(self) -> int:
+        """How many objects have another size in the bucket than in the map."""
+        return self.classes.get(Verdict.SIZE_MISMATCH, Tally(0, 0)).keys
 
     @property
     def failed_guards(self) -> tuple[GuardResult, ...]:
@@ -146,7 +174,11 @@ def read_plan_file(folder: Path) -> PlanResult:
 
 def _plan_from(document: dict[str, Any]) -> PlanResult:
     fields = {name: value for name, value in document.items() if name != "version"}
+    for name in _TIMES:
+        if type(fields[name]) is not int:
+            raise TypeError(f"{name!r} is {fields[name]!r}, wanted Unix milliseconds")
     fields["connect"] = tuple(fields["connect"])
+    fields["unknown"] = tuple(fields["unknown"])
     fields["classes"] = {Verdict(name): Tally(**tally) for name, tally in fields["classes"].items()}
     fields["guards"] = tuple(GuardResult(**guard) for guard in fields["guards"])
     return PlanResult(**fields)

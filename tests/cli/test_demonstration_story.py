@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from controller.cli.reconcile_command import apply_command, plan_command
+from scripts.demonstration import steps
 from scripts.demonstration.story import Bucket, MappedKeys, Reads, Story, summarize
 
 FOREIGN = "theirs"
@@ -55,3 +57,11 @@ def test_what_may_go_wrong(reads: Reads, bucket: Bucket, mapped: MappedKeys, che
     figures, failed = summarize(story(), reads, bucket, mapped, (10, 4))
     assert figures["ok"] is False
     assert any(check in one for one in failed), failed
+
+
+def test_the_demo_calls_reconcile_as_it_is() -> None:
+    place = ["--store", "s3://b", "--connect", "h:1"]
+    made = plan_command.make_context("plan", steps.reconcile_plan_words(place, "p")[2:])
+    assert (made.params["unsafe_grace_ms"], made.params["max_share"]) == (0, 0.5)
+    applied = apply_command.make_context("apply", steps.reconcile_apply_words(place, "p")[2:])
+    assert (applied.params["yes"], applied.params["connect"]) == (True, ("h:1",))

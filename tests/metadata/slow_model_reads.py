@@ -217,7 +217,12 @@ def check_objects(state: State, request: CheckObjects) -> CheckObjectsAnswer:
         else (ObjectState.REMOVED if i < state.next_object else ObjectState.NOT_ISSUED)
         for i in request.object_ids
     )
-    return CheckObjectsAnswer(states=states, next_object_id=state.next_object)
+    return CheckObjectsAnswer(
+        states=states,
+        next_object_id=state.next_object,
+        cluster_uuid=state.claim[0],
+        issued_below=state.claim[1],
+    )
 
 
 def get_nodes(state: State, request: GetNodes) -> GetNodesAnswer:

@@ -1,4 +1,4 @@
-"""A controller for reconciliation tests: a map in a dict behind the two real gRPC services."""
+"""A controller for reconciliation tests: a map in a dict behind the three real gRPC services."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ from google.rpc import error_details_pb2, status_pb2
 
 from controller.snapshot.format import CheckpointId
 from controller.snapshot.writer import write_checkpoint
-from proto import common_pb2, metadata_pb2, metadata_pb2_grpc, objects_pb2, objects_pb2_grpc
+from proto import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    metadata_pb2,
+    metadata_pb2_grpc,
+    objects_pb2,
+    objects_pb2_grpc,
+)
+from storage.bucket_marker import BucketMarker, create_marker
+from storage.object_store.base import ObjectStore
+from storage.reconcile.identity import ClusterIdentity
 
 REMOVED = common_pb2.OBJECT_STATE_REMOVED
 COMMITTED = common_pb2.OBJECT_STATE_COMMITTED
@@ -35,17 +46,40 @@ class MapObject:
 
 @dataclass(slots=True)
 class FakeMap:
-    """The state of the fake: edit it at any time. `snapshot` None means a copy of the map."""
+    """The state of the fake: edit it at any time. `snapshot` None means a copy of the map.
+
+    So many `broken_copies` end after the first chunk, as when the leader is lost.
+    """
 
     cluster_id: str = "c1"
+    cluster_uuid: str = "uuid-1"
+    namespace: str = "_streammeta_c1"
+    bucket_problem: str = ""
     next_object_id: int = 1000
+    issued_below: int = 2000
     objects: dict[int, MapObject] = field(default_factory=dict)
     refuse: grpc.StatusCode | None = None
     leader_endpoint: str = ""
     checks: list[list[int]] = field(default_factory=list)
     chunk_bytes: int = 100
     snapshot: bytes | None = None
+    broken_copies: int = 0
     on_snapshot: Callable[[], None] = lambda: None
+
+    @property
+    def identity(self) -> ClusterIdentity:
+        """The cluster that the fake says it is."""
+        return ClusterIdentity(self.cluster_id, self.cluster_uuid, self.namespace)
+
+    def mark(self, store: ObjectStore) -> None:
+        """Take possession of a bucket, as the cluster's first leader does."""
+        marker = BucketMarker(
+            cluster_id=self.cluster_id,
+            cluster_uuid=self.cluster_uuid,
+            namespace=self.namespace,
+            created_ms=1,
+        )
+        assert create_marker(store, marker) == marker
 
     def state_of(self, object_id: int) -> int:
         """What CheckObjects says of an id."""
@@ -69,10 +103,13 @@ class FakeMap:
         counters: dict[str, Any] = {
             "next_object_id": np.array([self.next_object_id], dtype=np.int64)
         }
+        claim: dict[str, Any] = {
+            "cluster_uuid": [self.cluster_uuid],
+            "issued_below": np.array([self.issued_below], dtype=np.int64),
+        }
+        sections = {"counters": counters, "objects": objects, "bucket_claim": claim}
         file = io.BytesIO()
-        write_checkpoint(
-            file, CheckpointId(9, 4), self.cluster_id, {"counters": counters, "objects": objects}
-        )
+        write_checkpoint(file, CheckpointId(9, 4), self.cluster_id, sections)
         return file.getvalue()
 
 
@@ -89,6 +126,23 @@ class _Objects(objects_pb2_grpc.ObjectServiceServicer):
             states=[self._map.state_of(i) for i in request.object_ids],  # type: ignore[misc]
             next_object_id=self._map.next_object_id,
             cluster_id=self._map.cluster_id,
+            cluster_uuid=self._map.cluster_uuid,
+            issued_below=self._map.issued_below,
+        )
+
+
+class _Admin(admin_pb2_grpc.AdminServiceServicer):
+    def __init__(self, state: FakeMap) -> None:
+        self._map = state
+
+    def DescribeCluster(  # noqa: N802 - the name is gRPC's
+        self, request: admin_pb2.DescribeClusterRequest, context: grpc.ServicerContext
+    ) -> admin_pb2.DescribeClusterResponse:
+        return admin_pb2.DescribeClusterResponse(
+            cluster_id=self._map.cluster_id,
+            cluster_uuid=self._map.cluster_uuid,
+            object_namespace=self._map.namespace,
+            bucket_problem=self._map.bucket_problem,
         )
 
 
@@ -110,6 +164,9 @@ class _Metadata(metadata_pb2_grpc.MetadataServiceServicer):
                 position=at,
                 data=data[at : at + self._map.chunk_bytes],
             )
+            if self._map.broken_copies > 0:
+                self._map.broken_copies -= 1
+                context.abort(grpc.StatusCode.UNAVAILABLE, "told to break")
 
 
 def _refuse_if_told(state: FakeMap, context: grpc.ServicerContext) -> None:
@@ -137,11 +194,13 @@ def _not_leader(context: grpc.ServicerContext, leader: str) -> NoReturn:
 def serving(state: FakeMap) -> Iterator[str]:
     """Serve a map on a free port; gives HOST:PORT."""
     server = grpc.server(ThreadPoolExecutor(4))
-    # Both serve only the calls that reconciliation makes.
+    # All serve only the calls that reconciliation makes.
     objects = _Objects(state)  # type: ignore[abstract]
     objects_pb2_grpc.add_ObjectServiceServicer_to_server(objects, server)
     metadata = _Metadata(state)  # type: ignore[abstract]
     metadata_pb2_grpc.add_MetadataServiceServicer_to_server(metadata, server)
+    admin = _Admin(state)  # type: ignore[abstract]
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

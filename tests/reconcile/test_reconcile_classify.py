@@ -13,6 +13,7 @@ from proto import common_pb2
 from storage.reconcile.classify import (
     ABSENT,
     COMPOSITE_KIND,
+    WITHOUT_MAP,
     JoinedColumns,
     MapState,
     Owner,
@@ -73,6 +74,7 @@ TABLE = [
     ("id not issued", Row(object_id=NEXT_ID), Verdict.NOT_ISSUED),
     ("another cluster's", Row(owner=Owner.OTHER_CLUSTER), Verdict.OTHER_CLUSTER),
     ("not a key of ours", Row(owner=Owner.FOREIGN, object_id=ABSENT), Verdict.FOREIGN),
+    ("marker or claim", Row(owner=Owner.MARKER, object_id=ABSENT), Verdict.MARKER),
     ("committed, gone", unlisted(known(MapState.COMMITTED)), Verdict.MISSING),
     ("linked, gone", unlisted(known(MapState.LINKED)), Verdict.MISSING),
     (
@@ -103,7 +105,12 @@ def test_verdict_table(row: Row, verdict: str) -> None:
 
 
 def test_every_verdict_is_in_the_table() -> None:
-    assert {verdict for _, _, verdict in TABLE} == {*Verdict, ""}
+    assert {verdict for _, _, verdict in TABLE} == {*Verdict, ""} - {Verdict.UNCOMPARED}
+
+
+def test_every_owner_has_a_verdict_without_a_map_and_none_is_a_candidate() -> None:
+    assert set(WITHOUT_MAP) == set(Owner)
+    assert Verdict.ORPHAN not in WITHOUT_MAP.values()
 
 
 def test_rows_do_not_influence_each_other() -> None:
@@ -168,7 +175,7 @@ worlds = st.builds(
     World,
     listed=st.dictionaries(ids, st.tuples(sizes, around_young)),
     objects=st.dictionaries(ids, map_rows),
-    strangers=st.lists(st.sampled_from([Owner.FOREIGN, Owner.OTHER_CLUSTER])),
+    strangers=st.lists(st.sampled_from([Owner.FOREIGN, Owner.OTHER_CLUSTER, Owner.MARKER])),
 )
 
 

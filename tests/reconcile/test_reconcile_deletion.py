@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from storage.errors import StoreUnavailableError
+from storage.bucket_marker import marker_key
+from storage.errors import AccessDeniedError, StorageError, StoreUnavailableError
 from storage.object_format.object_key import key_for
-from storage.object_store.base import DeleteResult
+from storage.object_store.base import DeleteResult, ObjectInfo
 from storage.object_store.memory import MemoryObjectStore
 from storage.reconcile.deletion import Candidate, Deleter, DeletionOrder, Judged, Outcome, Pacer
 from storage.reconcile.errors import ControllerError
@@ -35,7 +39,13 @@ class FakeLeader(LeaderClient):
         if self._fail_at is not None and self.asked >= self._fail_at:
             raise ControllerError("told to fail")
         states = tuple(self.state.state_of(i) for i in object_ids)
-        return Standing(states, self.state.next_object_id, self.state.cluster_id)
+        return Standing(
+            states=states,
+            next_object_id=self.state.next_object_id,
+            cluster_id=self.state.cluster_id,
+            cluster_uuid=self.state.cluster_uuid,
+            issued_below=self.state.issued_below,
+        )
 
 
 class Bench:
@@ -45,18 +55,21 @@ class Bench:
         self.store = MemoryObjectStore(now_ms=lambda: 5000)
         self.state = FakeMap()
         self.undo = tmp_path / "undo"
+        self.pauses: list[float] = []
+        self.on_pause: Callable[[float], None] = self.pauses.append
         for object_id in range(count):
             self.store.put(key_for(object_id, NAMESPACE), b"x" * object_id)
         self.candidates = [
             Candidate(info.key, int(info.key.split("/")[2]), info.size, 5000, info.etag)
             for info in self.store.list_objects()
         ]
+        self.state.mark(self.store)
         self.order = DeletionOrder(
             store="unused",
             connect=("unused:1",),
             patience_s=1,
-            cluster_id="c1",
-            namespace=NAMESPACE,
+            identity=self.state.identity,
+            next_object_id=1000,
             undo_folder=str(self.undo),
             keys_per_s=1_000_000,
             delete=True,
@@ -70,12 +83,14 @@ class Bench:
 
     def judged(self, fail_at: int | None = None) -> list[Judged]:
         """Work through all candidates."""
-        work = Deleter(self.order, "t", self.store, FakeLeader(self.state, fail_at))
+        leader = FakeLeader(self.state, fail_at)
+        work = Deleter(self.order, "t", self.store, leader, sleep=self.on_pause)
         return [one for batch in work.run(self.candidates) for one in batch]
 
     def stored(self) -> set[int]:
         """The ids of the objects still in the store."""
-        return {int(key.split("/")[2]) for key in self.store.objects()}
+        keys = self.store.objects().keys() - {marker_key(NAMESPACE)}
+        return {int(key.split("/")[2]) for key in keys}
 
     def undo_records(self) -> list[dict[str, object]]:
         """All undo records, in file order."""
@@ -145,7 +160,41 @@ def test_the_leader_of_another_cluster_frees_nothing(bench: Bench) -> None:
     bench.state.cluster_id = "c2"
     judged = bench.judged()
     assert {one.outcome for one in judged} == {Outcome.FAILED}
-    assert "the controllers are cluster 'c2'" in judged[0].detail
+    assert "the controllers are of cluster 'c2'" in judged[0].detail
+    assert bench.stored() == set(range(5))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"cluster_uuid": "uuid-2"}, "UUID uuid-2"),
+        ({"next_object_id": 999}, "restored to an earlier state"),
+    ],
+)
+def test_another_or_an_older_map_frees_nothing(
+    bench: Bench, change: dict[str, Any], complaint: str
+) -> None:
+    bench.state = replace(bench.state, **change)
+    judged = bench.judged()
+    assert {one.outcome for one in judged} == {Outcome.FAILED}
+    assert complaint in judged[0].detail
+    assert bench.stored() == set(range(5))
+
+
+def test_a_bucket_without_the_marker_keeps_everything(bench: Bench) -> None:
+    bench.store.delete_many([marker_key(NAMESPACE)])
+    judged = bench.judged()
+    assert {one.outcome for one in judged} == {Outcome.FAILED}
+    assert "no marker" in judged[0].detail
+    assert bench.stored() == set(range(5))
+
+
+def test_the_bucket_of_another_cluster_of_the_same_name_keeps_everything(bench: Bench) -> None:
+    bench.order = replace(bench.order, keys_per_s=2)
+    bench.store.delete_many([marker_key(NAMESPACE)])
+    replace(bench.state, cluster_uuid="uuid-2").mark(bench.store)
+    outcomes = list(bench.run().values())
+    assert outcomes == [Outcome.FAILED] * 2 + [Outcome.SKIPPED] * 3
     assert bench.stored() == set(range(5))
 
 
@@ -155,11 +204,119 @@ def test_losing_the_leader_stops_the_task(bench: Bench) -> None:
     assert outcomes == [Outcome.WOULD_DELETE] * 2 + [Outcome.FAILED] * 2 + [Outcome.SKIPPED]
 
 
-@pytest.mark.parametrize("operation", ["head", "delete_many"])
-def test_an_unreachable_store_stops_the_task(bench: Bench, operation: str) -> None:
-    bench.store.fail_next(operation, StoreUnavailableError("told to fail"))
-    assert set(bench.run().values()) == {Outcome.FAILED}
+@pytest.mark.parametrize(
+    ("operation", "error"),
+    [
+        ("head", AccessDeniedError("told to refuse")),
+        ("delete_many", AccessDeniedError("told to refuse")),
+        ("delete_many", StoreUnavailableError("told to fail")),
+        ("get_range", StoreUnavailableError("no marker to be had")),
+        ("list_objects", AccessDeniedError("no claims to be had")),
+    ],
+)
+def test_a_store_that_serves_nobody_stops_the_task(
+    bench: Bench, operation: str, error: StorageError
+) -> None:
+    bench.order = replace(bench.order, keys_per_s=2)
+    bench.store.fail_next(operation, error)
+    assert list(bench.run().values()) == [Outcome.FAILED] * 2 + [Outcome.SKIPPED] * 3
     assert bench.stored() == set(range(5))
+    assert bench.pauses == []
+
+
+class Busy:
+    """Makes a store answer SlowDown to requests about some keys, so many times each."""
+
+    def __init__(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, times: dict[int, int]
+    ) -> None:
+        self.left = {key_for(i, NAMESPACE): count for i, count in times.items()}
+        self._head, self._delete = bench.store.head, bench.store.delete_many
+        self._store, self._patch = bench.store, monkeypatch
+
+    def at_head(self) -> None:
+        """Throttle HEAD."""
+
+        def head(key: str) -> ObjectInfo:
+            if self._is_busy(key):
+                raise StoreUnavailableError("SlowDown", throttled=True)
+            return self._head(key)
+
+        self._patch.setattr(self._store, "head", head)
+
+    def at_delete(self) -> None:
+        """Throttle single keys of a deletion."""
+
+        def delete_many(keys: Iterable[str]) -> DeleteResult:
+            wanted = list(keys)
+            slow = {key: "SlowDown: " for key in wanted if self._is_busy(key)}
+            done = self._delete(key for key in wanted if key not in slow)
+            return DeleteResult(done.deleted, slow, frozenset(slow))
+
+        self._patch.setattr(self._store, "delete_many", delete_many)
+
+    def _is_busy(self, key: str) -> bool:
+        self.left[key] = self.left.get(key, 0) - 1
+        return self.left[key] >= 0
+
+
+@pytest.mark.parametrize("where", ["at_head", "at_delete"])
+def test_a_key_that_the_store_is_too_busy_for_comes_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    getattr(Busy(bench, monkeypatch, {1: 1, 3: 3}), where)()
+    bench.order = replace(bench.order, keys_per_s=2)
+    assert bench.run() == dict.fromkeys(range(5), Outcome.DELETED)
+    assert bench.stored() == set()
+    assert sorted(bench.pauses) == sorted([0.5] * 2 + [1.0, 2.0])
+
+
+@pytest.mark.parametrize("where", ["at_head", "at_delete"])
+def test_a_key_that_stays_throttled_fails_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    getattr(Busy(bench, monkeypatch, {3: 1000}), where)()
+    bench.order = replace(bench.order, keys_per_s=1)
+    expected = dict.fromkeys(range(5), Outcome.DELETED) | {3: Outcome.FAILED}
+    judged = bench.judged()
+    assert {one.candidate.object_id: one.outcome for one in judged} == expected
+    assert [one.detail for one in judged if "SlowDown" in one.detail] != []
+    assert bench.stored() == {3}
+    assert bench.pauses == [0.5, 1.0, 2.0, 4.0, 8.0]
+
+
+def test_a_repeated_key_is_checked_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    Busy(bench, monkeypatch, {3: 1}).at_delete()
+
+    def commit(_pause: float) -> None:
+        bench.state.objects[3] = MapObject(COMMITTED)
+
+    bench.on_pause = commit
+    assert bench.run() == dict.fromkeys(range(5), Outcome.DELETED) | {3: Outcome.KEPT}
+    assert bench.stored() == {3}
+
+
+def test_a_deletion_whose_answer_was_slow_down_counts_as_deleted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = bench.store.delete_many
+    monkeypatch.setattr(bench.store, "delete_many", partial(_deletes_but_complains, real))
+    assert bench.run() == dict.fromkeys(range(5), Outcome.DELETED)
+    assert bench.stored() == set()
+
+
+def _deletes_but_complains(real: Callable[[Iterable[str]], object], keys: Iterable[str]) -> object:
+    real(keys)
+    raise StoreUnavailableError("SlowDown", throttled=True)
+
+
+def test_a_store_that_is_busy_for_long_ends_the_task(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, count=60)
+    bench.order = replace(bench.order, keys_per_s=10)
+    bench.store.fail_next("head", StoreUnavailableError("SlowDown", throttled=True), times=10_000)
+    outcomes = list(bench.run().values())
+    assert outcomes == [Outcome.FAILED] * 20 + [Outcome.SKIPPED] * 40
+    assert len(bench.stored()) == 60
 
 
 def test_no_undo_record_no_deletion(bench: Bench) -> None:
@@ -198,6 +355,22 @@ def test_a_key_that_the_store_keeps_is_a_failure(
     assert [(one.candidate.key, one.detail) for one in failed] == [
         (kept, "the store kept it: locked")
     ]
+    assert bench.pauses == []
+
+
+def test_a_key_that_the_store_keeps_holds_up_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, real = key_for(1, NAMESPACE), bench.store.delete_many
+
+    def all_but_one(keys: Iterable[str]) -> DeleteResult:
+        wanted = set(keys)
+        refused = dict.fromkeys(wanted & {kept}, "locked")
+        return DeleteResult(real(wanted - {kept}).deleted, refused)
+
+    monkeypatch.setattr(bench.store, "delete_many", all_but_one)
+    bench.order = replace(bench.order, keys_per_s=1)
+    assert bench.run() == dict.fromkeys(range(5), Outcome.DELETED) | {1: Outcome.FAILED}
 
 
 def test_the_pacer_keeps_the_budget() -> None:

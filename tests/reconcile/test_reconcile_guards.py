@@ -3,90 +3,128 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from storage.reconcile.classify import Verdict
 from storage.reconcile.errors import PlanError
-from storage.reconcile.guards import GuardSettings, check_guards
+from storage.reconcile.guards import Evidence, GuardSettings, check_guards, without_map
 from storage.reconcile.plan_folder import (
-    PlanResult,
-    Tally,
     new_plan_folder,
     read_plan_file,
     write_plan_file,
 )
+from tests.reconcile.plans import example_plan
 
-STRICT = GuardSettings(max_share=0.2, allow_empty_map=False)
+STRICT = GuardSettings(max_share=0.2, max_candidates=1000, allow_empty_map=False)
 
 
 def failed(
-    counts: dict[Verdict, int], committed: int, settings: GuardSettings = STRICT
+    counts: dict[Verdict, int],
+    committed: int,
+    settings: GuardSettings = STRICT,
+    *,
+    issued_below: int = 1000,
+    claimed_below: int = 1000,
 ) -> set[str]:
     """Name the guards that object."""
-    return {g.name for g in check_guards(counts, committed, settings) if not g.passed}
+    evidence = Evidence(counts, committed, issued_below, claimed_below)
+    return {g.name for g in check_guards(evidence, settings) if not g.passed}
 
 
 def test_a_usual_plan_passes() -> None:
-    counts = {Verdict.LIVE: 90, Verdict.ORPHAN: 10, Verdict.FOREIGN: 500, Verdict.NOT_ISSUED: 1}
+    counts = {Verdict.LIVE: 90, Verdict.ORPHAN: 10, Verdict.FOREIGN: 500, Verdict.MARKER: 4}
     assert failed(counts, 90) == set()
 
 
 def test_an_empty_bucket_of_an_empty_map_passes() -> None:
     assert failed({}, 0) == set()
-    assert failed({Verdict.FOREIGN: 3, Verdict.OTHER_CLUSTER: 3}, 0) == set()
+    assert failed({Verdict.FOREIGN: 3, Verdict.OTHER_CLUSTER: 3, Verdict.MARKER: 1}, 0) == set()
 
 
 def test_the_share_counts_keys_of_this_cluster_alone() -> None:
     counts = {Verdict.LIVE: 79, Verdict.ORPHAN: 21, Verdict.FOREIGN: 900, Verdict.OTHER_CLUSTER: 9}
-    assert failed(counts, 79) == {"max_share"}
+    assert failed(counts | {Verdict.MARKER: 9}, 79) == {"max_share"}
     assert failed({Verdict.LIVE: 80, Verdict.ORPHAN: 20}, 80) == set()
 
 
 def test_an_empty_map_makes_no_orphans_unless_told() -> None:
     counts = {Verdict.ORPHAN: 3}
-    assert "empty_map" in failed(counts, 0, GuardSettings(1.0, allow_empty_map=False))
-    assert failed(counts, 0, GuardSettings(1.0, allow_empty_map=True)) == set()
+    assert failed(counts, 0, replace(STRICT, max_share=1.0)) == {"empty_map"}
+    assert failed(counts, 0, GuardSettings(1.0, 1000, allow_empty_map=True)) == set()
 
 
-def test_a_bucket_without_any_object_of_the_map_is_the_wrong_bucket() -> None:
-    counts = {Verdict.MISSING: 5, Verdict.ORPHAN: 1, Verdict.TOO_YOUNG: 99}
-    assert failed(counts, 5) == {"right_bucket"}
-    assert failed(counts | {Verdict.LIVE: 1}, 6) == set()
+def test_candidates_have_an_absolute_limit_besides_the_share() -> None:
+    counts = {Verdict.LIVE: 100_000, Verdict.ORPHAN: 1001}
+    assert failed(counts, 100_000) == {"max_candidates"}
+    assert failed(counts, 100_000, replace(STRICT, max_candidates=1001)) == set()
 
 
-def example_plan() -> PlanResult:
-    """Make a plan with every field set."""
-    counts = {Verdict.LIVE: Tally(80, 8000), Verdict.ORPHAN: Tally(20, 2000)}
-    return PlanResult(
-        cluster_id="c1",
-        store="s3://b",
-        namespace="_streammeta_c1",
-        connect=("h:1", "h:2"),
-        created_at_ms=3,
-        listing_started_ms=2,
-        young_from_ms=1,
-        map_end_offset=9,
-        map_epoch=4,
-        next_object_id=100,
-        map_objects=80,
-        classes=counts,
-        unfinished_uploads=2,
-        guards=check_guards({Verdict.ORPHAN: 20}, 0, STRICT),
+@pytest.mark.parametrize(
+    ("missing", "mismatched", "live", "refused"),
+    [
+        (0, 0, 100, False),
+        (1, 0, 99, False),
+        (0, 1, 99, False),
+        (1, 1, 98, True),
+        (50, 0, 50, True),
+        (99, 0, 1, True),
+        (0, 99, 1, True),  # every object is there, but of another cluster
+        (1, 0, 0, True),
+    ],
+)
+def test_more_than_one_object_in_a_hundred_missing_or_of_another_size_is_refused(
+    missing: int, mismatched: int, live: int, refused: bool
+) -> None:
+    counts = {
+        Verdict.MISSING: missing,
+        Verdict.SIZE_MISMATCH: mismatched,
+        Verdict.LIVE: live,
+        Verdict.ORPHAN: 0,
+    }
+    assert failed(counts, missing + mismatched + live) == (
+        {"missing_objects"} if refused else set()
     )
 
 
+def test_objects_committed_during_the_listing_do_not_hide_missing_ones() -> None:
+    counts = {Verdict.MISSING: 5, Verdict.UNLISTED: 1000, Verdict.TOO_YOUNG: 99}
+    assert failed(counts, 1005) == {"missing_objects"}
+
+
+def test_one_key_with_an_id_that_was_never_issued_is_enough() -> None:
+    assert failed({Verdict.LIVE: 10_000, Verdict.NOT_ISSUED: 1}, 10_000) == {"not_issued"}
+
+
+def test_a_map_older_than_the_bucket_is_refused() -> None:
+    counts = {Verdict.LIVE: 90}
+    assert failed(counts, 90, issued_below=999, claimed_below=1000) == {"map_age"}
+    assert failed(counts, 90, issued_below=1001, claimed_below=1000) == set()
+
+
+def test_a_listing_without_a_map_can_t_be_applied() -> None:
+    (finding,) = without_map("the leader is away")
+    assert (finding.name, finding.passed) == ("map_copied", False)
+    assert finding.detail.startswith("the leader is away; make a new plan")
+
+
 def test_a_plan_file_is_read_back_as_written(tmp_path: Path) -> None:
-    write_plan_file(tmp_path, example_plan())
-    assert read_plan_file(tmp_path) == example_plan()
+    guards = check_guards(Evidence({Verdict.ORPHAN: 20}, 0, 5, 5), STRICT)
+    made = example_plan(guards=guards, unknown=("the uploads",), unfinished_uploads=None)
+    write_plan_file(tmp_path, made)
+    assert read_plan_file(tmp_path) == made
     assert {g.name for g in read_plan_file(tmp_path).failed_guards} == {"empty_map", "max_share"}
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"version": 2}, "version 2, wanted 1"),
+        ({"version": 1}, "version 1, wanted 2"),
+        ({"created_at_ms": "1970"}, "created_at_ms.*wanted Unix milliseconds"),
+        ({"listing_started_ms": True}, "listing_started_ms"),
+        ({"young_from_ms": None}, "young_from_ms"),
         ({"classes": {"nonsense": {"keys": 1, "size": 1}}}, "nonsense"),
         ({"guards": 7}, "damaged"),
         ({"surprise": 7}, "surprise"),
@@ -105,7 +143,7 @@ def test_a_plan_file_of_another_kind_is_refused(
 def test_no_plan_and_half_a_plan_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="can't be read"):
         read_plan_file(tmp_path)
-    (tmp_path / "plan.json").write_text('{"version": 1, ')
+    (tmp_path / "plan.json").write_text('{"version": 2, ')
     with pytest.raises(PlanError, match="damaged"):
         read_plan_file(tmp_path)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import numpy as np
@@ -86,6 +89,36 @@ def test_a_copy_of_the_map_arrives_whole(tmp_path: Path) -> None:
     assert path.read_bytes() == bytes(range(50))
 
 
+def copied(state: FakeMap, monkeypatch: pytest.MonkeyPatch, patience_s: float) -> bytes:
+    """Copy the map on a clock that goes on by 100 s a chunk and by nothing else."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _seconds: None)
+    monkeypatch.setattr("storage.reconcile.leader.time", clock)
+
+    def take(chunks: Iterator[SnapshotChunk]) -> bytes:
+        data = b""
+        for one in chunks:
+            now[0] += 100
+            data += one.data
+        return data
+
+    with serving(state) as endpoint, LeaderClient([endpoint], patience_s) as leader:
+        return leader.read_snapshot(take)
+
+
+def test_a_leader_lost_during_a_long_copy_is_looked_for_as_long_as_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = FakeMap(snapshot=b"1234567890", chunk_bytes=1, broken_copies=2)
+    assert copied(state, monkeypatch, patience_s=150) == b"1234567890"
+
+
+def test_copies_that_always_break_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = FakeMap(snapshot=b"1234567890", chunk_bytes=1, broken_copies=1000)
+    with pytest.raises(ControllerError, match=r"no leader answered within 150 s.*told to break"):
+        copied(state, monkeypatch, patience_s=150)
+
+
 class Sending(LeaderClient):
     """A leader that sends these chunks."""
 
@@ -135,7 +168,9 @@ def test_the_objects_of_the_map_are_exported(tmp_path: Path) -> None:
         9: MapObject(MapState.PREPARED),
     }
     made = exported(FakeMap(objects=objects, next_object_id=10), tmp_path / "map")
-    assert made == MapExport("c1", 9, 4, next_object_id=10, objects=3, committed_objects=2)
+    assert made == MapExport(
+        "c1", "uuid-1", 2000, 9, 4, next_object_id=10, objects=3, committed_objects=2
+    )
     assert [path.name for path in (tmp_path / "map").iterdir()] == ["objects.parquet"]
     rows = pq.read_table(tmp_path / "map").to_pylist()
     assert [tuple(row.values()) for row in rows] == [
@@ -162,7 +197,11 @@ def test_a_damaged_copy_is_refused(tmp_path: Path, at: int) -> None:
 
 def test_a_copy_without_the_columns_wanted_is_refused(tmp_path: Path) -> None:
     file = io.BytesIO()
-    sections = {"counters": {"next_object_id": np.array([1])}, "objects": {"id": np.array([1])}}
+    sections: dict[str, Any] = {
+        "counters": {"next_object_id": np.array([1])},
+        "objects": {"id": np.array([1])},
+        "bucket_claim": {"cluster_uuid": ["u"], "issued_below": np.array([1])},
+    }
     write_checkpoint(file, CheckpointId(9, 4), "c1", sections)
     with pytest.raises(MapExportError, match="other columns than this version reads"):
         exported(FakeMap(snapshot=file.getvalue()), tmp_path / "map")

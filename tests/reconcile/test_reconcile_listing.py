@@ -1,4 +1,4 @@
-"""Listing: no key escapes the shards, and no secret escapes the command line."""
+"""Listing: no key escapes the shards, and each is told by whose it is."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import BucketNotFoundError
-from storage.object_store.factory import without_secrets
+from storage.object_format.object_key import key_for
 from storage.object_store.memory import MemoryObjectStore
-from storage.reconcile.errors import ConfigurationError
-from storage.reconcile.listing import list_shard, open_store, shards_of
+from storage.reconcile.classify import Owner
+from storage.reconcile.listing import list_shard, owner_of, shards_of
 
 edges = st.sampled_from(
     ["0", "f", "00", "ff", "9:", "a", "A", "g", "~", "/", "0/", "é", "\U0001f600"]
@@ -31,29 +30,23 @@ def test_the_number_of_shards() -> None:
     assert [len(shards_of(digits)) for digits in (0, 1, 2)] == [2, 17, 257]
 
 
+NAMESPACE = "_streammeta_c1"
+
+
 @pytest.mark.parametrize(
-    ("uri", "shown"),
+    ("key", "owner", "object_id"),
     [
-        ("s3://b", "s3://b"),
-        ("file:///a/b", "file:///a/b"),
-        (
-            "s3://b?endpoint=http%3A%2F%2Fh%3A1&accessKey=AK&secretKey=SK&region=r&pathStyle=true",
-            "s3://b?endpoint=http://h:1&region=r&pathStyle=true",
-        ),
-        ("s3://user:SK@b?endpoint=http://AK:SK@h:1", "s3://b?endpoint=http://h:1"),
-        ("s3://b?SECRETKEY=SK&token=AK#SK", "s3://b"),
+        (key_for(7, NAMESPACE), Owner.OWN, 7),
+        (key_for(7, "_streammeta_c2"), Owner.OTHER_CLUSTER, 7),
+        (f"{NAMESPACE}/cluster.json", Owner.MARKER, None),
+        (f"{NAMESPACE}/claims/00000000000000001000.json", Owner.MARKER, None),
+        (f"{NAMESPACE}/claims/1000.json", Owner.FOREIGN, None),
+        (f"{NAMESPACE}/claims", Owner.FOREIGN, None),
+        (f"{NAMESPACE}/other.json", Owner.FOREIGN, None),
+        ("_streammeta_c2/cluster.json", Owner.OTHER_CLUSTER, None),
+        ("_streammeta_c/claims/1", Owner.OTHER_CLUSTER, None),
+        ("cluster.json", Owner.FOREIGN, None),
     ],
 )
-def test_store_uris_are_shown_without_secrets(uri: str, shown: str) -> None:
-    assert without_secrets(uri) == shown
-
-
-def test_a_bad_store_uri_is_explained_without_its_secret() -> None:
-    with pytest.raises(ConfigurationError, match="does not name a store") as raised:
-        open_store("ftp://b?secretKey=SK")
-    assert "SK" not in str(raised.value)
-
-
-def test_a_missing_bucket_is_named() -> None:
-    with pytest.raises(BucketNotFoundError, match="/nowhere/at/all"):
-        open_store("file:///nowhere/at/all")
+def test_whose_key_it_is(key: str, owner: Owner, object_id: int | None) -> None:
+    assert owner_of(key, NAMESPACE)[:2] == (owner, object_id)

@@ -1,0 +1,88 @@
+"""Store addresses: no secret escapes the command line, and one place has one spelling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from storage.errors import BucketNotFoundError
+from storage.object_store.factory import without_secrets
+from storage.reconcile.errors import ConfigurationError
+from storage.reconcile.store_address import open_store, place_of
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("s3://b", "s3://b"),
+        ("file:///a/b", "file:///a/b"),
+        (
+            "s3://b?endpoint=http%3A%2F%2Fh%3A1&accessKey=AK&secretKey=SK&region=r&pathStyle=true",
+            "s3://b?endpoint=http://h:1&region=r&pathStyle=true",
+        ),
+        ("s3://user:SK@b?endpoint=http://AK:SK@h:1", "s3://b?endpoint=http://h:1"),
+        ("s3://b?SECRETKEY=SK&token=AK#SK", "s3://b"),
+        (
+            "s3://h:1?s3-data-bucket=b&s3-endpoint-protocol=http&s3-access-key=A&s3-secret-key=SK",
+            "s3://b?endpoint=http://h:1&region=us-east-1&pathStyle=true",
+        ),
+    ],
+)
+def test_store_uris_are_shown_without_secrets(uri: str, shown: str) -> None:
+    assert without_secrets(uri) == shown
+
+
+def test_a_bad_store_uri_is_explained_without_its_secret() -> None:
+    with pytest.raises(ConfigurationError, match="does not name a store") as raised:
+        open_store("ftp://b?secretKey=SK")
+    assert "SK" not in str(raised.value)
+
+
+def test_a_missing_bucket_is_named() -> None:
+    with pytest.raises(BucketNotFoundError, match="/nowhere/at/all"):
+        open_store("file:///nowhere/at/all")
+
+
+@pytest.fixture(autouse=True)
+def no_endpoint_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("uri", "place"),
+    [
+        ("s3://b", "s3://b at Amazon S3"),
+        ("s3://b?region=eu-central-1", "s3://b at Amazon S3"),
+        ("s3://b?endpoint=http://h:1", "s3://b at http://h:1"),
+        ("s3://b?endpoint=http://user:SK@H:1/&pathStyle=false", "s3://b at http://h:1"),
+        ("s3://b?endpoint=https://h", "s3://b at https://h:443"),
+        ("s3://b?endpoint=http%3A%2F%2Fh%2Fpath", "s3://b at http://h:80/path"),
+        ("s3://h:1?s3-data-bucket=b&s3-endpoint-protocol=http", "s3://b at http://h:1"),
+        ("file:///a/../b/", "file:///b"),
+    ],
+)
+def test_one_place_has_one_spelling(uri: str, place: str) -> None:
+    assert place_of(uri) == place
+
+
+def test_an_endpoint_in_the_environment_is_part_of_the_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://h:2")
+    assert place_of("s3://b") == "s3://b at http://h:2"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://h:3")
+    assert place_of("s3://b") == "s3://b at http://h:3"
+    assert place_of("s3://b?endpoint=http://h:1") == "s3://b at http://h:1"
+
+
+def test_a_folder_behind_a_link_is_the_same_place(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "bucket")
+    assert place_of((tmp_path / "link").as_uri()) == place_of((tmp_path / "bucket").as_uri())
+
+
+def test_what_names_no_store_has_no_place() -> None:
+    with pytest.raises(ConfigurationError, match="does not name a store"):
+        place_of("s3://b?endpoint=ftp://h")
