@@ -26,6 +26,11 @@ def as_fake_markers(*clusters: tuple[str, str]) -> Any:
     return read
 
 
+def fake_markers_of_process(*clusters: tuple[str, str]) -> None:
+    """Have the clusters' markers be in every store for the rest of this process, a test's child."""
+    bucket_check.read_marker = as_fake_markers(*clusters)
+
+
 def put_fake_markers(monkeypatch: pytest.MonkeyPatch, *clusters: tuple[str, str]) -> None:
     """Have the clusters' markers be in every store while a test runs."""
     monkeypatch.setattr(bucket_check, "read_marker", as_fake_markers(*clusters))

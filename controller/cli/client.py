@@ -219,8 +219,12 @@ class _LeaderSearch:
                 self._waiting = [leader, *(other for other in self._waiting if other != leader)]
         elif failure.is_unreachable:
             self._silent[endpoint] = failure
-        elif failure.status == "DEADLINE_EXCEEDED" and endpoint in self._claims:
-            raise self.error()  # it has answered before: what takes too long is the election
+        elif failure.status == "DEADLINE_EXCEEDED" and (
+            endpoint in self._claims or endpoint in self._silent
+        ):
+            # More is known of it than that the last moment was too short: it has answered before,
+            # so that the election is what takes too long, or could not be reached.
+            raise self.error()
         else:
             raise failure.as_error(endpoint)
 

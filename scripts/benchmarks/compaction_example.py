@@ -37,6 +37,8 @@ STREAMS = 4
 BLOCK_UNITS = 35
 SPLIT_UNITS = 80
 BUDGET_UNITS = 150
+MARKER_GETS = 1
+"""A compactor reads the bucket's marker once in its life, however much it compacts."""
 RESERVED_MIB = 4
 """Of a writer's buffer, beside the records of one object."""
 
@@ -111,7 +113,7 @@ async def _compact(place: Place, settings: Example) -> Requests:
         return after.of(operation).requests - before.of(operation).requests
 
     return Requests(
-        index_and_data_gets=asked("get_range"),
+        index_and_data_gets=asked("get_range") - MARKER_GETS,
         puts=asked("put"),
         multiparts=asked("start_multipart"),
         parts=asked("upload_part"),

@@ -37,7 +37,8 @@ from storage.object_format.object_key import key_for
 from storage.object_format.record import RecordBatch
 from storage.object_store.local import LocalObjectStore
 from tests.broker_client.memory_child import begin_new_peak, resident
-from tests.compaction.compaction_map import NAMESPACE, LeadingMap
+from tests.compaction.compaction_map import CLUSTER_ID, NAMESPACE, LeadingMap
+from tests.fake_bucket import fake_markers_of_process
 
 NODES = (1, 2)
 """The first one is compacted to have everything loaded, the other one to be measured."""
@@ -144,4 +145,5 @@ async def run(
 
 
 if __name__ == "__main__":
+    fake_markers_of_process((CLUSTER_ID, NAMESPACE))
     asyncio.run(run(Path(sys.argv[1]), *map(int, sys.argv[2:])))

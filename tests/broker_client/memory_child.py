@@ -16,6 +16,8 @@ from broker_client import StreamWriter, WriterConfig
 from storage.object_store.base import Body
 from storage.object_store.local import LocalObjectStore
 from tests.broker_client.client_helpers import broker
+from tests.broker_client.fake_controller import NAMESPACE
+from tests.fake_bucket import fake_markers_of_process
 
 MIB = 1024 * 1024
 
@@ -80,4 +82,5 @@ async def run(limit: int, record_bytes: int, streams: int, total: int) -> None:
 
 
 if __name__ == "__main__":
+    fake_markers_of_process(("fake", NAMESPACE))
     asyncio.run(run(*map(int, sys.argv[1:])))

@@ -21,6 +21,7 @@ from storage.object_format.record import RecordBatch
 from storage.object_store.local import LocalObjectStore
 from tests.broker_client.fake_controller import NAMESPACE
 from tests.broker_client.reader_world import Piece, placed
+from tests.fake_bucket import fake_markers_of_process
 
 _MIB = 1 << 20
 CONFIG = ReaderConfig(
@@ -101,6 +102,7 @@ async def measure(root: Path, objects: list[tuple[int, int]]) -> dict[str, int]:
 
 
 if __name__ == "__main__":
+    fake_markers_of_process(("fake", NAMESPACE))
     directory, record_bytes = Path(sys.argv[1]), int(sys.argv[2])
     if len(sys.argv) > 3:
         write(directory, record_bytes)

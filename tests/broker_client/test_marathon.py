@@ -113,7 +113,7 @@ async def read_all(cluster: LocalCluster, ends: dict[int, int]) -> int:
     async with ControllerClient(cluster.endpoints) as client:
         reader = StreamReader(client, store, await client.object_namespace())
         try:
-            async for stream_id, records in reader.read_streams(ends):
+            async for stream_id, records in reader.read_streams(list(ends)):
                 for offset, record in enumerate(records):
                     assert record.base_offset == offset
                     assert record.payload == payload_of(stream_id, offset)

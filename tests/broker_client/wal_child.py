@@ -29,6 +29,8 @@ from storage.durable_files import File, PosixFile, PosixFileSystem
 from storage.object_format.index_block import StreamRange
 from storage.object_store.base import Body
 from storage.object_store.local import LocalObjectStore
+from tests.broker_client.fake_controller import NAMESPACE
+from tests.fake_bucket import fake_markers_of_process
 
 STEPS = ("write", "sync", "synced", "remove", "uploaded", "committed", "time")
 """Before a write, before and after its sync, before a segment goes, before and after a commit."""
@@ -193,4 +195,5 @@ async def live(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
+    fake_markers_of_process(("fake", NAMESPACE))
     asyncio.run(live(Settings(**json.loads(sys.argv[1]))))
