@@ -28,7 +28,8 @@ def as_fake_markers(*clusters: tuple[str, str]) -> Any:
 
 def fake_markers_of_process(*clusters: tuple[str, str]) -> None:
     """Have the clusters' markers be in every store for the rest of this process, a test's child."""
-    bucket_check.read_marker = as_fake_markers(*clusters)
+    module: Any = bucket_check
+    module.read_marker = as_fake_markers(*clusters)
 
 
 def put_fake_markers(monkeypatch: pytest.MonkeyPatch, *clusters: tuple[str, str]) -> None:
