@@ -104,7 +104,8 @@ class KVs:
         size = page_size(request.page)
         after = max(request.prefix, request.page.page_token)
         first = bisect.bisect_left(keys, (request.namespace, after))
-        if request.page.page_token and keys[first : first + 1] == [(request.namespace, after)]:
+        # A token below the prefix excludes no key: only its own key was on the page before.
+        if keys[first : first + 1] == [(request.namespace, request.page.page_token)]:
             first += 1
         page = [
             (namespace, key)
@@ -123,10 +124,9 @@ class KVs:
                 if namespace.startswith(request.prefix) and namespace >= request.page.page_token
             }
         )
-        if names[:1] == [request.page.page_token] and request.page.page_token:
-            del names[0]
         size = page_size(request.page)
-        token = names[size - 1] if len(names) > size else ""
+        # The next name, not the last: the default namespace has the empty name, which ends a list.
+        token = names[size] if len(names) > size else ""
         return ListKVsAnswer(namespace_names=tuple(names[:size]), next_page_token=token)
 
     def _entry(self, key: tuple[str, str], *, keys_only: bool) -> KVEntry:

@@ -298,8 +298,8 @@ def list_kvs(state: State, request: ListKVs) -> ListKVsAnswer:
     after = request.page.page_token
     size = request.page.page_size or PAGE_SIZE
     if request.namespaces:
-        names = sorted({n for n, _ in state.kvs if n.startswith(request.prefix) and n > after})
-        token = names[size - 1] if len(names) > size else ""
+        names = sorted({n for n, _ in state.kvs if n.startswith(request.prefix) and n >= after})
+        token = names[size] if len(names) > size else ""
         return ListKVsAnswer(namespace_names=tuple(names[:size]), next_page_token=token)
     keys = sorted(
         key

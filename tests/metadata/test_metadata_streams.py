@@ -109,6 +109,26 @@ def test_keys_and_namespaces_come_in_pages() -> None:
     assert found == [["n0", "n1", "n2"], ["n3"]]
 
 
+def test_pages_of_one_namespace_go_on_after_the_default_one() -> None:
+    world = World()
+    items = tuple(KVToPut(namespace=name, key="k", value=b"") for name in ("", "a", "b"))
+    world.write(PutKVs(items=items))
+    page, found = PageRequest(page_size=1), []
+    while not found or page.page_token:
+        answer: Any = world.map.query(ListKVs(namespaces=True, page=page))
+        found.append(answer.namespace_names)
+        page = PageRequest(page_size=1, page_token=answer.next_page_token)
+    assert found == [("",), ("a",), ("b",)]
+
+
+def test_a_page_token_below_the_prefix_leaves_out_no_key() -> None:
+    world = World()
+    world.write(PutKVs(items=tuple(KVToPut(namespace="n", key=key, value=b"") for key in "ab")))
+    page = PageRequest(page_token="Z")
+    answer: Any = world.map.query(ListKVs(namespace="n", prefix="a", page=page))
+    assert [entry.key for entry in answer.entries] == ["a"]
+
+
 def test_a_repeated_request_id_returns_the_first_ids() -> None:
     world = World()
     create = CreateStreams(request_id="again", node=NODE, streams=(NewStream(),) * 2)
