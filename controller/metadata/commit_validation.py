@@ -25,6 +25,7 @@ from controller.metadata.values import (
     COMPOSITE_BITS,
     KIND_MASK,
     Int64Column,
+    OnConflict,
     RangeColumns,
     SourceOperation,
     StreamObjectColumns,
@@ -36,6 +37,8 @@ COMMIT_ROWS_MAX = 20_000
 OBJECT_SIZE_MAX = 1 << 46
 """Bytes of one object: more than any store takes. No sum over the rows of a request overflows."""
 
+_POLICIES = frozenset(OnConflict)
+_OPERATIONS = frozenset(SourceOperation)
 _MAY_BE_EMPTY = frozenset(("stream_epoch", "attributes", *FACT_COLUMNS))
 """Columns that a table of rows may leave out."""
 
@@ -47,6 +50,8 @@ def check_commit(request: CommitStreamSetObject) -> None:
     check_between("order_id", request.order_id, -1, INT64_MAX)
     check_between("object_size", request.object_size, 0, OBJECT_SIZE_MAX)
     check_between("attributes", request.attributes, -(2**31), INT32_MAX)
+    if request.on_conflict not in _POLICIES:
+        raise fail("on_conflict", request.on_conflict, "REJECT_ALL or ACCEPT_VALID")
     _check_facts(request)
     ranges, stream_objects = request.ranges, request.stream_objects
     _check_columns("ranges", ranges, len(ranges.stream_id), _MAY_BE_EMPTY)
@@ -250,6 +255,9 @@ def _check_operations(request: CommitStreamObject) -> None:
         raise InvalidRequestError(
             "operations", f"got {operations}, must be none or one a source, {sources}"
         )
+    for index, operation in enumerate(request.operations):
+        if operation not in _OPERATIONS:
+            raise fail(f"operations[{index}]", operation, "DELETE, KEEP_DATA or DEEP_DELETE")
     composite = request.object_id >= 0 and request.attributes & KIND_MASK == COMPOSITE_BITS
     if SourceOperation.KEEP_DATA in request.operations and not composite:
         raise InvalidRequestError(

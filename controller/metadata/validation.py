@@ -75,6 +75,7 @@ CLUSTER_UUID_LENGTH_MAX = 64
 KEY_BYTES_MAX = 1_024
 VALUE_BYTES_MAX = 1 << 20
 WAL_CONFIG_BYTES_MAX = 16_384
+_ID_DIGITS_MAX = len(str(INT64_MAX))
 
 
 def validate(request: WriteRequest | ReadRequest) -> None:
@@ -109,10 +110,14 @@ def _check_page(page: PageRequest) -> None:
 
 def _check_id_page(page: PageRequest) -> None:
     _check_page(page)
-    if page.page_token and not (page.page_token.isascii() and page.page_token.isdecimal()):
-        raise fail("page.page_token", repr(page.page_token), "empty or a next_page_token")
-    if page.page_token and int(page.page_token) > INT64_MAX:
-        raise fail("page.page_token", page.page_token, "empty or a next_page_token")
+    token = page.page_token
+    if not token:
+        return
+    # The length comes first: `int` refuses very long texts with an error of its own.
+    is_number = len(token) <= _ID_DIGITS_MAX and token.isascii() and token.isdecimal()
+    if not is_number or int(token) > INT64_MAX:
+        got = repr(token if len(token) <= _ID_DIGITS_MAX else f"{token[:_ID_DIGITS_MAX]}...")
+        raise fail("page.page_token", got, "empty or a next_page_token")
 
 
 def _check_create_streams(request: CreateStreams) -> None:
