@@ -265,3 +265,5 @@ _WEIGHTS = {
     "put": 3,
     "delete_keys": 2,
 }
+MAKERS = tuple(_WEIGHTS)
+"""Names that `RandomRequests.make` takes."""

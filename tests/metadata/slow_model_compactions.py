@@ -62,7 +62,7 @@ def _compact(
     if request.object_id >= 0 and not state.is_prepared(request.object_id):
         return failed(ErrorCode.OBJECT_NOT_EXIST, ranges, objects)
     items = _committed(state, sources, fits)
-    if items is None:
+    if items is None or _is_ambiguous(sources, request.object_id):
         return failed(ErrorCode.COMPACTED_OBJECTS_NOT_FOUND, ranges, objects)
     verdicts = _judge(state, items, ranges, objects)
     if verdicts[0]:
@@ -102,6 +102,11 @@ def _committed(state: State, sources: list[int], fits: Fits) -> list[Object] | N
         if item is not None and item.state is ObjectState.COMMITTED and fits(item)
     ]
     return found if len(found) == len(sources) else None
+
+
+def _is_ambiguous(sources: list[int], result: int) -> bool:
+    """A source is named twice, or is the result too."""
+    return len(set(sources)) < len(sources) or result in sources
 
 
 def _set_attributes(state: State, object_id: int, attributes: int, fits: Fits) -> ErrorCode:
@@ -170,7 +175,7 @@ def _compact_stream(state: State, request: CommitStreamObject, now: int) -> Erro
         if state.is_prepared(source) and operation is SourceOperation.DELETE
     ]
     items = _committed(state, [source for source in sources if source not in unused], fits)
-    if items is None:
+    if items is None or _is_ambiguous(sources, request.object_id):
         return ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
     for source, operation in pairs:
         is_composite = state.objects[source].kind is ObjectKind.COMPOSITE

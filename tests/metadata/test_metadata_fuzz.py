@@ -1,158 +1,271 @@
-"""Whatever a request holds, the map answers it or refuses it, and a refusal changes nothing.
+"""Mutated requests in random valid histories: the map answers or refuses each, and stays sound.
 
-`STREAMMETA_FUZZ_SEEDS=100:200` runs those seeds instead of CI's; a failure names its seed.
+A second map is replayed through the encoding of records beside the first, and the slow model judges
+every request that it can represent. `STREAMMETA_FUZZ_SEEDS=100:200` runs those seeds instead of
+CI's, and `STREAMMETA_FUZZ_SECONDS=300` of the `slow` test as many as fit. A failure prints seed,
+step and request; a seed alone repeats its run.
 """
 
-import dataclasses
-import enum
+import itertools
 import os
-import types
-import typing
+import time
+from contextlib import ExitStack
 from random import Random
 from typing import Any
 
 import pytest
 
 from controller.errors import ApiError
-from controller.metadata.requests import ReadRequest, WriteRequest
-from controller.metadata.values import Int64Column, column
+from controller.metadata.cluster_map import ClusterMap, Decision
+from controller.metadata.validation import validate
 from controller.records.codec import decode_records, encode_records
-from tests.metadata.map_pair import Pair
-from tests.metadata.random_requests import RandomRequests
+from controller.records.record import Record
+from tests.metadata.map_pair import Pair, same
+from tests.metadata.mutated_requests import (
+    READS,
+    WRITES,
+    Mutations,
+    largest_number,
+    offsets_end,
+    row_count,
+)
+from tests.metadata.random_reads import RandomReads
+from tests.metadata.random_requests import MAKERS, RandomRequests
+from tests.metadata.small_tables import small_tables
+from tests.metadata.test_metadata_section_rules import read_everything
 
 _FIRST, _LAST = map(int, os.environ.get("STREAMMETA_FUZZ_SEEDS", "0:4").split(":"))
-_WRITES, _READS = typing.get_args(WriteRequest), typing.get_args(ReadRequest)
-_INT64_MAX = 2**63 - 1
-_ODD = (-1, -1, 0, 0, 2**31 - 1, 2**31, _INT64_MAX, _INT64_MAX - 1, -(2**63), -2)
-_NODES = (7, 1_000, 1_001)
+_SECONDS = int(os.environ.get("STREAMMETA_FUZZ_SECONDS", "120"))
+_SLOW_FIRST = int(os.environ.get("STREAMMETA_FUZZ_FIRST", "1000"))
+_STEPS = 90
+_JUDGED_MAX = 2_000
+"""Largest offset that the model represents in reasonable time: it keeps sets of offsets."""
+_KEPT_MAX = 10_000
+"""Largest number in a request that stays in the history; others would end every later request."""
+_ROWS_MAX = 100
+_COMMITS = ("upload", "batch", "compact_set", "compact_stream")
+_MAKERS = (*MAKERS, *_COMMITS * 3)
+"""Commits come most often: they have the most fields and rules."""
+_UNCHECKED_MAX = 8
+"""Refused requests between two comparisons of the digest."""
 
 
-class _Nonsense:
-    """Values of any type a request is made of."""
+class Trial:
+    """One history with its mutated requests."""
 
-    def __init__(self, rng: Random) -> None:
-        self._rng = rng
+    def __init__(self, seed: int) -> None:
+        self._rng = Random(seed)
+        self._where = f"seed {seed}"
+        self._pair, self._twin = Pair(), ClusterMap()
+        self._requests, self._reads = RandomRequests(self._rng), RandomReads(self._rng)
+        self._mutations = Mutations(self._rng)
+        self._digest = self._pair.map.state_hash()
+        self._unchecked: list[Any] = []
+        self.mutated: set[type] = set()
+        """Kinds of well-formed requests that were mutated."""
 
-    def value(self, kind: Any) -> Any:
-        """Return a value of an annotated type."""
-        rng = self._rng
-        if kind == Int64Column:
-            return column(self._integers(self._count()))
-        origin = typing.get_origin(kind)
-        if origin in (typing.Union, types.UnionType):
-            return self.value(rng.choice(typing.get_args(kind)))
-        if origin is tuple:
-            return self._tuple(typing.get_args(kind))
-        if kind is type(None):
-            return None
-        if dataclasses.is_dataclass(kind):
-            return self._dataclass(kind, typing.get_type_hints(kind))
-        if issubclass(kind, enum.Enum):
-            return rng.choice(list(kind))
-        return self._plain(kind)
+    def run(self) -> None:
+        """Make the history; raises `AssertionError` with the request that shows a defect."""
+        for request in self._requests.start(self._pair.model):
+            self._write(request)
+        makers = itertools.cycle(self._rng.sample(_MAKERS, len(_MAKERS)))
+        for step in range(_STEPS):
+            self._where = f"{self._where.split(',')[0]}, step {step}"
+            self._pair.now += self._rng.choice((1, 1, 50, 400))
+            self._write(self._requests.any(self._pair.model))
+            for _ in range(2):
+                self._offer(self._mutated(next(makers)))
+            self._offer(self._mutations.repeated(self._pair.model.state))
+            self._burst()
+            self._read()
+            if self._rng.random() < 0.05:
+                self._restart()
+        self._expect_unchanged()
+        self._pair.check()
 
-    def _dataclass(self, make: Any, hints: dict[str, Any]) -> Any:
-        if _is_table(hints):
-            rows = self._count()
-            return make(**{name: column(self._integers(rows)) for name in hints})
-        return make(**{name: self.value(hint) for name, hint in hints.items()})
+    # ---- requests ----
 
-    def _integers(self, count: int) -> list[int]:
-        return [self._integer() for _ in range(count)]
+    def _mutated(self, maker: str) -> Any:
+        request = self._requests.make(maker, self._pair.model)
+        self.mutated.add(type(request))
+        return self._mutations.mutated(request, self._pair.model.state)
 
-    def _plain(self, kind: type) -> Any:
-        rng = self._rng
-        if kind is bool:
-            return rng.random() < 0.5
-        if kind is int:
-            return self._integer()
-        if kind is bytes:
-            return rng.randbytes(rng.choice((0, 1, 9)))
-        assert kind is str, kind
-        return rng.choice(("", "a", "b", "7", "-1", "x" * 64, "x" * 65, "\x00", "é" * 600))
-
-    def _tuple(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
-        if len(parts) == 2 and parts[1] is Ellipsis:
-            items = [self.value(parts[0]) for _ in range(self._count())]
-            if items and self._rng.random() < 0.1:
-                items.append(items[0])
-            return tuple(items)
-        return tuple(self.value(part) for part in parts)
-
-    def _count(self) -> int:
-        return self._rng.choice((0, 1, 1, 1, 2, 2, 3, 40))
-
-    def _integer(self) -> int:
+    def _any(self) -> Any:
+        """Return a request of any kind, mutated or not."""
         drawn = self._rng.random()
         if drawn < 0.2:
-            return self._rng.choice(_ODD)
-        return self._rng.choice(_NODES) if drawn < 0.4 else self._rng.randrange(30)
+            kind = self._rng.choice(WRITES)
+            return self._mutations.nonsense(kind, self._pair.model.state)
+        if drawn < 0.4:
+            return self._mutations.repeated(self._pair.model.state)
+        maker = self._rng.choice(_MAKERS)
+        if drawn < 0.6:
+            return self._requests.make(maker, self._pair.model)
+        return self._mutated(maker)
+
+    # ---- writes ----
+
+    def _write(self, request: Any) -> None:
+        """Make a request that stays, on both maps and in the model."""
+        self._expect_unchanged()
+        try:
+            self._pair.write(request)
+            if self._pair.map.applied_end_offset > self._twin.applied_end_offset:
+                self._twin.apply(*self._last_entry())
+        except Exception as error:
+            raise AssertionError(f"{self._where}: {request}: {error!r}") from error
+        self._digest = self._same_digest(request)
+        self._mutations.remember(request)
+
+    def _offer(self, request: Any) -> None:
+        """Judge a request, apply and undo it; the model judges it too if it can represent it."""
+        end, before = self._pair.map.applied_end_offset, self._digest
+        decision = self._decide(request)
+        if decision is not None and decision.records:
+            self._apply(request, decision.records)
+            self._undo_to(end, before, request)
+        if not _is_judged(request):
+            return
+        self._write(request)
+        kept = largest_number(request) <= _KEPT_MAX and self._rng.random() < 0.6
+        if self._pair.map.applied_end_offset > end and not kept:
+            self._pair.undo(len(self._pair.uncommitted) - 1)
+            self._undo_to(end, before, request)
+
+    def _last_entry(self) -> tuple[int, tuple[Record, ...]]:
+        offset, payload = self._pair.log[-1]
+        return offset, tuple(decode_records(payload))
+
+    def _burst(self) -> None:
+        """Apply requests on top of mutated ones, and undo all of them."""
+        end, before = self._pair.map.applied_end_offset, self._digest
+        accepted: list[Any] = []
+        for _ in range(self._rng.randint(1, 5)):
+            request = self._any()
+            decision = self._decide(request)
+            if decision is not None and decision.records:
+                self._apply(request, decision.records)
+                accepted.append(request)
+        self._expect_unchanged()
+        if accepted and self._rng.random() < 0.5:
+            self._load_checkpoint(accepted)
+        self._undo_to(end, before, accepted)
+
+    def _decide(self, request: Any) -> Decision | None:
+        """Return what is decided, None if the request is refused; neither changes the map."""
+        cluster_map = self._pair.map
+        self._unchecked.append(request)
+        if len(self._unchecked) > _UNCHECKED_MAX:
+            self._expect_unchanged()
+        try:
+            return cluster_map.decide(request, self._pair.now, cluster_map.applied_end_offset)
+        except ApiError:
+            return None
+        except Exception as error:
+            raise AssertionError(f"{self._where}: {request}: {error!r}") from error
+
+    def _apply(self, request: Any, records: tuple[Record, ...]) -> None:
+        self._expect_unchanged()
+        offset = self._pair.map.applied_end_offset
+        try:
+            payload = encode_records(records)
+            self._pair.map.apply(offset, decode_records(payload))
+            self._twin.apply(offset, decode_records(payload))
+        except Exception as error:
+            raise AssertionError(f"{self._where}: {request}: {error!r}") from error
+        self._digest = self._same_digest(request)
+        committed = self._pair.map.size().committed_bytes
+        assert 0 <= committed < 2**63, f"{self._where}: {request}: {committed} bytes committed"
+
+    def _undo_to(self, end: int, before: bytes, request: Any) -> None:
+        for cluster_map in (self._pair.map, self._twin):
+            cluster_map.undo_to(end)
+        self._digest = self._same_digest(request)
+        assert self._digest == before, f"{self._where}: {request}: undo makes another map"
+
+    def _restart(self) -> None:
+        """Commit everything and go on with a map made from a checkpoint of the other."""
+        self._expect_unchanged()
+        self._pair.restart()
+        self._twin.forget_undo(self._twin.applied_end_offset)
+
+    # ---- reads ----
+
+    def _read(self) -> None:
+        state = self._pair.model.state
+        for kind in self._rng.sample(READS, 4):
+            request = self._reads.make(kind, state)
+            self.mutated.add(kind)
+            self._ask(request)
+            self._ask(self._mutations.mutated(request, state))
+        self._ask(self._mutations.nonsense(self._rng.choice(READS), state))
+
+    def _ask(self, request: Any) -> None:
+        self._unchecked.append(request)
+        try:
+            answer = self._pair.map.query(request)
+        except ApiError:
+            return
+        except Exception as error:
+            raise AssertionError(f"{self._where}: {request}: {error!r}") from error
+        if row_count(request) <= _ROWS_MAX:
+            same(answer, self._pair.model.query(request), f"{self._where}: {request}")
+
+    # ---- what must hold ----
+
+    def _expect_unchanged(self) -> None:
+        """Compare the digest with that after the last entry, and forget what was refused since."""
+        unchanged = self._pair.map.state_hash() == self._digest
+        assert unchanged, f"{self._where}: one of these changed the map: {self._unchecked}"
+        self._unchecked.clear()
+
+    def _same_digest(self, request: Any) -> bytes:
+        digest = self._pair.map.state_hash()
+        is_same = self._twin.state_hash() == digest
+        assert is_same, f"{self._where}: {request}: replay makes another map"
+        return digest
+
+    def _load_checkpoint(self, accepted: list[Any]) -> None:
+        """Load a checkpoint of the map, which makes every check of its sections, and read it."""
+        frozen = self._pair.map.freeze()
+        try:
+            loaded = ClusterMap.from_sections(frozen.sections(), frozen.end_offset)
+            assert loaded.state_hash() == self._digest, "the sections lose something"
+            read_everything(loaded)
+        except Exception as error:
+            raise AssertionError(f"{self._where}: {accepted}: {error!r}") from error
 
 
-def _is_table(hints: dict[str, Any]) -> bool:
-    """Whether these are columns of one table: what reads them makes them equally long."""
-    return all(hint == Int64Column for hint in hints.values())
-
-
-def _spoilt(request: Any, nonsense: _Nonsense, rng: Random) -> Any:
-    """Return a sensible request with one field, at any depth, replaced."""
-    hints = typing.get_type_hints(type(request))
-    name = rng.choice(list(hints))
-    old = getattr(request, name)
-    if dataclasses.is_dataclass(old) and rng.random() < 0.8:
-        return dataclasses.replace(request, **{name: _spoilt(old, nonsense, rng)})
-    if _is_table(hints) and not len(old):
-        return request
-    if hints[name] == Int64Column and len(old):
-        values = old.tolist()
-        values[rng.randrange(len(values))] = nonsense.value(int)
-        return dataclasses.replace(request, **{name: column(values)})
-    if isinstance(old, tuple) and old and dataclasses.is_dataclass(old[0]) and rng.random() < 0.8:
-        items = list(old)
-        at = rng.randrange(len(items))
-        items[at] = _spoilt(items[at], nonsense, rng)
-        return dataclasses.replace(request, **{name: tuple(items)})
-    return dataclasses.replace(request, **{name: nonsense.value(hints[name])})
-
-
-def _offer(pair: Pair, request: Any, seed: int) -> None:
-    """Let the map judge a write; apply and take back what it decides."""
-    cluster_map, where = pair.map, f"seed {seed}: {request}"
-    before, offset = cluster_map.state_hash(), cluster_map.applied_end_offset
+def _is_judged(request: Any) -> bool:
+    """Whether a request is well-formed and small enough for the model."""
     try:
-        decision = cluster_map.decide(request, pair.now, offset)
+        validate(request)
     except ApiError:
-        assert cluster_map.state_hash() == before, where
-        return
-    except Exception as error:
-        raise AssertionError(f"{where}: {error!r}") from error
-    assert cluster_map.state_hash() == before, where
-    if not decision.records:
-        return
-    try:
-        cluster_map.apply(offset, decode_records(encode_records(decision.records)))
-        cluster_map.undo_to(offset)
-    except Exception as error:
-        raise AssertionError(f"{where}: {error!r}") from error
-    assert cluster_map.state_hash() == before, where
+        return False
+    return offsets_end(request) <= _JUDGED_MAX and row_count(request) <= _ROWS_MAX
+
+
+def _run(seed: int) -> None:
+    with ExitStack() as patches:
+        if seed % 2:
+            patches.enter_context(small_tables())
+        trial = Trial(seed)
+        trial.run()
+    missing = {*WRITES, *READS} - trial.mutated
+    assert not missing, f"seed {seed} mutates no {missing}; RandomRequests must make these"
 
 
 @pytest.mark.parametrize("seed", range(_FIRST, _LAST))
-def test_nonsense_is_refused_or_answered_and_taken_back(seed: int) -> None:
-    rng = Random(seed)
-    pair, requests, nonsense = Pair(), RandomRequests(rng), _Nonsense(rng)
-    for request in requests.start(pair.model):
-        pair.write(request)
-    for _ in range(120):
-        pair.write(requests.any(pair.model))
-        for _ in range(3):
-            _offer(pair, _spoilt(requests.any(pair.model), nonsense, rng), seed)
-        _offer(pair, nonsense.value(rng.choice(_WRITES)), seed)
-        read = nonsense.value(rng.choice(_READS))
-        try:
-            pair.map.query(read)
-        except ApiError:
-            continue
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {read}: {error!r}") from error
-    pair.check()
+def test_mutated_requests_are_refused_or_answered_and_undone(seed: int) -> None:
+    _run(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_SECONDS + 600)
+def test_mutated_requests_of_many_seeds() -> None:
+    deadline = time.monotonic() + _SECONDS
+    for seed in itertools.count(_SLOW_FIRST):
+        _run(seed)
+        if time.monotonic() > deadline:
+            print(f"seeds {_SLOW_FIRST} to {seed}")
+            return
