@@ -86,6 +86,8 @@ class Following:
         log = replica.log
         timings = replica.config.timings
         fetch_offset = log.flushed_end if replica.is_disk_full else log.end_offset
+        if isinstance(role, Follower):
+            role.fetch_offset = fetch_offset
         request = FetchRequest(
             header=replica.request_header(node_id, FetchResponse, timings.request_timeout_ms),
             fetch_offset=fetch_offset,
@@ -177,8 +179,9 @@ class Following:
         is_refused = self._has_no_room_for(response)
         if is_refused:
             # It will be asked for again.
-            end = min(response.high_watermark, replica.log.flushed_end)
-            replica.raise_high_watermark(EndOffset(end))
+            if response.snapshot_id is None:  # else the leader has not compared the logs
+                known = min(role.fetch_offset, replica.log.flushed_end)
+                replica.raise_high_watermark(EndOffset(min(response.high_watermark, known)))
         elif response.snapshot_id is not None:
             self._begin_download(role, response.snapshot_id)
         elif response.diverging is not None:

@@ -68,6 +68,8 @@ class Follower:
     leader_gone: bool = False
     """The leader resigned or its process ended; pre-votes may be granted against it."""
     read_round: int = 0
+    fetch_offset: EndOffset = EMPTY_LOG_END
+    """Offset of the newest Fetch: the leader's answer compares the logs up to there."""
     answered_request_id: int = 0
     """The newest request that this leader has answered."""
     download: Download | None = None

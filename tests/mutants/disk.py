@@ -386,6 +386,32 @@ DISK = (
         Simulated("rotten", range(1000), is_rare=True),
     ),
     Mutant(
+        "log-not-compared-committed",
+        "A full follower that is told of a snapshot commits what it has flushed, compared or not.",
+        "found here by the simulator",
+        (Edit(_FOLLOWING, "if response.snapshot_id is None:", "if True:"),),
+        Tested(
+            "tests/quorum/test_quorum_snapshots.py"
+            "::test_with_a_full_disk_a_log_that_was_not_compared_is_not_committed"
+        ),
+    ),
+    Mutant(
+        "flushed-since-the-fetch-committed",
+        "A full follower commits what it has flushed since the Fetch that the leader answers.",
+        "a relative of the one above",
+        (
+            Edit(
+                _FOLLOWING,
+                "known = min(role.fetch_offset, replica.log.flushed_end)",
+                "known = replica.log.flushed_end",
+            ),
+        ),
+        Tested(
+            "tests/quorum/test_quorum_room.py"
+            "::test_what_was_flushed_since_a_fetch_is_not_committed_by_its_answer"
+        ),
+    ),
+    Mutant(
         "promise-by-mark-alone",
         "What damage cost is judged by the notes of flushes, which may be older than the last one.",
         "found here by the simulator",

@@ -5,11 +5,13 @@ from __future__ import annotations
 from controller.ids import NodeId
 from controller.quorum.events import (
     Append,
+    AppendLog,
     DiskFull,
     LeadershipEnded,
     ReadIndexReady,
     ReadIndexRequested,
     RoomChanged,
+    WriteDone,
 )
 from controller.quorum.messages import EndQuorumEpochRequest, FetchRequest, FetchResponse
 from tests.quorum.core_harness import Lone, batch
@@ -135,6 +137,22 @@ def test_a_full_follower_takes_what_it_is_sent_until_it_can_not_flush_it() -> No
     assert node.sent(FetchRequest) == [], "the same batches are not asked for at once"
     node.pass_time(node.config.timings.fetch_max_wait_ms)
     assert node.only(FetchRequest).fetch_offset == 1
+
+
+def test_what_was_flushed_since_a_fetch_is_not_committed_by_its_answer() -> None:
+    node = Lone()
+    node.begin(1, 4)
+    node.flush()
+    node.feed(node.only(FetchRequest), batch(0, 4))
+    (first,) = node.effects_of(AppendLog)
+    node.feed(node.only(FetchRequest), batch(1, 4))
+    node.step(DiskFull(is_full=True))
+    request = node.only(FetchRequest)
+    assert request.fetch_offset == 0
+    node.step(WriteDone(first.token))
+    assert node.core.log.flushed_end == 1, "the other batch still waits for room"
+    node.feed(request, hw=1)
+    assert node.core.high_watermark == 0, "the leader has compared nothing yet"
 
 
 def test_a_silent_voter_is_no_help_where_another_is_full() -> None:

@@ -344,6 +344,20 @@ def test_with_a_full_disk_nothing_is_downloaded() -> None:
     assert node.only(FetchRequest).fetch_offset == 2
 
 
+def test_with_a_full_disk_a_log_that_was_not_compared_is_not_committed() -> None:
+    """The leader's log begins behind what is flushed here, which may be of another history."""
+    node = Lone()
+    node.begin(1, 4)
+    node.feed(node.only(FetchRequest), batch(0, 4), batch(1, 4), hw=1)
+    node.flush()
+    node.begin(2, 5)
+    node.step(DiskFull(is_full=True))
+    request = node.only(FetchRequest)
+    assert (request.fetch_offset, node.core.high_watermark) == (2, 1)
+    node.feed(request, snapshot_id=snapshot(4, 5), hw=6)
+    assert node.core.high_watermark == 1
+
+
 # -- damage
 
 
