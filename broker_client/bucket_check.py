@@ -34,7 +34,7 @@ class BucketCheck:
         self._store = store
         self._namespace = namespace
         self._is_passed = False
-        self._turn = asyncio.Lock()
+        self._checking: asyncio.Task[None] | None = None
 
     async def passed(self) -> None:
         """Return once the bucket is known to be the cluster's.
@@ -47,10 +47,11 @@ class BucketCheck:
         """
         if self._is_passed:
             return
-        async with self._turn:
-            if not self._is_passed:
-                await self._check()
-                self._is_passed = True
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check())
+            self._checking.add_done_callback(_note_error)
+        # One check for all that wait: they go on at once, and one that is cancelled ends no other.
+        await asyncio.shield(self._checking)
 
     async def _check(self) -> None:
         seen = await self._described()
@@ -66,6 +67,7 @@ class BucketCheck:
             cluster_uuid=seen.cluster_uuid,
             namespace=self._namespace,
         )
+        self._is_passed = True
 
     async def _described(self) -> admin_pb2.DescribeClusterResponse:
         """Ask until a controller names the UUID, until the client's deadline."""
@@ -91,3 +93,9 @@ class BucketCheck:
     async def _marker(self) -> BucketMarker | None:
         store = self._store.until(time.monotonic() + READ_TIMEOUT)
         return await asyncio.to_thread(read_marker, store, self._namespace)
+
+
+def _note_error(checking: asyncio.Task[None]) -> None:
+    """Keep asyncio from reporting an error for which every caller was cancelled."""
+    if not checking.cancelled():
+        checking.exception()
