@@ -39,6 +39,7 @@ class FullDisks:
     def endure(self, within_ms: int) -> None:
         """Fill disks and ask the leader; every answer must come in time, and there must be some."""
         world = self._world
+        self._await_reserves(within_ms)
         self._fill()
         self._ask()
         self._await_reads("reads go on while disks are full", within_ms)
@@ -54,6 +55,16 @@ class FullDisks:
             node.disk.space = None
         world.counts["reads answered while disks are full"] += self._answered
         world.counts["writes refused while disks are full"] += self._refused
+
+    def _await_reserves(self, within_ms: int) -> None:
+        """Wait until room is kept on every disk: what others take of it first is gone for good."""
+        nodes = self._world.nodes
+
+        def are_whole() -> bool:
+            return all(node.core is None or node.journal.shortage is None for node in nodes)
+
+        seen = self._world.timeline.run_until(are_whole, within_ms)
+        check(seen, "reserves are taken again when there is room", self._standing())
 
     def _fill(self) -> None:
         world, rng = self._world, self._rng
