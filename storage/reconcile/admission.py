@@ -1,6 +1,6 @@
 """Admission of a plan: what must hold before any of its candidates is touched.
 
-Compares what a plan says of itself with the clock and with what apply was given. Asks nobody:
+Compares what a plan says of itself with the clock and with what apply was given. Asks no one else:
 controllers and bucket are the business of `identity`.
 """
 

@@ -46,7 +46,7 @@ class GuardSettings:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was found: keys per verdict, committed objects of the map, bounds of issued ids.
+    """Counts of a plan: keys per verdict, committed objects of the map, bounds of issued ids.
 
     The map issues ids below `issued_below`; the bucket's claims reach `claimed_below`.
     """

@@ -63,7 +63,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What the controller at `endpoint` says of its cluster; empty strings where it knows nothing.
+    """The cluster as the controller at `endpoint` knows it; empty strings where it knows nothing.
 
     `bucket_problem` is why it does not trust its bucket.
     """
@@ -91,7 +91,7 @@ class LeaderClient:
 
     @property
     def patience_s(self) -> float:
-        """How long a leader is looked for."""
+        """Time for which a leader is looked for."""
         return self._patience_s
 
     def __enter__(self) -> LeaderClient:
@@ -135,7 +135,7 @@ class LeaderClient:
         )
 
     def describe(self) -> tuple[Description, ...]:
-        """What the controllers say of their cluster: the leader, then those given that answer.
+        """The cluster as its controllers know it: the leader, then those given that answer.
 
         Raises:
             ControllerError: no leader answered in time.
