@@ -139,7 +139,7 @@ def _listing_rows(page: list[ObjectInfo], namespace: str) -> pa.RecordBatch:
 
 
 def owner_of(key: str, namespace: str) -> tuple[Owner, int | None, str]:
-    """Whose `key` is, the object id it names, and a note for the report."""
+    """Owner of `key`, the object id it names, and a note for the report."""
     if is_own_key(key, namespace):
         return Owner.MARKER, None, ""
     other = key.partition("/")[0]

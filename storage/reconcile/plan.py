@@ -131,7 +131,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
 
 @dataclass(frozen=True, slots=True)
 class _Basis:
-    """What a plan rests on besides the map; `uploads` None if `unlisted` says why."""
+    """Grounds of a plan besides the map; `uploads` is None if `unlisted` says why."""
 
     identity: ClusterIdentity
     started_ms: int

@@ -92,12 +92,12 @@ class PlanResult:
 
     @property
     def missing(self) -> int:
-        """How many objects that the map wants the bucket does not have."""
+        """Number of objects that the map expects and the bucket lacks."""
         return self.classes.get(Verdict.MISSING, Tally(0, 0)).keys
 
     @property
     def mismatched(self) -> int:
-        """How many objects have another size in the bucket than in the map."""
+        """Number of objects whose size in the bucket is not that in the map."""
         return self.classes.get(Verdict.SIZE_MISMATCH, Tally(0, 0)).keys
 
     @property
