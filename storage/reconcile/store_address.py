@@ -26,7 +26,7 @@ def open_store(uri: str) -> ObjectStore:
 
     Raises:
         ConfigurationError: `uri` does not name a store.
-        StorageError: there is no such bucket, the credentials are wrong, or the store does not answer.
+        StorageError: there is no such bucket, the credentials are wrong, or it does not answer.
     """
     try:
         store = open_object_store(uri)
