@@ -8,9 +8,9 @@ import argparse
 import asyncio
 import time
 
-from broker_client import BrokerSession, ControllerClient, StreamReader, StreamWriter
-from storage.object_store.base import ObjectStore
-from storage.object_store.factory import open_object_store
+from streammeta.client import BrokerSession, ControllerClient, StreamReader, StreamWriter
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.factory import open_object_store
 
 STREAMS = 3
 RECORDS_PER_STREAM = 100

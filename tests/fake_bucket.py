@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from broker_client import bucket_check
-from storage.bucket_marker import BucketMarker, read_marker
-from storage.object_store.base import ObjectStore
+from streammeta.client import bucket_check
+from streammeta.storage.bucket_marker import BucketMarker, read_marker
+from streammeta.storage.object_store.base import ObjectStore
 
 FAKE_UUID = "00000000-0000-4000-8000-00000000fake"
 

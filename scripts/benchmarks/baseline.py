@@ -7,6 +7,7 @@ favour one of them.
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from controller.cli.local_cluster import start_child
 from scripts.benchmarks.figures import Outcome, Table, median
+from streammeta.cli.local_cluster import start_child
 
 THIS = "this tree"
 
@@ -43,9 +44,18 @@ def unpack(root: Path, revision: str, target: Path) -> str:
         ["git", "-C", str(root), "archive", commit], capture_output=True, check=True
     )
     subprocess.run(["tar", "-x", "-C", str(target)], input=archive.stdout, check=True)
-    shutil.rmtree(target / "scripts" / "benchmarks", ignore_errors=True)
-    shutil.copytree(root / "scripts" / "benchmarks", target / "scripts" / "benchmarks")
+    if _product_path(target):
+        shutil.rmtree(target / "scripts" / "benchmarks", ignore_errors=True)
+        shutil.copytree(root / "scripts" / "benchmarks", target / "scripts" / "benchmarks")
     return commit
+
+
+def _product_path(tree: Path) -> list[str]:
+    """Return the folders of `tree` that hold a part of the package `streammeta`.
+
+    Empty for commits from before there was that package: they are measured with their own scripts.
+    """
+    return sorted(str(part.parent) for part in tree.glob("*/streammeta"))
 
 
 async def compare(
@@ -68,10 +78,12 @@ async def compare(
 
 
 async def _measure(tree: Path, arguments: Sequence[str], log: Path) -> dict[str, float]:
+    path = [str(tree), *_product_path(tree)]
     child = start_child(
         f"benchmark of {tree}",
         [
-            *("env", f"--chdir={tree}", f"PYTHONPATH={tree}", sys.executable, "-m"),
+            *("env", f"--chdir={tree}", f"PYTHONPATH={os.pathsep.join(path)}", sys.executable),
+            "-m",
             *("scripts.benchmarks.main", *arguments, "--format", "json"),
         ],
         log,

@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 import psutil
 
-from controller.cli.local_cluster import LocalCluster, free_ports, start_child
-from proto import quorum_pb2, quorum_pb2_grpc
+from streammeta.cli.local_cluster import LocalCluster, free_ports, start_child
+from streammeta.v1 import quorum_pb2, quorum_pb2_grpc
 
 HEALTHY_WITHIN_S = 30.0
 _POLL_S = 0.05

@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import psutil
 
-from controller.cli.local_cluster import Child, ChildFailedError, LocalCluster, start_child
 from scripts.benchmarks.bench_cluster import (
     Leader,
     in_thread,
@@ -27,6 +26,7 @@ from scripts.benchmarks.bench_cluster import (
 from scripts.benchmarks.figures import Outcome, Table, Target, targets_table
 from scripts.benchmarks.observed_controller import Counters
 from scripts.benchmarks.streammeta_client import has_pipeline
+from streammeta.cli.local_cluster import Child, ChildFailedError, LocalCluster, start_child
 
 Way: TypeAlias = Literal["unary", "pipelined", "product", "put"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -222,7 +222,7 @@ def observed(
     """Return how a controller's command changes to be observed, and profiled if `profile`."""
 
     def change(node_id: int, command: list[str]) -> list[str]:
-        product = command.index("controller.cli.main")
+        product = command.index("streammeta.cli.main")
         return [
             # -P keeps this tree off the path, and the wrapper is in it.
             *(word for word in command[:product] if word != "-P"),

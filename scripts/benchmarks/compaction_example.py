@@ -12,20 +12,20 @@ from pathlib import Path
 
 import numpy as np
 
-from broker_client import WriterConfig
-from broker_client.compaction.compactor import SetObjectCompactor
-from broker_client.compaction.config import MEMORY_MIN, CompactionConfig
 from scripts.benchmarks.committer import LoadError
 from scripts.benchmarks.compaction_place import MIB, ColdReads, Place, require_same, running_place
 from scripts.benchmarks.compaction_settings import Example
 from scripts.benchmarks.compaction_workload import compact_as_automq
 from scripts.benchmarks.compaction_world import Costs, World
 from scripts.benchmarks.figures import Outcome, Table
-from storage.compaction.entries import EntryTable
-from storage.compaction.plan import CompactionLimits
-from storage.compaction.selection import SelectionConfig
-from storage.object_format.data_block import BLOCK_HEADER_SIZE
-from storage.object_format.record import RECORD_HEADER_SIZE
+from streammeta.client import WriterConfig
+from streammeta.client.compaction.compactor import SetObjectCompactor
+from streammeta.client.compaction.config import MEMORY_MIN, CompactionConfig
+from streammeta.storage.compaction.entries import EntryTable
+from streammeta.storage.compaction.plan import CompactionLimits
+from streammeta.storage.compaction.selection import SelectionConfig
+from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE
+from streammeta.storage.object_format.record import RECORD_HEADER_SIZE
 
 OBJECTS = (
     ((0, (20,)), (1, (15, 15)), (3, (20,))),

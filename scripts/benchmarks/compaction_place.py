@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker_client import (
+from scripts.benchmarks.bench_cluster import running_cluster
+from scripts.benchmarks.committer import LoadError
+from streammeta.client import (
     BrokerSession,
     ControllerClient,
     ReaderConfig,
@@ -13,13 +15,11 @@ from broker_client import (
     StreamWriter,
     WriterConfig,
 )
-from broker_client.compaction.target import CompactionTarget
-from broker_client.methods import LIST_STREAM_SET_OBJECTS
-from proto import common_pb2, nodes_pb2
-from scripts.benchmarks.bench_cluster import running_cluster
-from scripts.benchmarks.committer import LoadError
-from storage.object_store.base import ObjectStore
-from storage.object_store.local import LocalObjectStore
+from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.methods import LIST_STREAM_SET_OBJECTS
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.v1 import common_pb2, nodes_pb2
 
 MIB = 1 << 20
 NODE_ID, NODE_EPOCH = 900_001, 1

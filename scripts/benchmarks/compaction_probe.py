@@ -18,14 +18,14 @@ import sys
 import time
 from pathlib import Path
 
-from broker_client import ControllerClient
-from broker_client.compaction.compactor import SetObjectCompactor
-from broker_client.compaction.config import CompactionConfig
-from broker_client.compaction.report import CompactionReport
-from broker_client.compaction.target import CompactionTarget
-from storage.compaction.selection import SelectionConfig
-from storage.object_store.base import ObjectStore
-from storage.object_store.factory import open_object_store
+from streammeta.client import ControllerClient
+from streammeta.client.compaction.compactor import SetObjectCompactor
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.report import CompactionReport
+from streammeta.client.compaction.target import CompactionTarget
+from streammeta.storage.compaction.selection import SelectionConfig
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.factory import open_object_store
 
 MIB = 1 << 20
 COPY_KEY = "copied"

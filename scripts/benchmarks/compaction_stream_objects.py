@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from broker_client import WriterConfig
-from broker_client.compaction.stream_object_compactor import StreamObjectCompactor
-from broker_client.compaction.stream_object_config import StreamObjectConfig
 from scripts.benchmarks.committer import LoadError
 from scripts.benchmarks.compaction_place import MIB, Place, require_same, running_place
 from scripts.benchmarks.compaction_settings import StreamObjects
 from scripts.benchmarks.figures import Outcome, Table
-from storage.compaction.stream_objects import StreamCompaction
-from storage.object_store.metrics import StoreMetrics
+from streammeta.client import WriterConfig
+from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
+from streammeta.client.compaction.stream_object_config import StreamObjectConfig
+from streammeta.storage.compaction.stream_objects import StreamCompaction
+from streammeta.storage.object_store.metrics import StoreMetrics
 
 WAYS = (
     ("copied by the store", StreamCompaction.MERGE_LARGE, True),

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from broker_client import WriterConfig
-from controller.cli.local_cluster import ChildFailedError, start_child
 from scripts.benchmarks.compaction_place import (
     MIB,
     NODE_EPOCH,
@@ -27,6 +25,8 @@ from scripts.benchmarks.compaction_place import (
 from scripts.benchmarks.compaction_settings import LARGE_MIB, Throughput
 from scripts.benchmarks.figures import Outcome, Table, Target, targets_table
 from scripts.benchmarks.thread_profile import Cost, costs_by_function, costs_by_package
+from streammeta.cli.local_cluster import ChildFailedError, start_child
+from streammeta.client import WriterConfig
 
 MOST_RESIDENT_LARGE_MIB = 300.0
 MOST_RESIDENT_OF_BUDGET = 1.2

@@ -13,18 +13,18 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_client.compaction.config import CompactionConfig
 from scripts.benchmarks.compaction_settings import Workload
 from scripts.benchmarks.compaction_world import MIB, START_MS, Costs, World, WriteRules
 from scripts.benchmarks.figures import Outcome, Table
-from storage.compaction.entries import EntryTable
-from storage.compaction.force_split import plan_force_split
-from storage.compaction.plan import CompactionLimits
-from storage.compaction.planner import plan_compaction
-from storage.compaction.selection import GroupKind, select_set_objects
-from storage.object_format.data_block import BLOCK_HEADER_SIZE
-from storage.object_format.object_reader import tail_guess
-from storage.object_format.record import RECORD_HEADER_SIZE
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.storage.compaction.entries import EntryTable
+from streammeta.storage.compaction.force_split import plan_force_split
+from streammeta.storage.compaction.plan import CompactionLimits
+from streammeta.storage.compaction.planner import plan_compaction
+from streammeta.storage.compaction.selection import GroupKind, select_set_objects
+from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE
+from streammeta.storage.object_format.object_reader import tail_guess
+from streammeta.storage.object_format.record import RECORD_HEADER_SIZE
 
 AUTOMQ_RULES = WriteRules(part_bytes=48 * MIB, index_part=True)
 """Pieces of 16 MiB are gathered until a part has more than 32 MiB: it is taken as if every part had

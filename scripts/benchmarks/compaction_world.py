@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.errors import ErrorCode
-from controller.ids import ClusterId, EndOffset, Epoch
-from controller.loop.map_snapshots import FrozenCheckpoint
-from controller.loop.state_machine import SnapshotPoint
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.requests import (
+from scripts.benchmarks.committer import LoadError
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.loop.map_snapshots import FrozenCheckpoint
+from streammeta.controller.loop.state_machine import SnapshotPoint
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import (
     CommitStreamSetObject,
     CreateStreams,
     NewStream,
@@ -29,18 +30,26 @@ from controller.metadata.requests import (
     StreamToOpen,
     WriteRequest,
 )
-from controller.metadata.values import NodeIdentity, RangeColumns, StreamObjectColumns, column
-from controller.quorum.messages import SnapshotId
-from controller.quorum.voters import VoterSet
-from controller.records.codec import encode_records
-from scripts.benchmarks.committer import LoadError
-from storage.compaction.entries import EntryTable, contiguous_runs
-from storage.compaction.merged_index import OUTPUT_INDEX_THRESHOLD, MergeRule, merged_index
-from storage.compaction.plan import CommitPlan, OutputKind
-from storage.compaction.read_runs import plan_reads
-from storage.compaction.selection import SetObjects
-from storage.object_format.footer import FOOTER_SIZE
-from storage.object_format.index_block import INDEX_ENTRY_SIZE
+from streammeta.controller.metadata.values import (
+    NodeIdentity,
+    RangeColumns,
+    StreamObjectColumns,
+    column,
+)
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.records.codec import encode_records
+from streammeta.storage.compaction.entries import EntryTable, contiguous_runs
+from streammeta.storage.compaction.merged_index import (
+    OUTPUT_INDEX_THRESHOLD,
+    MergeRule,
+    merged_index,
+)
+from streammeta.storage.compaction.plan import CommitPlan, OutputKind
+from streammeta.storage.compaction.read_runs import plan_reads
+from streammeta.storage.compaction.selection import SetObjects
+from streammeta.storage.object_format.footer import FOOTER_SIZE
+from streammeta.storage.object_format.index_block import INDEX_ENTRY_SIZE
 
 MIB = 1 << 20
 NODE = NodeIdentity(1_000, 1)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from controller.cli.local_cluster import LocalCluster
 from scripts.benchmarks import faults
 from scripts.benchmarks.bench_cluster import QuorumWatch, running_cluster, watching
 from scripts.benchmarks.failover_phases import find_takeover
 from scripts.benchmarks.figures import Outcome, Table, median, spread
 from scripts.benchmarks.steady_load import WRITES_A_SECOND, SteadyLoad, steady_load
+from streammeta.cli.local_cluster import LocalCluster
 
 CONTROLLERS = 3
 ACKNOWLEDGED_WITHIN_S = 30.0

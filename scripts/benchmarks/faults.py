@@ -6,9 +6,9 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Literal, Protocol, TypeAlias, get_args
 
-from controller.cli.local_cluster import LocalCluster, free_ports
 from scripts.benchmarks.bench_cluster import in_thread, restart_changed
 from scripts.benchmarks.relays import Relays
+from streammeta.cli.local_cluster import LocalCluster, free_ports
 
 Kind: TypeAlias = Literal["crash", "pause", "partition"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

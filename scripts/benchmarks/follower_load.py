@@ -21,7 +21,6 @@ from typing import Protocol
 
 import uvloop
 
-from proto import common_pb2, metadata_pb2, objects_pb2, records_pb2
 from scripts.benchmarks.committer import Load
 from scripts.benchmarks.http2 import Http2Connection, Http2Error
 from scripts.benchmarks.streammeta_client import (
@@ -31,6 +30,7 @@ from scripts.benchmarks.streammeta_client import (
     open_slots,
     upload_message,
 )
+from streammeta.v1 import common_pb2, metadata_pb2, objects_pb2, records_pb2
 
 KINDS = ("watches", "pipelines")
 PHASES = ("prepared", "opened", "held", "burst", "closed")

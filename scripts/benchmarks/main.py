@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from broker_client import BrokerClientError
-from controller.cli.local_cluster import ChildFailedError
 from scripts.benchmarks import (
     baseline,
     commit_profile,
@@ -36,6 +34,8 @@ from scripts.benchmarks.map_plots import PlotError
 from scripts.benchmarks.peers import comparison
 from scripts.benchmarks.peers.servers import PeerError
 from scripts.benchmarks.report import Reporter
+from streammeta.cli.local_cluster import ChildFailedError
+from streammeta.client import BrokerClientError
 
 Say: TypeAlias = Callable[[str], None]
 

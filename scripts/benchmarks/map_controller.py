@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 
-from controller.cli.local_cluster import LocalCluster
 from scripts.benchmarks.bench_cluster import UnhealthyError, running_cluster, watching
 from scripts.benchmarks.commits import PATIENT
 from scripts.benchmarks.committer import STEP, Load
@@ -26,6 +25,7 @@ from scripts.benchmarks.streammeta_client import (
     open_streams,
     register_node,
 )
+from streammeta.cli.local_cluster import LocalCluster
 
 STREAMS_A_SET_OBJECT = 1_000
 READS = 1_000

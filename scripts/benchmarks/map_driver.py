@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from controller.errors import ErrorCode
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.requests import (
+from scripts.benchmarks.committer import OBJECT_BYTES, STEP, LoadError
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import (
     CommitStreamSetObject,
     CreateStreams,
     GetObjects,
@@ -21,9 +22,13 @@ from controller.metadata.requests import (
     StreamToOpen,
     WriteRequest,
 )
-from controller.metadata.values import NodeIdentity, RangeColumns, StreamObjectColumns, column
-from controller.records.codec import encode_records
-from scripts.benchmarks.committer import OBJECT_BYTES, STEP, LoadError
+from streammeta.controller.metadata.values import (
+    NodeIdentity,
+    RangeColumns,
+    StreamObjectColumns,
+    column,
+)
+from streammeta.controller.records.codec import encode_records
 
 NODE = NodeIdentity(1_000, 1)
 BATCH_MAX = 10_000

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from controller.cli.local_cluster import ChildFailedError, start_child
 from scripts.benchmarks import map_controller
 from scripts.benchmarks.figures import Outcome, Table, Target, targets_table
 from scripts.benchmarks.map_controller import Reads, Restart
+from streammeta.cli.local_cluster import ChildFailedError, start_child
 
 LARGE = 10_000_000
 

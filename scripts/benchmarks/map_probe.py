@@ -19,14 +19,14 @@ from pathlib import Path
 
 import psutil
 
-from controller.ids import ClusterId, EndOffset, Epoch
-from controller.loop.map_snapshots import FrozenCheckpoint, read_map
-from controller.loop.state_machine import SnapshotPoint
-from controller.metadata.cluster_map import ClusterMap
-from controller.quorum.messages import SnapshotId
-from controller.quorum.voters import VoterSet
 from scripts.benchmarks.figures import percentile
 from scripts.benchmarks.map_driver import MapDriver
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.loop.map_snapshots import FrozenCheckpoint, read_map
+from streammeta.controller.loop.state_machine import SnapshotPoint
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.quorum.voters import VoterSet
 
 COMMITS = {1: 2_000, 100: 1_000, 1_600: 300}
 """How many are measured, by their ranges."""

@@ -13,10 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scripts.benchmarks.figures import Outcome, Table, median
-from storage.object_format.index_block import IndexBlock, IndexEntry, decode_index, encode_index
-from storage.object_format.object_reader import ObjectReader
-from storage.object_format.object_writer import ObjectSummary, ObjectWriter
-from storage.object_format.record import RecordBatch
+from streammeta.storage.object_format.index_block import (
+    IndexBlock,
+    IndexEntry,
+    decode_index,
+    encode_index,
+)
+from streammeta.storage.object_format.object_reader import ObjectReader
+from streammeta.storage.object_format.object_writer import ObjectSummary, ObjectWriter
+from streammeta.storage.object_format.record import RecordBatch
 
 PART_SIZE = 16 * 1024 * 1024
 WRITE_BYTES = 1024 * 1024

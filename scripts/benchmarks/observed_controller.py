@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from controller.cli.main import main as streammeta
-from controller.journal.journal import Journal
-from controller.quorum.messages import Batch
-from controller.server import ControllerNode
+from streammeta.cli.main import main as streammeta
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.quorum.messages import Batch
+from streammeta.controller.server import ControllerNode
 
 _LAYOUT = struct.Struct("<6q")
 _FLUSHES, _STALL = struct.Struct("<5q"), struct.Struct("<q")

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from broker_client import ControllerClient
-from broker_client.commit_messages import Upload
-from broker_client.commit_pipeline import CommitPipeline
-from proto import common_pb2
 from scripts.benchmarks.committer import OBJECT_BYTES, STEP, Load, LoadError, SlotStreams
 from scripts.benchmarks.http2 import Http2Connection
 from scripts.benchmarks.streammeta_client import NODE_ID, PreparedIds, open_slots
+from streammeta.client import ControllerClient
+from streammeta.client.commit_messages import Upload
+from streammeta.client.commit_pipeline import CommitPipeline
+from streammeta.v1 import common_pb2
 
 
 class ProductCommitter:

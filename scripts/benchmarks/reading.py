@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from broker_client import (
+from scripts.benchmarks.bench_cluster import running_cluster
+from scripts.benchmarks.figures import Outcome, Table
+from streammeta.client import (
     BrokerSession,
     ControllerClient,
     ReaderConfig,
@@ -22,9 +24,7 @@ from broker_client import (
     StreamWriter,
     WriterConfig,
 )
-from scripts.benchmarks.bench_cluster import running_cluster
-from scripts.benchmarks.figures import Outcome, Table
-from storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_store.local import LocalObjectStore
 
 MIB = 1 << 20
 NODE_ID, NODE_EPOCH = 900_001, 1

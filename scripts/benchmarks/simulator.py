@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from controller.cli.local_cluster import start_child
 from scripts.benchmarks.figures import Outcome, Table
+from streammeta.cli.local_cluster import start_child
 
 SIMULATE = Path(__file__).resolve().parent.parent / "simulate"
 TIMEOUT_S = 900.0

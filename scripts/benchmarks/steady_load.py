@@ -6,9 +6,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from broker_client import BrokerClientError, ControllerClient
-from broker_client.methods import PUT_KVS
-from proto import kv_pb2
+from streammeta.client import BrokerClientError, ControllerClient
+from streammeta.client.methods import PUT_KVS
+from streammeta.v1 import kv_pb2
 
 WRITERS = 8
 WRITES_A_SECOND = 200

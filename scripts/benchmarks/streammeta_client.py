@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proto import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 from scripts.benchmarks.committer import (
     OBJECT_BYTES,
     STEP,
@@ -23,6 +22,7 @@ from scripts.benchmarks.committer import (
 )
 from scripts.benchmarks.http2 import Http2Connection, Http2Error
 from scripts.benchmarks.protobuf_bytes import length_delimited, number
+from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 
 NODE_ID = 1_000
 BATCH_MAX = 10_000

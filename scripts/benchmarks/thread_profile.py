@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-PACKAGES = (
-    *("broker_client", "storage", "controller", "proto"),
-    *("grpc", "numpy", "google", "structlog", "asyncio"),
-)
+PACKAGES = (*("streammeta", "grpc", "numpy", "google", "structlog", "asyncio"),)
 BUILTIN = "~"
 
 Place: TypeAlias = tuple[str, int, str]
@@ -83,8 +80,8 @@ def _package(place: Place) -> str:
     parts = Path(file).parts
     for package in PACKAGES:
         if package in parts:
-            following = parts[parts.index(package) + 1 :]
-            return f"{package}.{following[0]}" if len(following) > 1 else package
+            folders = parts[len(parts) - parts[::-1].index(package) : -1]
+            return ".".join([package, *folders[: 2 if package == "streammeta" else 1]])
     return "generated code" if file.startswith("<") else "standard library"
 
 

@@ -14,10 +14,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from broker_client import ControllerClient
-from broker_client.methods import PUT_KVS
-from controller.cli.local_cluster import Child, start_child
-from proto import kv_pb2
 from scripts.benchmarks.bench_cluster import (
     in_thread,
     restart_changed,
@@ -27,6 +23,10 @@ from scripts.benchmarks.bench_cluster import (
 from scripts.benchmarks.commits import client_result, find_leader, observed, read_counters
 from scripts.benchmarks.figures import Outcome, Table, Target, percentile, targets_table
 from scripts.benchmarks.follower_load import PHASES
+from streammeta.cli.local_cluster import Child, start_child
+from streammeta.client import ControllerClient
+from streammeta.client.methods import PUT_KVS
+from streammeta.v1 import kv_pb2
 
 VOTERS = 3
 COMMITS_A_SECOND = 10

@@ -1,4 +1,4 @@
-"""One broker process of the demo: writes its share of the rows through `broker_client`.
+"""One broker process of the demo: writes its share of the rows through `streammeta.client`.
 
 Reports what happens as JSON lines on standard output. With `--hold` it stops at a stage of its
 first upload, so that the demo can kill it there, or let it sleep until its objects have expired.
@@ -15,7 +15,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from broker_client import (
+from scripts.demonstration.dataset import NAMES, load
+from streammeta.client import (
     BrokerSession,
     ControllerClient,
     OpenedStream,
@@ -23,9 +24,8 @@ from broker_client import (
     StreamWriter,
     WriterConfig,
 )
-from scripts.demonstration.dataset import NAMES, load
-from storage.object_format.index_block import StreamRange
-from storage.object_store.factory import open_object_store
+from streammeta.storage.object_format.index_block import StreamRange
+from streammeta.storage.object_store.factory import open_object_store
 
 HOLD_AFTER_PREPARE = "after-prepare"
 HOLD_AFTER_UPLOAD = "after-upload"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from controller.cli.local_cluster import Child, ChildFailedError, start_child
+from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
 
 FIRST_NODE_ID = 1_001
 """Brokers' ids start above the controllers'."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from controller.cli.local_cluster import Child, ChildFailedError, start_child
+from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
 
 STOP_TIMEOUT_S = 60.0
 GROWTH = "2"
@@ -41,7 +41,7 @@ class Compactor:
         self._child = start_child(
             "compactor",
             [
-                *(sys.executable, "-m", "controller.cli.main", *self._common),
+                *(sys.executable, "-m", "streammeta.cli.main", *self._common),
                 *("--growth", GROWTH, "--interval", self._interval, "--format", "json"),
             ],
             self._root / "compactor.log",

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from controller.cli.local_cluster import ChildFailedError, LocalCluster, free_ports
-from proto import common_pb2
 from scripts.demonstration import steps
 from scripts.demonstration.broker import HOLD_AFTER_PREPARE, HOLD_AFTER_UPLOAD
 from scripts.demonstration.brokers import BrokerFleet, Event
@@ -28,8 +26,10 @@ from scripts.demonstration.narrator import Narrator
 from scripts.demonstration.observing_reader import ObservingReader
 from scripts.demonstration.s3_endpoint import S3Endpoint, start_embedded, use_existing
 from scripts.demonstration.story import Bucket, MappedKeys, Reads, Story, summarize
-from storage.bucket_marker import is_own_key
-from storage.object_format.object_key import key_for
+from streammeta.cli.local_cluster import ChildFailedError, LocalCluster, free_ports
+from streammeta.storage.bucket_marker import is_own_key
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.v1 import common_pb2
 
 CLUSTER_ID = "demo"
 LEADER = -1

@@ -10,8 +10,8 @@ import random
 import threading
 from collections.abc import Mapping, Sequence
 
-from broker_client import ControllerClient, StreamReader
-from storage.object_store.factory import open_object_store
+from streammeta.client import ControllerClient, StreamReader
+from streammeta.storage.object_store.factory import open_object_store
 
 STREAMS_AT_ONCE = 40
 PAUSE_S = 0.1

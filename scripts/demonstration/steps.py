@@ -12,13 +12,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from broker_client import BrokerSession, ControllerClient, StreamReader
-from controller.cli.client import ControllerClient as OperatorClient
-from proto import admin_pb2, admin_pb2_grpc, common_pb2, kv_pb2, kv_pb2_grpc, objects_pb2
-from proto import objects_pb2_grpc as objects_grpc
 from scripts.demonstration.dataset import Dataset, digest_of_rows
 from scripts.demonstration.s3_endpoint import BUCKET, S3Endpoint
-from storage.object_store.factory import open_object_store
+from streammeta.cli.client import ControllerClient as OperatorClient
+from streammeta.client import BrokerSession, ControllerClient, StreamReader
+from streammeta.storage.object_store.factory import open_object_store
+from streammeta.v1 import admin_pb2, admin_pb2_grpc, common_pb2, kv_pb2, kv_pb2_grpc, objects_pb2
+from streammeta.v1 import objects_pb2_grpc as objects_grpc
 
 PAGE_SIZE = 1_000
 ADMIN_NODE_ID = 1_000
@@ -178,7 +178,7 @@ def streammeta(arguments: Sequence[str], env: Mapping[str, str]) -> str:
         RuntimeError: it failed; the message holds what it said.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "controller.cli.main", *arguments],
+        [sys.executable, "-m", "streammeta.cli.main", *arguments],
         env={**os.environ, **env},
         capture_output=True,
         text=True,

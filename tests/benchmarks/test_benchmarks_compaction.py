@@ -17,9 +17,9 @@ from scripts.benchmarks import (
 from scripts.benchmarks.compaction_settings import Example, StreamObjects, Throughput, Workload
 from scripts.benchmarks.compaction_world import Costs as Counted
 from scripts.benchmarks.compaction_world import World, WriteRules
-from storage.compaction.entries import Entry, EntryTable
-from storage.compaction.plan import CompactionLimits
-from storage.compaction.planner import plan_compaction
+from streammeta.storage.compaction.entries import Entry, EntryTable
+from streammeta.storage.compaction.plan import CompactionLimits
+from streammeta.storage.compaction.planner import plan_compaction
 
 MIB = 1 << 20
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import ParamSpec
 
-from broker_client import BrokerSession, ControllerClient, OpenedStream, StreamReader
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.client import BrokerSession, ControllerClient, OpenedStream, StreamReader
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
 
 DEADLINE = 20.0

@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from broker_client.compaction.compactor import SetObjectCompactor
-from broker_client.compaction.config import CompactionConfig
-from broker_client.compaction.target import CompactionTarget
-from broker_client.controller_client import ControllerClient
-from broker_client.free_memory import give_back
-from controller.metadata.requests import (
+from streammeta.client.compaction.compactor import SetObjectCompactor
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.controller_client import ControllerClient
+from streammeta.client.free_memory import give_back
+from streammeta.controller.metadata.requests import (
     CommitStreamSetObject,
     CreateStreams,
     NewStream,
@@ -29,13 +29,13 @@ from controller.metadata.requests import (
     RegisterNode,
     StreamToOpen,
 )
-from controller.metadata.values import NodeIdentity, RangeColumns, column
-from proto import common_pb2
-from storage.compaction.selection import SelectionConfig
-from storage.object_format.object_builder import ObjectBuilder
-from storage.object_format.object_key import key_for
-from storage.object_format.record import RecordBatch
-from storage.object_store.local import LocalObjectStore
+from streammeta.controller.metadata.values import NodeIdentity, RangeColumns, column
+from streammeta.storage.compaction.selection import SelectionConfig
+from streammeta.storage.object_format.object_builder import ObjectBuilder
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.v1 import common_pb2
 from tests.broker_client.memory_child import begin_new_peak, resident
 from tests.compaction.compaction_map import CLUSTER_ID, NAMESPACE, LeadingMap
 from tests.fake_bucket import fake_markers_of_process

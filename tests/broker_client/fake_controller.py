@@ -17,10 +17,10 @@ import grpc
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from broker_client import methods
-from broker_client.methods import Method
-from proto import admin_pb2, nodes_pb2, objects_pb2, streams_pb2
-from proto.common_pb2 import (
+from streammeta.client import methods
+from streammeta.client.methods import Method
+from streammeta.v1 import admin_pb2, nodes_pb2, objects_pb2, streams_pb2
+from streammeta.v1.common_pb2 import (
     NODE_EPOCH_EXPIRED,
     NODE_EPOCH_NOT_EXIST,
     NONE,

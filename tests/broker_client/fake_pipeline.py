@@ -14,8 +14,8 @@ from typing import Any
 
 import grpc
 
-from proto import objects_pb2
-from proto.common_pb2 import NONE, OFFSET_NOT_MATCHED, ErrorCode
+from streammeta.v1 import objects_pb2
+from streammeta.v1.common_pb2 import NONE, OFFSET_NOT_MATCHED, ErrorCode
 from tests.broker_client.fake_controller import abort
 
 Message = objects_pb2.CommitBatchRequest

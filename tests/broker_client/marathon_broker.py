@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from broker_client import (
+from streammeta.client import (
     BrokerSession,
     ControllerClient,
     LogIdentity,
@@ -28,7 +28,7 @@ from broker_client import (
     WriteAheadLog,
     WriterConfig,
 )
-from storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_store.local import LocalObjectStore
 
 RECORD_BYTES = 100
 MANY = 200

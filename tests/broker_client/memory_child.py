@@ -12,9 +12,9 @@ import sys
 import threading
 from pathlib import Path
 
-from broker_client import StreamWriter, WriterConfig
-from storage.object_store.base import Body
-from storage.object_store.local import LocalObjectStore
+from streammeta.client import StreamWriter, WriterConfig
+from streammeta.storage.object_store.base import Body
+from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.client_helpers import broker
 from tests.broker_client.fake_controller import NAMESPACE
 from tests.fake_bucket import fake_markers_of_process

@@ -18,13 +18,20 @@ from typing import Any
 import grpc
 import numpy as np
 
-from broker_client import ControllerClient, ReaderConfig, StreamReader
-from controller.ids import EndOffset, Epoch
-from controller.loop.change_feed import ChangeFeed
-from controller.quorum.messages import Batch, BatchKind
-from controller.rpc.watch import WatchHandler
-from proto import admin_pb2, metadata_pb2, objects_pb2, records_pb2
-from proto.common_pb2 import (
+from streammeta.client import ControllerClient, ReaderConfig, StreamReader
+from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.loop.change_feed import ChangeFeed
+from streammeta.controller.quorum.messages import Batch, BatchKind
+from streammeta.controller.rpc.watch import WatchHandler
+from streammeta.storage.object_format.composite import LinkedObject, encode_composite
+from streammeta.storage.object_format.index_block import IndexEntry
+from streammeta.storage.object_format.object_builder import ObjectBuilder
+from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.memory import MemoryObjectStore
+from streammeta.v1 import admin_pb2, metadata_pb2, objects_pb2, records_pb2
+from streammeta.v1.common_pb2 import (
     NONE,
     OBJECT_KIND_COMPOSITE,
     OBJECT_KIND_STREAM,
@@ -33,13 +40,6 @@ from proto.common_pb2 import (
     STREAM_NOT_EXIST,
     ObjectKind,
 )
-from storage.object_format.composite import LinkedObject, encode_composite
-from storage.object_format.index_block import IndexEntry
-from storage.object_format.object_builder import ObjectBuilder
-from storage.object_format.object_checksum import ObjectChecksum
-from storage.object_format.object_key import key_for
-from storage.object_format.record import RecordBatch
-from storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
 from tests.fake_bucket import FAKE_UUID
 

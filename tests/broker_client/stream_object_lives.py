@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from broker_client.compaction.stream_object_compactor import ALL_AT_ONCE, StreamObjectCompactor
-from broker_client.compaction.stream_object_config import StreamObjectConfig
-from broker_client.compaction.stream_object_report import StreamReport
-from proto import common_pb2
-from storage.compaction.copy_plan import CopyRules
-from storage.compaction.stream_objects import GroupRules, StreamCompaction
+from streammeta.client.compaction.stream_object_compactor import ALL_AT_ONCE, StreamObjectCompactor
+from streammeta.client.compaction.stream_object_config import StreamObjectConfig
+from streammeta.client.compaction.stream_object_report import StreamReport
+from streammeta.storage.compaction.copy_plan import CopyRules
+from streammeta.storage.compaction.stream_objects import GroupRules, StreamCompaction
+from streammeta.v1 import common_pb2
 from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_steps import SteppedStore, Steps
 from tests.compaction.compaction_world import TrueStream, World

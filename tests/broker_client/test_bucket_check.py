@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from broker_client.bucket_check import BucketCheck
-from broker_client.controller_client import ControllerClient
-from proto import admin_pb2
-from storage.bucket_marker import BucketMarker, create_marker
-from storage.errors import WrongBucketError
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.client.bucket_check import BucketCheck
+from streammeta.client.controller_client import ControllerClient
+from streammeta.storage.bucket_marker import BucketMarker, create_marker
+from streammeta.storage.errors import WrongBucketError
+from streammeta.storage.object_store.memory import MemoryObjectStore
+from streammeta.v1 import admin_pb2
 
 NAMESPACE = "_streammeta_checked"
 

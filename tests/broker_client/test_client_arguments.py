@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-import broker_client
-from broker_client import (
+from streammeta import client
+from streammeta.client import (
     CommitPipeline,
     ControllerClient,
     LogConfig,
@@ -26,20 +26,20 @@ from broker_client import (
     WriteAheadLog,
     WriterConfig,
 )
-from broker_client.compaction.config import CompactionConfig
-from broker_client.metadata_watch import MetadataWatch
-from broker_client.methods import DESCRIBE_STREAMS
-from broker_client.write_ahead_log.set_aside import read_set_aside
-from proto import objects_pb2
-from storage.object_store.factory import open_object_store
-from storage.object_store.local import LocalObjectStore
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.metadata_watch import MetadataWatch
+from streammeta.client.methods import DESCRIBE_STREAMS
+from streammeta.client.write_ahead_log.set_aside import read_set_aside
+from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.v1 import objects_pb2
 from tests.broker_client.client_helpers import broker, scenario
 from tests.broker_client.fake_controller import NAMESPACE
 
 ENDPOINT = "127.0.0.1:9091"
 WRONG = (TypeError, ValueError)
 
-lib: Any = broker_client
+lib: Any = client
 """The library as a caller without a type checker sees it."""
 
 

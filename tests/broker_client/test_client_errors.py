@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker_client import errors
-from proto.common_pb2 import NONE, OBJECT_NOT_EXIST, OFFSET_NOT_MATCHED, ErrorCode
+from streammeta.client import errors
+from streammeta.v1.common_pb2 import NONE, OBJECT_NOT_EXIST, OFFSET_NOT_MATCHED, ErrorCode
 
 
 def test_every_error_code_has_an_exception() -> None:

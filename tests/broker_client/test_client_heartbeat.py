@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker_client import (
+from streammeta.client import (
     BrokerClientError,
     ControllerUnavailableError,
     Heartbeat,
@@ -16,8 +16,8 @@ from broker_client import (
     StreamWriter,
     UnsupportedError,
 )
-from broker_client.session import BrokerSession
-from proto import common_pb2, nodes_pb2
+from streammeta.client.session import BrokerSession
+from streammeta.v1 import common_pb2, nodes_pb2
 from tests.broker_client.client_helpers import Broker, broker, scenario, until
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_client import (
+from streammeta.client import (
     CommitPipeline,
     ControllerClient,
     Heartbeat,
@@ -21,7 +21,7 @@ from broker_client import (
     WriteAheadLog,
     WriterConfig,
 )
-from broker_client.metadata_watch import MetadataWatch
+from streammeta.client.metadata_watch import MetadataWatch
 from tests.broker_client.client_helpers import Broker, broker
 from tests.broker_client.fake_controller import NAMESPACE
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker_client.commit_messages import CommitMessage, PendingUpload, Upload
-from proto.common_pb2 import NodeIdentity
-from proto.objects_pb2 import CommitBatchRequest, UploadColumns
+from streammeta.client.commit_messages import CommitMessage, PendingUpload, Upload
+from streammeta.v1.common_pb2 import NodeIdentity
+from streammeta.v1.objects_pb2 import CommitBatchRequest, UploadColumns
 
 NODE = NodeIdentity(node_id=1000, node_epoch=1)
 PLAIN = Upload(1, 100, [5], [0], [10], [1])

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from broker_client.commit_messages import (
+from streammeta.client.commit_messages import (
     COMMITTED,
     MESSAGE_ROWS_MAX,
     CommitQueue,
@@ -16,17 +16,17 @@ from broker_client.commit_messages import (
     Upload,
     UploadVerdict,
 )
-from broker_client.commit_pipeline import MESSAGES_IN_FLIGHT, CommitPipeline
-from broker_client.controller_client import ControllerClient
-from broker_client.errors import (
+from streammeta.client.commit_pipeline import MESSAGES_IN_FLIGHT, CommitPipeline
+from streammeta.client.controller_client import ControllerClient
+from streammeta.client.errors import (
     ControllerUnavailableError,
     InvalidRequestError,
     ProtocolViolationError,
     UnsupportedError,
     WriterClosedError,
 )
-from proto import objects_pb2
-from proto.common_pb2 import NONE, OFFSET_NOT_MATCHED, NodeIdentity
+from streammeta.v1 import objects_pb2
+from streammeta.v1.common_pb2 import NONE, OFFSET_NOT_MATCHED, NodeIdentity
 from tests.broker_client.client_helpers import scenario, until
 from tests.broker_client.fake_controller import abort
 from tests.broker_client.fake_pipeline import FakePipelineCluster

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from broker_client.compaction import commit_run, group_planning, store_calls
-from broker_client.compaction.compactor import SetObjectCompactor
-from broker_client.compaction.report import CompactionReport
-from broker_client.errors import NodeEpochExpiredError
-from controller.metadata.values import ObjectState
-from storage.compaction.coverage import CoverageError, check_coverage
-from storage.compaction.entries import EntryTable
-from storage.errors import StoreUnavailableError
-from storage.object_format.object_builder import ObjectBuilder
-from storage.object_format.object_key import key_for
-from storage.object_store.metrics import StoreMetrics
+from streammeta.client.compaction import commit_run, group_planning, store_calls
+from streammeta.client.compaction.compactor import SetObjectCompactor
+from streammeta.client.compaction.report import CompactionReport
+from streammeta.client.errors import NodeEpochExpiredError
+from streammeta.controller.metadata.values import ObjectState
+from streammeta.storage.compaction.coverage import CoverageError, check_coverage
+from streammeta.storage.compaction.entries import EntryTable
+from streammeta.storage.errors import StoreUnavailableError
+from streammeta.storage.object_format.object_builder import ObjectBuilder
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.metrics import StoreMetrics
 from tests.broker_client.client_helpers import until
 from tests.compaction.compaction_lives import TINY, compactor, small_parts, target
 from tests.compaction.compaction_map import NAMESPACE

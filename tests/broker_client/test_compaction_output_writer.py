@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import google_crc32c
 import pytest
 
-from broker_client.compaction.config import CompactionConfig
-from broker_client.compaction.output_writer import OutputWriter, PartRules
-from broker_client.compaction.report import Figures
-from broker_client.compaction.store_calls import StoreCalls
-from storage.errors import AccessDeniedError, StoreUnavailableError
-from storage.object_store.base import MIN_PART_SIZE, MultipartUpload, Tags
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.output_writer import OutputWriter, PartRules
+from streammeta.client.compaction.report import Figures
+from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.storage.errors import AccessDeniedError, StoreUnavailableError
+from streammeta.storage.object_store.base import MIN_PART_SIZE, MultipartUpload, Tags
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.client_helpers import scenario
 
 RULES = PartRules(MIN_PART_SIZE, MIN_PART_SIZE)

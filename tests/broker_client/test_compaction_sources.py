@@ -9,24 +9,24 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from broker_client.compaction.config import CompactionConfig
-from broker_client.compaction.output_writer import WrittenObject
-from broker_client.compaction.resume import OutputJournal
-from broker_client.compaction.source_check import RecordedChecksum, SourceChecks
-from broker_client.compaction.source_indexes import (
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.output_writer import WrittenObject
+from streammeta.client.compaction.resume import OutputJournal
+from streammeta.client.compaction.source_check import RecordedChecksum, SourceChecks
+from streammeta.client.compaction.source_indexes import (
     LeftOut,
     Source,
     SourceIndex,
     SourceIndexes,
     is_whole,
 )
-from broker_client.compaction.store_calls import StoreCalls
-from storage.compaction.entries import Column, Entry, EntryTable
-from storage.compaction.selection import SelectionConfig
-from storage.errors import StoreUnavailableError
-from storage.object_format.object_builder import ObjectBuilder
-from storage.object_format.record import RecordBatch
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.storage.compaction.entries import Column, Entry, EntryTable
+from streammeta.storage.compaction.selection import SelectionConfig
+from streammeta.storage.errors import StoreUnavailableError
+from streammeta.storage.object_format.object_builder import ObjectBuilder
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.client_helpers import scenario
 
 

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from broker_client.compaction import store_calls, throttle
-from broker_client.compaction.config import CompactionConfig
-from broker_client.compaction.store_calls import StoreCalls
-from broker_client.compaction.throttle import Throttle, give_way
-from broker_client.compaction.together import together
-from storage.errors import ObjectNotFoundError, StoreUnavailableError
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.client.compaction import store_calls, throttle
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.client.compaction.throttle import Throttle, give_way
+from streammeta.client.compaction.together import together
+from streammeta.storage.errors import ObjectNotFoundError, StoreUnavailableError
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.client_helpers import scenario, until
 
 

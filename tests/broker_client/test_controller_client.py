@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from broker_client import (
+from streammeta.client import (
     BrokerSession,
     ControllerClient,
     ControllerUnavailableError,
@@ -20,13 +20,13 @@ from broker_client import (
     StreamNotFoundError,
     errors,
 )
-from broker_client.methods import (
+from streammeta.client.methods import (
     CREATE_STREAMS,
     DESCRIBE_STREAMS,
     GET_OBJECTS,
     PREPARE_OBJECTS,
 )
-from proto import objects_pb2, streams_pb2
+from streammeta.v1 import objects_pb2, streams_pb2
 from tests.broker_client.client_helpers import broker, scenario, until
 from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
 

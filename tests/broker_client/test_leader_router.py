@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_client.leader_router import (
+from streammeta.client.leader_router import (
     LOOK_ROUND,
     PATIENCE,
     Backoff,

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from broker_client import ControllerClient, StreamReader
-from controller.cli.local_cluster import Child, LocalCluster, start_child
-from storage.object_store.local import LocalObjectStore
+from streammeta.cli.local_cluster import Child, LocalCluster, start_child
+from streammeta.client import ControllerClient, StreamReader
+from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.marathon_broker import (
     MANY,
     Settings,

@@ -8,9 +8,9 @@ import random
 import grpc
 import pytest
 
-from broker_client import BrokerSession, InvalidRequestError, NodeEpochExpiredError
-from broker_client.methods import PREPARE_OBJECTS
-from broker_client.object_ids import STOCK_MAX, STOCK_MIN, ObjectIds
+from streammeta.client import BrokerSession, InvalidRequestError, NodeEpochExpiredError
+from streammeta.client.methods import PREPARE_OBJECTS
+from streammeta.client.object_ids import STOCK_MAX, STOCK_MIN, ObjectIds
 from tests.broker_client.client_helpers import broker, scenario
 
 PREPARES = "PrepareObjects"

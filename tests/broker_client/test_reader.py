@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_client import (
+from streammeta.client import (
     CorruptObjectError,
     MissingObjectError,
     OffsetTrimmedError,
@@ -25,16 +25,16 @@ from broker_client import (
     StreamWriter,
     WriterConfig,
 )
-from broker_client.object_source import Block, merge_blocks
-from proto.common_pb2 import NONE, OBJECT_KIND_COMPOSITE, STREAM_NOT_EXIST
-from storage.errors import WrongBucketError
-from storage.object_format.composite import LinkedObject, encode_composite
-from storage.object_format.index_block import IndexEntry
-from storage.object_format.object_builder import ObjectBuilder
-from storage.object_format.object_key import key_for
-from storage.object_format.record import RecordBatch
-from storage.object_store.memory import MemoryObjectStore
-from storage.object_store.range_merge import MAX_SPAN, MAX_UNUSED
+from streammeta.client.object_source import Block, merge_blocks
+from streammeta.storage.errors import WrongBucketError
+from streammeta.storage.object_format.composite import LinkedObject, encode_composite
+from streammeta.storage.object_format.index_block import IndexEntry
+from streammeta.storage.object_format.object_builder import ObjectBuilder
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.memory import MemoryObjectStore
+from streammeta.storage.object_store.range_merge import MAX_SPAN, MAX_UNUSED
+from streammeta.v1.common_pb2 import NONE, OBJECT_KIND_COMPOSITE, STREAM_NOT_EXIST
 from tests.broker_client.client_helpers import Broker, broker, scenario
 from tests.broker_client.fake_controller import NAMESPACE, FakeStream
 

@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import pytest
 
-from broker_client import ReaderConfig, StreamReader
-from broker_client.reading.block_cache import BlockCache, BlockKey
-from broker_client.reading.block_planner import RECORD_BYTES
-from broker_client.reading.byte_budget import ByteBudget, SharedWork, all_of
-from broker_client.reading.cursors import CALM_S, EXPIRY_S, Cursor, Cursors
-from broker_client.reading.reader_stats import ReaderStats
+from streammeta.client import ReaderConfig, StreamReader
+from streammeta.client.reading.block_cache import BlockCache, BlockKey
+from streammeta.client.reading.block_planner import RECORD_BYTES
+from streammeta.client.reading.byte_budget import ByteBudget, SharedWork, all_of
+from streammeta.client.reading.cursors import CALM_S, EXPIRY_S, Cursor, Cursors
+from streammeta.client.reading.reader_stats import ReaderStats
 from tests.broker_client.client_helpers import scenario, until
 from tests.broker_client.reader_world import placed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_client import (
+from streammeta.client import (
     BrokerSession,
     ControllerClient,
     OffsetTrimmedError,
@@ -17,11 +17,11 @@ from broker_client import (
     WriterConfig,
     methods,
 )
-from proto import common_pb2, objects_pb2
-from storage.object_format.object_builder import ObjectBuilder
-from storage.object_format.object_key import key_for
-from storage.object_format.record import RecordBatch
-from storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_format.object_builder import ObjectBuilder
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.v1 import common_pb2, objects_pb2
 from tests.broker_client.client_helpers import until
 from tests.server.running import running_cluster
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from broker_client import ReaderClosedError
-from broker_client.reading.lookups import Lookups, StreamQuery
+from streammeta.client import ReaderClosedError
+from streammeta.client.reading.lookups import Lookups, StreamQuery
 from tests.broker_client.client_helpers import broker, scenario
 
 TURNS = range(6)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker_client import OffsetTrimmedError, ReaderConfig, StreamReader
-from storage.object_format.record import RecordBatch
+from streammeta.client import OffsetTrimmedError, ReaderConfig, StreamReader
+from streammeta.storage.object_format.record import RecordBatch
 from tests.broker_client.client_helpers import scenario, until
 from tests.broker_client.reader_world import Place, World, placed
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from broker_client.errors import OffsetTrimmedError, StreamNotFoundError
-from broker_client.reading.lookups import Lookups
-from broker_client.reading.reader_stats import ReaderStats
-from broker_client.reading.slice_cache import SliceCache
-from broker_client.reading.stream_slices import Slice, StreamSlices
-from proto import records_pb2
-from proto.common_pb2 import OBJECT_KIND_STREAM
+from streammeta.client.errors import OffsetTrimmedError, StreamNotFoundError
+from streammeta.client.reading.lookups import Lookups
+from streammeta.client.reading.reader_stats import ReaderStats
+from streammeta.client.reading.slice_cache import SliceCache
+from streammeta.client.reading.stream_slices import Slice, StreamSlices
+from streammeta.v1 import records_pb2
+from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
 from tests.broker_client.client_helpers import scenario
 from tests.broker_client.reader_world import Place, World, column, placed, set_objects_record
 

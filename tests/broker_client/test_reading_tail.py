@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from broker_client import (
+from streammeta.client import (
     CorruptObjectError,
     OffsetTrimmedError,
     ReadDeadlineError,
@@ -20,10 +20,10 @@ from broker_client import (
     StreamReader,
     StreamTail,
 )
-from broker_client.reading import map_follower
-from storage.errors import StoreUnavailableError
-from storage.object_format.object_key import key_for
-from storage.object_format.record import RecordBatch
+from streammeta.client.reading import map_follower
+from streammeta.storage.errors import StoreUnavailableError
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.record import RecordBatch
 from tests.broker_client.client_helpers import scenario, until
 from tests.broker_client.fake_controller import NAMESPACE
 from tests.broker_client.reader_world import Place, payload_of, placed

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_client import (
+from streammeta.client import (
     OffsetAtTime,
     ReaderConfig,
     StreamNotFoundError,
     StreamReader,
     kafka_timestamp,
 )
-from broker_client.object_source import Block
-from broker_client.reading.stream_slices import Slice
-from broker_client.reading.time_lookup import Bound, find_lower, find_upper
-from proto.common_pb2 import OBJECT_KIND_STREAM
-from storage.object_format.index_block import IndexEntry
-from storage.object_format.record import RecordBatch
+from streammeta.client.object_source import Block
+from streammeta.client.reading.stream_slices import Slice
+from streammeta.client.reading.time_lookup import Bound, find_lower, find_upper
+from streammeta.storage.object_format.index_block import IndexEntry
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
 from tests.broker_client.client_helpers import scenario
 from tests.broker_client.reader_world import BASE_TIME, Place, World, placed
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import grpc
 import pytest
 
-from broker_client import (
+from streammeta.client import (
     ControllerClient,
     ControllerUnavailableError,
     LimitExceededError,
@@ -23,11 +23,11 @@ from broker_client import (
     StreamWriter,
     WriterConfig,
 )
-from broker_client.leader_router import Failure, LeaderRouter
-from broker_client.methods import COMMIT_STREAM_SET_OBJECT, CREATE_STREAMS, PREPARE_OBJECTS
-from broker_client.write_ahead_log.identity import LogIdentity
-from broker_client.write_ahead_log.log import WriteAheadLog
-from proto import streams_pb2
+from streammeta.client.leader_router import Failure, LeaderRouter
+from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, CREATE_STREAMS, PREPARE_OBJECTS
+from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.v1 import streams_pb2
 from tests.broker_client.client_helpers import Broker, broker, scenario, until
 from tests.broker_client.fake_controller import FakeCluster
 from tests.broker_client.wal_tools import LOG

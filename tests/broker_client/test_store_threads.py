@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from broker_client.compaction.config import CompactionConfig
-from broker_client.compaction.store_calls import StoreCalls
-from broker_client.store_threads import StoreThreads
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.client.store_threads import StoreThreads
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.client_helpers import scenario
 
 

@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from broker_client.errors import (
+from streammeta.client.errors import (
     CompactedObjectsNotFoundError,
     NodeEpochExpiredError,
     ObjectExpiredError,
     StreamEpochMismatchError,
     StreamFencedError,
 )
-from storage.compaction.stream_objects import StreamCompaction
+from streammeta.storage.compaction.stream_objects import StreamCompaction
 from tests.broker_client.stream_object_lives import (
     NODE,
     OTHER,

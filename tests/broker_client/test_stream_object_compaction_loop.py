@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from broker_client.compaction.stream_object_loop import StreamObjectLoop
-from broker_client.errors import ControllerUnavailableError, NodeEpochExpiredError
-from storage.compaction.stream_schedule import StreamSchedule
+from streammeta.client.compaction.stream_object_loop import StreamObjectLoop
+from streammeta.client.errors import ControllerUnavailableError, NodeEpochExpiredError
+from streammeta.storage.compaction.stream_schedule import StreamSchedule
 from tests.broker_client.stream_object_lives import NODE, compactor, of_parts, stored_ranges
 from tests.compaction.compaction_lives import small_parts
 from tests.compaction.compaction_reads import ReadCheck

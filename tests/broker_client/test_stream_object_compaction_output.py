@@ -9,22 +9,22 @@ from dataclasses import replace
 
 import pytest
 
-from broker_client.compaction.stream_object_config import StreamObjectConfig
-from broker_client.compaction.stream_object_listing import ListedRange, StreamObjectListing
-from broker_client.compaction.stream_object_report import MadeObject, StreamReport
-from controller.metadata.values import ObjectState
-from storage.compaction.stream_objects import (
+from streammeta.client.compaction.stream_object_config import StreamObjectConfig
+from streammeta.client.compaction.stream_object_listing import ListedRange, StreamObjectListing
+from streammeta.client.compaction.stream_object_report import MadeObject, StreamReport
+from streammeta.controller.metadata.values import ObjectState
+from streammeta.storage.compaction.stream_objects import (
     ANY_CRC,
     GIB,
     StreamCompaction,
     StreamObject,
     rules_for,
 )
-from storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
-from storage.object_format.composite import decode_composite
-from storage.object_format.object_key import key_for
-from storage.object_store.base import Body, MultipartUpload, Tags, UploadedPart
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
+from streammeta.storage.object_format.composite import decode_composite
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.base import Body, MultipartUpload, Tags, UploadedPart
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.stream_object_lives import (
     NODE,
     TINY,

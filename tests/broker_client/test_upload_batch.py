@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker_client import object_encoder
-from broker_client.object_encoder import encode_object
-from broker_client.upload_batch import UNKNOWN_TIME, StreamRun, WriterStream, plan_objects
-from storage.object_format.object_builder import ObjectBuilder
-from storage.object_format.object_checksum import ObjectChecksum
-from storage.object_format.record import RecordBatch
+from streammeta.client import object_encoder
+from streammeta.client.object_encoder import encode_object
+from streammeta.client.upload_batch import UNKNOWN_TIME, StreamRun, WriterStream, plan_objects
+from streammeta.storage.object_format.object_builder import ObjectBuilder
+from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.record import RecordBatch
 
 SPLIT = 100
 EPOCH = 3

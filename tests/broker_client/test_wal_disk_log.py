@@ -10,14 +10,14 @@ from typing import ClassVar
 
 import pytest
 
-from broker_client.write_ahead_log.config import LogConfig
-from broker_client.write_ahead_log.disk_log import DiskLog, lock_directory
-from broker_client.write_ahead_log.errors import DamagedLogError, LogLockedError, WrongLogError
-from broker_client.write_ahead_log.identity import LogIdentity
-from broker_client.write_ahead_log.segment import segment_path
-from broker_client.write_ahead_log.set_aside import read_set_aside
-from broker_client.write_ahead_log.state_file import STATE_NAME, StateFile
-from storage.durable_files import File, PosixFile, PosixFileSystem
+from streammeta.client.write_ahead_log.config import LogConfig
+from streammeta.client.write_ahead_log.disk_log import DiskLog, lock_directory
+from streammeta.client.write_ahead_log.errors import DamagedLogError, LogLockedError, WrongLogError
+from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.segment import segment_path
+from streammeta.client.write_ahead_log.set_aside import read_set_aside
+from streammeta.client.write_ahead_log.state_file import STATE_NAME, StateFile
+from streammeta.storage.durable_files import File, PosixFile, PosixFileSystem
 from tests.broker_client.wal_tools import (
     IDENTITY,
     LOG,

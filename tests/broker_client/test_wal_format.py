@@ -8,8 +8,8 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from broker_client.write_ahead_log.errors import WrongLogError
-from broker_client.write_ahead_log.frames import (
+from streammeta.client.write_ahead_log.errors import WrongLogError
+from streammeta.client.write_ahead_log.frames import (
     BadFrameError,
     FrameKind,
     FrameOrigin,
@@ -17,7 +17,7 @@ from broker_client.write_ahead_log.frames import (
     decode_frame_header,
     records_in,
 )
-from broker_client.write_ahead_log.identity import (
+from streammeta.client.write_ahead_log.identity import (
     SEGMENT_MAGIC,
     BadHeaderError,
     FileHeader,

@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from broker_client import (
+from streammeta.cli.local_cluster import LocalCluster
+from streammeta.client import (
     BrokerSession,
     ControllerClient,
     StreamReader,
     StreamWriter,
     WriterConfig,
 )
-from broker_client.write_ahead_log.identity import LogIdentity
-from broker_client.write_ahead_log.log import WriteAheadLog
-from broker_client.write_ahead_log.set_aside import read_set_aside
-from controller.cli.local_cluster import LocalCluster
-from storage.object_format.record import RecordBatch, encode_record_header
-from storage.object_store.local import LocalObjectStore
+from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client.write_ahead_log.set_aside import read_set_aside
+from streammeta.storage.object_format.record import RecordBatch, encode_record_header
+from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.fake_controller import FakeCluster
 from tests.broker_client.wal_child import STEPS, Settings
 from tests.server.running import running_cluster

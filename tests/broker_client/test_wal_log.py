@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from broker_client.write_ahead_log.config import LogConfig
-from broker_client.write_ahead_log.errors import (
+from streammeta.client.write_ahead_log.config import LogConfig
+from streammeta.client.write_ahead_log.errors import (
     DamagedLogError,
     LogLockedError,
     WriteAheadLogBrokenError,
     WriteAheadLogClosedError,
     WriteAheadLogFullError,
 )
-from broker_client.write_ahead_log.log import WriteAheadLog
-from storage.durable_files import DiskFullError, File, PosixFile, PosixFileSystem
+from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.storage.durable_files import DiskFullError, File, PosixFile, PosixFileSystem
 from tests.broker_client.client_helpers import scenario
 from tests.broker_client.wal_tools import IDENTITY, LOG, SMALL, encoded, record_at, sequences_of
 from tests.journal.crash_disk import CrashDisk

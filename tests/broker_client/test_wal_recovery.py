@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from broker_client.session import BrokerSession, OpenedStream
-from broker_client.write_ahead_log.log import WriteAheadLog
-from broker_client.write_ahead_log.recovery import (
+from streammeta.client.session import BrokerSession, OpenedStream
+from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client.write_ahead_log.recovery import (
     AsideRun,
     RecoveryPlan,
     StreamHistory,
@@ -16,8 +16,8 @@ from broker_client.write_ahead_log.recovery import (
     recover_into,
     stream_histories,
 )
-from broker_client.write_ahead_log.set_aside import read_set_aside
-from storage.object_format.record import RecordBatch
+from streammeta.client.write_ahead_log.set_aside import read_set_aside
+from streammeta.storage.object_format.record import RecordBatch
 from tests.broker_client.client_helpers import broker, scenario
 from tests.broker_client.wal_tools import IDENTITY, encoded
 

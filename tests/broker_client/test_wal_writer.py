@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from broker_client import BrokerSession, StreamWriter, WriterConfig
-from broker_client.write_ahead_log.errors import WriteAheadLogBrokenError
-from broker_client.write_ahead_log.identity import LogIdentity
-from broker_client.write_ahead_log.log import WriteAheadLog
-from storage.durable_files import FileSystem
-from storage.errors import StoreUnavailableError
-from storage.object_store.base import Body
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.client import BrokerSession, StreamWriter, WriterConfig
+from streammeta.client.write_ahead_log.errors import WriteAheadLogBrokenError
+from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.storage.durable_files import FileSystem
+from streammeta.storage.errors import StoreUnavailableError
+from streammeta.storage.object_store.base import Body
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.client_helpers import Broker, broker, scenario, until
 from tests.broker_client.wal_tools import LOG
 from tests.journal.crash_disk import CrashDisk

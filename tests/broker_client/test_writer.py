@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from broker_client import (
+from streammeta.client import (
     BrokerSession,
     ControllerUnavailableError,
     InvalidRequestError,
@@ -28,12 +28,12 @@ from broker_client import (
     WriterClosedError,
     WriterConfig,
 )
-from broker_client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
-from broker_client.object_ids import STOCK_MIN
-from broker_client.upload_batch import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
-from storage.errors import StoreRejectedError
-from storage.object_format.index_block import StreamRange
-from storage.object_format.object_key import key_for
+from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
+from streammeta.client.object_ids import STOCK_MIN
+from streammeta.client.upload_batch import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
+from streammeta.storage.errors import StoreRejectedError
+from streammeta.storage.object_format.index_block import StreamRange
+from streammeta.storage.object_format.object_key import key_for
 from tests.broker_client.client_helpers import Broker, broker, scenario, until
 from tests.broker_client.fake_controller import NAMESPACE
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from broker_client import (
+from streammeta.cli.local_cluster import LocalCluster
+from streammeta.client import (
     BrokerSession,
     ControllerClient,
     NodeEpochExpiredError,
@@ -20,8 +21,7 @@ from broker_client import (
     StreamWriter,
     WriterConfig,
 )
-from controller.cli.local_cluster import LocalCluster
-from storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_store.local import LocalObjectStore
 from tests.server.running import leader_of, running_cluster
 
 pytestmark = pytest.mark.process

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from broker_client import (
+from streammeta.client import (
     LimitExceededError,
     NodeFencedError,
     StreamWriter,
     WriterClosedError,
     WriterConfig,
 )
-from broker_client.upload_batch import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
-from storage.object_format.object_checksum import ObjectChecksum
-from storage.object_format.object_key import key_for
-from storage.object_format.record import INT32_MAX
+from streammeta.client.upload_batch import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
+from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.record import INT32_MAX
 from tests.broker_client.client_helpers import Broker, broker, scenario, until
 from tests.broker_client.fake_controller import NAMESPACE
 

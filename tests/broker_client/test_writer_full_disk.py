@@ -18,7 +18,8 @@ from typing import Literal
 
 import pytest
 
-from broker_client import (
+from streammeta.cli.local_cluster import LocalCluster
+from streammeta.client import (
     BrokerSession,
     ControllerClient,
     LogIdentity,
@@ -27,8 +28,7 @@ from broker_client import (
     WriteAheadLog,
     WriterConfig,
 )
-from controller.cli.local_cluster import LocalCluster
-from storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.client_helpers import until
 from tests.server.running import leader_of, running_cluster
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from broker_client import (
+from streammeta.client import (
     BrokerSession,
     NodeEpochExpiredError,
     RecoveryNeededError,
@@ -18,12 +18,15 @@ from broker_client import (
     StreamWriter,
     WriterConfig,
 )
-from broker_client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
-from broker_client.write_ahead_log.errors import WriteAheadLogBrokenError, WriteAheadLogFullError
-from broker_client.write_ahead_log.identity import LogIdentity
-from broker_client.write_ahead_log.log import WriteAheadLog
-from storage.errors import StoreUnavailableError
-from storage.object_format.record import RecordBatch, decode_record
+from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
+from streammeta.client.write_ahead_log.errors import (
+    WriteAheadLogBrokenError,
+    WriteAheadLogFullError,
+)
+from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.storage.errors import StoreUnavailableError
+from streammeta.storage.object_format.record import RecordBatch, decode_record
 from tests.broker_client.client_helpers import Broker, broker, scenario, until
 from tests.broker_client.fake_controller import NAMESPACE
 

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
-from broker_client import (
+from streammeta.client import (
     BrokerSession,
     OutcomeUnknownError,
     RefusedError,
@@ -26,10 +26,10 @@ from broker_client import (
     StreamWriter,
     WriterConfig,
 )
-from broker_client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
-from storage.errors import StoreUnavailableError
-from storage.object_store.base import Body
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
+from streammeta.storage.errors import StoreUnavailableError
+from streammeta.storage.object_store.base import Body
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.client_helpers import Broker, broker, scenario, until
 
 COMMITS = "CommitStreamSetObject"

@@ -19,16 +19,16 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from broker_client import BrokerSession, ControllerClient, SilentObserver, StreamWriter
-from broker_client.write_ahead_log.config import LogConfig
-from broker_client.write_ahead_log.identity import LogIdentity
-from broker_client.write_ahead_log.log import WriteAheadLog
-from broker_client.write_ahead_log.recovery import RecoveryPlan
-from broker_client.writer_config import WriterConfig
-from storage.durable_files import File, PosixFile, PosixFileSystem
-from storage.object_format.index_block import StreamRange
-from storage.object_store.base import Body
-from storage.object_store.local import LocalObjectStore
+from streammeta.client import BrokerSession, ControllerClient, SilentObserver, StreamWriter
+from streammeta.client.write_ahead_log.config import LogConfig
+from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client.write_ahead_log.recovery import RecoveryPlan
+from streammeta.client.writer_config import WriterConfig
+from streammeta.storage.durable_files import File, PosixFile, PosixFileSystem
+from streammeta.storage.object_format.index_block import StreamRange
+from streammeta.storage.object_store.base import Body
+from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.fake_controller import NAMESPACE
 from tests.fake_bucket import fake_markers_of_process
 

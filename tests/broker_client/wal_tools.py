@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from broker_client.write_ahead_log.config import LogConfig
-from broker_client.write_ahead_log.disk_log import DiskLog, RecordGroup
-from broker_client.write_ahead_log.identity import LogIdentity
-from broker_client.write_ahead_log.quarantine import quarantine
-from storage.durable_files import FileSystem
-from storage.object_format.record import RecordBatch, encode_record_header
+from streammeta.client.write_ahead_log.config import LogConfig
+from streammeta.client.write_ahead_log.disk_log import DiskLog, RecordGroup
+from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.quarantine import quarantine
+from streammeta.storage.durable_files import FileSystem
+from streammeta.storage.object_format.record import RecordBatch, encode_record_header
 
 LOG = Path("log")
 IDENTITY = LogIdentity("_streammeta_test", 1000, 1)

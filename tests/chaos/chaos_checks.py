@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from proto import admin_pb2, admin_pb2_grpc
+from streammeta.v1 import admin_pb2, admin_pb2_grpc
 from tests.linearizability.checker import Verdict, check
 from tests.linearizability.history import Operation, Unknown
 from tests.linearizability.models import (

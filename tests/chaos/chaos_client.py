@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from broker_client.controller_client import error_info
-from broker_client.methods import Method, RequestT, ResponseT
+from streammeta.client.controller_client import error_info
+from streammeta.client.methods import Method, RequestT, ResponseT
 
 ATTEMPT_S = 1.5
 PAUSE_S = 0.02

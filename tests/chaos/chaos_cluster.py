@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from controller.cli.local_cluster import Child, ChildFailedError, start_child
-from controller.ids import ClusterId, NodeId
-from controller.journal.directory import format_directory
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.cli.local_cluster import Child, ChildFailedError, start_child
+from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller.journal.directory import format_directory
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from tests.chaos.fault_proxy import FaultNetwork
 
 CLUSTER_ID = "chaos"
@@ -91,7 +91,7 @@ class ChaosCluster:
     root: Path
     count: int
     first_voters: int = 0
-    module: str = "controller.cli.main"
+    module: str = "streammeta.cli.main"
     """What is started as the product's command."""
     options: Sequence[str] = FAST
     node_options: Mapping[int, Sequence[str]] = field(default_factory=dict)

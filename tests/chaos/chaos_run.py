@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from proto import quorum_pb2
+from streammeta.v1 import quorum_pb2
 from tests.chaos.chaos_checks import (
     check_equal_states,
     check_linearizable,

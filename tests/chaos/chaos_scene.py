@@ -16,9 +16,9 @@ from typing import Any
 
 import grpc
 
-from broker_client import methods
-from proto import common_pb2, kv_pb2
-from proto import quorum_pb2 as pb
+from streammeta.client import methods
+from streammeta.v1 import common_pb2, kv_pb2
+from streammeta.v1 import quorum_pb2 as pb
 from tests.chaos.chaos_checks import check_equal_states, check_logs
 from tests.chaos.chaos_client import ATTEMPT_S, ChaosClient
 from tests.chaos.chaos_cluster import CLUSTER_ID, ChaosCluster, run_on_loop
@@ -81,7 +81,7 @@ class Scene:
         """Run a command of the product as an operator would; return the JSON it prints."""
         done = await asyncio.to_thread(
             subprocess.run,
-            [sys.executable, "-m", "controller.cli.main", *words, "--format", "json"],
+            [sys.executable, "-m", "streammeta.cli.main", *words, "--format", "json"],
             capture_output=True,
             check=False,
         )

@@ -13,7 +13,7 @@ import time
 
 import grpc
 
-from proto import quorum_pb2 as pb
+from streammeta.v1 import quorum_pb2 as pb
 from tests.chaos.chaos_cluster import CLUSTER_ID
 from tests.chaos.chaos_watch import LeaderWatch
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import grpc
 
-from proto import admin_pb2, admin_pb2_grpc, quorum_pb2, quorum_pb2_grpc
+from streammeta.v1 import admin_pb2, admin_pb2_grpc, quorum_pb2, quorum_pb2_grpc
 
 _ASK_S = 0.5
 _TRANSFER_S = 2.0

@@ -1,11 +1,11 @@
 """The product's commands with log segments of a few KiB, so that a short run trims its log.
 
-Started instead of `controller.cli.main`: a controller whose log is trimmed sends snapshots to those
+Started instead of `streammeta.cli.main`: a controller whose log is trimmed sends snapshots to those
 who were away, which would otherwise take 64 MiB of writes. Nothing else differs.
 """
 
-from controller.cli.main import main
-from controller.journal.journal import Journal
+from streammeta.cli.main import main
+from streammeta.controller.journal.journal import Journal
 
 SEGMENT_BYTES = 16 * 1024
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from broker_client import methods
-from broker_client.controller_client import error_info
+from streammeta.client import methods
+from streammeta.client.controller_client import error_info
 from tests.chaos.chaos_scene import SOON_S, Scene, play, put_request, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]

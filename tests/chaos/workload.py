@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker_client import methods
-from broker_client.methods import Method
-from proto import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
+from streammeta.client import methods
+from streammeta.client.methods import Method
+from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.chaos.chaos_client import ChaosClient, NotDoneError, OutcomeUnknownError
 from tests.linearizability.history import Handle, Recorder, dump
 from tests.linearizability.models import (

@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker_client import (
+from streammeta.cli.local_cluster import LocalCluster
+from streammeta.client import (
     BrokerSession,
     ControllerClient,
     StreamReader,
     StreamWriter,
     WriterConfig,
 )
-from broker_client.methods import GET_NODES
-from controller.cli.local_cluster import LocalCluster
-from proto import nodes_pb2
-from storage.object_store.local import LocalObjectStore
+from streammeta.client.methods import GET_NODES
+from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.v1 import nodes_pb2
 
 ROWS = 5
 """Records of a stream in each upload."""

@@ -12,14 +12,14 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from controller.cli.client import RpcFailure
-from controller.cli.local_cluster import free_ports
-from controller.cli.main import cli
-from controller.cli.state_comparison import Verdict, judge
-from proto import admin_pb2
-from proto import quorum_pb2 as pb
-from proto.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
-from proto.quorum_pb2_grpc import QuorumServiceServicer, add_QuorumServiceServicer_to_server
+from streammeta.cli.client import RpcFailure
+from streammeta.cli.local_cluster import free_ports
+from streammeta.cli.main import cli
+from streammeta.cli.state_comparison import Verdict, judge
+from streammeta.v1 import admin_pb2
+from streammeta.v1 import quorum_pb2 as pb
+from streammeta.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
+from streammeta.v1.quorum_pb2_grpc import QuorumServiceServicer, add_QuorumServiceServicer_to_server
 from tests.server.quorum_tools import streammeta, wait_until, writes_going_on
 from tests.server.running import leader_of, running_cluster
 from tests.shell.fake_cluster import abort

@@ -11,18 +11,18 @@ from typing import Any, cast
 
 import pytest
 
-from broker_client import ControllerClient
-from broker_client.compaction.target import CompactionTarget
-from controller.cli.compaction_request import CompactionRequest, NodeChoice
-from controller.cli.compaction_run import run
-from controller.cli.compaction_targets import Targets, find_targets
-from controller.cli.local_cluster import LocalCluster, start_child
-from controller.cli.main import cli
-from controller.cli.output import CommandError, Output, OutputFormat, run_cli
-from proto import nodes_pb2
-from proto.common_pb2 import NodeIdentity
-from storage.object_format.object_key import cluster_namespace, key_for
-from storage.object_store.factory import open_object_store
+from streammeta.cli.compaction_request import CompactionRequest, NodeChoice
+from streammeta.cli.compaction_run import run
+from streammeta.cli.compaction_targets import Targets, find_targets
+from streammeta.cli.local_cluster import LocalCluster, start_child
+from streammeta.cli.main import cli
+from streammeta.cli.output import CommandError, Output, OutputFormat, run_cli
+from streammeta.client import ControllerClient
+from streammeta.client.compaction.target import CompactionTarget
+from streammeta.storage.object_format.object_key import cluster_namespace, key_for
+from streammeta.storage.object_store.factory import open_object_store
+from streammeta.v1 import nodes_pb2
+from streammeta.v1.common_pb2 import NodeIdentity
 from tests.cli.compact_broker import ROWS, Broker, broker
 from tests.server.quorum_tools import streammeta
 from tests.server.running import running_cluster
@@ -170,7 +170,7 @@ def test_a_broker_goes_on_while_it_is_compacted_again_and_again(
             child = start_child(
                 "compactor",
                 [
-                    *(sys.executable, "-m", "controller.cli.main", "compact", "--node", "1006"),
+                    *(sys.executable, "-m", "streammeta.cli.main", "compact", "--node", "1006"),
                     *("--connect", cluster.connect, "--store", cluster.store_uri),
                     *("--growth", "1", "--interval", "50ms", "--format", "json"),
                 ],

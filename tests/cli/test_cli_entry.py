@@ -7,10 +7,10 @@ import sys
 import click
 import pytest
 
-from controller.cli.local_cluster import PROGRAM
-from controller.cli.main import cli
-from controller.cli.output import OutputFormat, command_output, format_option, run_cli
-from storage import installation
+from streammeta.cli.local_cluster import PROGRAM
+from streammeta.cli.main import cli
+from streammeta.cli.output import OutputFormat, command_output, format_option, run_cli
+from streammeta.storage import installation
 
 
 @pytest.mark.parametrize("words", [[], ["quorum"]])
@@ -36,7 +36,7 @@ def test_a_group_without_a_command_is_one_object_in_json(
 HELP_OF_ALL = """
 import click
 from click.testing import CliRunner
-from controller.cli.main import cli
+from streammeta.cli.main import cli
 
 def look(group, *path):
     with click.Context(group) as context:

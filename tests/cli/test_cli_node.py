@@ -11,15 +11,15 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from controller.cli.client import ControllerClient
-from controller.cli.main import cli
-from proto import common_pb2, nodes_pb2, streams_pb2
-from proto.nodes_pb2_grpc import (
+from streammeta.cli.client import ControllerClient
+from streammeta.cli.main import cli
+from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
+from streammeta.v1.nodes_pb2_grpc import (
     NodeServiceServicer,
     NodeServiceStub,
     add_NodeServiceServicer_to_server,
 )
-from proto.streams_pb2_grpc import (
+from streammeta.v1.streams_pb2_grpc import (
     StreamServiceServicer,
     StreamServiceStub,
     add_StreamServiceServicer_to_server,

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from controller.cli import output
-from controller.cli.main import cli
-from storage.object_format.composite import LinkedObject, encode_composite
-from storage.object_format.index_block import IndexEntry
-from storage.object_format.object_builder import ObjectBuilder
-from storage.object_format.record import RecordBatch
-from storage.object_store import factory
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.cli import output
+from streammeta.cli.main import cli
+from streammeta.storage.object_format.composite import LinkedObject, encode_composite
+from streammeta.storage.object_format.index_block import IndexEntry
+from streammeta.storage.object_format.object_builder import ObjectBuilder
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store import factory
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.storage.format_objects import PUBLISHED_LINES, published_object
 from tests.storage.kafka_batches import ZSTD, kafka_batch, kafka_record
 from tests.storage.meta_payloads import PARTITION, PRODUCERS

@@ -7,7 +7,7 @@ import json
 import click
 import pytest
 
-from controller.cli.output import CommandError, OutputFormat, command_output, format_option, run_cli
+from streammeta.cli.output import CommandError, OutputFormat, command_output, format_option, run_cli
 
 
 @click.command()

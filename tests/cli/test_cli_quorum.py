@@ -10,12 +10,12 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from controller.cli.local_cluster import free_ports
-from controller.cli.main import cli
-from controller.cli.output import run_cli
-from controller.cli.quorum_command import quorum
-from proto import quorum_pb2 as pb
-from proto.quorum_pb2_grpc import QuorumServiceServicer, add_QuorumServiceServicer_to_server
+from streammeta.cli.local_cluster import free_ports
+from streammeta.cli.main import cli
+from streammeta.cli.output import run_cli
+from streammeta.cli.quorum_command import quorum
+from streammeta.v1 import quorum_pb2 as pb
+from streammeta.v1.quorum_pb2_grpc import QuorumServiceServicer, add_QuorumServiceServicer_to_server
 
 
 class FakeController(QuorumServiceServicer):

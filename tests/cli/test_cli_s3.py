@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from controller.cli import s3_command
-from controller.cli.main import cli
-from controller.cli.output import run_cli
-from storage.errors import StoreRejectedError
-from storage.object_store.factory import open_object_store
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.cli import s3_command
+from streammeta.cli.main import cli
+from streammeta.cli.output import run_cli
+from streammeta.storage.errors import StoreRejectedError
+from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.storage.s3_servers import free_port, running_moto
 
 

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from controller.cli.main import cli
-from controller.cli.output import run_cli
-from controller.snapshot.format import CheckpointId
-from controller.snapshot.reader import CheckpointReader
-from controller.snapshot.writer import write_checkpoint
-from storage.object_store.factory import open_object_store
+from streammeta.cli.main import cli
+from streammeta.cli.output import run_cli
+from streammeta.controller.snapshot.format import CheckpointId
+from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.writer import write_checkpoint
+from streammeta.storage.object_store.factory import open_object_store
 from tests.server.quorum_tools import put, streammeta
 from tests.server.running import running_cluster
 from tests.storage.s3_servers import running_moto
@@ -130,7 +130,7 @@ def test_files_in_the_way_that_no_export_wrote_are_never_overwritten(
 def test_an_interrupted_export_says_so_and_can_be_replaced(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from controller.cli.export_target import DirectoryTarget
+    from streammeta.cli.export_target import DirectoryTarget
 
     source, target = checkpoint(tmp_path / "c"), tmp_path / "out"
     write = DirectoryTarget.write
@@ -230,7 +230,7 @@ def test_a_prefix_of_a_bucket_is_written_like_a_directory(
 
 @pytest.mark.process
 def test_a_running_cluster_is_exported(tmp_path: Path) -> None:
-    from controller.cli.client import ControllerClient
+    from streammeta.cli.client import ControllerClient
 
     with running_cluster(tmp_path, 1) as cluster:
         with ControllerClient(cluster.endpoints) as client:

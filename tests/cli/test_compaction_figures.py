@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from broker_client.compaction.config import CompactionConfig
-from controller.cli.compaction_figures import (
+from streammeta.cli.compaction_figures import (
     Change,
     CommitFigures,
     ListedObject,
     commit_figures,
     plan_figures,
 )
-from storage.compaction.entries import Entry, EntryTable
-from storage.compaction.plan import CommitPlan, CompactionLimits, OutputKind
-from storage.compaction.planner import plan_compaction
-from storage.compaction.selection import GroupKind
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.storage.compaction.entries import Entry, EntryTable
+from streammeta.storage.compaction.plan import CommitPlan, CompactionLimits, OutputKind
+from streammeta.storage.compaction.planner import plan_compaction
+from streammeta.storage.compaction.selection import GroupKind
 
 MIB = 1024 * 1024
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from broker_client.compaction.report import Figures, GroupReport
-from controller.cli.compaction_figures import Change, CommitFigures, OutputFigures
-from controller.cli.compaction_view import SHOWN_ROWS, NodePlan, Totals, show_plan, show_totals
-from controller.cli.output import Output, OutputFormat
-from storage.compaction.plan import OutputKind
-from storage.compaction.selection import GroupKind
+from streammeta.cli.compaction_figures import Change, CommitFigures, OutputFigures
+from streammeta.cli.compaction_view import SHOWN_ROWS, NodePlan, Totals, show_plan, show_totals
+from streammeta.cli.output import Output, OutputFormat
+from streammeta.client.compaction.report import Figures, GroupReport
+from streammeta.storage.compaction.plan import OutputKind
+from streammeta.storage.compaction.selection import GroupKind
 
 SOURCES = 3 * SHOWN_ROWS
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from controller.cli.reconcile_command import apply_command, plan_command
 from scripts.demonstration import steps
 from scripts.demonstration.story import Bucket, MappedKeys, Reads, Story, summarize
+from streammeta.cli.reconcile_command import apply_command, plan_command
 
 FOREIGN = "theirs"
 ORPHAN = "orphan"

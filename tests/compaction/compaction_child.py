@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from broker_client import ControllerClient
-from broker_client.compaction.compactor import SetObjectCompactor
-from broker_client.compaction.config import CompactionConfig
-from broker_client.compaction.target import CompactionTarget
-from broker_client.methods import Method, RequestT, ResponseT
-from proto.common_pb2 import NodeIdentity
-from storage.compaction.selection import SelectionConfig
-from storage.object_store.base import Body, MultipartUpload, Tags, UploadedPart
-from storage.object_store.local import LocalObjectStore
+from streammeta.client import ControllerClient
+from streammeta.client.compaction.compactor import SetObjectCompactor
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.methods import Method, RequestT, ResponseT
+from streammeta.storage.compaction.selection import SelectionConfig
+from streammeta.storage.object_store.base import Body, MultipartUpload, Tags, UploadedPart
+from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.v1.common_pb2 import NodeIdentity
 
 ResultT = TypeVar("ResultT")
 

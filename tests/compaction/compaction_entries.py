@@ -9,7 +9,7 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from storage.compaction.entries import Entry, EntryTable
+from streammeta.storage.compaction.entries import Entry, EntryTable
 
 
 @dataclass

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from broker_client.compaction.compactor import SetObjectCompactor
-from broker_client.compaction.config import CompactionConfig
-from broker_client.compaction.report import CompactionReport
-from broker_client.compaction.target import CompactionTarget
-from proto import common_pb2
-from storage.compaction.selection import SelectionConfig
+from streammeta.client.compaction.compactor import SetObjectCompactor
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.report import CompactionReport
+from streammeta.client.compaction.target import CompactionTarget
+from streammeta.storage.compaction.selection import SelectionConfig
+from streammeta.v1 import common_pb2
 from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_steps import SteppedStore, Steps
 from tests.compaction.compaction_world import World
@@ -69,7 +69,7 @@ TINY = TinyConfig(
 
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let stores take small parts."""
-    monkeypatch.setattr("storage.object_store.base.MIN_PART_SIZE", 1)
+    monkeypatch.setattr("streammeta.storage.object_store.base.MIN_PART_SIZE", 1)
 
 
 def identity(world: World, node_id: int) -> common_pb2.NodeIdentity:

@@ -16,19 +16,19 @@ from typing import Any, cast
 
 import grpc
 
-from broker_client import ControllerClient
-from controller.lifecycle.heartbeats import Heartbeats
-from controller.lifecycle.sessions import Sessions
-from controller.loop.controller import MetadataController
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.requests import ReadRequest, WriteRequest
-from controller.rpc.commit_pipeline import CommitPipeline
-from controller.rpc.convert_nodes import LeaderView
-from controller.rpc.metadata_service import MetadataHandlers
-from controller.rpc.node_service import NodeHandlers
-from controller.rpc.routes import routed, routes, service_handler
-from proto import admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
-from storage.object_format.object_key import cluster_namespace
+from streammeta.client import ControllerClient
+from streammeta.controller.lifecycle.heartbeats import Heartbeats
+from streammeta.controller.lifecycle.sessions import Sessions
+from streammeta.controller.loop.controller import MetadataController
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import ReadRequest, WriteRequest
+from streammeta.controller.rpc.commit_pipeline import CommitPipeline
+from streammeta.controller.rpc.convert_nodes import LeaderView
+from streammeta.controller.rpc.metadata_service import MetadataHandlers
+from streammeta.controller.rpc.node_service import NodeHandlers
+from streammeta.controller.rpc.routes import routed, routes, service_handler
+from streammeta.storage.object_format.object_key import cluster_namespace
+from streammeta.v1 import admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.compaction.compaction_steps import DirectChannel, Handler, Steps
 from tests.fake_bucket import FAKE_UUID
 from tests.loop.memory_log import MemoryLog

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from controller.errors import ErrorCode
-from controller.metadata.requests import DescribeObjects, GetObjects, ObjectQuery
-from controller.metadata.values import ObjectKind, ObjectState
-from storage.object_format.composite import decode_composite
-from storage.object_format.index_block import IndexBlock, IndexEntry
-from storage.object_format.object_checksum import ObjectChecksum
-from storage.object_format.object_key import key_for
-from storage.object_format.object_reader import ObjectReader, read_entry
-from storage.object_format.record import RecordBatch
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.requests import DescribeObjects, GetObjects, ObjectQuery
+from streammeta.controller.metadata.values import ObjectKind, ObjectState
+from streammeta.storage.object_format.composite import decode_composite
+from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
+from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.object_reader import ObjectReader, read_entry
+from streammeta.storage.object_format.record import RecordBatch
 from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_world import TrueStream, World, time_of
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from storage.errors import StoreUnavailableError
-from storage.object_store.base import (
+from streammeta.storage.errors import StoreUnavailableError
+from streammeta.storage.object_store.base import (
     Body,
     DeleteResult,
     MultipartUpload,
@@ -26,7 +26,7 @@ from storage.object_store.base import (
     Tags,
     UploadedPart,
 )
-from storage.object_store.metrics import StoreMetrics
+from streammeta.storage.object_store.metrics import StoreMetrics
 
 ResultT = TypeVar("ResultT")
 

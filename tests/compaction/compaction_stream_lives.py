@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker_client.compaction.stream_object_compactor import StreamObjectCompactor
-from broker_client.compaction.stream_object_config import StreamObjectConfig
-from broker_client.compaction.stream_object_report import StreamReport
-from storage.compaction.copy_plan import CopyRules
-from storage.compaction.stream_objects import GroupRules, StreamCompaction
+from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
+from streammeta.client.compaction.stream_object_config import StreamObjectConfig
+from streammeta.client.compaction.stream_object_report import StreamReport
+from streammeta.storage.compaction.copy_plan import CopyRules
+from streammeta.storage.compaction.stream_objects import GroupRules, StreamCompaction
 from tests.compaction.compaction_lives import identity
 from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_steps import SteppedStore, Steps

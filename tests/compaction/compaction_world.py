@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from controller.errors import ErrorCode
-from controller.metadata.requests import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.requests import (
     AbandonUploads,
     CheckObjects,
     CloseStreams,
@@ -36,7 +36,7 @@ from controller.metadata.requests import (
     TrimStreams,
     UnregisterNode,
 )
-from controller.metadata.values import (
+from streammeta.controller.metadata.values import (
     NodeIdentity,
     ObjectState,
     OnConflict,
@@ -44,10 +44,10 @@ from controller.metadata.values import (
     StreamObjectColumns,
     column,
 )
-from storage.object_format.object_builder import BuiltObject, ObjectBuilder
-from storage.object_format.object_key import OwnKey, key_for, parse_key
-from storage.object_format.record import RecordBatch
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.storage.object_format.object_builder import BuiltObject, ObjectBuilder
+from streammeta.storage.object_format.object_key import OwnKey, key_for, parse_key
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.compaction.compaction_map import NAMESPACE, LeadingMap
 
 TTL_MS = 3_600_000

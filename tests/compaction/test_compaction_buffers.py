@@ -56,7 +56,7 @@ def test_blocks_in_memory_are_within_the_budget(
     small_parts(monkeypatch)
     trailers = 36 * 15 + 48 * 5  # entries and outputs that one iteration can end with
     buffers = Buffers(BUDGET + PART_BYTES + trailers)
-    monkeypatch.setattr("broker_client.compaction.commit_run.new_buffer", buffers.new)
+    monkeypatch.setattr("streammeta.client.compaction.commit_run.new_buffer", buffers.new)
 
     async def scenario() -> None:
         world = World(BLOCK)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from broker_client.errors import NodeEpochExpiredError, NodeNotRegisteredError
-from controller.metadata.requests import DestroyDeadSetObjects
-from storage.object_format.object_key import key_for
+from streammeta.client.errors import NodeEpochExpiredError, NodeNotRegisteredError
+from streammeta.controller.metadata.requests import DestroyDeadSetObjects
+from streammeta.storage.object_format.object_key import key_for
 from tests.compaction.compaction_lives import (
     budgeted,
     compact,

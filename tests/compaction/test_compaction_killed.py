@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from broker_client import (
+from streammeta.cli.local_cluster import LocalCluster
+from streammeta.client import (
     BrokerSession,
     ControllerClient,
     ReaderConfig,
@@ -28,12 +29,11 @@ from broker_client import (
     StreamWriter,
     WriterConfig,
 )
-from broker_client.methods import DESCRIBE_OBJECTS, GET_NODES
-from controller.cli.local_cluster import LocalCluster
-from proto import common_pb2, nodes_pb2, objects_pb2
-from storage.bucket_marker import is_own_key
-from storage.object_format.object_key import OwnKey, parse_key
-from storage.object_store.local import LocalObjectStore
+from streammeta.client.methods import DESCRIBE_OBJECTS, GET_NODES
+from streammeta.storage.bucket_marker import is_own_key
+from streammeta.storage.object_format.object_key import OwnKey, parse_key
+from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2
 from tests.broker_client.client_helpers import until
 from tests.compaction.compaction_child import MIB, STEPS, Settings
 from tests.compaction.compaction_world import payload_of

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from broker_client.compaction.commit import Replacement
-from proto.objects_pb2 import CommitStreamSetObjectRequest
+from streammeta.client.compaction.commit import Replacement
+from streammeta.v1.objects_pb2 import CommitStreamSetObjectRequest
 from tests.compaction.compaction_lives import compact, small_parts
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Step, Steps

@@ -12,19 +12,19 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from storage.compaction.coverage import CoverageError, check_coverage
-from storage.compaction.entries import Entry, EntryTable, live_entries
-from storage.compaction.force_split import plan_force_split
-from storage.compaction.merged_index import MergeRule, merged_index
-from storage.compaction.plan import (
+from streammeta.storage.compaction.coverage import CoverageError, check_coverage
+from streammeta.storage.compaction.entries import Entry, EntryTable, live_entries
+from streammeta.storage.compaction.force_split import plan_force_split
+from streammeta.storage.compaction.merged_index import MergeRule, merged_index
+from streammeta.storage.compaction.plan import (
     CommitPlan,
     CompactionLimits,
     CompactionPlan,
     Iteration,
     OutputKind,
 )
-from storage.compaction.planner import plan_compaction
-from storage.compaction.read_runs import plan_reads
+from streammeta.storage.compaction.planner import plan_compaction
+from streammeta.storage.compaction.read_runs import plan_reads
 from tests.compaction.compaction_entries import Sources, bytes_at, random_sources
 
 SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 16))]

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker_client.errors import BrokerClientError
+from streammeta.client.errors import BrokerClientError
 from tests.compaction.compaction_lives import (
     TINY,
     budgeted,
@@ -171,7 +171,7 @@ def test_a_store_that_asks_for_fewer_requests_delays_and_spoils_nothing() -> Non
 def test_a_store_that_turns_a_call_away_once_does_not_end_a_compaction(
     fate: Fate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker_client.compaction.store_calls._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("streammeta.client.compaction.store_calls._FIRST_PAUSE", 0.001)
     patient = replace(TINY, store_patience=5.0)
 
     async def run() -> None:

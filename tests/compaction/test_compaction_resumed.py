@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from broker_client.compaction.report import CompactionReport
+from streammeta.client.compaction.report import CompactionReport
 from tests.compaction.compaction_lives import TINY, compactor, small_parts, target
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Fault, Steps

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from broker_client.errors import StreamNotFoundError
-from controller.metadata.values import ObjectKind
-from storage.compaction.stream_objects import StreamCompaction
+from streammeta.client.errors import StreamNotFoundError
+from streammeta.controller.metadata.values import ObjectKind
+from streammeta.storage.compaction.stream_objects import StreamCompaction
 from tests.compaction.compaction_lives import compact, small_parts
 from tests.compaction.compaction_random import Shape, act, draws, random_world, seeds
 from tests.compaction.compaction_reads import ReadCheck

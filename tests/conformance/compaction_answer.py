@@ -6,10 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from storage.compaction.entries import Entry, EntryTable
-from storage.compaction.plan import CompactionLimits, CompactionPlan, Exclusion, ExclusionReason
-from storage.compaction.planner import plan_compaction
-from storage.object_format.index_block import IndexEntry
+from streammeta.storage.compaction.entries import Entry, EntryTable
+from streammeta.storage.compaction.plan import (
+    CompactionLimits,
+    CompactionPlan,
+    Exclusion,
+    ExclusionReason,
+)
+from streammeta.storage.compaction.planner import plan_compaction
+from streammeta.storage.object_format.index_block import IndexEntry
 from tests.conformance.conformance_report import Deviation, Mismatch, ScenarioResult, compare
 from tests.conformance.deviation_rules import rules_for
 

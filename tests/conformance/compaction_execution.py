@@ -8,28 +8,28 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from broker_client.compaction.commit_run import SourceFailedError
-from broker_client.compaction.layout import SetObjectSoFar, lay_out
-from broker_client.compaction.source_indexes import Source
-from controller.metadata.values import ObjectKind
-from storage.compaction.entries import (
+from streammeta.client.compaction.commit_run import SourceFailedError
+from streammeta.client.compaction.layout import SetObjectSoFar, lay_out
+from streammeta.client.compaction.source_indexes import Source
+from streammeta.controller.metadata.values import ObjectKind
+from streammeta.storage.compaction.entries import (
     EntryTable,
     contiguous_runs,
     live_entries,
     objects_without_entries,
     sorted_by_stream,
 )
-from storage.compaction.force_split import plan_force_split
-from storage.compaction.plan import (
+from streammeta.storage.compaction.force_split import plan_force_split
+from streammeta.storage.compaction.plan import (
     CompactionLimits,
     CompactionPlan,
     Output,
     OutputKind,
 )
-from storage.compaction.planner import plan_compaction
-from storage.errors import StorageError
-from storage.object_format.footer import FOOTER_SIZE, decode_footer
-from storage.object_format.index_block import INDEX_ENTRY_SIZE, salvage_entries
+from streammeta.storage.compaction.planner import plan_compaction
+from streammeta.storage.errors import StorageError
+from streammeta.storage.object_format.footer import FOOTER_SIZE, decode_footer
+from streammeta.storage.object_format.index_block import INDEX_ENTRY_SIZE, salvage_entries
 from tests.conformance.compaction_answer import Answer, entry_facts, features_of_plan
 from tests.conformance.compaction_inputs import (
     LARGEST_BLOCK,

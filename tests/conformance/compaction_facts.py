@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller.metadata.answers import ObjectDescription, StreamDescription
-from controller.metadata.values import ObjectKind, ObjectState
+from streammeta.controller.metadata.answers import ObjectDescription, StreamDescription
+from streammeta.controller.metadata.values import ObjectKind, ObjectState
 
 Spans = dict[int, list[tuple[int, int]]]
 """Offsets by stream id."""

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage.compaction.entries import Entry, EntryTable, encode_entries, live_entries
-from storage.compaction.plan import CompactionLimits
-from storage.object_format.data_block import BLOCK_HEADER_SIZE, encode_block_header
-from storage.object_format.footer import Footer, encode_footer
-from storage.object_format.object_builder import ObjectBuilder
-from storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, encode_record
+from streammeta.storage.compaction.entries import Entry, EntryTable, encode_entries, live_entries
+from streammeta.storage.compaction.plan import CompactionLimits
+from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE, encode_block_header
+from streammeta.storage.object_format.footer import Footer, encode_footer
+from streammeta.storage.object_format.object_builder import ObjectBuilder
+from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, encode_record
 from tests.conformance.scenario_args import Args, ArgumentMissingError
 
 UNLIMITED = 2**31 - 1

@@ -11,19 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from storage.compaction.entries import (
+from streammeta.storage.compaction.entries import (
     EntryTable,
     contiguous_runs,
     sorted_by_stream,
     stream_ranges,
 )
-from storage.compaction.faults import without_faults
-from storage.compaction.grouping import group_entries, objects_sharing_streams
-from storage.compaction.merged_index import MergeRule, merged_index
-from storage.compaction.plan import CompactionLimits, ExclusionReason, Iteration, OutputKind
-from storage.compaction.planner import plan_compaction
-from storage.compaction.read_runs import plan_reads
-from storage.compaction.selection import SetObjects
+from streammeta.storage.compaction.faults import without_faults
+from streammeta.storage.compaction.grouping import group_entries, objects_sharing_streams
+from streammeta.storage.compaction.merged_index import MergeRule, merged_index
+from streammeta.storage.compaction.plan import (
+    CompactionLimits,
+    ExclusionReason,
+    Iteration,
+    OutputKind,
+)
+from streammeta.storage.compaction.planner import plan_compaction
+from streammeta.storage.compaction.read_runs import plan_reads
+from streammeta.storage.compaction.selection import SetObjects
 from tests.conformance.compaction_answer import (
     Answer,
     differences,

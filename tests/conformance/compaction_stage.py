@@ -10,24 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from broker_client.compaction.commit import Replacement, commit
-from broker_client.compaction.commit_run import CommitRun, Workshop
-from broker_client.compaction.config import CompactionConfig
-from broker_client.compaction.node_map import NodeMap
-from broker_client.compaction.report import Figures
-from broker_client.compaction.resume import OutputJournal
-from broker_client.compaction.source_indexes import Source, SourceIndex, SourceIndexes
-from broker_client.compaction.store_calls import StoreCalls
-from broker_client.compaction.target import CompactionTarget
-from controller.metadata.requests import DescribeObjects, GetNodes, RegisterNode
-from controller.metadata.values import NodeIdentity, ObjectKind, ObjectState
-from storage.compaction.entries import EntryTable, contiguous_runs, stream_ranges
-from storage.compaction.plan import CommitPlan
-from storage.errors import StoreRejectedError
-from storage.object_format.index_block import StreamRange
-from storage.object_format.object_key import key_for
-from storage.object_format.object_reader import ObjectReader
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.client.compaction.commit import Replacement, commit
+from streammeta.client.compaction.commit_run import CommitRun, Workshop
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.node_map import NodeMap
+from streammeta.client.compaction.report import Figures
+from streammeta.client.compaction.resume import OutputJournal
+from streammeta.client.compaction.source_indexes import Source, SourceIndex, SourceIndexes
+from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.client.compaction.target import CompactionTarget
+from streammeta.controller.metadata.requests import DescribeObjects, GetNodes, RegisterNode
+from streammeta.controller.metadata.values import NodeIdentity, ObjectKind, ObjectState
+from streammeta.storage.compaction.entries import EntryTable, contiguous_runs, stream_ranges
+from streammeta.storage.compaction.plan import CommitPlan
+from streammeta.storage.errors import StoreRejectedError
+from streammeta.storage.object_format.index_block import StreamRange
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.object_reader import ObjectReader
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.compaction.compaction_map import NAMESPACE, LeadingMap
 from tests.compaction.compaction_steps import Steps
 from tests.conformance.compaction_inputs import Given, WrittenInput

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
-from controller.metadata.values import SourceOperation
+from streammeta.controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
+from streammeta.controller.metadata.values import SourceOperation
 from tests.conformance.compaction_facts import Before
 from tests.conformance.scenario_run import ScenarioRun
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from storage.object_format.composite import LinkedObject, decode_composite, encode_composite
-from storage.object_format.index_block import IndexEntry
-from storage.object_format.object_key import key_for
+from streammeta.storage.object_format.composite import (
+    LinkedObject,
+    decode_composite,
+    encode_composite,
+)
+from streammeta.storage.object_format.index_block import IndexEntry
+from streammeta.storage.object_format.object_key import key_for
 from tests.conformance.conformance_report import Deviation, ScenarioResult
 from tests.conformance.deviation_rules import rules
 from tests.conformance.scenario_args import Args

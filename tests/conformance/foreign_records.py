@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from controller.metadata.values import ObjectKind, ObjectState, StreamState, column
-from controller.records.codec import decode_records, encode_records
-from controller.records.record import (
+from streammeta.controller.metadata.values import ObjectKind, ObjectState, StreamState, column
+from streammeta.controller.records.codec import decode_records, encode_records
+from streammeta.controller.records.record import (
     KVsDeleted,
     KVsPut,
     NodeEpochSet,

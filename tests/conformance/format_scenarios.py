@@ -12,16 +12,16 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage.object_format.data_block import (
+from streammeta.storage.object_format.data_block import (
     BLOCK_HEADER_SIZE,
     decode_block_header,
     encode_block_header,
 )
-from storage.object_format.footer import FOOTER_SIZE
-from storage.object_format.index_block import IndexBlock, IndexEntry
-from storage.object_format.object_reader import ByteRange, ObjectReader
-from storage.object_format.object_writer import ObjectWriter, encode_trailer
-from storage.object_format.record import RecordBatch, decode_record, encode_record
+from streammeta.storage.object_format.footer import FOOTER_SIZE
+from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
+from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader
+from streammeta.storage.object_format.object_writer import ObjectWriter, encode_trailer
+from streammeta.storage.object_format.record import RecordBatch, decode_record, encode_record
 from tests.conformance.composite_scenario import delete_composites
 from tests.conformance.conformance_report import Mismatch, ScenarioResult, compare
 from tests.conformance.scenario_args import Args, ArgumentMissingError

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from controller.metadata.frozen import FrozenMap
-from controller.metadata.values import ObjectKind, ObjectState, StreamState, column
-from controller.records.codec import decode_records, encode_records
-from controller.records.record import StreamsClosed
+from streammeta.controller.metadata.frozen import FrozenMap
+from streammeta.controller.metadata.values import ObjectKind, ObjectState, StreamState, column
+from streammeta.controller.records.codec import decode_records, encode_records
+from streammeta.controller.records.record import StreamsClosed
 from tests.conformance.conformance_report import (
     ABSENT,
     Deviation,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.metadata.requests import (
+from streammeta.controller.metadata.requests import (
     DeleteKVs,
     DeleteStreams,
     DestroyDeadSetObjects,
@@ -10,7 +10,7 @@ from controller.metadata.requests import (
     ListKVs,
     StreamToDelete,
 )
-from controller.metadata.values import ObjectState, StreamState
+from streammeta.controller.metadata.values import ObjectState, StreamState
 from tests.conformance.operations_streams import TOPIC_TAG
 from tests.conformance.overload_world import DEFAULT_WINDOW_MS, OverloadWorld
 from tests.conformance.scenario_args import Args

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.metadata.answers import KVResult
-from controller.metadata.requests import (
+from streammeta.controller.metadata.answers import KVResult
+from streammeta.controller.metadata.requests import (
     DeleteKVs,
     GetKVs,
     GetNextNodeId,
@@ -17,7 +17,7 @@ from controller.metadata.requests import (
     SetNodeLock,
     UnregisterNode,
 )
-from controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.values import NodeIdentity
 from tests.conformance.foreign_records import EPOCH_SHIFT
 from tests.conformance.scenario_args import Args
 from tests.conformance.scenario_run import SERVICE, Outcome, ScenarioRun, error_name

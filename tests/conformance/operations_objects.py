@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from controller.errors import ErrorCode
-from controller.metadata.requests import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.requests import (
     CheckObjects,
     CommitStreamObject,
     CommitStreamSetObject,
     PrepareObjects,
     RemoveObjects,
 )
-from controller.metadata.values import (
+from streammeta.controller.metadata.values import (
     NodeIdentity,
     ObjectState,
     RangeColumns,
@@ -25,7 +25,7 @@ from controller.metadata.values import (
     StreamObjectColumns,
     column,
 )
-from controller.records.record import ObjectsDestroyed, ObjectsRemoved
+from streammeta.controller.records.record import ObjectsDestroyed, ObjectsRemoved
 from tests.conformance.compaction_facts import (
     Before,
     Spans,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.metadata.requests import OpenStreams, StreamToOpen
-from controller.metadata.values import StreamState
-from controller.records.codec import RecordCodecError
-from controller.records.record import RangesRemoved
+from streammeta.controller.metadata.requests import OpenStreams, StreamToOpen
+from streammeta.controller.metadata.values import StreamState
+from streammeta.controller.records.codec import RecordCodecError
+from streammeta.controller.records.record import RangesRemoved
 from tests.conformance.conformance_report import Mismatch
 from tests.conformance.foreign_records import ForeignRecords
 from tests.conformance.live_controller import LiveController

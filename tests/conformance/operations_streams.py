@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from controller.metadata.answers import StreamDescription
-from controller.metadata.requests import (
+from streammeta.controller.metadata.answers import StreamDescription
+from streammeta.controller.metadata.requests import (
     CloseStreams,
     CreateStreams,
     DeleteStreams,
@@ -23,7 +23,7 @@ from controller.metadata.requests import (
     StreamToTrim,
     TrimStreams,
 )
-from controller.metadata.values import PageRequest, StreamState, Tags
+from streammeta.controller.metadata.values import PageRequest, StreamState, Tags
 from tests.conformance.scenario_args import Args
 from tests.conformance.scenario_run import PAGE, SERVICE, Outcome, ScenarioRun, error_name
 

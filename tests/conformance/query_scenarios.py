@@ -13,10 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.errors import ErrorCode, InvalidRequestError
-from controller.metadata.answers import ObjectList
-from controller.metadata.requests import DescribeObjects, GetNodes, GetObjects, ObjectQuery
-from controller.metadata.values import ObjectKind
+from streammeta.controller.errors import ErrorCode, InvalidRequestError
+from streammeta.controller.metadata.answers import ObjectList
+from streammeta.controller.metadata.requests import (
+    DescribeObjects,
+    GetNodes,
+    GetObjects,
+    ObjectQuery,
+)
+from streammeta.controller.metadata.values import ObjectKind
 from tests.conformance.conformance_report import ABSENT, Mismatch, ScenarioResult, compare
 from tests.conformance.foreign_records import ForeignRecords
 from tests.conformance.live_controller import LiveController, ManualClock

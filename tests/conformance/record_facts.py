@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller.metadata.answers import StreamDescription
-from controller.metadata.values import ObjectKind, ObjectState
-from controller.records import record as ours
+from streammeta.controller.metadata.answers import StreamDescription
+from streammeta.controller.metadata.values import ObjectKind, ObjectState
+from streammeta.controller.records import record as ours
 from tests.conformance.compaction_facts import Before
 from tests.conformance.conformance_report import Mismatch
 

@@ -12,17 +12,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.errors import ErrorCode
-from controller.metadata.answers import NodeDescription, ObjectDescription, StreamDescription
-from controller.metadata.requests import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.answers import (
+    NodeDescription,
+    ObjectDescription,
+    StreamDescription,
+)
+from streammeta.controller.metadata.requests import (
     DescribeObjects,
     DescribeStreams,
     GetNodes,
     RegisterNode,
     WriteRequest,
 )
-from controller.metadata.values import NodeIdentity, ObjectKind, ObjectState, PageRequest
-from controller.records.record import Record
+from streammeta.controller.metadata.values import NodeIdentity, ObjectKind, ObjectState, PageRequest
+from streammeta.controller.records.record import Record
 from tests.conformance.foreign_records import EPOCH_SHIFT, ForeignRecords
 from tests.conformance.live_controller import LiveController, ManualClock
 from tests.conformance.map_rows import MapRows

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-from controller.errors import ApiError, InvalidRequestError
+from streammeta.controller.errors import ApiError, InvalidRequestError
 from tests.conformance import operations_lifecycle as lifecycle
 from tests.conformance import operations_nodes as nodes
 from tests.conformance import operations_objects as objects

@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-from controller.metadata.answers import NodeDescription, ObjectDescription, StreamDescription
-from controller.metadata.requests import CheckObjects, GetKVs, KVKey
-from controller.metadata.values import ObjectState, StreamState
+from streammeta.controller.metadata.answers import (
+    NodeDescription,
+    ObjectDescription,
+    StreamDescription,
+)
+from streammeta.controller.metadata.requests import CheckObjects, GetKVs, KVKey
+from streammeta.controller.metadata.values import ObjectState, StreamState
 from tests.conformance.conformance_report import ABSENT, Mismatch, compare
 from tests.conformance.foreign_records import EPOCH_SHIFT
 from tests.conformance.map_rows import MapRows

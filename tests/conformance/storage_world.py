@@ -13,11 +13,11 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from controller.lifecycle.deletion import Deletion
-from controller.lifecycle.expiry import Expiry
-from storage.object_format.object_key import key_for
-from storage.object_store.base import DeleteResult
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.controller.lifecycle.deletion import Deletion
+from streammeta.controller.lifecycle.expiry import Expiry
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.base import DeleteResult
+from streammeta.storage.object_store.memory import MemoryObjectStore
 
 if TYPE_CHECKING:
     from tests.conformance.scenario_run import ScenarioRun

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from broker_client.compaction.stream_object_config import StreamObjectConfig
-from storage.compaction.stream_objects import (
+from streammeta.client.compaction.stream_object_config import StreamObjectConfig
+from streammeta.storage.compaction.stream_objects import (
     Group,
     GroupRules,
     StreamCompaction,
@@ -23,7 +23,7 @@ from storage.compaction.stream_objects import (
     rules_for,
     takes_part,
 )
-from storage.errors import StorageError
+from streammeta.storage.errors import StorageError
 from tests.conformance.conformance_report import Deviation, Mismatch, ScenarioResult, compare
 from tests.conformance.deviation_rules import rules_for as deviations_for
 from tests.conformance.scenario_args import Args, ArgumentMissingError

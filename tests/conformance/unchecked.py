@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
-import controller.metadata.object_ranges as object_ranges
-import controller.metadata.restore as restore
-from controller.metadata.record_checks import RecordChecks
-from controller.metadata.section_rules import SectionChecker
+import streammeta.controller.metadata.object_ranges as object_ranges
+import streammeta.controller.metadata.restore as restore
+from streammeta.controller.metadata.record_checks import RecordChecks
+from streammeta.controller.metadata.section_rules import SectionChecker
 
 _CHECKS = (
     (SectionChecker, "check"),

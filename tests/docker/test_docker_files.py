@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from controller.cli.compact_command import compact
-from controller.cli.local_cluster import LocalCluster, free_ports
-from controller.cli.main import COMMANDS, cli
-from storage.object_store.s3_address import S3Config
+from streammeta.cli.compact_command import compact
+from streammeta.cli.local_cluster import LocalCluster, free_ports
+from streammeta.cli.main import COMMANDS, cli
+from streammeta.storage.object_store.s3_address import S3Config
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from storage.durable_files import DirectoryInUseError, DiskFullError
+from streammeta.storage.durable_files import DirectoryInUseError, DiskFullError
 
 
 class PowerFailure(BaseException):

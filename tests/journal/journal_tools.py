@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
-from controller.journal.directory import format_directory
-from controller.journal.errors import BadSnapshotError
-from controller.journal.journal import Journal
-from controller.quorum.config import QuorumState
-from controller.quorum.log_view import LostPromise
-from controller.quorum.messages import Batch, BatchKind, SnapshotId
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from storage.durable_files import FileSystem
+from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.journal.directory import format_directory
+from streammeta.controller.journal.errors import BadSnapshotError
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.log_view import LostPromise
+from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.storage.durable_files import FileSystem
 
 CLUSTER, NODE = ClusterId("c"), NodeId(1)
 VOTERS = VoterSet((Voter(ReplicaKey(NODE, DirectoryId("d")), "127.0.0.1:1"),))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.ids import EndOffset
-from controller.journal.errors import JournalDamagedError
-from controller.quorum.log_view import LostPromise
-from controller.quorum.messages import Batch
+from streammeta.controller.ids import EndOffset
+from streammeta.controller.journal.errors import JournalDamagedError
+from streammeta.controller.quorum.log_view import LostPromise
+from streammeta.controller.quorum.messages import Batch
 from tests.journal.crash_disk import CrashDisk
 from tests.journal.journal_tools import (
     ONE_SEGMENT,

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from controller.ids import ClusterId, DirectoryId, Epoch, NodeId
-from controller.journal.directory import format_directory
-from controller.journal.errors import (
+from streammeta.controller.ids import ClusterId, DirectoryId, Epoch, NodeId
+from streammeta.controller.journal.directory import format_directory
+from streammeta.controller.journal.errors import (
     DirectoryLockedError,
     DirectoryNotFormattedError,
     WrongDirectoryError,
 )
-from controller.journal.journal import Journal
-from controller.quorum.config import QuorumState
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from tests.journal.journal_tools import check_snapshot
 
 CLUSTER, NODE = ClusterId("c"), NodeId(1)

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from controller.ids import EndOffset, Epoch, NodeId
-from controller.journal.directory import format_directory
-from controller.journal.errors import DirectoryNotFormattedError
-from controller.journal.journal import Journal
-from controller.quorum.config import QuorumState
-from controller.quorum.voters import ReplicaKey
-from storage.durable_files import DiskFullError, PosixFile
+from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.journal.directory import format_directory
+from streammeta.controller.journal.errors import DirectoryNotFormattedError
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.voters import ReplicaKey
+from streammeta.storage.durable_files import DiskFullError, PosixFile
 from tests.journal.crash_disk import CrashDisk, Left
 from tests.journal.journal_tools import (
     CLUSTER,

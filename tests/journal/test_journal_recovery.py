@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.ids import EndOffset, Epoch, NodeId
-from controller.journal.errors import JournalDamagedError
-from controller.quorum.config import QuorumState
-from controller.quorum.messages import Batch
-from controller.quorum.voters import ReplicaKey
+from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.journal.errors import JournalDamagedError
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.messages import Batch
+from streammeta.controller.quorum.voters import ReplicaKey
 from tests.journal.journal_tools import (
     ONE_SEGMENT,
     batch,

@@ -8,11 +8,11 @@ from typing import BinaryIO
 
 import pytest
 
-from controller.ids import EndOffset
-from controller.journal.errors import JournalDamagedError
-from controller.journal.journal import Journal
-from controller.quorum.messages import SnapshotId
-from controller.quorum.voters import VoterSet
+from streammeta.controller.ids import EndOffset
+from streammeta.controller.journal.errors import JournalDamagedError
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.quorum.voters import VoterSet
 from tests.journal.crash_disk import CrashDisk
 from tests.journal.journal_tools import (
     CLUSTER,

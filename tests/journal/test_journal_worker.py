@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.ids import EndOffset, Epoch, NodeId
-from controller.journal.journal import Journal
-from controller.loop.quorum_disk import (
+from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.loop.quorum_disk import (
     CoreReport,
     DiskRead,
     DiskReadDone,
@@ -22,8 +22,8 @@ from controller.loop.quorum_disk import (
     SnapshotDropped,
     Work,
 )
-from controller.quorum.config import QuorumState
-from controller.quorum.events import (
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.events import (
     AppendLog,
     ClearDamage,
     InstallSnapshot,
@@ -39,9 +39,9 @@ from controller.quorum.events import (
     WriteDone,
     WriteSnapshotChunk,
 )
-from controller.quorum.messages import Batch
-from controller.quorum.voters import ReplicaKey
-from storage.durable_files import DiskFullError
+from streammeta.controller.quorum.messages import Batch
+from streammeta.controller.quorum.voters import ReplicaKey
+from streammeta.storage.durable_files import DiskFullError
 from tests.journal.crash_disk import CrashDisk, Left
 from tests.journal.journal_tools import (
     VOTERS,

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.cli.main import cli
-from controller.cli.output import run_cli
-from controller.ids import ClusterId, EndOffset, Epoch, NodeId
-from controller.journal.journal import Journal
-from controller.loop.snapshot_check import snapshot_check
-from controller.quorum.config import QuorumState
-from controller.quorum.messages import SnapshotId
-from controller.quorum.voters import ReplicaKey, VoterSet
-from controller.snapshot.format import CheckpointId
-from controller.snapshot.voters import voters_section
-from controller.snapshot.writer import write_checkpoint
+from streammeta.cli.main import cli
+from streammeta.cli.output import run_cli
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.loop.snapshot_check import snapshot_check
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
+from streammeta.controller.snapshot.format import CheckpointId
+from streammeta.controller.snapshot.voters import voters_section
+from streammeta.controller.snapshot.writer import write_checkpoint
 from tests.journal.journal_tools import batch
 
 DISK_ID = "6d0f5b5e-3b0f-4b43-a7d3-5d3b7f4f1a11"

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from controller.errors import ErrorCode
-from controller.lifecycle.failover import Failover
-from controller.lifecycle.heartbeats import Heartbeats, read_nodes
-from controller.lifecycle.sessions import Sessions
-from controller.metadata.requests import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.lifecycle.failover import Failover
+from streammeta.controller.lifecycle.heartbeats import Heartbeats, read_nodes
+from streammeta.controller.lifecycle.sessions import Sessions
+from streammeta.controller.metadata.requests import (
     CloseStreams,
     CommitStreamSetObject,
     CreateStreams,
@@ -17,7 +17,7 @@ from controller.metadata.requests import (
     StreamToClose,
     StreamToOpen,
 )
-from controller.metadata.values import NodeIdentity, RangeColumns, column
+from streammeta.controller.metadata.values import NodeIdentity, RangeColumns, column
 from tests.lifecycle.lifecycle_world import World
 
 A, B, C = (NodeIdentity(node_id, 1) for node_id in (1001, 1002, 1003))

@@ -8,21 +8,21 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from controller.loop.controller import MetadataController
-from controller.metadata.answers import CheckObjectsAnswer, PrepareObjectsAnswer
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.requests import (
+from streammeta.controller.loop.controller import MetadataController
+from streammeta.controller.metadata.answers import CheckObjectsAnswer, PrepareObjectsAnswer
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import (
     CheckObjects,
     ExpireObjects,
     PrepareObjects,
     RegisterNode,
     WriteRequest,
 )
-from controller.metadata.values import NodeIdentity, ObjectState
-from storage.errors import StorageError
-from storage.object_format.object_key import key_for
-from storage.object_store.base import DeleteResult
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.controller.metadata.values import NodeIdentity, ObjectState
+from streammeta.storage.errors import StorageError
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.base import DeleteResult
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.loop.memory_log import MemoryLog
 
 NAMESPACE = "_streammeta_test"

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from controller.errors import MapOlderThanBucketError
-from controller.lifecycle import claim_round as protocol
-from controller.lifecycle.claim_round import (
+from streammeta.controller.errors import MapOlderThanBucketError
+from streammeta.controller.lifecycle import claim_round as protocol
+from streammeta.controller.lifecycle.claim_round import (
     CommitBound,
     Issued,
     ProveLeadership,

@@ -6,20 +6,25 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from controller.errors import (
+from streammeta.controller.errors import (
     BucketRefusedError,
     MapOlderThanBucketError,
     ObjectIdsNotReadyError,
 )
-from controller.lifecycle.bucket_claim import CLAIM_AGE_MS_MAX, RECHECK_MS, BucketClaims
-from controller.lifecycle.claim_round import CLAIM_STEP
-from controller.loop import object_ids
-from controller.loop.controller import MetadataController
-from controller.loop.object_ids import ObjectIdGate
-from controller.metadata.answers import PrepareObjectsAnswer
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.requests import ClaimBucket, CreateStreams, NewStream, PrepareObjects
-from storage.bucket_marker import (
+from streammeta.controller.lifecycle.bucket_claim import CLAIM_AGE_MS_MAX, RECHECK_MS, BucketClaims
+from streammeta.controller.lifecycle.claim_round import CLAIM_STEP
+from streammeta.controller.loop import object_ids
+from streammeta.controller.loop.controller import MetadataController
+from streammeta.controller.loop.object_ids import ObjectIdGate
+from streammeta.controller.metadata.answers import PrepareObjectsAnswer
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import (
+    ClaimBucket,
+    CreateStreams,
+    NewStream,
+    PrepareObjects,
+)
+from streammeta.storage.bucket_marker import (
     BucketMarker,
     IdClaim,
     claim_key,
@@ -29,9 +34,9 @@ from storage.bucket_marker import (
     read_claimed,
     read_marker,
 )
-from storage.errors import StoreUnavailableError
-from storage.object_store.base import Body, ObjectInfo, Tags
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.storage.errors import StoreUnavailableError
+from streammeta.storage.object_store.base import Body, ObjectInfo, Tags
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, CommittingLog, World, run, until
 
 INTERVAL_MS = 5

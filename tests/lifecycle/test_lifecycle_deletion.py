@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from controller.errors import NotLeaderError
-from controller.lifecycle import deletion as deletion_module
-from controller.lifecycle.deletion import DELETE_BATCH_MAX, IN_FLIGHT_MAX, Deletion
-from controller.lifecycle.retries import STUCK_AFTER
-from controller.metadata.requests import ExpireObjects, HoldDeletions, PrepareObjects
-from controller.metadata.values import ObjectState
-from storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
-from storage.object_format.object_key import key_for
+from streammeta.controller.errors import NotLeaderError
+from streammeta.controller.lifecycle import deletion as deletion_module
+from streammeta.controller.lifecycle.deletion import DELETE_BATCH_MAX, IN_FLIGHT_MAX, Deletion
+from streammeta.controller.lifecycle.retries import STUCK_AFTER
+from streammeta.controller.metadata.requests import ExpireObjects, HoldDeletions, PrepareObjects
+from streammeta.controller.metadata.values import ObjectState
+from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
+from streammeta.storage.object_format.object_key import key_for
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, run, until
 
 REMOVED, MARKED = {ObjectState.REMOVED}, {ObjectState.MARK_DESTROYED}

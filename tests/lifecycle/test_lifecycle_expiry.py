@@ -2,10 +2,10 @@
 
 import asyncio
 
-from controller.lifecycle import expiry
-from controller.lifecycle.expiry import Expiry
-from controller.metadata.requests import PrepareObjects
-from controller.metadata.values import ObjectState
+from streammeta.controller.lifecycle import expiry
+from streammeta.controller.lifecycle.expiry import Expiry
+from streammeta.controller.metadata.requests import PrepareObjects
+from streammeta.controller.metadata.values import ObjectState
 from tests.lifecycle.lifecycle_world import BROKER, World, run, until
 
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from controller.errors import ErrorCode, NotLeaderError
-from controller.lifecycle.heartbeats import read_nodes
-from controller.lifecycle.sessions import NodeState
-from controller.metadata.requests import GetOpeningStreams, RegisterNode, UnregisterNode
-from controller.metadata.values import NodeIdentity
+from streammeta.controller.errors import ErrorCode, NotLeaderError
+from streammeta.controller.lifecycle.heartbeats import read_nodes
+from streammeta.controller.lifecycle.sessions import NodeState
+from streammeta.controller.metadata.requests import GetOpeningStreams, RegisterNode, UnregisterNode
+from streammeta.controller.metadata.values import NodeIdentity
 from tests.lifecycle.failover_cluster import TIMEOUT_MS, A, B, C, Cluster
 from tests.lifecycle.lifecycle_world import run
 

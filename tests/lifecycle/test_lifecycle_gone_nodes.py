@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from controller.errors import ErrorCode
-from controller.lifecycle.gone_nodes import plan_compactions
-from controller.lifecycle.heartbeats import read_nodes
-from controller.metadata.answers import NodeDescription
-from controller.metadata.requests import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.lifecycle.gone_nodes import plan_compactions
+from streammeta.controller.lifecycle.heartbeats import read_nodes
+from streammeta.controller.metadata.answers import NodeDescription
+from streammeta.controller.metadata.requests import (
     CommitStreamSetObject,
     GetOpeningStreams,
     PrepareObjects,
@@ -18,7 +18,7 @@ from controller.metadata.requests import (
     SetNodeLock,
     UnregisterNode,
 )
-from controller.metadata.values import NodeIdentity, StreamObjectColumns, column
+from streammeta.controller.metadata.values import NodeIdentity, StreamObjectColumns, column
 from tests.lifecycle.failover_cluster import TIMEOUT_MS, A, B, C, Cluster
 from tests.lifecycle.lifecycle_world import run
 from tests.lifecycle.test_lifecycle_recoveries import node, sessions

@@ -2,8 +2,8 @@
 
 import random
 
-from controller.lifecycle.pace import HALVING_PAUSE_MS, RATE_MIN, RECOVERY_MS, Pace
-from controller.lifecycle.retries import LONGEST_PAUSE_MS, STUCK_AFTER, Retries
+from streammeta.controller.lifecycle.pace import HALVING_PAUSE_MS, RATE_MIN, RECOVERY_MS, Pace
+from streammeta.controller.lifecycle.retries import LONGEST_PAUSE_MS, STUCK_AFTER, Retries
 
 RATE = 2_000.0
 

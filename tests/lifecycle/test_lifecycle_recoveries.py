@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from controller.lifecycle.recoveries import NOBODY, plan_recoveries
-from controller.lifecycle.sessions import NodeState, Sessions, SupervisedNode
-from controller.metadata.answers import NodeDescription
-from controller.metadata.requests import RecoveryTarget
+from streammeta.controller.lifecycle.recoveries import NOBODY, plan_recoveries
+from streammeta.controller.lifecycle.sessions import NodeState, Sessions, SupervisedNode
+from streammeta.controller.metadata.answers import NodeDescription
+from streammeta.controller.metadata.requests import RecoveryTarget
 
 TIMEOUT_MS = 9_000
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from controller.lifecycle.sessions import (
+from streammeta.controller.lifecycle.sessions import (
     DOUBT_TIMEOUTS,
     SHUTDOWN_GRACE_MS,
     NodeState,

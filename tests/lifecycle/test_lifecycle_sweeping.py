@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from controller.lifecycle import sweeping
-from controller.lifecycle.sessions import Sessions, SupervisedNode
-from controller.lifecycle.sweeping import SetObjectSweep, StreamSweep
-from controller.metadata import stream_decisions
-from controller.metadata.requests import (
+from streammeta.controller.lifecycle import sweeping
+from streammeta.controller.lifecycle.sessions import Sessions, SupervisedNode
+from streammeta.controller.lifecycle.sweeping import SetObjectSweep, StreamSweep
+from streammeta.controller.metadata import stream_decisions
+from streammeta.controller.metadata.requests import (
     CloseStreams,
     CommitStreamSetObject,
     CreateStreams,
@@ -25,7 +25,7 @@ from controller.metadata.requests import (
     TrimStreams,
     UnregisterNode,
 )
-from controller.metadata.values import (
+from streammeta.controller.metadata.values import (
     NodeIdentity,
     ObjectState,
     RangeColumns,

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from controller.lifecycle import unfinished_uploads
-from controller.lifecycle.unfinished_uploads import UploadSweep
-from controller.metadata.answers import PrepareObjectsAnswer
-from controller.metadata.requests import ExpireObjects, PrepareObjects, RemoveObjects
-from controller.metadata.values import ObjectState
-from storage.errors import AccessDeniedError
-from storage.object_format.object_key import key_for
-from storage.object_store.base import MultipartUpload
+from streammeta.controller.lifecycle import unfinished_uploads
+from streammeta.controller.lifecycle.unfinished_uploads import UploadSweep
+from streammeta.controller.metadata.answers import PrepareObjectsAnswer
+from streammeta.controller.metadata.requests import ExpireObjects, PrepareObjects, RemoveObjects
+from streammeta.controller.metadata.values import ObjectState
+from streammeta.storage.errors import AccessDeniedError
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.base import MultipartUpload
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, run
 
 LONG_MS = 3_600_000

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from controller.loop.controller import MetadataController
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.requests import CreateStreams, NewStream, RegisterNode
-from controller.metadata.values import NodeIdentity
+from streammeta.controller.loop.controller import MetadataController
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import CreateStreams, NewStream, RegisterNode
+from streammeta.controller.metadata.values import NodeIdentity
 from tests.loop.memory_log import MemoryLog
 
 NODE = NodeIdentity(7, 1)

@@ -12,25 +12,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from controller.errors import ApiError, NotLeaderError
-from controller.ids import ClusterId, NodeId
-from controller.journal.directory import format_directory, read_identity
-from controller.journal.errors import DirectoryNotFormattedError
-from controller.journal.journal import Journal
-from controller.loop.checkpoint_schedule import CheckpointLimits
-from controller.loop.clock import SystemClock
-from controller.loop.controller import Answered, MetadataController
-from controller.loop.quorum_driver import QuorumDriver
-from controller.loop.quorum_transport import PeerListener
-from controller.loop.snapshot_check import snapshot_check
-from controller.metadata.answers import CreateStreamsAnswer
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.requests import CreateStreams, NewStream, RegisterNode
-from controller.metadata.values import NodeIdentity
-from controller.quorum.config import QuorumConfig, QuorumLimits, QuorumTimings
-from controller.quorum.messages import FetchRequest, Request
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from storage.durable_files import DiskFullError, File, PosixFileSystem
+from streammeta.controller.errors import ApiError, NotLeaderError
+from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller.journal.directory import format_directory, read_identity
+from streammeta.controller.journal.errors import DirectoryNotFormattedError
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.loop.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.loop.clock import SystemClock
+from streammeta.controller.loop.controller import Answered, MetadataController
+from streammeta.controller.loop.quorum_driver import QuorumDriver
+from streammeta.controller.loop.quorum_transport import PeerListener
+from streammeta.controller.loop.snapshot_check import snapshot_check
+from streammeta.controller.metadata.answers import CreateStreamsAnswer
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import CreateStreams, NewStream, RegisterNode
+from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.quorum.config import QuorumConfig, QuorumLimits, QuorumTimings
+from streammeta.controller.quorum.messages import FetchRequest, Request
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.storage.durable_files import DiskFullError, File, PosixFileSystem
 
 CLUSTER = ClusterId("test")
 BROKER = NodeIdentity(1007, 1)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from controller.errors import BusyError, NotLeaderError
-from controller.ids import ClusterId, EndOffset, Epoch
-from controller.loop.controller import MetadataController
-from controller.loop.quorum_errors import DiskFullError
-from controller.loop.state_machine import SnapshotPoint
-from controller.quorum.messages import Batch, BatchKind, SnapshotId
-from controller.quorum.voters import VoterSet
+from streammeta.controller.errors import BusyError, NotLeaderError
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.loop.controller import MetadataController
+from streammeta.controller.loop.quorum_errors import DiskFullError
+from streammeta.controller.loop.state_machine import SnapshotPoint
+from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
+from streammeta.controller.quorum.voters import VoterSet
 
 
 class MemoryLog:

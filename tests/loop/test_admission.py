@@ -5,9 +5,16 @@ import random
 
 import pytest
 
-from controller.errors import LimitExceededError
-from controller.loop.admission import Admission, ClassLimits, Gate, RequestClass, Ticket, class_of
-from controller.metadata.requests import (
+from streammeta.controller.errors import LimitExceededError
+from streammeta.controller.loop.admission import (
+    Admission,
+    ClassLimits,
+    Gate,
+    RequestClass,
+    Ticket,
+    class_of,
+)
+from streammeta.controller.metadata.requests import (
     CommitUploads,
     DescribeStreams,
     GetNodes,
@@ -15,7 +22,7 @@ from controller.metadata.requests import (
     ObjectQuery,
     RegisterNode,
 )
-from controller.metadata.values import EMPTY_COLUMN, NodeIdentity, RangeColumns
+from streammeta.controller.metadata.values import EMPTY_COLUMN, NodeIdentity, RangeColumns
 from tests.loop.loop_helpers import StillClock
 
 SMALL = dict.fromkeys(RequestClass, ClassLimits(running=2, waiting=3))

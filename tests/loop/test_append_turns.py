@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from controller.errors import NotLeaderError, OutcomeUnknownError
-from controller.ids import EndOffset
-from controller.loop.append_turns import BATCHES_UNDER_WAY_MAX, GIVEN_PER_TURN, AppendTurns
+from streammeta.controller.errors import NotLeaderError, OutcomeUnknownError
+from streammeta.controller.ids import EndOffset
+from streammeta.controller.loop.append_turns import (
+    BATCHES_UNDER_WAY_MAX,
+    GIVEN_PER_TURN,
+    AppendTurns,
+)
 from tests.loop.memory_cluster import MemoryCluster, create, eventually, is_fetch, run, stream_ids
 
 WAITING = 10

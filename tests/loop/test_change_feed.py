@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from controller.ids import EndOffset, Epoch
-from controller.loop.change_feed import ENTRY_OVERHEAD_BYTES, Change, ChangeFeed, Cursor
-from controller.quorum.messages import Batch, BatchKind
+from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.loop.change_feed import ENTRY_OVERHEAD_BYTES, Change, ChangeFeed, Cursor
+from streammeta.controller.quorum.messages import Batch, BatchKind
 
 
 def batch(base_offset: int, *payloads: bytes, kind: BatchKind = BatchKind.DATA) -> Batch:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.loop.checkpoint_schedule import CheckpointLimits, CheckpointSchedule
+from streammeta.controller.loop.checkpoint_schedule import CheckpointLimits, CheckpointSchedule
 
 LIMITS = CheckpointLimits(log_bytes=100, interval_ms=1_000, retry_ms=50)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.errors import LimitExceededError, OutcomeUnknownError
-from controller.loop.quorum_errors import DiskFullError
-from controller.metadata.requests import DescribeStreams
+from streammeta.controller.errors import LimitExceededError, OutcomeUnknownError
+from streammeta.controller.loop.quorum_errors import DiskFullError
+from streammeta.controller.metadata.requests import DescribeStreams
 from tests.loop.memory_cluster import MemoryCluster, create, eventually, run, stream_ids
 
 

@@ -3,9 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from controller.metadata.requests import GetKVs, KVKey, KVToPut, PutKVs
-from controller.quorum.messages import RequestHeader, UpdateVoterRequest
-from controller.quorum.voters import Voter
+from streammeta.controller.metadata.requests import GetKVs, KVKey, KVToPut, PutKVs
+from streammeta.controller.quorum.messages import RequestHeader, UpdateVoterRequest
+from streammeta.controller.quorum.voters import Voter
 from tests.loop.memory_cluster import CLUSTER, STEADY, MemoryCluster, Node, eventually, run
 
 

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from controller.errors import NotLeaderError, OutcomeUnknownError
-from controller.ids import NodeId
-from controller.loop.quorum_errors import (
+from streammeta.controller.errors import NotLeaderError, OutcomeUnknownError
+from streammeta.controller.ids import NodeId
+from streammeta.controller.loop.quorum_errors import (
     NotCaughtUpError,
     TooManyReadsError,
     TransferRefusedError,
     VoterChangeError,
 )
-from controller.metadata.requests import DescribeStreams
-from controller.quorum.config import QuorumLimits
-from controller.quorum.messages import EndQuorumEpochRequest, QuorumError, Request
-from controller.quorum.voters import ReplicaKey, Voter
+from streammeta.controller.metadata.requests import DescribeStreams
+from streammeta.controller.quorum.config import QuorumLimits
+from streammeta.controller.quorum.messages import EndQuorumEpochRequest, QuorumError, Request
+from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from tests.loop.memory_cluster import (
     MemoryCluster,
     create,

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from controller.errors import OutcomeUnknownError
-from controller.loop.checkpoint_schedule import CheckpointLimits
-from controller.loop.quorum_errors import DiskFullError, SnapshotFailedError
-from controller.metadata.requests import DescribeStreams, RegisterNode
-from controller.quorum.config import QuorumLimits
-from controller.snapshot.reader import CheckpointReader
-from controller.snapshot.voters import section_voters
-from controller.snapshot.writer import Sink
+from streammeta.controller.errors import OutcomeUnknownError
+from streammeta.controller.loop.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.loop.quorum_errors import DiskFullError, SnapshotFailedError
+from streammeta.controller.metadata.requests import DescribeStreams, RegisterNode
+from streammeta.controller.quorum.config import QuorumLimits
+from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.voters import section_voters
+from streammeta.controller.snapshot.writer import Sink
 from tests.loop.memory_cluster import (
     BROKER,
     MemoryCluster,

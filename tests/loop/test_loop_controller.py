@@ -4,20 +4,20 @@ import asyncio
 
 import pytest
 
-from controller.errors import (
+from streammeta.controller.errors import (
     ErrorCode,
     InvalidRequestError,
     LimitExceededError,
     NotLeaderError,
     OutcomeUnknownError,
 )
-from controller.ids import EndOffset
-from controller.loop.controller import Answered, MetadataController
-from controller.loop.quorum_errors import DiskFullError, NotCaughtUpError
-from controller.metadata.answers import CreateStreamsAnswer, DescribeStreamsAnswer
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.requests import DescribeStreams, PrepareObjects
-from controller.quorum.messages import SnapshotId
+from streammeta.controller.ids import EndOffset
+from streammeta.controller.loop.controller import Answered, MetadataController
+from streammeta.controller.loop.quorum_errors import DiskFullError, NotCaughtUpError
+from streammeta.controller.metadata.answers import CreateStreamsAnswer, DescribeStreamsAnswer
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import DescribeStreams, PrepareObjects
+from streammeta.controller.quorum.messages import SnapshotId
 from tests.loop.loop_helpers import (
     NODE,
     REGISTER,

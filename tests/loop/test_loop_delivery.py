@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from controller.errors import InvariantError
-from controller.ids import EndOffset, Epoch
-from controller.loop.delivery import Delivery, HandOn, LoadSnapshot, ReadForDelivery
-from controller.quorum.log_view import LogStart, LogView
-from controller.quorum.messages import Batch, BatchKind, SnapshotId
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.loop.delivery import Delivery, HandOn, LoadSnapshot, ReadForDelivery
+from streammeta.controller.quorum.log_view import LogStart, LogView
+from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
 
 
 def batch(base: int, count: int = 1, epoch: int = 1) -> Batch:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from controller.ids import EndOffset
-from controller.loop.controller import Answered, MetadataController
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.requests import DeleteKVs, GetKVs, KVKey, KVToPut, PutKVs
-from controller.quorum.messages import SnapshotId
-from controller.snapshot.format import CheckpointError
+from streammeta.controller.ids import EndOffset
+from streammeta.controller.loop.controller import Answered, MetadataController
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import DeleteKVs, GetKVs, KVKey, KVToPut, PutKVs
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.snapshot.format import CheckpointError
 from tests.loop.loop_helpers import (
     REGISTER,
     StillClock,

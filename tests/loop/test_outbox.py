@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from controller.ids import ClusterId, EndOffset, Epoch, NodeId
-from controller.loop.outbox import Outbox
-from controller.quorum.events import Send
-from controller.quorum.messages import (
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId
+from streammeta.controller.loop.outbox import Outbox
+from streammeta.controller.quorum.events import Send
+from streammeta.controller.quorum.messages import (
     BeginQuorumEpochRequest,
     FetchRequest,
     FetchSnapshotRequest,
@@ -18,7 +18,7 @@ from controller.quorum.messages import (
     SnapshotId,
     VoteRequest,
 )
-from controller.quorum.voters import ReplicaKey, VoterSet
+from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
 
 HEADER = RequestHeader(
     cluster_id=ClusterId("c"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.ids import EndOffset, Epoch, NodeId
-from controller.loop.outbox import Outbox
-from controller.quorum.events import Send
-from controller.quorum.messages import FetchRequest, VoteRequest
+from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.loop.outbox import Outbox
+from streammeta.controller.quorum.events import Send
+from streammeta.controller.quorum.messages import FetchRequest, VoteRequest
 from tests.quorum.core_harness import Lone
 
 

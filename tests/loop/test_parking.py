@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from controller.errors import OutcomeUnknownError
-from controller.loop.parking import COMPLETED_PER_TURN, ParkedAnswers
+from streammeta.controller.errors import OutcomeUnknownError
+from streammeta.controller.loop.parking import COMPLETED_PER_TURN, ParkedAnswers
 
 
 def test_answers_leave_when_the_high_watermark_passes_them() -> None:

@@ -5,17 +5,17 @@ import io
 
 import pytest
 
-from controller.errors import InvalidRequestError, LimitExceededError, OffsetPassedError
-from controller.loop.controller import MetadataController
-from controller.loop.state_hashes import (
+from streammeta.controller.errors import InvalidRequestError, LimitExceededError, OffsetPassedError
+from streammeta.controller.loop.controller import MetadataController
+from streammeta.controller.loop.state_hashes import (
     AHEAD_MAX,
     EMPTY_LOG_HASH,
     UNKNOWN_LOG_HASH,
     WAITING_MAX,
     RollingHash,
 )
-from controller.metadata.cluster_map import ClusterMap
-from controller.quorum.messages import Batch, BatchKind
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.quorum.messages import Batch, BatchKind
 from tests.loop.loop_helpers import (
     REGISTER,
     StillClock,

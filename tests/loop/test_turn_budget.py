@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from controller.loop.turn_budget import TurnBudget
+from streammeta.controller.loop.turn_budget import TurnBudget
 
 
 async def take_all(costs: list[int], per_turn: int) -> list[list[int]]:

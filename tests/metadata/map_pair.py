@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-import controller.metadata.stream_decisions as stream_decisions
-from controller.errors import InvalidRequestError
-from controller.metadata import requests as r
-from controller.metadata.answers import ObjectSlices
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.frozen import FrozenMap
-from controller.metadata.values import ObjectState, PageRequest
-from controller.records.codec import decode_records, encode_records
-from controller.records.record import ObjectsDestroyed, Record
+import streammeta.controller.metadata.stream_decisions as stream_decisions
+from streammeta.controller.errors import InvalidRequestError
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.answers import ObjectSlices
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.frozen import FrozenMap
+from streammeta.controller.metadata.values import ObjectState, PageRequest
+from streammeta.controller.records.codec import decode_records, encode_records
+from streammeta.controller.records.record import ObjectsDestroyed, Record
 from tests.metadata.slow_model import Model
 from tests.metadata.slow_model_objects import deletable
 from tests.metadata.slow_model_reads import size_of

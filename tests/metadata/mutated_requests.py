@@ -14,9 +14,9 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from controller.metadata import requests as r
-from controller.metadata.checks import BATCH_MAX
-from controller.metadata.values import Int64Column, NodeIdentity, Tags, column
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.checks import BATCH_MAX
+from streammeta.controller.metadata.values import Int64Column, NodeIdentity, Tags, column
 from tests.metadata.random_draws import NODE_IDS
 from tests.metadata.slow_model_state import State
 

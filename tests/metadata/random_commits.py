@@ -4,8 +4,8 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-from controller.metadata import requests as r
-from controller.metadata.values import (
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.values import (
     NodeIdentity,
     ObjectKind,
     ObjectState,

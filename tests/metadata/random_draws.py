@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, TypeVar
 
-from controller.metadata.values import Int64Column, NodeIdentity, RangeColumns, Tags, column
+from streammeta.controller.metadata.values import (
+    Int64Column,
+    NodeIdentity,
+    RangeColumns,
+    Tags,
+    column,
+)
 from tests.metadata.slow_model_state import State
 from tests.metadata.slow_model_uploads import Row
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from controller.metadata import requests as r
-from controller.metadata.values import PageRequest
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.values import PageRequest
 from tests.metadata.random_draws import NODE_IDS, RandomDraws
 from tests.metadata.slow_model_state import State
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from controller.metadata import requests as r
-from controller.metadata.values import NodeIdentity, ObjectState, PageRequest
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.values import NodeIdentity, ObjectState, PageRequest
 from tests.metadata.random_commits import RandomCommits
 from tests.metadata.random_draws import NODE_IDS
 from tests.metadata.slow_model import Model

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from controller.metadata.frozen import FrozenMap
-from controller.metadata.requests import GetNextNodeId, RegisterNode, UnregisterNode
-from controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.frozen import FrozenMap
+from streammeta.controller.metadata.requests import GetNextNodeId, RegisterNode, UnregisterNode
+from streammeta.controller.metadata.values import NodeIdentity
 from tests.metadata.map_pair import Pair
 from tests.metadata.random_requests import RandomRequests
 

@@ -9,8 +9,8 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from controller.metadata import requests as r
-from controller.metadata.answers import SweepAnswer
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.answers import SweepAnswer
 from tests.metadata import slow_model_compactions as compactions
 from tests.metadata import slow_model_nodes as nodes
 from tests.metadata import slow_model_objects as objects

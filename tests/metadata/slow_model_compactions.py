@@ -2,10 +2,15 @@
 
 from collections.abc import Callable
 
-from controller.errors import ErrorCode
-from controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
-from controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
-from controller.metadata.values import ObjectKind, ObjectState, OnConflict, SourceOperation
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
+from streammeta.controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
+from streammeta.controller.metadata.values import (
+    ObjectKind,
+    ObjectState,
+    OnConflict,
+    SourceOperation,
+)
 from tests.metadata.slow_model_state import HOLDERS, Object, State
 from tests.metadata.slow_model_uploads import (
     Row,

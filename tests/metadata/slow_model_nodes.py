@@ -1,14 +1,14 @@
 """The slow model's nodes and keys."""
 
-from controller.errors import ErrorCode
-from controller.metadata.answers import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.answers import (
     AssignRecoveriesAnswer,
     ErrorAnswer,
     KVResult,
     KVResultsAnswer,
     NodeIdAnswer,
 )
-from controller.metadata.requests import (
+from streammeta.controller.metadata.requests import (
     AssignRecoveries,
     DeleteKVs,
     GetNextNodeId,
@@ -19,7 +19,7 @@ from controller.metadata.requests import (
     SuperviseNode,
     UnregisterNode,
 )
-from controller.metadata.values import NodeIdentity
+from streammeta.controller.metadata.values import NodeIdentity
 from tests.metadata.slow_model_state import Node, State
 
 NODE_ID_MIN = 1_000

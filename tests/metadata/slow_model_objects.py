@@ -1,7 +1,7 @@
 """The slow model's life of objects before and after their commits."""
 
-from controller.errors import ErrorCode
-from controller.metadata.answers import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.answers import (
     ClaimBucketAnswer,
     DestroyDeadSetObjectsAnswer,
     ExpireObjectsAnswer,
@@ -9,7 +9,7 @@ from controller.metadata.answers import (
     PrepareObjectsAnswer,
     RemoveObjectsAnswer,
 )
-from controller.metadata.requests import (
+from streammeta.controller.metadata.requests import (
     ClaimBucket,
     DestroyDeadSetObjects,
     ExpireObjects,
@@ -17,7 +17,7 @@ from controller.metadata.requests import (
     PrepareObjects,
     RemoveObjects,
 )
-from controller.metadata.values import ObjectKind, ObjectState
+from streammeta.controller.metadata.values import ObjectKind, ObjectState
 from tests.metadata.slow_model_state import Object, State
 from tests.metadata.slow_model_streams import issued_before
 

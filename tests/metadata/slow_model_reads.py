@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from controller.errors import ErrorCode
-from controller.metadata.answers import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.answers import (
     CheckObjectsAnswer,
     DescribeObjectsAnswer,
     DescribeStreamsAnswer,
@@ -25,7 +25,7 @@ from controller.metadata.answers import (
     StreamRange,
     StreamSetObject,
 )
-from controller.metadata.requests import (
+from streammeta.controller.metadata.requests import (
     CheckObjects,
     DescribeObjects,
     DescribeStreams,
@@ -36,7 +36,7 @@ from controller.metadata.requests import (
     ListStreamSetObjects,
     ObjectQuery,
 )
-from controller.metadata.values import (
+from streammeta.controller.metadata.values import (
     ObjectKind,
     ObjectState,
     PageRequest,

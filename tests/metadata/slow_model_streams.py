@@ -1,7 +1,7 @@
 """The slow model's streams: their creation, owners, ends, trims and deletion."""
 
-from controller.errors import ErrorCode, InvalidRequestError
-from controller.metadata.answers import (
+from streammeta.controller.errors import ErrorCode, InvalidRequestError
+from streammeta.controller.metadata.answers import (
     AbandonUploadsAnswer,
     CreateStreamsAnswer,
     GetOpeningStreamsAnswer,
@@ -11,7 +11,7 @@ from controller.metadata.answers import (
     PendingUpload,
     StreamErrorsAnswer,
 )
-from controller.metadata.requests import (
+from streammeta.controller.metadata.requests import (
     AbandonUploads,
     CloseStreams,
     CreateStreams,
@@ -24,7 +24,7 @@ from controller.metadata.requests import (
     StreamToTrim,
     TrimStreams,
 )
-from controller.metadata.values import ObjectKind, ObjectState
+from streammeta.controller.metadata.values import ObjectKind, ObjectState
 from tests.metadata.slow_model_nodes import set_epoch
 from tests.metadata.slow_model_state import HOLDERS, Range, State, Stream
 

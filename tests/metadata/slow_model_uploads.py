@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from controller.errors import ErrorCode
-from controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
-from controller.metadata.requests import CommitStreamSetObject, CommitUploads
-from controller.metadata.values import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
+from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
+from streammeta.controller.metadata.values import (
     Int64Column,
     NodeIdentity,
     ObjectKind,

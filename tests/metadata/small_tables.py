@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
-import controller.metadata.columns as columns
-import controller.metadata.node_objects as node_objects
-import controller.metadata.objects as objects
-import controller.metadata.paging as paging
-import controller.metadata.shared_dict as shared_dict
-import controller.metadata.stream_decisions as stream_decisions
-import controller.metadata.stream_index as stream_index
-from controller.metadata.object_directory import ObjectDirectory
+import streammeta.controller.metadata.columns as columns
+import streammeta.controller.metadata.node_objects as node_objects
+import streammeta.controller.metadata.objects as objects
+import streammeta.controller.metadata.paging as paging
+import streammeta.controller.metadata.shared_dict as shared_dict
+import streammeta.controller.metadata.stream_decisions as stream_decisions
+import streammeta.controller.metadata.stream_index as stream_index
+from streammeta.controller.metadata.object_directory import ObjectDirectory
 
 _SMALL = (
     (columns, "_PAGE_SHIFT", 2),

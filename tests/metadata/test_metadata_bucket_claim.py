@@ -2,11 +2,11 @@
 
 import pytest
 
-from controller.errors import InvalidRequestError, InvariantError
-from controller.metadata.bucket_claim import Claim
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.requests import ClaimBucket
-from controller.records.record import BucketClaimed
+from streammeta.controller.errors import InvalidRequestError, InvariantError
+from streammeta.controller.metadata.bucket_claim import Claim
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import ClaimBucket
+from streammeta.controller.records.record import BucketClaimed
 from tests.metadata.test_metadata_uploads import World
 
 

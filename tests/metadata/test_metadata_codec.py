@@ -6,8 +6,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from controller.records.codec import RecordCodecError, decode_records, encode_records
-from controller.records.record import (
+from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
+from streammeta.controller.records.record import (
     BucketClaimed,
     CommitRowsRejected,
     DeletionsHeld,
@@ -39,7 +39,7 @@ from controller.records.record import (
     StreamsTrimmed,
     UploadsAbandoned,
 )
-from proto.records_pb2 import RecordSet
+from streammeta.v1.records_pb2 import RecordSet
 
 COLUMN = np.array([0, 7, 2**62, -1], dtype=np.int64)
 TAGS = (("topic", "t"), ("partition", "ü"))

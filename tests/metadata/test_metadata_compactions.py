@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from controller.errors import ErrorCode, InvalidRequestError
-from controller.metadata.requests import (
+from streammeta.controller.errors import ErrorCode, InvalidRequestError
+from streammeta.controller.metadata.requests import (
     CloseStreams,
     CommitStreamObject,
     DeleteStreams,
@@ -19,7 +19,7 @@ from controller.metadata.requests import (
     SweepDeletedStreams,
     TrimStreams,
 )
-from controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
+from streammeta.controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
 from tests.metadata.test_metadata_uploads import NODE, OTHER, World, stream_objects, upload
 
 DELETE, KEEP, DEEP = SourceOperation

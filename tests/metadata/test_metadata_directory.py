@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from controller.metadata.object_directory import ObjectDirectory
+from streammeta.controller.metadata.object_directory import ObjectDirectory
 
 
 class _Twin:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.errors import ErrorCode
-from controller.ids import ClusterId, EndOffset, Epoch
-from controller.loop.map_snapshots import FrozenCheckpoint, read_map
-from controller.loop.state_machine import SnapshotPoint
-from controller.metadata.object_facts import ObjectFacts, facts_of_one
-from controller.metadata.requests import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.loop.map_snapshots import FrozenCheckpoint, read_map
+from streammeta.controller.loop.state_machine import SnapshotPoint
+from streammeta.controller.metadata.object_facts import ObjectFacts, facts_of_one
+from streammeta.controller.metadata.requests import (
     CommitStreamObject,
     DescribeObjects,
     GetObjects,
@@ -20,20 +20,20 @@ from controller.metadata.requests import (
     PrepareObjects,
     RemoveObjects,
 )
-from controller.metadata.values import RangeColumns, SourceOperation, column
-from controller.quorum.messages import SnapshotId
-from controller.quorum.voters import VoterSet
-from controller.records.codec import RecordCodecError, decode_records, encode_records
-from controller.records.record import (
+from streammeta.controller.metadata.values import RangeColumns, SourceOperation, column
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
+from streammeta.controller.records.record import (
     FACT_COLUMNS,
     ObjectsDestroyed,
     StreamObjectsCommitted,
     StreamSetObjectsCommitted,
 )
-from controller.snapshot.format import CheckpointId
-from controller.snapshot.reader import CheckpointReader
-from controller.snapshot.writer import write_checkpoint
-from proto.records_pb2 import RecordSet
+from streammeta.controller.snapshot.format import CheckpointId
+from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.writer import write_checkpoint
+from streammeta.v1.records_pb2 import RecordSet
 from tests.metadata.test_metadata_uploads import (
     NODE,
     NOW,

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from controller.errors import ApiError
-from controller.metadata.cluster_map import ClusterMap, Decision
-from controller.metadata.validation import validate
-from controller.records.codec import decode_records, encode_records
-from controller.records.record import Record
+from streammeta.controller.errors import ApiError
+from streammeta.controller.metadata.cluster_map import ClusterMap, Decision
+from streammeta.controller.metadata.validation import validate
+from streammeta.controller.records.codec import decode_records, encode_records
+from streammeta.controller.records.record import Record
 from tests.metadata.map_pair import Pair, same
 from tests.metadata.mutated_requests import (
     READS,

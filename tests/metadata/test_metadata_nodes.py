@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.errors import ErrorCode
-from controller.metadata.answers import NodeDescription
-from controller.metadata.requests import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.answers import NodeDescription
+from streammeta.controller.metadata.requests import (
     AssignRecoveries,
     CloseStreams,
     DeleteStreams,
@@ -26,8 +26,8 @@ from controller.metadata.requests import (
     SuperviseNode,
     UnregisterNode,
 )
-from controller.metadata.values import Int64Column, NodeIdentity, PageRequest, column
-from controller.records.record import ObjectsDestroyed
+from streammeta.controller.metadata.values import Int64Column, NodeIdentity, PageRequest, column
+from streammeta.controller.records.record import ObjectsDestroyed
 from tests.metadata.test_metadata_uploads import NODE, NOW, OTHER, World, batch
 
 

@@ -14,10 +14,10 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from controller.errors import ErrorCode
-from controller.metadata.requests import CommitStreamSetObject
-from controller.records.codec import decode_records
-from controller.records.record import Record
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.requests import CommitStreamSetObject
+from streammeta.controller.records.codec import decode_records
+from streammeta.controller.records.record import Record
 from tests.metadata.map_pair import Pair
 from tests.metadata.random_requests import RandomRequests
 from tests.metadata.small_tables import small_tables

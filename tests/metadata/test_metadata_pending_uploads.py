@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from controller.errors import ErrorCode
-from controller.metadata.answers import OpeningStream, PendingUpload
-from controller.metadata.requests import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.answers import OpeningStream, PendingUpload
+from streammeta.controller.metadata.requests import (
     AbandonUploads,
     CloseStreams,
     DeleteStreams,
@@ -25,8 +25,14 @@ from controller.metadata.requests import (
     StreamToTrim,
     TrimStreams,
 )
-from controller.metadata.values import NodeIdentity, OnConflict, PageRequest, RangeColumns, column
-from controller.records.record import PendingUploadsSet
+from streammeta.controller.metadata.values import (
+    NodeIdentity,
+    OnConflict,
+    PageRequest,
+    RangeColumns,
+    column,
+)
+from streammeta.controller.records.record import PendingUploadsSet
 from tests.metadata.test_metadata_uploads import (
     NODE,
     NOW,

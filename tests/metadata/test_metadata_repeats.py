@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.commit_digests import (
+from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.commit_digests import (
     digest_of_commit,
     digest_of_merge,
     digests_of_uploads,
 )
-from controller.metadata.commit_validation import OBJECT_SIZE_MAX
-from controller.metadata.object_counts import COMMITTED_BYTES_MAX
-from controller.metadata.requests import (
+from streammeta.controller.metadata.commit_validation import OBJECT_SIZE_MAX
+from streammeta.controller.metadata.object_counts import COMMITTED_BYTES_MAX
+from streammeta.controller.metadata.requests import (
     CommitStreamObject,
     CommitStreamSetObject,
     CommitUploads,
@@ -23,7 +23,7 @@ from controller.metadata.requests import (
     NewStream,
     RemoveObjects,
 )
-from controller.metadata.values import (
+from streammeta.controller.metadata.values import (
     NodeIdentity,
     OnConflict,
     RangeColumns,

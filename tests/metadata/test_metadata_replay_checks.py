@@ -11,11 +11,11 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from controller.errors import ApiError, InvariantError
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.values import column
-from controller.records.codec import RecordCodecError, decode_records, encode_records
-from controller.records.record import (
+from streammeta.controller.errors import ApiError, InvariantError
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.values import column
+from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
+from streammeta.controller.records.record import (
     NodeLocked,
     NodeSupervised,
     NodeUnregistered,

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.errors import ApiError, DamagedMapError
-from controller.ids import ClusterId, EndOffset, Epoch
-from controller.loop.map_snapshots import read_map
-from controller.metadata import requests as r
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.section_checks import Refers
-from controller.metadata.section_rules import SECTIONS
-from controller.metadata.values import NodeIdentity, ObjectState
-from controller.quorum.messages import SnapshotId
-from controller.snapshot.format import CheckpointError, CheckpointId
-from controller.snapshot.writer import write_checkpoint
+from streammeta.controller.errors import ApiError, DamagedMapError
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.loop.map_snapshots import read_map
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.section_checks import Refers
+from streammeta.controller.metadata.section_rules import SECTIONS
+from streammeta.controller.metadata.values import NodeIdentity, ObjectState
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.snapshot.format import CheckpointError, CheckpointId
+from streammeta.controller.snapshot.writer import write_checkpoint
 from tests.metadata.rich_history import histories
 
 Sections = dict[str, dict[str, Any]]

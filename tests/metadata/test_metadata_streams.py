@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from controller.errors import ErrorCode
-from controller.metadata.requests import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.requests import (
     CloseStreams,
     CreateStreams,
     DescribeObjects,
@@ -20,7 +20,7 @@ from controller.metadata.requests import (
     StreamToClose,
     StreamToOpen,
 )
-from controller.metadata.values import PageRequest, RangeColumns
+from streammeta.controller.metadata.values import PageRequest, RangeColumns
 from tests.metadata.test_metadata_uploads import NODE, OTHER, World, stream_objects
 
 

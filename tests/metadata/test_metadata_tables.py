@@ -3,14 +3,19 @@
 import numpy as np
 import pytest
 
-from controller.metadata import columns
-from controller.metadata.columns import Table, Undo
-from controller.metadata.due import DueObjects
-from controller.metadata.free_blocks import FreeBlocks, block_rows
-from controller.metadata.request_log import Window
-from controller.metadata.requests import ExpireObjects, HoldDeletions, PrepareObjects, RemoveObjects
-from controller.metadata.shared_dict import SharedDict
-from controller.metadata.stream_index import StreamIndex
+from streammeta.controller.metadata import columns
+from streammeta.controller.metadata.columns import Table, Undo
+from streammeta.controller.metadata.due import DueObjects
+from streammeta.controller.metadata.free_blocks import FreeBlocks, block_rows
+from streammeta.controller.metadata.request_log import Window
+from streammeta.controller.metadata.requests import (
+    ExpireObjects,
+    HoldDeletions,
+    PrepareObjects,
+    RemoveObjects,
+)
+from streammeta.controller.metadata.shared_dict import SharedDict
+from streammeta.controller.metadata.stream_index import StreamIndex
 from tests.metadata.test_metadata_uploads import NODE, NOW, World, upload
 
 

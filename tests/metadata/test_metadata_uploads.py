@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.errors import ErrorCode
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.requests import (
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import (
     CheckObjects,
     CloseStreams,
     CommitStreamSetObject,
@@ -31,7 +31,7 @@ from controller.metadata.requests import (
     StreamToTrim,
     TrimStreams,
 )
-from controller.metadata.values import (
+from streammeta.controller.metadata.values import (
     NodeIdentity,
     ObjectState,
     OnConflict,
@@ -39,8 +39,8 @@ from controller.metadata.values import (
     StreamObjectColumns,
     column,
 )
-from controller.records.codec import decode_records, encode_records
-from controller.records.record import ObjectsDestroyed, Record, StreamSetObjectsCommitted
+from streammeta.controller.records.codec import decode_records, encode_records
+from streammeta.controller.records.record import ObjectsDestroyed, Record, StreamSetObjectsCommitted
 
 NODE = NodeIdentity(0, 1)
 OTHER = NodeIdentity(1, 1)

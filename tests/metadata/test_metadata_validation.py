@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
-from controller.metadata.requests import (
+from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
+from streammeta.controller.metadata.requests import (
     AbandonUploads,
     AssignRecoveries,
     CheckObjects,
@@ -46,7 +46,7 @@ from controller.metadata.requests import (
     TrimStreams,
     UnregisterNode,
 )
-from controller.metadata.values import (
+from streammeta.controller.metadata.values import (
     NodeIdentity,
     PageRequest,
     RangeColumns,

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.errors import InvariantError
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.columns import Table, Undo
-from controller.metadata.requests import (
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.columns import Table, Undo
+from streammeta.controller.metadata.requests import (
     AbandonUploads,
     ClaimBucket,
     CloseStreams,
@@ -29,10 +29,10 @@ from controller.metadata.requests import (
     StreamToOpen,
     UnregisterNode,
 )
-from controller.metadata.values import NodeIdentity, OnConflict
-from controller.snapshot.format import CheckpointId
-from controller.snapshot.reader import CheckpointReader
-from controller.snapshot.writer import write_checkpoint
+from streammeta.controller.metadata.values import NodeIdentity, OnConflict
+from streammeta.controller.snapshot.format import CheckpointId
+from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.writer import write_checkpoint
 from tests.metadata.test_metadata_uploads import NODE, NOW, OTHER, World, stream_objects
 
 

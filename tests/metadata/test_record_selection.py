@@ -6,10 +6,10 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 
-from controller.metadata.values import column
-from controller.records import record as record_module
-from controller.records.codec import decode_records, encode_records
-from controller.records.record import (
+from streammeta.controller.metadata.values import column
+from streammeta.controller.records import record as record_module
+from streammeta.controller.records.codec import decode_records, encode_records
+from streammeta.controller.records.record import (
     CommitRowsRejected,
     Int64Column,
     KVsPut,
@@ -25,7 +25,7 @@ from controller.records.record import (
     StreamsTrimmed,
     Tags,
 )
-from controller.records.selection import _RULES, EntryIndex, Kind, Selection, select
+from streammeta.controller.records.selection import _RULES, EntryIndex, Kind, Selection, select
 
 ALL_TYPES = get_args(Record)
 ROWS = 3

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.ids import ClusterId, EndOffset, Epoch
-from controller.loop.map_snapshots import FrozenCheckpoint, read_map
-from controller.loop.state_machine import SnapshotPoint
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.columns import TableView
-from controller.metadata.frozen import FrozenMap, FrozenParts, Section
-from controller.metadata.request_log import WindowView
-from controller.metadata.shared_dict import SharedDictView
-from controller.quorum.messages import SnapshotId
-from controller.quorum.voters import VoterSet
-from controller.snapshot.reader import CheckpointReader
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.loop.map_snapshots import FrozenCheckpoint, read_map
+from streammeta.controller.loop.state_machine import SnapshotPoint
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.columns import TableView
+from streammeta.controller.metadata.frozen import FrozenMap, FrozenParts, Section
+from streammeta.controller.metadata.request_log import WindowView
+from streammeta.controller.metadata.shared_dict import SharedDictView
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.snapshot.reader import CheckpointReader
 from tests.metadata.rich_history import SEEDS, Plain, histories, history, plain
 
 Sections = dict[str, Section]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
-_CHANGES = "controller.loop.change_feed"
-_CONTROLLER = "controller.loop.controller"
-_DRIVER = "controller.loop.quorum_driver"
+_CHANGES = "streammeta.controller.loop.change_feed"
+_CONTROLLER = "streammeta.controller.loop.controller"
+_DRIVER = "streammeta.controller.loop.quorum_driver"
 
 CONTROLLERS = (
     Mutant(

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
-_BATCH_CODEC = "controller.journal.batch_codec"
-_CONTROLLER = "controller.loop.controller"
-_CORE = "controller.quorum.core"
-_ELECTION = "controller.quorum.election"
-_FILES = "storage.durable_files"
-_FOLLOWING = "controller.quorum.following"
-_JOURNAL = "controller.journal.journal"
-_LEADING = "controller.quorum.leading"
-_LOG_SCAN = "controller.journal.log_scan"
-_RECOVERY = "controller.journal.recovery"
-_REPLICA = "controller.quorum.replica"
-_ROOM = "controller.quorum.room"
-_SEALED_JSON = "controller.journal.sealed_json"
-_SEGMENT = "controller.journal.segment"
-_STATE_FILE = "controller.journal.state_file"
+_BATCH_CODEC = "streammeta.controller.journal.batch_codec"
+_CONTROLLER = "streammeta.controller.loop.controller"
+_CORE = "streammeta.controller.quorum.core"
+_ELECTION = "streammeta.controller.quorum.election"
+_FILES = "streammeta.storage.durable_files"
+_FOLLOWING = "streammeta.controller.quorum.following"
+_JOURNAL = "streammeta.controller.journal.journal"
+_LEADING = "streammeta.controller.quorum.leading"
+_LOG_SCAN = "streammeta.controller.journal.log_scan"
+_RECOVERY = "streammeta.controller.journal.recovery"
+_REPLICA = "streammeta.controller.quorum.replica"
+_ROOM = "streammeta.controller.quorum.room"
+_SEALED_JSON = "streammeta.controller.journal.sealed_json"
+_SEGMENT = "streammeta.controller.journal.segment"
+_STATE_FILE = "streammeta.controller.journal.state_file"
 
 DISK = (
     Mutant(
@@ -242,7 +242,7 @@ DISK = (
         "found by trying: reads stopped until room was made",
         (
             Edit(
-                "controller.loop.quorum_disk",
+                "streammeta.controller.loop.quorum_disk",
                 "        work = self._write_last_state(work)\n",
                 "",
             ),
@@ -258,7 +258,7 @@ DISK = (
         "a hazard of writing the quorum-state out of its turn",
         (
             Edit(
-                "controller.loop.outbox",
+                "streammeta.controller.loop.outbox",
                 "is_state_durable = not effect.vouches_for_log and ",
                 "is_state_durable = ",
             ),

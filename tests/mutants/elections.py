@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
-_CORE = "controller.quorum.core"
-_ELECTION = "controller.quorum.election"
-_FOLLOWING = "controller.quorum.following"
-_LEADING = "controller.quorum.leading"
-_MAJORITY = "controller.quorum.majority"
-_REPLICA = "controller.quorum.replica"
+_CORE = "streammeta.controller.quorum.core"
+_ELECTION = "streammeta.controller.quorum.election"
+_FOLLOWING = "streammeta.controller.quorum.following"
+_LEADING = "streammeta.controller.quorum.leading"
+_MAJORITY = "streammeta.controller.quorum.majority"
+_REPLICA = "streammeta.controller.quorum.replica"
 
 ELECTIONS = (
     Mutant(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
-_ELECTION = "controller.quorum.election"
-_FOLLOWING = "controller.quorum.following"
-_LEADING = "controller.quorum.leading"
-_MEMBERSHIP = "controller.quorum.membership"
-_REPLICA = "controller.quorum.replica"
-_VOTERS = "controller.quorum.voters"
+_ELECTION = "streammeta.controller.quorum.election"
+_FOLLOWING = "streammeta.controller.quorum.following"
+_LEADING = "streammeta.controller.quorum.leading"
+_MEMBERSHIP = "streammeta.controller.quorum.membership"
+_REPLICA = "streammeta.controller.quorum.replica"
+_VOTERS = "streammeta.controller.quorum.voters"
 
 MEMBERSHIP = (
     Mutant(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
-_CONTROLLER = "controller.loop.controller"
-_LEADING = "controller.quorum.leading"
-_OUTBOX = "controller.loop.outbox"
-_REPLICA = "controller.quorum.replica"
+_CONTROLLER = "streammeta.controller.loop.controller"
+_LEADING = "streammeta.controller.quorum.leading"
+_OUTBOX = "streammeta.controller.loop.outbox"
+_REPLICA = "streammeta.controller.quorum.replica"
 
 READS = (
     Mutant(

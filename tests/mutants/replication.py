@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
-_CORE = "controller.quorum.core"
-_FOLLOWING = "controller.quorum.following"
-_LEADING = "controller.quorum.leading"
-_LOG_VIEW = "controller.quorum.log_view"
-_MAJORITY = "controller.quorum.majority"
-_REPLICA = "controller.quorum.replica"
+_CORE = "streammeta.controller.quorum.core"
+_FOLLOWING = "streammeta.controller.quorum.following"
+_LEADING = "streammeta.controller.quorum.leading"
+_LOG_VIEW = "streammeta.controller.quorum.log_view"
+_MAJORITY = "streammeta.controller.quorum.majority"
+_REPLICA = "streammeta.controller.quorum.replica"
 
 REPLICATION = (
     Mutant(
@@ -274,7 +274,7 @@ REPLICATION = (
         "found here by chaos; KAFKA-15213",
         (
             Edit(
-                "controller.loop.stepper",
+                "streammeta.controller.loop.stepper",
                 "for append in self._take_appends():",
                 "for append in self._take_appends() if not self._events else ():",
             ),

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from controller.cli.local_cluster import start_child
+from streammeta.cli.local_cluster import start_child
 from tests.mutants.mutant import Mutant, Simulated, Tested
 from tests.mutants.trial import Trial
 

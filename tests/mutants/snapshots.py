@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
-_DELIVERY = "controller.loop.delivery"
-_FOLLOWING = "controller.quorum.following"
-_JOURNAL = "controller.journal.journal"
-_LEADING = "controller.quorum.leading"
-_LOG_VIEW = "controller.quorum.log_view"
-_REPLICA = "controller.quorum.replica"
-_SNAPSHOTS = "controller.journal.snapshots"
+_DELIVERY = "streammeta.controller.loop.delivery"
+_FOLLOWING = "streammeta.controller.quorum.following"
+_JOURNAL = "streammeta.controller.journal.journal"
+_LEADING = "streammeta.controller.quorum.leading"
+_LOG_VIEW = "streammeta.controller.quorum.log_view"
+_REPLICA = "streammeta.controller.quorum.replica"
+_SNAPSHOTS = "streammeta.controller.journal.snapshots"
 
 SNAPSHOTS = (
     Mutant(
@@ -138,7 +138,7 @@ SNAPSHOTS = (
         "the history of voter sets in KIP-853",
         (
             Edit(
-                "controller.quorum.voter_history",
+                "streammeta.controller.quorum.voter_history",
                 "drop = bisect_right(self._ends, start_offset) - 1",
                 "drop = len(self._ends) - 1",
             ),
@@ -223,7 +223,7 @@ SNAPSHOTS = (
         "KAFKA-14894",
         (
             Edit(
-                "controller.loop.controller",
+                "streammeta.controller.loop.controller",
                 """
                 self._map = loaded.cluster_map
                 """,

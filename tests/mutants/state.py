@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant, Tested
 
-_COLUMNS = "controller.metadata.columns"
-_FROZEN = "controller.metadata.frozen"
-_HASHES = "controller.loop.state_hashes"
-_RESTORE = "controller.metadata.restore"
+_COLUMNS = "streammeta.controller.metadata.columns"
+_FROZEN = "streammeta.controller.metadata.frozen"
+_HASHES = "streammeta.controller.loop.state_hashes"
+_RESTORE = "streammeta.controller.metadata.restore"
 _TESTS = "tests/metadata/test_state_digest.py"
-_WRITER = "controller.snapshot.writer"
+_WRITER = "streammeta.controller.snapshot.writer"
 
 STATE = (
     Mutant(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from tests.mutants.mutant import Edit, Mutant, Simulated
 from tests.mutants.running import run_trial
 from tests.mutants.trial import Trial
 
-_ROOT = Path(__file__).resolve().parents[2]
 _AT_ONCE = 2
 _QUICK = [
     mutant.name
@@ -51,7 +51,10 @@ def test_a_mutant_is_caught(name: str, trial_of: Callable[[str], Future[Trial]])
 def test_the_edits_fit_the_code(mutant: Mutant) -> None:
     sources: dict[str, str] = {}
     for edit in mutant.edits:
-        path = _ROOT / f"{edit.module.replace('.', '/')}.py"
+        spec = find_spec(edit.module)
+        assert spec is not None
+        assert spec.origin is not None
+        path = Path(spec.origin)
         source = sources.get(edit.module) or path.read_text(encoding="utf-8")
         sources[edit.module] = edit.apply(source)
     for module, source in sources.items():

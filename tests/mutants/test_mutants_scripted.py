@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller.ids import EndOffset, Epoch
-from controller.quorum.messages import EpochEnd, FetchRequest
+from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.quorum.messages import EpochEnd, FetchRequest
 from tests.quorum.core_harness import Lone, batch
 
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-from controller.loop.quorum_errors import VoterChangeError
-from controller.quorum.messages import QuorumError
-from controller.rpc import status
-from proto.common_pb2 import ErrorCode
+from streammeta.controller.loop.quorum_errors import VoterChangeError
+from streammeta.controller.quorum.messages import QuorumError
+from streammeta.controller.rpc import status
+from streammeta.v1.common_pb2 import ErrorCode
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
-CONTROLLER = ROOT / "controller"
+CONTROLLER = ROOT / "controller" / "streammeta" / "controller"
 
 Row: TypeAlias = tuple[str, str, frozenset[str]]
 """Status code, reason, keys of the metadata."""
@@ -93,7 +93,7 @@ def test_reasons_are_given_in_one_place() -> None:
         for path in CONTROLLER.rglob("*.py")
         if re.search(r"ErrorInfo\(\s*reason|context\.abort\(", path.read_text())
     ]
-    assert makers == ["controller/rpc/status.py"]
+    assert makers == ["controller/streammeta/controller/rpc/status.py"]
 
 
 def test_verdicts_on_the_page_are_codes_of_the_contract() -> None:

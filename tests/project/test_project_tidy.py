@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.errors import ErrorCode
-from proto import common_pb2
+from streammeta.controller.errors import ErrorCode
+from streammeta.v1 import common_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_OURS = {".git", ".venv", ".java", "__pycache__", "build", "dist"}

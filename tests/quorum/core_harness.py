@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterable
 from typing import TypeVar
 
-from controller.ids import ClusterId, EndOffset, Epoch, NodeId
-from controller.quorum.config import QuorumConfig, QuorumState, QuorumTimings
-from controller.quorum.core import QuorumCore
-from controller.quorum.events import (
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId
+from streammeta.controller.quorum.config import QuorumConfig, QuorumState, QuorumTimings
+from streammeta.controller.quorum.core import QuorumCore
+from streammeta.controller.quorum.events import (
     Effect,
     Event,
     Received,
@@ -17,8 +17,8 @@ from controller.quorum.events import (
     Tick,
     WriteDone,
 )
-from controller.quorum.log_view import EpochStart, LogStart
-from controller.quorum.messages import (
+from streammeta.controller.quorum.log_view import EpochStart, LogStart
+from streammeta.controller.quorum.messages import (
     Batch,
     BatchKind,
     BeginQuorumEpochRequest,
@@ -35,7 +35,7 @@ from controller.quorum.messages import (
     VoteRequest,
     VoteResponse,
 )
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 
 CLUSTER = ClusterId("c")
 E = TypeVar("E")

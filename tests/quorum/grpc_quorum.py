@@ -17,24 +17,24 @@ from typing import Any, BinaryIO
 
 import grpc
 
-from controller.ids import ClusterId, DirectoryId, NodeId
-from controller.journal.directory import format_directory
-from controller.journal.errors import BadSnapshotError
-from controller.journal.journal import Journal
-from controller.loop.checkpoint_schedule import CheckpointLimits
-from controller.loop.clock import SystemClock
-from controller.loop.quorum_driver import QuorumDriver
-from controller.loop.state_machine import SnapshotPoint
-from controller.quorum.config import QuorumConfig, QuorumTimings
-from controller.quorum.messages import Batch, BatchKind, SnapshotId
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from controller.rpc.grpc_options import SERVER_OPTIONS
-from controller.rpc.peer_addresses import PeerAddresses
-from controller.rpc.quorum_peers import GrpcPeerTransport
-from controller.rpc.quorum_service import QuorumServicer
-from controller.rpc.routes import service_handler
-from controller.snapshot.writer import Sink
-from proto import quorum_pb2
+from streammeta.controller.ids import ClusterId, DirectoryId, NodeId
+from streammeta.controller.journal.directory import format_directory
+from streammeta.controller.journal.errors import BadSnapshotError
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.loop.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.loop.clock import SystemClock
+from streammeta.controller.loop.quorum_driver import QuorumDriver
+from streammeta.controller.loop.state_machine import SnapshotPoint
+from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
+from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.rpc.grpc_options import SERVER_OPTIONS
+from streammeta.controller.rpc.peer_addresses import PeerAddresses
+from streammeta.controller.rpc.quorum_peers import GrpcPeerTransport
+from streammeta.controller.rpc.quorum_service import QuorumServicer
+from streammeta.controller.rpc.routes import service_handler
+from streammeta.controller.snapshot.writer import Sink
+from streammeta.v1 import quorum_pb2
 
 CLUSTER = ClusterId("test")
 FAST = QuorumTimings(

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from proto import quorum_pb2 as pb
+from streammeta.v1 import quorum_pb2 as pb
 
 
 class StubbornPeer:

@@ -10,8 +10,8 @@ from collections import deque
 
 import pytest
 
-from controller.ids import DirectoryId, EndOffset, NodeId
-from controller.quorum.events import (
+from streammeta.controller.ids import DirectoryId, EndOffset, NodeId
+from streammeta.controller.quorum.events import (
     Append,
     Effect,
     ReadIndexReady,
@@ -20,7 +20,7 @@ from controller.quorum.events import (
     TransferRefused,
     TransferRequested,
 )
-from controller.quorum.messages import (
+from streammeta.controller.quorum.messages import (
     FetchResponse,
     Message,
     QuorumError,
@@ -28,7 +28,7 @@ from controller.quorum.messages import (
     UpdateVoterRequest,
     UpdateVoterResponse,
 )
-from controller.quorum.voters import ReplicaKey, Voter
+from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from tests.quorum.core_harness import Lone
 from tests.quorum.test_quorum_replication import established
 

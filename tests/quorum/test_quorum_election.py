@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from controller.errors import InvariantError
-from controller.ids import DirectoryId, EndOffset, Epoch, NodeId
-from controller.quorum.config import QuorumState
-from controller.quorum.events import (
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.events import (
     DiskFull,
     LeadershipEnded,
     PeerConnectionLost,
@@ -18,7 +18,7 @@ from controller.quorum.events import (
     Resign,
     Send,
 )
-from controller.quorum.messages import (
+from streammeta.controller.quorum.messages import (
     EndQuorumEpochRequest,
     FetchRequest,
     FetchResponse,
@@ -26,7 +26,7 @@ from controller.quorum.messages import (
     VoteRequest,
     VoteResponse,
 )
-from controller.quorum.voters import ReplicaKey
+from streammeta.controller.quorum.voters import ReplicaKey
 from tests.quorum.core_harness import Lone, batch
 
 LOG = [batch(0, 1), batch(1, 1), batch(2, 3)]
@@ -340,8 +340,8 @@ def test_a_higher_epoch_deposes_a_leader_and_its_reads() -> None:
 def test_another_cluster_is_not_listened_to() -> None:
     from dataclasses import replace
 
-    from controller.ids import ClusterId
-    from controller.quorum.messages import QuorumError
+    from streammeta.controller.ids import ClusterId
+    from streammeta.controller.quorum.messages import QuorumError
 
     node = Lone()
     header = replace(node.header(1, 99), cluster_id=ClusterId("other"))

@@ -9,10 +9,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from controller.errors import NotLeaderError
-from controller.loop.quorum_errors import RecordTooLargeError, UncommittedLogFullError
-from controller.quorum.config import QuorumLimits, QuorumTimings
-from proto import quorum_pb2, quorum_pb2_grpc
+from streammeta.controller.errors import NotLeaderError
+from streammeta.controller.loop.quorum_errors import RecordTooLargeError, UncommittedLogFullError
+from streammeta.controller.quorum.config import QuorumLimits, QuorumTimings
+from streammeta.v1 import quorum_pb2, quorum_pb2_grpc
 from tests.quorum.grpc_quorum import GrpcQuorum, eventually
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from controller.cli.client import read_failure
-from controller.ids import NodeId
-from controller.loop.checkpoint_schedule import CheckpointLimits
-from controller.loop.quorum_errors import TransferRefusedError, VoterChangeError
-from controller.quorum.config import QuorumLimits
-from controller.quorum.messages import QuorumError
-from controller.quorum.voters import ReplicaKey, Voter
-from proto import quorum_pb2 as pb
-from proto.quorum_pb2_grpc import QuorumServiceStub
+from streammeta.cli.client import read_failure
+from streammeta.controller.ids import NodeId
+from streammeta.controller.loop.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.loop.quorum_errors import TransferRefusedError, VoterChangeError
+from streammeta.controller.quorum.config import QuorumLimits
+from streammeta.controller.quorum.messages import QuorumError
+from streammeta.controller.quorum.voters import ReplicaKey, Voter
+from streammeta.v1 import quorum_pb2 as pb
+from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 from tests.quorum.grpc_quorum import CLUSTER, GrpcQuorum, Node, eventually
 
 SMALL = CheckpointLimits(log_bytes=20_000)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.errors import InvariantError
-from controller.ids import EndOffset, Epoch
-from controller.quorum.log_view import LogStart, LogView
-from controller.quorum.majority import committed_end, majority, majority_end
-from controller.quorum.messages import Batch, SnapshotId
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.quorum.log_view import LogStart, LogView
+from streammeta.controller.quorum.majority import committed_end, majority, majority_end
+from streammeta.controller.quorum.messages import Batch, SnapshotId
 from tests.quorum.core_harness import batch, log_of
 
 

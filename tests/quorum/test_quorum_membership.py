@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from controller.ids import DirectoryId, EndOffset, Epoch, NodeId
-from controller.quorum.config import QuorumState
-from controller.quorum.control import voters_named_by
-from controller.quorum.events import (
+from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.control import voters_named_by
+from streammeta.controller.quorum.events import (
     Append,
     AppendLog,
     LeadershipEnded,
@@ -21,7 +21,7 @@ from controller.quorum.events import (
     VoterChangeRequested,
     VotersChanged,
 )
-from controller.quorum.messages import (
+from streammeta.controller.quorum.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
     EndQuorumEpochRequest,
@@ -34,8 +34,8 @@ from controller.quorum.messages import (
     VoteRequest,
     VoteResponse,
 )
-from controller.quorum.roles import Leader
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.quorum.roles import Leader
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from tests.quorum.core_harness import Lone, log_of, voter_set
 from tests.quorum.test_quorum_replication import established
 

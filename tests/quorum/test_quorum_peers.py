@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import pytest
 
-from controller.cli.local_cluster import Child, free_ports, start_child
-from controller.ids import ClusterId, EndOffset, Epoch, NodeId
-from controller.quorum.messages import (
+from streammeta.cli.local_cluster import Child, free_ports, start_child
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId
+from streammeta.controller.quorum.messages import (
     FetchRequest,
     FetchSnapshotRequest,
     QuorumError,
@@ -25,11 +25,11 @@ from controller.quorum.messages import (
     SnapshotId,
     VoteRequest,
 )
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from controller.rpc.peer_addresses import PeerAddresses
-from controller.rpc.quorum_peers import IN_FLIGHT_PER_PEER_MAX, GrpcPeerTransport
-from controller.rpc.routes import service_handler
-from proto import quorum_pb2 as pb
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.rpc.peer_addresses import PeerAddresses
+from streammeta.controller.rpc.quorum_peers import IN_FLIGHT_PER_PEER_MAX, GrpcPeerTransport
+from streammeta.controller.rpc.routes import service_handler
+from streammeta.v1 import quorum_pb2 as pb
 from tests.quorum.stubborn_peer import answer_header
 
 PEER = NodeId(1)

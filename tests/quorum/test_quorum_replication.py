@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from controller.errors import InvariantError
-from controller.ids import EndOffset, Epoch, NodeId
-from controller.quorum.config import QuorumState
-from controller.quorum.control import voters_named_by
-from controller.quorum.events import (
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.control import voters_named_by
+from streammeta.controller.quorum.events import (
     Append,
     AppendLog,
     CommitAdvanced,
@@ -22,7 +22,7 @@ from controller.quorum.events import (
     TruncateLog,
     WriteDone,
 )
-from controller.quorum.messages import (
+from streammeta.controller.quorum.messages import (
     BatchKind,
     EpochEnd,
     FetchRequest,

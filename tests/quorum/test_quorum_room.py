@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from controller.ids import NodeId
-from controller.quorum.events import (
+from streammeta.controller.ids import NodeId
+from streammeta.controller.quorum.events import (
     Append,
     AppendLog,
     DiskFull,
@@ -13,7 +13,7 @@ from controller.quorum.events import (
     RoomChanged,
     WriteDone,
 )
-from controller.quorum.messages import EndQuorumEpochRequest, FetchRequest, FetchResponse
+from streammeta.controller.quorum.messages import EndQuorumEpochRequest, FetchRequest, FetchResponse
 from tests.quorum.core_harness import Lone, batch
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
-from controller.cli.client import RpcFailure, read_failure
-from controller.errors import NotLeaderError
-from controller.ids import ClusterId, Epoch, NodeId
-from controller.quorum.messages import (
+from streammeta.cli.client import RpcFailure, read_failure
+from streammeta.controller.errors import NotLeaderError
+from streammeta.controller.ids import ClusterId, Epoch, NodeId
+from streammeta.controller.quorum.messages import (
     FetchRequest,
     QuorumError,
     Request,
@@ -21,11 +21,11 @@ from controller.quorum.messages import (
     VoteRequest,
     VoteResponse,
 )
-from controller.rpc.grpc_options import REQUEST_BYTES_MAX, SERVER_OPTIONS
-from controller.rpc.quorum_service import QuorumServicer
-from controller.rpc.routes import service_handler
-from proto import quorum_pb2 as pb
-from proto.quorum_pb2_grpc import QuorumServiceStub
+from streammeta.controller.rpc.grpc_options import REQUEST_BYTES_MAX, SERVER_OPTIONS
+from streammeta.controller.rpc.quorum_service import QuorumServicer
+from streammeta.controller.rpc.routes import service_handler
+from streammeta.v1 import quorum_pb2 as pb
+from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
 FETCHES_MAX = 256
 

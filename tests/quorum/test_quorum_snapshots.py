@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from controller.errors import InvariantError
-from controller.ids import DirectoryId, EndOffset, Epoch, NodeId
-from controller.quorum.config import QuorumState
-from controller.quorum.events import (
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.events import (
     Append,
     ClearDamage,
     CommitAdvanced,
@@ -24,8 +24,8 @@ from controller.quorum.events import (
     TruncateLog,
     WriteSnapshotChunk,
 )
-from controller.quorum.log_view import LogStart, LostPromise
-from controller.quorum.messages import (
+from streammeta.controller.quorum.log_view import LogStart, LostPromise
+from streammeta.controller.quorum.messages import (
     EpochEnd,
     FetchRequest,
     FetchResponse,

@@ -6,13 +6,17 @@ from itertools import combinations
 
 import pytest
 
-from controller.errors import InvariantError
-from controller.ids import DirectoryId, EndOffset, Epoch, NodeId
-from controller.quorum.control import encode_leader_change, encode_voters, voters_named_by
-from controller.quorum.majority import majority
-from controller.quorum.messages import Batch, BatchKind
-from controller.quorum.voter_history import VoterHistory
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.quorum.control import (
+    encode_leader_change,
+    encode_voters,
+    voters_named_by,
+)
+from streammeta.controller.quorum.majority import majority
+from streammeta.controller.quorum.messages import Batch, BatchKind
+from streammeta.controller.quorum.voter_history import VoterHistory
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 
 
 def voter(node: int, disk: str | None = "d") -> Voter:

@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
-from controller.quorum.messages import (
+from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.quorum.messages import (
     Batch,
     BatchKind,
     BeginQuorumEpochRequest,
@@ -33,10 +33,10 @@ from controller.quorum.messages import (
     VoteRequest,
     VoteResponse,
 )
-from controller.quorum.voters import ReplicaKey, Voter
-from controller.rpc.quorum_wire import EXCHANGES
-from controller.rpc.quorum_wire_parts import BadMessageError, batch_to_pb
-from proto import quorum_pb2 as pb
+from streammeta.controller.quorum.voters import ReplicaKey, Voter
+from streammeta.controller.rpc.quorum_wire import EXCHANGES
+from streammeta.controller.rpc.quorum_wire_parts import BadMessageError, batch_to_pb
+from streammeta.v1 import quorum_pb2 as pb
 
 ASK = RequestHeader(
     cluster_id=ClusterId("c"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage.reconcile.session import SparkConfig, spark_session
+from streammeta.reconcile.session import SparkConfig, spark_session
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,12 @@ import numpy as np
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from controller.snapshot.format import CheckpointId
-from controller.snapshot.writer import write_checkpoint
-from proto import (
+from streammeta.controller.snapshot.format import CheckpointId
+from streammeta.controller.snapshot.writer import write_checkpoint
+from streammeta.reconcile.identity import ClusterIdentity
+from streammeta.storage.bucket_marker import BucketMarker, create_marker
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     common_pb2,
@@ -25,9 +28,6 @@ from proto import (
     objects_pb2,
     objects_pb2_grpc,
 )
-from storage.bucket_marker import BucketMarker, create_marker
-from storage.object_store.base import ObjectStore
-from storage.reconcile.identity import ClusterIdentity
 
 REMOVED = common_pb2.OBJECT_STATE_REMOVED
 COMMITTED = common_pb2.OBJECT_STATE_COMMITTED

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from storage.object_format.object_key import cluster_namespace
-from storage.reconcile.classify import Verdict
-from storage.reconcile.plan_folder import PlanResult, Tally
+from streammeta.reconcile.classify import Verdict
+from streammeta.reconcile.plan_folder import PlanResult, Tally
+from streammeta.storage.object_format.object_key import cluster_namespace
 
 HOUR_MS = 3_600_000
 

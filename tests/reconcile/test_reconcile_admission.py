@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from storage.reconcile.admission import (
+from streammeta.reconcile.admission import (
     CLOCK_SKEW_MS,
     GRACE_FLOOR_MS,
     check_grace,
@@ -15,9 +15,9 @@ from storage.reconcile.admission import (
     check_plan,
     check_store,
 )
-from storage.reconcile.errors import ConfigurationError, PlanError
-from storage.reconcile.guards import GuardResult
-from storage.reconcile.identity import ClusterIdentity
+from streammeta.reconcile.errors import ConfigurationError, PlanError
+from streammeta.reconcile.guards import GuardResult
+from streammeta.reconcile.identity import ClusterIdentity
 from tests.reconcile.plans import HOUR_MS, example_plan
 
 FOLDER = Path("p")

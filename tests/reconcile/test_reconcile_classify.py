@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proto import common_pb2
-from storage.reconcile.classify import (
+from streammeta.reconcile.classify import (
     ABSENT,
     COMPOSITE_KIND,
     WITHOUT_MAP,
@@ -21,6 +20,7 @@ from storage.reconcile.classify import (
     Verdict,
     judge,
 )
+from streammeta.v1 import common_pb2
 
 NEXT_ID = 1000
 YOUNG_FROM = 50_000

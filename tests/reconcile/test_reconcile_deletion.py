@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from storage.bucket_marker import marker_key
-from storage.errors import AccessDeniedError, StorageError, StoreUnavailableError
-from storage.object_format.object_key import key_for
-from storage.object_store.base import DeleteResult, ObjectInfo
-from storage.object_store.memory import MemoryObjectStore
-from storage.reconcile.deletion import Candidate, Deleter, DeletionOrder, Judged, Outcome, Pacer
-from storage.reconcile.errors import ControllerError
-from storage.reconcile.leader import LeaderClient, Standing
+from streammeta.reconcile.deletion import Candidate, Deleter, DeletionOrder, Judged, Outcome, Pacer
+from streammeta.reconcile.errors import ControllerError
+from streammeta.reconcile.leader import LeaderClient, Standing
+from streammeta.storage.bucket_marker import marker_key
+from streammeta.storage.errors import AccessDeniedError, StorageError, StoreUnavailableError
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.base import DeleteResult, ObjectInfo
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, MapObject
 
 NAMESPACE = "_streammeta_c1"

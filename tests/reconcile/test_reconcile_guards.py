@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.reconcile.classify import Verdict
-from storage.reconcile.errors import PlanError
-from storage.reconcile.guards import Evidence, GuardSettings, check_guards, without_map
-from storage.reconcile.plan_folder import (
+from streammeta.reconcile.classify import Verdict
+from streammeta.reconcile.errors import PlanError
+from streammeta.reconcile.guards import Evidence, GuardSettings, check_guards, without_map
+from streammeta.reconcile.plan_folder import (
     new_plan_folder,
     read_plan_file,
     write_plan_file,

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from storage.bucket_marker import claim_key, marker_key
-from storage.errors import CorruptObjectError, WrongBucketError
-from storage.object_store.memory import MemoryObjectStore
-from storage.reconcile.errors import ControllerError
-from storage.reconcile.identity import ClusterIdentity, check_bucket, check_standing, identify
-from storage.reconcile.leader import LeaderClient, Standing
+from streammeta.reconcile.errors import ControllerError
+from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing, identify
+from streammeta.reconcile.leader import LeaderClient, Standing
+from streammeta.storage.bucket_marker import claim_key, marker_key
+from streammeta.storage.errors import CorruptObjectError, WrongBucketError
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.reconcile.fake_controller import FakeMap, serving
 
 DEV = FakeMap(cluster_id="dev", cluster_uuid="uuid-1", namespace="_streammeta_dev")

@@ -14,21 +14,21 @@ import grpc
 import pyarrow.parquet as pq
 import pytest
 
-from controller.cli.main import cli
-from controller.cli.output import run_cli
-from storage.bucket_marker import claim_key, marker_key
-from storage.errors import AccessDeniedError, StorageError, WrongBucketError
-from storage.object_format.object_key import cluster_namespace, key_for
-from storage.object_store.base import MultipartUpload
-from storage.object_store.factory import open_object_store
-from storage.reconcile import plan_folder
-from storage.reconcile.apply import ApplyConfig, apply
-from storage.reconcile.classify import MapState, Verdict
-from storage.reconcile.deletion import Outcome
-from storage.reconcile.errors import ConfigurationError, PlanError, ReconcileError
-from storage.reconcile.plan import PlanConfig, plan
-from storage.reconcile.plan_folder import Tally, read_plan_file, write_plan_file
-from storage.reconcile.store_address import place_of
+from streammeta.cli.main import cli
+from streammeta.cli.output import run_cli
+from streammeta.reconcile import plan_folder
+from streammeta.reconcile.apply import ApplyConfig, apply
+from streammeta.reconcile.classify import MapState, Verdict
+from streammeta.reconcile.deletion import Outcome
+from streammeta.reconcile.errors import ConfigurationError, PlanError, ReconcileError
+from streammeta.reconcile.plan import PlanConfig, plan
+from streammeta.reconcile.plan_folder import Tally, read_plan_file, write_plan_file
+from streammeta.reconcile.store_address import place_of
+from streammeta.storage.bucket_marker import claim_key, marker_key
+from streammeta.storage.errors import AccessDeniedError, StorageError, WrongBucketError
+from streammeta.storage.object_format.object_key import cluster_namespace, key_for
+from streammeta.storage.object_store.base import MultipartUpload
+from streammeta.storage.object_store.factory import open_object_store
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, MapObject, serving
 from tests.reconcile.plans import example_plan
 from tests.storage.s3_servers import running_ministack
@@ -409,7 +409,7 @@ def test_what_the_exit_code_of_plan_says(
     code: str | None,
 ) -> None:
     made = example_plan(classes=counts, unknown=unknown)
-    monkeypatch.setattr("storage.reconcile.plan.plan", lambda *_: made)
+    monkeypatch.setattr("streammeta.reconcile.plan.plan", lambda *_: made)
     words = ["reconcile", "plan", "--store", "s3://b", "--connect", "h:1", "--plan", "p"]
     got = run_cli(cli, [*words, "--format", "json"])
     said = json.loads(capsys.readouterr().out)
@@ -444,8 +444,8 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(_config: object) -> None:
         raise StartedError
 
-    monkeypatch.setattr("storage.reconcile.apply.spark_session", start)
-    monkeypatch.setattr("storage.reconcile.plan.spark_session", start)
+    monkeypatch.setattr("streammeta.reconcile.apply.spark_session", start)
+    monkeypatch.setattr("streammeta.reconcile.plan.spark_session", start)
 
 
 @pytest.mark.usefixtures("no_spark")

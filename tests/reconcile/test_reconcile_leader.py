@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from controller.snapshot.format import CheckpointId
-from controller.snapshot.writer import write_checkpoint
-from proto.metadata_pb2 import SnapshotChunk
-from storage.reconcile.classify import MapState
-from storage.reconcile.errors import ControllerError, MapExportError
-from storage.reconcile.leader import LeaderClient, removed
-from storage.reconcile.map_export import MapExport, export_map, fetch_snapshot
+from streammeta.controller.snapshot.format import CheckpointId
+from streammeta.controller.snapshot.writer import write_checkpoint
+from streammeta.reconcile.classify import MapState
+from streammeta.reconcile.errors import ControllerError, MapExportError
+from streammeta.reconcile.leader import LeaderClient, removed
+from streammeta.reconcile.map_export import MapExport, export_map, fetch_snapshot
+from streammeta.v1.metadata_pb2 import SnapshotChunk
 from tests.reconcile.fake_controller import COMMITTED, LINKED, REMOVED, FakeMap, MapObject, serving
 
 
@@ -93,7 +93,7 @@ def copied(state: FakeMap, monkeypatch: pytest.MonkeyPatch, patience_s: float) -
     """Copy the map on a clock that goes on by 100 s a chunk and by nothing else."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _seconds: None)
-    monkeypatch.setattr("storage.reconcile.leader.time", clock)
+    monkeypatch.setattr("streammeta.reconcile.leader.time", clock)
 
     def take(chunks: Iterator[SnapshotChunk]) -> bytes:
         data = b""

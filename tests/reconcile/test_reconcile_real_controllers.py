@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import WrongBucketError
-from storage.object_store.factory import open_object_store
-from storage.reconcile.errors import ControllerError
-from storage.reconcile.identity import check_bucket, check_standing, identify
-from storage.reconcile.leader import LeaderClient
-from storage.reconcile.map_export import export_map
-from storage.reconcile.plan import PlanConfig, plan
+from streammeta.reconcile.errors import ControllerError
+from streammeta.reconcile.identity import check_bucket, check_standing, identify
+from streammeta.reconcile.leader import LeaderClient
+from streammeta.reconcile.map_export import export_map
+from streammeta.reconcile.plan import PlanConfig, plan
+from streammeta.storage.errors import WrongBucketError
+from streammeta.storage.object_store.factory import open_object_store
 from tests.server.running import running_cluster
 
 pytestmark = pytest.mark.process

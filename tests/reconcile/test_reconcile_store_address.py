@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import BucketNotFoundError
-from storage.object_store.factory import without_secrets
-from storage.reconcile.errors import ConfigurationError
-from storage.reconcile.store_address import open_store, place_of
+from streammeta.reconcile.errors import ConfigurationError
+from streammeta.reconcile.store_address import open_store, place_of
+from streammeta.storage.errors import BucketNotFoundError
+from streammeta.storage.object_store.factory import without_secrets
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import grpc
 import numpy as np
 from google.protobuf.message import Message
 
-from controller.metadata import requests as r
-from controller.metadata.values import ObjectKind, ObjectState
-from proto import (
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.values import ObjectKind, ObjectState
+from streammeta.v1 import (
     common_pb2,
     kv_pb2,
     nodes_pb2,

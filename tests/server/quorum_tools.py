@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from controller.cli.client import CallError, ControllerClient
-from controller.cli.local_cluster import LocalCluster
-from controller.cli.main import cli
-from controller.cli.output import run_cli
-from proto import kv_pb2
-from proto.kv_pb2_grpc import KVServiceStub
+from streammeta.cli.client import CallError, ControllerClient
+from streammeta.cli.local_cluster import LocalCluster
+from streammeta.cli.main import cli
+from streammeta.cli.output import run_cli
+from streammeta.v1 import kv_pb2
+from streammeta.v1.kv_pb2_grpc import KVServiceStub
 
 
 def streammeta(*words: str) -> dict[str, Any]:

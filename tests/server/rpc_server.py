@@ -12,17 +12,17 @@ from typing import Any
 import grpc
 import pytest
 
-from broker_client.controller_client import error_info
-from controller.lifecycle.heartbeats import Heartbeats
-from controller.lifecycle.sessions import Sessions
-from controller.loop.controller import MetadataController
-from controller.metadata.cluster_map import ClusterMap
-from controller.rpc.commit_pipeline import CommitPipeline
-from controller.rpc.convert_nodes import LeaderView
-from controller.rpc.metadata_service import MetadataHandlers
-from controller.rpc.node_service import NodeHandlers
-from controller.rpc.routes import routed, routes, service_handler
-from proto import common_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
+from streammeta.client.controller_client import error_info
+from streammeta.controller.lifecycle.heartbeats import Heartbeats
+from streammeta.controller.lifecycle.sessions import Sessions
+from streammeta.controller.loop.controller import MetadataController
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.rpc.commit_pipeline import CommitPipeline
+from streammeta.controller.rpc.convert_nodes import LeaderView
+from streammeta.controller.rpc.metadata_service import MetadataHandlers
+from streammeta.controller.rpc.node_service import NodeHandlers
+from streammeta.controller.rpc.routes import routed, routes, service_handler
+from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.loop.loop_helpers import StillClock
 from tests.loop.memory_log import MemoryLog
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from controller.cli.client import ControllerClient
-from controller.cli.local_cluster import Child, LocalCluster, free_ports, start_child
-from controller.ids import ClusterId, NodeId
-from controller.journal.directory import format_directory
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from proto import admin_pb2, admin_pb2_grpc
+from streammeta.cli.client import ControllerClient
+from streammeta.cli.local_cluster import Child, LocalCluster, free_ports, start_child
+from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller.journal.directory import format_directory
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.v1 import admin_pb2, admin_pb2_grpc
 from tests.server.quorum_tools import wait_until
 
 _LIFECYCLE = ("--lifecycle-interval-ms", "50", "--delete-delay-ms", "200")
@@ -89,7 +89,7 @@ def controller_command(root: Path, **options: str) -> list[str]:
         **{name.replace("_", "-"): value for name, value in options.items()},
     }
     words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-    return ["-m", "controller.cli.main", "controller", *words]
+    return ["-m", "streammeta.cli.main", "controller", *words]
 
 
 def format_data(root: Path, endpoint: str = "127.0.0.1:1") -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from broker_client.controller_client import ControllerClient
-from broker_client.methods import PUT_KVS
-from controller.rpc.watch import WATCHERS_MAX
-from proto import kv_pb2, records_pb2
-from proto import metadata_pb2 as pb
 from scripts.benchmarks.http2 import Http2Connection
+from streammeta.client.controller_client import ControllerClient
+from streammeta.client.methods import PUT_KVS
+from streammeta.controller.rpc.watch import WATCHERS_MAX
+from streammeta.v1 import kv_pb2, records_pb2
+from streammeta.v1 import metadata_pb2 as pb
 from tests.broker_client.client_helpers import until
 from tests.server.running import describe, leader_of, running_cluster
 

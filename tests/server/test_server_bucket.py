@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from broker_client import BrokerSession, ControllerClient, StreamReader, StreamWriter, methods
-from broker_client.errors import (
+from streammeta.cli.local_cluster import LocalCluster, free_ports
+from streammeta.client import BrokerSession, ControllerClient, StreamReader, StreamWriter, methods
+from streammeta.client.errors import (
     BucketRefusedError,
     ControllerUnavailableError,
     MapOlderThanBucketError,
 )
-from controller.cli.local_cluster import LocalCluster, free_ports
-from proto import common_pb2, objects_pb2
-from storage.bucket_marker import is_own_key, read_claimed, read_marker
-from storage.errors import WrongBucketError
-from storage.object_format.object_key import key_for
-from storage.object_store.factory import open_object_store
+from streammeta.storage.bucket_marker import is_own_key, read_claimed, read_marker
+from streammeta.storage.errors import WrongBucketError
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.factory import open_object_store
+from streammeta.v1 import common_pb2, objects_pb2
 from tests.server.quorum_tools import wait_until
 from tests.server.running import FAST, describe, leader_of, running_cluster
 

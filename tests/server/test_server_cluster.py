@@ -10,11 +10,14 @@ from typing import Any
 import grpc
 import pytest
 
-from broker_client import BrokerSession, ControllerClient, methods
-from controller.cli.client import ControllerClient as OperatorClient
-from controller.cli.client import RpcFailure, read_failure
-from controller.cli.local_cluster import PROGRAM, LocalCluster, start_child
-from proto import (
+from streammeta.cli.client import ControllerClient as OperatorClient
+from streammeta.cli.client import RpcFailure, read_failure
+from streammeta.cli.local_cluster import PROGRAM, LocalCluster, start_child
+from streammeta.client import BrokerSession, ControllerClient, methods
+from streammeta.storage.bucket_marker import is_own_key
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.factory import open_object_store
+from streammeta.v1 import (
     admin_pb2,
     common_pb2,
     kv_pb2,
@@ -26,9 +29,6 @@ from proto import (
     streams_pb2,
     streams_pb2_grpc,
 )
-from storage.bucket_marker import is_own_key
-from storage.object_format.object_key import key_for
-from storage.object_store.factory import open_object_store
 from tests.server.quorum_tools import wait_until
 from tests.server.running import claims_to_lead, describe, leader_of, running_cluster
 
@@ -188,8 +188,8 @@ def refusal_to_create_streams(endpoint: str) -> RpcFailure:
 
 def test_dev_runs_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a folder of the user's has the name of a package of ours."""
-    (tmp_path / "controller").mkdir()
-    (tmp_path / "controller" / "__init__.py").write_text("raise SystemExit('not this one')")
+    (tmp_path / "streammeta").mkdir()
+    (tmp_path / "streammeta" / "__init__.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
     words = [*PROGRAM, "dev", "--data-dir", str(tmp_path / "dev")]
     child = start_child("dev", words, tmp_path / "dev.log")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.config import ConfigError, ControllerConfig, parse_peers
-from controller.ids import ClusterId, NodeId
+from streammeta.controller.config import ConfigError, ControllerConfig, parse_peers
+from streammeta.controller.ids import ClusterId, NodeId
 
 GOOD = ControllerConfig(
     node_id=NodeId(1),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from broker_client import BrokerSession, ControllerClient, Heartbeat, NodeFencedError, methods
-from controller.cli.local_cluster import LocalCluster
-from proto import common_pb2, nodes_pb2, objects_pb2, streams_pb2
+from streammeta.cli.local_cluster import LocalCluster
+from streammeta.client import BrokerSession, ControllerClient, Heartbeat, NodeFencedError, methods
+from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.server.running import FAST, leader_of, running_cluster
 
 pytestmark = pytest.mark.process

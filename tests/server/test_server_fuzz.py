@@ -19,8 +19,8 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from controller.cli.local_cluster import LocalCluster
-from proto import (
+from streammeta.cli.local_cluster import LocalCluster
+from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     common_pb2,

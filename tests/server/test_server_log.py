@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.cli.local_cluster import ChildFailedError
+from streammeta.cli.local_cluster import ChildFailedError
 from tests.server.quorum_tools import streammeta, wait_until
 from tests.server.running import (
     STEADY,

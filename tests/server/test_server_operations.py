@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli.local_cluster import LocalCluster, free_ports, start_child
+from streammeta.cli.local_cluster import LocalCluster, free_ports, start_child
 from tests.server.quorum_tools import quorum, replica, wait_until, writes_going_on
 from tests.server.running import STEADY
 

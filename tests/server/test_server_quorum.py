@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from controller.cli.client import ControllerClient, read_failure
-from controller.cli.local_cluster import LocalCluster, free_ports
-from controller.rpc.session import OFFSET_KEY, READ_AFTER_KEY
-from proto import kv_pb2
-from proto.kv_pb2_grpc import KVServiceStub
+from streammeta.cli.client import ControllerClient, read_failure
+from streammeta.cli.local_cluster import LocalCluster, free_ports
+from streammeta.controller.rpc.session import OFFSET_KEY, READ_AFTER_KEY
+from streammeta.v1 import kv_pb2
+from streammeta.v1.kv_pb2_grpc import KVServiceStub
 from tests.server.quorum_tools import (
     put,
     quorum,

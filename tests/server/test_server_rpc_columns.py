@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from controller.errors import ErrorCode, InvalidRequestError
-from controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
-from controller.metadata.values import OnConflict, column
-from controller.rpc.wire_columns import (
+from streammeta.controller.errors import ErrorCode, InvalidRequestError
+from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
+from streammeta.controller.metadata.values import OnConflict, column
+from streammeta.controller.rpc.wire_columns import (
     commit_stream_set_object_in,
     commit_stream_set_object_out,
     parse_batch,
@@ -15,7 +15,7 @@ from controller.rpc.wire_columns import (
     uploads_in,
     uploads_out,
 )
-from proto import columns_pb2, common_pb2, objects_pb2
+from streammeta.v1 import columns_pb2, common_pb2, objects_pb2
 
 SCALARS = (FieldDescriptor.TYPE_SFIXED64, FieldDescriptor.TYPE_ENUM)
 

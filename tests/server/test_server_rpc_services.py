@@ -7,12 +7,12 @@ from typing import Any
 import grpc
 import pytest
 
-from broker_client.controller_client import error_info
-from controller.loop.admission import LIMITS, RequestClass
-from controller.rpc.convert_nodes import LeaderView
-from controller.rpc.routes import routed, routes
-from proto import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
-from proto.common_pb2 import (
+from streammeta.client.controller_client import error_info
+from streammeta.controller.loop.admission import LIMITS, RequestClass
+from streammeta.controller.rpc.convert_nodes import LeaderView
+from streammeta.controller.rpc.routes import routed, routes
+from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
+from streammeta.v1.common_pb2 import (
     COMPACTED_OBJECTS_NOT_FOUND,
     NODE_EPOCH_EXPIRED,
     NODE_EPOCH_NOT_EXIST,

@@ -9,22 +9,22 @@ from typing import Any
 import grpc
 import pytest
 
-from broker_client.controller_client import ControllerClient, error_info
-from broker_client.errors import ControllerUnavailableError, InvalidRequestError
-from broker_client.metadata_watch import Change, MetadataWatch, SnapshotRequired
-from broker_client.methods import PUT_KVS
-from controller.ids import EndOffset, Epoch
-from controller.loop.change_feed import ChangeFeed
-from controller.metadata.values import column
-from controller.quorum.messages import Batch, BatchKind
-from controller.records.codec import encode_records
-from controller.records.record import KVsPut, Record, StreamsTrimmed
-from controller.rpc import watch as watch_module
-from controller.rpc import watch_fanout
-from controller.rpc.watch import WatchHandler
-from proto import kv_pb2, records_pb2
-from proto import metadata_pb2 as pb
-from proto.metadata_pb2_grpc import MetadataServiceStub
+from streammeta.client.controller_client import ControllerClient, error_info
+from streammeta.client.errors import ControllerUnavailableError, InvalidRequestError
+from streammeta.client.metadata_watch import Change, MetadataWatch, SnapshotRequired
+from streammeta.client.methods import PUT_KVS
+from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.loop.change_feed import ChangeFeed
+from streammeta.controller.metadata.values import column
+from streammeta.controller.quorum.messages import Batch, BatchKind
+from streammeta.controller.records.codec import encode_records
+from streammeta.controller.records.record import KVsPut, Record, StreamsTrimmed
+from streammeta.controller.rpc import watch as watch_module
+from streammeta.controller.rpc import watch_fanout
+from streammeta.controller.rpc.watch import WatchHandler
+from streammeta.v1 import kv_pb2, records_pb2
+from streammeta.v1 import metadata_pb2 as pb
+from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
 from tests.server.running import leader_of, running_cluster
 
 PATIENCE_S = 60.0

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from controller.shell.tree import Child, Directory, Document, File, Node
+from streammeta.shell.tree import Child, Directory, Document, File, Node
 
 
 class DictDirectory(Directory):

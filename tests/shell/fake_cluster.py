@@ -13,7 +13,7 @@ import grpc
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from proto import (
+from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     common_pb2,

@@ -16,20 +16,20 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from controller.cli.output import (
+from streammeta.cli.output import (
     CommandError,
     OutputFormat,
     command_output,
     format_option,
     run_cli,
 )
-from controller.cli.shell_command import shell
-from controller.errors import ApiError, InvalidRequestError
-from controller.shell.interactive import run_interactive
-from controller.shell.tree import Child, Directory, Node
-from proto.admin_pb2 import DescribeClusterRequest
-from proto.admin_pb2_grpc import AdminServiceStub
-from storage.errors import BucketNotFoundError
+from streammeta.cli.shell_command import shell
+from streammeta.controller.errors import ApiError, InvalidRequestError
+from streammeta.shell.interactive import run_interactive
+from streammeta.shell.tree import Child, Directory, Node
+from streammeta.storage.errors import BucketNotFoundError
+from streammeta.v1.admin_pb2 import DescribeClusterRequest
+from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 from tests.shell.dict_tree import SAMPLE, DictDirectory
 from tests.shell.fake_cluster import FakeCluster, sample_cluster, serve
 
@@ -38,8 +38,8 @@ FOUND_BEFORE = {"command", "documents", "entries", "text"}
 
 PROGRAM = """
 import sys, click
-from controller.cli.output import run_cli
-from controller.cli.shell_command import shell
+from streammeta.cli.output import run_cli
+from streammeta.cli.shell_command import shell
 sys.exit(run_cli(click.Group("streammeta", {"shell": shell})))
 """
 

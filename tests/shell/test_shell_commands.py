@@ -4,11 +4,11 @@ from itertools import islice
 
 import pytest
 
-from controller.shell.commands import COMMANDS, ShellState, execute
-from controller.shell.completion import SUGGESTIONS_MAX, suggestions
-from controller.shell.events import Event, Left, Moved, Problem
-from controller.shell.paths import split_words
-from controller.shell.render import columns, json_value, text_lines
+from streammeta.shell.commands import COMMANDS, ShellState, execute
+from streammeta.shell.completion import SUGGESTIONS_MAX, suggestions
+from streammeta.shell.events import Event, Left, Moved, Problem
+from streammeta.shell.paths import split_words
+from streammeta.shell.render import columns, json_value, text_lines
 from tests.shell.dict_tree import SAMPLE, DictDirectory
 
 

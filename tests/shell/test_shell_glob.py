@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.shell.glob import compile_component, escape, unescape
-from controller.shell.paths import UnclosedQuoteError, absolute, split_words
-from controller.shell.tree import name_of, text_of
+from streammeta.shell.glob import compile_component, escape, unescape
+from streammeta.shell.paths import UnclosedQuoteError, absolute, split_words
+from streammeta.shell.tree import name_of, text_of
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from controller.cli.client import CallError, ControllerClient
-from controller.shell.commands import ShellState, execute
-from controller.shell.completion import suggestions
-from controller.shell.documents import iso_time
-from controller.shell.events import Problem
-from controller.shell.live_tree import live_tree
-from controller.shell.paths import split_words
-from controller.shell.render import json_value, text_lines
-from proto import admin_pb2, admin_pb2_grpc, common_pb2, kv_pb2, objects_pb2, streams_pb2
+from streammeta.cli.client import CallError, ControllerClient
+from streammeta.shell.commands import ShellState, execute
+from streammeta.shell.completion import suggestions
+from streammeta.shell.documents import iso_time
+from streammeta.shell.events import Problem
+from streammeta.shell.live_tree import live_tree
+from streammeta.shell.paths import split_words
+from streammeta.shell.render import json_value, text_lines
+from streammeta.v1 import admin_pb2, admin_pb2_grpc, common_pb2, kv_pb2, objects_pb2, streams_pb2
 from tests.shell.fake_cluster import FakeCluster, sample_cluster, serve
 
 STREAM_COUNT = 2500

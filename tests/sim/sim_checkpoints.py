@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controller.journal.snapshot_writer import SnapshotWriter
-from controller.loop.quorum_disk import FinishSnapshot
-from controller.quorum.messages import SnapshotId
-from storage.durable_files import DiskFullError
+from streammeta.controller.journal.snapshot_writer import SnapshotWriter
+from streammeta.controller.loop.quorum_disk import FinishSnapshot
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.storage.durable_files import DiskFullError
 from tests.sim.sim_store import encode_image
 
 if TYPE_CHECKING:

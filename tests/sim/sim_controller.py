@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from controller.loop.change_feed import ChangeFeed
-from controller.loop.controller import MetadataController
-from controller.loop.map_snapshots import LoadedMap
-from controller.loop.state_machine import SnapshotPoint
-from controller.quorum.messages import Batch, SnapshotId
+from streammeta.controller.loop.change_feed import ChangeFeed
+from streammeta.controller.loop.controller import MetadataController
+from streammeta.controller.loop.map_snapshots import LoadedMap
+from streammeta.controller.loop.state_machine import SnapshotPoint
+from streammeta.controller.quorum.messages import Batch, SnapshotId
 from tests.sim.sim_store import Store, StoreImage, decode_image
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from storage.durable_files import DirectoryInUseError, DiskFullError
+from streammeta.storage.durable_files import DirectoryInUseError, DiskFullError
 
 _SECTOR = 64
 """Granularity at which unsynced writes are lost; small, so that small batches tear."""

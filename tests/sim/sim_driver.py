@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from controller.journal.journal import Journal
-from controller.loop.quorum_driver import QuorumDriver
-from controller.loop.state_machine import SnapshotPoint
-from controller.loop.stepper import Stepper
-from controller.quorum.core import QuorumCore
-from controller.quorum.events import (
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.loop.quorum_driver import QuorumDriver
+from streammeta.controller.loop.state_machine import SnapshotPoint
+from streammeta.controller.loop.stepper import Stepper
+from streammeta.controller.quorum.core import QuorumCore
+from streammeta.controller.quorum.events import (
     Append,
     AppendLog,
     ClearDamage,
@@ -38,9 +38,9 @@ from controller.quorum.events import (
     VoterChangeRefused,
     VotersChanged,
 )
-from controller.quorum.messages import BatchKind, Message, Request, SnapshotId
-from controller.quorum.roles import Leader
-from controller.quorum.voters import VoterSet
+from streammeta.controller.quorum.messages import BatchKind, Message, Request, SnapshotId
+from streammeta.controller.quorum.roles import Leader
+from streammeta.controller.quorum.voters import VoterSet
 from tests.sim.sim_checkpoints import SimCheckpointer
 from tests.sim.sim_disk import StoppedError
 from tests.sim.sim_storage import SimStorage

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from controller.errors import ApiError
-from controller.loop.controller import StateHash
-from controller.loop.map_snapshots import FrozenCheckpoint
-from proto import metadata_pb2 as pb
+from streammeta.controller.errors import ApiError
+from streammeta.controller.loop.controller import StateHash
+from streammeta.controller.loop.map_snapshots import FrozenCheckpoint
+from streammeta.v1 import metadata_pb2 as pb
 from tests.sim.sim_check import check, violated
 from tests.sim.sim_store import StoreView
 

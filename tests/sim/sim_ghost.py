@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from controller.quorum.config import QuorumState
-from controller.quorum.log_view import LogStart
-from controller.quorum.messages import (
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.log_view import LogStart
+from streammeta.controller.quorum.messages import (
     Batch,
     BatchKind,
     FetchRequest,
@@ -19,7 +19,7 @@ from controller.quorum.messages import (
     VoteRequest,
     VoteResponse,
 )
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from tests.sim.sim_check import check, violated
 from tests.sim.sim_ghost_log import GhostLog, GhostReplica
 from tests.sim.sim_ledger import Ledger

@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from controller.quorum.config import QuorumState
-from controller.quorum.control import voters_named_by
-from controller.quorum.log_view import LostPromise
-from controller.quorum.messages import Batch, BatchKind
-from controller.quorum.voters import ReplicaKey, VoterSet
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.control import voters_named_by
+from streammeta.controller.quorum.log_view import LostPromise
+from streammeta.controller.quorum.messages import Batch, BatchKind
+from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
 
 
 class GhostLog:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-from controller.errors import ApiError
+from streammeta.controller.errors import ApiError
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller.metadata import requests as r
-from controller.metadata.cluster_map import ClusterMap
-from controller.metadata.values import ObjectKind, ObjectState, StreamState
-from controller.records.record import (
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.values import ObjectKind, ObjectState, StreamState
+from streammeta.controller.records.record import (
     ObjectsDestroyed,
     ObjectsLinked,
     Record,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from controller.metadata import requests as r
-from controller.metadata.values import ObjectState
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata.values import ObjectState
 from tests.metadata.random_requests import RandomRequests
 from tests.metadata.slow_model import Model
 from tests.sim.sim_map import MAP_KEY, MapWrite, state_of

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from controller.ids import ClusterId
-from controller.quorum.messages import FetchSnapshotResponse, Message, RequestHeader
+from streammeta.controller.ids import ClusterId
+from streammeta.controller.quorum.messages import FetchSnapshotResponse, Message, RequestHeader
 from tests.sim.sim_profiles import Profile
 from tests.sim.sim_time import Timeline
 

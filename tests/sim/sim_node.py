@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controller.ids import DirectoryId, NodeId
-from controller.journal.directory import format_directory
-from controller.journal.journal import Journal
-from controller.quorum.config import QuorumConfig
-from controller.quorum.core import QuorumCore
-from controller.quorum.events import Event
-from controller.quorum.messages import Batch, Message
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.ids import DirectoryId, NodeId
+from streammeta.controller.journal.directory import format_directory
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.quorum.config import QuorumConfig
+from streammeta.controller.quorum.core import QuorumCore
+from streammeta.controller.quorum.events import Event
+from streammeta.controller.quorum.messages import Batch, Message
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from tests.sim.sim_check import check, violated
 from tests.sim.sim_disk import SimDisk
 from tests.sim.sim_driver import SimDriver

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controller.ids import NodeId
-from controller.quorum.events import (
+from streammeta.controller.ids import NodeId
+from streammeta.controller.quorum.events import (
     TransferRequested,
     VoterChangeDone,
     VoterChangeRefused,
     VoterChangeRequested,
 )
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from tests.sim.sim_node import SimNode
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from structlog.testing import capture_logs
 
-from controller.errors import InvariantError
-from controller.journal.errors import JournalError
-from controller.quorum.roles import Leader
-from controller.quorum.voters import VoterSet
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.journal.errors import JournalError
+from streammeta.controller.quorum.roles import Leader
+from streammeta.controller.quorum.voters import VoterSet
 from tests.linearizability.models import MODELS, Get, ReadObjects
 from tests.linearizability.report import assert_linearizable
 from tests.sim.sim_check import Violation, check

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from controller.ids import EndOffset
-from controller.journal.journal import Journal
-from controller.loop.quorum_disk import (
+from streammeta.controller.ids import EndOffset
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.loop.quorum_disk import (
     RETRY_FULL_S,
     CoreReport,
     DiskRead,
@@ -24,8 +24,8 @@ from controller.loop.quorum_disk import (
     Work,
     Write,
 )
-from controller.quorum.config import QuorumState
-from controller.quorum.events import (
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.events import (
     AppendLog,
     ClearDamage,
     PersistQuorumState,
@@ -38,7 +38,7 @@ from controller.quorum.events import (
     WriteDone,
     WriteSnapshotChunk,
 )
-from storage.durable_files import DiskFullError
+from streammeta.storage.durable_files import DiskFullError
 from tests.sim.sim_check import violated
 from tests.sim.sim_store import decode_image
 

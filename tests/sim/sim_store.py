@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar
 
-from controller.errors import ApiError
-from controller.ids import DirectoryId, NodeId
-from controller.journal.errors import BadSnapshotError
-from controller.metadata.cluster_map import ClusterMap, Decision
-from controller.metadata.frozen import FrozenMap
-from controller.quorum.messages import SnapshotId
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from controller.records.codec import encode_records
-from controller.records.record import KVsPut, Record
+from streammeta.controller.errors import ApiError
+from streammeta.controller.ids import DirectoryId, NodeId
+from streammeta.controller.journal.errors import BadSnapshotError
+from streammeta.controller.metadata.cluster_map import ClusterMap, Decision
+from streammeta.controller.metadata.frozen import FrozenMap
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.records.codec import encode_records
+from streammeta.controller.records.record import KVsPut, Record
 from tests.linearizability.models import (
     CommitRange,
     Committed,

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from controller.ids import ClusterId
-from controller.quorum.config import QuorumState
-from controller.quorum.core import QuorumCore
-from controller.quorum.events import Append, Effect, Event, Received, Send
-from controller.quorum.messages import (
+from streammeta.controller.ids import ClusterId
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.core import QuorumCore
+from streammeta.controller.quorum.events import Append, Effect, Event, Received, Send
+from streammeta.controller.quorum.messages import (
     FetchRequest,
     FetchSnapshotRequest,
     RequestHeader,
     VoteRequest,
 )
-from controller.quorum.roles import Candidate, Follower, Leader
-from controller.quorum.voters import VoterSet
+from streammeta.controller.quorum.roles import Candidate, Follower, Leader
+from streammeta.controller.quorum.voters import VoterSet
 from tests.sim.sim_check import violated
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from controller.ids import NodeId
-from controller.quorum.events import PeerConnectionLost, Resign
-from controller.quorum.roles import Leader
-from controller.quorum.voters import VoterSet
+from streammeta.controller.ids import NodeId
+from streammeta.controller.quorum.events import PeerConnectionLost, Resign
+from streammeta.controller.quorum.roles import Leader
+from streammeta.controller.quorum.voters import VoterSet
 from tests.sim.sim_network import ONE_WAY_SHAPES, SHAPES
 from tests.sim.sim_node import RemovedDisk, SimNode
 

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from controller.ids import NodeId
-from controller.journal.errors import BadSnapshotError, JournalDamagedError
-from controller.quorum.config import QuorumLimits, QuorumTimings
-from controller.quorum.events import PeerConnectionLost, Received, RequestFailed
-from controller.quorum.messages import Message, RequestHeader
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from storage.durable_files import DiskFullError
+from streammeta.controller.ids import NodeId
+from streammeta.controller.journal.errors import BadSnapshotError, JournalDamagedError
+from streammeta.controller.quorum.config import QuorumLimits, QuorumTimings
+from streammeta.controller.quorum.events import PeerConnectionLost, Received, RequestFailed
+from streammeta.controller.quorum.messages import Message, RequestHeader
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.storage.durable_files import DiskFullError
 from tests.linearizability.history import Recorder
 from tests.sim.sim_check import violated
 from tests.sim.sim_clients import Client

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.durable_files import DirectoryInUseError, DiskFullError
+from streammeta.storage.durable_files import DirectoryInUseError, DiskFullError
 from tests.sim.sim_disk import SimDisk, StoppedError
 
 HOME = Path("/home")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.errors import NotLeaderError
+from streammeta.controller.errors import NotLeaderError
 from tests.sim.sim_node import SimNode
 from tests.sim.sim_world import World
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from controller.metadata.columns import Undo
-from controller.metadata.requests import (
+from streammeta.controller.metadata.columns import Undo
+from streammeta.controller.metadata.requests import (
     CloseStreams,
     CommitStreamObject,
     DeleteStreams,
@@ -17,8 +17,8 @@ from controller.metadata.requests import (
     StreamToTrim,
     TrimStreams,
 )
-from controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
-from controller.records.record import (
+from streammeta.controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
+from streammeta.controller.records.record import (
     ObjectsDestroyed,
     Record,
     SetObjectRanges,

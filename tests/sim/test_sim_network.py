@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from controller.ids import ClusterId, Epoch, NodeId
-from controller.quorum.messages import (
+from streammeta.controller.ids import ClusterId, Epoch, NodeId
+from streammeta.controller.quorum.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
     FetchSnapshotResponse,
@@ -19,7 +19,7 @@ from controller.quorum.messages import (
     ResponseHeader,
     SnapshotId,
 )
-from controller.quorum.voters import ReplicaKey
+from streammeta.controller.quorum.voters import ReplicaKey
 from tests.sim.sim_network import ONE_WAY_SHAPES, SHAPES, Link, Network, two_way
 from tests.sim.sim_profiles import CALM, Profile
 from tests.sim.sim_time import Timeline

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from controller.ids import EndOffset, Epoch, NodeId
-from controller.journal.errors import BadSnapshotError
-from controller.loop.state_hashes import RollingHash
-from controller.metadata.requests import GetNextNodeId
-from controller.quorum.control import encode_voters
-from controller.quorum.messages import Batch, BatchKind, SnapshotId
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from controller.records.codec import decode_records, encode_records
+from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.journal.errors import BadSnapshotError
+from streammeta.controller.loop.state_hashes import RollingHash
+from streammeta.controller.metadata.requests import GetNextNodeId
+from streammeta.controller.quorum.control import encode_voters
+from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.records.codec import decode_records, encode_records
 from tests.linearizability.models import CommitRange, Committed, Get, KVAnswer, NotAtEnd, Put
 from tests.sim.sim_check import Violation
 from tests.sim.sim_ghost import Ghost

@@ -4,13 +4,13 @@ import io
 import re
 from pathlib import Path
 
-from controller.ids import ClusterId, EndOffset, Epoch
-from controller.loop.map_snapshots import FrozenCheckpoint
-from controller.loop.state_machine import SnapshotPoint
-from controller.metadata.cluster_map import ClusterMap
-from controller.quorum.messages import SnapshotId
-from controller.quorum.voters import VoterSet
-from controller.snapshot.reader import CheckpointReader
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.loop.map_snapshots import FrozenCheckpoint
+from streammeta.controller.loop.state_machine import SnapshotPoint
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.snapshot.reader import CheckpointReader
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "format.md"
 ARROW_NAMES = {"": "int64", "text": "string", "bytes": "binary"}

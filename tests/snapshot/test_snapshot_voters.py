@@ -4,18 +4,18 @@ import io
 
 import pytest
 
-from controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
-from controller.journal.errors import BadSnapshotError
-from controller.loop.map_snapshots import FrozenCheckpoint, read_map
-from controller.loop.snapshot_check import snapshot_check
-from controller.loop.state_machine import SnapshotPoint
-from controller.metadata.cluster_map import ClusterMap
-from controller.quorum.messages import SnapshotId
-from controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from controller.snapshot.format import CheckpointError, CheckpointId
-from controller.snapshot.reader import CheckpointReader
-from controller.snapshot.voters import section_voters, voters_section
-from controller.snapshot.writer import write_checkpoint
+from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.journal.errors import BadSnapshotError
+from streammeta.controller.loop.map_snapshots import FrozenCheckpoint, read_map
+from streammeta.controller.loop.snapshot_check import snapshot_check
+from streammeta.controller.loop.state_machine import SnapshotPoint
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.snapshot.format import CheckpointError, CheckpointId
+from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.voters import section_voters, voters_section
+from streammeta.controller.snapshot.writer import write_checkpoint
 
 VOTERS = VoterSet(
     (

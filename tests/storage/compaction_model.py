@@ -13,8 +13,8 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from storage.compaction.entries import Entry
-from storage.compaction.plan import CompactionLimits, CompactionPlan
+from streammeta.storage.compaction.entries import Entry
+from streammeta.storage.compaction.plan import CompactionLimits, CompactionPlan
 
 Group = tuple[str, list[Entry]]
 

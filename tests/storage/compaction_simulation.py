@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.compaction.selection import (
+from streammeta.storage.compaction.selection import (
     MIB,
     MINUTE_MS,
     Group,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from storage.object_format.index_block import IndexBlock
-from storage.object_format.object_builder import BuiltObject, ObjectBuilder
-from storage.object_format.object_reader import ObjectReader
-from storage.object_format.record import RecordBatch
+from streammeta.storage.object_format.index_block import IndexBlock
+from streammeta.storage.object_format.object_builder import BuiltObject, ObjectBuilder
+from streammeta.storage.object_format.object_reader import ObjectReader
+from streammeta.storage.object_format.record import RecordBatch
 
 PUBLISHED_LINES = """\
 indexStartPosition: 5242006

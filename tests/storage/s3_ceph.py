@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from controller.cli.local_cluster import Child, free_ports, start_child
+from streammeta.cli.local_cluster import Child, free_ports, start_child
 from tests.storage.s3_servers import S3Endpoint
 
 PROGRAMS = (

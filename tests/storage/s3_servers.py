@@ -20,9 +20,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
-from storage.object_store.retry import RetryPolicy
-from storage.object_store.s3_address import S3Config
-from storage.object_store.s3_client import open_client
+from streammeta.storage.object_store.retry import RetryPolicy
+from streammeta.storage.object_store.s3_address import S3Config
+from streammeta.storage.object_store.s3_client import open_client
 
 START_DEADLINE_S = 30.0
 

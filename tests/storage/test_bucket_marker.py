@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from storage.bucket_marker import (
+from streammeta.storage.bucket_marker import (
     CLAIMS_KEPT,
     BucketMarker,
     IdClaim,
@@ -23,17 +23,17 @@ from storage.bucket_marker import (
     read_claimed,
     read_marker,
 )
-from storage.errors import (
+from streammeta.storage.errors import (
     CorruptObjectError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreUnavailableError,
     WrongBucketError,
 )
-from storage.object_format.object_key import ForeignKey, cluster_namespace, parse_key
-from storage.object_store.base import ObjectStore
-from storage.object_store.factory import open_object_store
-from storage.object_store.memory import MemoryObjectStore
+from streammeta.storage.object_format.object_key import ForeignKey, cluster_namespace, parse_key
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.storage.s3_servers import running_ministack
 
 NAMESPACE = cluster_namespace("here")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from storage.compaction.entries import Entry, EntryTable
-from storage.compaction.force_split import plan_force_split
-from storage.compaction.plan import CompactionLimits, CompactionPlan, ExclusionReason
+from streammeta.storage.compaction.entries import Entry, EntryTable
+from streammeta.storage.compaction.force_split import plan_force_split
+from streammeta.storage.compaction.plan import CompactionLimits, CompactionPlan, ExclusionReason
 from tests.storage.compaction_model import entry, placed, plan_rows
 
 Outputs = list[list[tuple[str, list[tuple[int, int, int]]]]]

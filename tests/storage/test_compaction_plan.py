@@ -7,10 +7,15 @@ from itertools import pairwise
 
 import pytest
 
-from storage.compaction.entries import Entry, EntryTable
-from storage.compaction.plan import CompactionLimits, CompactionPlan, ExclusionReason, Iteration
-from storage.compaction.planner import plan_compaction
-from storage.compaction.read_runs import plan_reads
+from streammeta.storage.compaction.entries import Entry, EntryTable
+from streammeta.storage.compaction.plan import (
+    CompactionLimits,
+    CompactionPlan,
+    ExclusionReason,
+    Iteration,
+)
+from streammeta.storage.compaction.planner import plan_compaction
+from streammeta.storage.compaction.read_runs import plan_reads
 from tests.storage.compaction_model import entry, placed, plan_rows, three_objects
 
 KIB = 1024

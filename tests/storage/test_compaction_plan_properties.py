@@ -8,14 +8,14 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.compaction.coverage import check_coverage
-from storage.compaction.entries import Entry, EntryTable, encode_entries
-from storage.compaction.force_split import plan_force_split
-from storage.compaction.merged_index import MergeRule, merged_index
-from storage.compaction.plan import CommitPlan, CompactionLimits, Iteration, OutputKind
-from storage.compaction.planner import plan_compaction
-from storage.compaction.read_runs import plan_reads
-from storage.object_format.record import INT32_MAX
+from streammeta.storage.compaction.coverage import check_coverage
+from streammeta.storage.compaction.entries import Entry, EntryTable, encode_entries
+from streammeta.storage.compaction.force_split import plan_force_split
+from streammeta.storage.compaction.merged_index import MergeRule, merged_index
+from streammeta.storage.compaction.plan import CommitPlan, CompactionLimits, Iteration, OutputKind
+from streammeta.storage.compaction.planner import plan_compaction
+from streammeta.storage.compaction.read_runs import plan_reads
+from streammeta.storage.object_format.record import INT32_MAX
 from tests.storage.compaction_model import entry, model_plan, placed, plan_rows, sources
 
 BUDGETS = st.integers(9, 60)

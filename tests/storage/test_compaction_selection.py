@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 
-from storage.compaction.selection import (
+from streammeta.storage.compaction.selection import (
     HOUR_MS,
     MIB,
     Group,

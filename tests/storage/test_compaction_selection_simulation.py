@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from storage.compaction.selection import HOUR_MS, MIB, SelectionConfig
+from streammeta.storage.compaction.selection import HOUR_MS, MIB, SelectionConfig
 from tests.storage.compaction_simulation import (
     SimulatedNode,
     automq_policy,

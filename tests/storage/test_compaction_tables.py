@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from storage.compaction.coverage import CoverageError, check_coverage
-from storage.compaction.entries import (
+from streammeta.storage.compaction.coverage import CoverageError, check_coverage
+from streammeta.storage.compaction.entries import (
     Entry,
     EntryTable,
     contiguous_runs,
@@ -17,10 +17,10 @@ from storage.compaction.entries import (
     sorted_by_stream,
     stream_ranges,
 )
-from storage.compaction.merged_index import MergeRule, merged_index
-from storage.compaction.plan import Iteration
-from storage.compaction.read_runs import plan_reads
-from storage.object_format.index_block import StreamRange, decode_index
+from streammeta.storage.compaction.merged_index import MergeRule, merged_index
+from streammeta.storage.compaction.plan import Iteration
+from streammeta.storage.compaction.read_runs import plan_reads
+from streammeta.storage.object_format.index_block import StreamRange, decode_index
 from tests.storage.compaction_model import entry, placed
 from tests.storage.format_objects import small_object
 

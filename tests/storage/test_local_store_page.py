@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from storage.object_format.object_key import key_for
-from storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.local import LocalObjectStore
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "format.md").read_text()
 NAMESPACE = "_streammeta_demo"

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import CorruptObjectError
-from storage.object_format.composite import (
+from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.object_format.composite import (
     CompositeObject,
     LinkedObject,
     decode_composite,
     encode_composite,
 )
-from storage.object_format.composite_reader import CompositeReader
-from storage.object_format.footer import Footer, encode_footer
-from storage.object_format.index_block import IndexEntry
-from storage.object_format.object_reader import ByteRange
+from streammeta.storage.object_format.composite_reader import CompositeReader
+from streammeta.storage.object_format.footer import Footer, encode_footer
+from streammeta.storage.object_format.index_block import IndexEntry
+from streammeta.storage.object_format.object_reader import ByteRange
 
 GOLDEN_SHA256 = "19bc8b605f4352cd9581db68fab93a630f1b4c5a9d3bfca715599fead146984f"
 LINKS = (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.object_format.index_block import (
+from streammeta.storage.object_format.index_block import (
     NO_ENTRY,
     IndexBlock,
     IndexEntry,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.inspection.compression import Compression, decompress
-from storage.inspection.errors import PayloadError
-from storage.inspection.kafka_batch import (
+from streammeta.storage.inspection.compression import Compression, decompress
+from streammeta.storage.inspection.errors import PayloadError
+from streammeta.storage.inspection.kafka_batch import (
     KafkaRecord,
     decode_kafka_batches,
     decode_kafka_records,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from storage.errors import CorruptObjectError
-from storage.inspection import object_report
-from storage.inspection.object_report import (
+from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.inspection import object_report
+from streammeta.storage.inspection.object_report import (
     Fetch,
     Finding,
     ObjectOutline,
@@ -14,11 +14,11 @@ from storage.inspection.object_report import (
     read_outline,
     read_records,
 )
-from storage.inspection.text_lines import outline_lines
-from storage.object_format.composite import LinkedObject, encode_composite
-from storage.object_format.index_block import IndexEntry
-from storage.object_format.object_builder import ObjectBuilder
-from storage.object_format.record import RecordBatch
+from streammeta.storage.inspection.text_lines import outline_lines
+from streammeta.storage.object_format.composite import LinkedObject, encode_composite
+from streammeta.storage.object_format.index_block import IndexEntry
+from streammeta.storage.object_format.object_builder import ObjectBuilder
+from streammeta.storage.object_format.record import RecordBatch
 from tests.storage.format_objects import (
     PUBLISHED_LINES,
     published_object,

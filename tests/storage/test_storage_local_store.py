@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import (
+from streammeta.storage.errors import (
     BucketNotFoundError,
     InvalidKeyError,
     ObjectExistsError,
@@ -19,8 +19,8 @@ from storage.errors import (
     StoreUnavailableError,
     UploadNotFoundError,
 )
-from storage.object_store.base import MultipartUpload
-from storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_store.base import MultipartUpload
+from streammeta.storage.object_store.local import LocalObjectStore
 
 
 @pytest.fixture

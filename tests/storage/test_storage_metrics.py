@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import ObjectNotFoundError
-from storage.object_store.factory import open_object_store
-from storage.object_store.metrics import CallReport, Meter, OperationMetrics
+from streammeta.storage.errors import ObjectNotFoundError
+from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.metrics import CallReport, Meter, OperationMetrics
 
 
 def test_an_observer_hears_of_every_call_when_it_ends(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage.errors import StoreRejectedError, StoreUnavailableError
-from storage.object_store import multipart
-from storage.object_store.base import MIN_PART_SIZE, Body, MultipartUpload, UploadedPart
-from storage.object_store.memory import MemoryObjectStore
-from storage.object_store.multipart import UploadOptions, upload
+from streammeta.storage.errors import StoreRejectedError, StoreUnavailableError
+from streammeta.storage.object_store import multipart
+from streammeta.storage.object_store.base import MIN_PART_SIZE, Body, MultipartUpload, UploadedPart
+from streammeta.storage.object_store.memory import MemoryObjectStore
+from streammeta.storage.object_store.multipart import UploadOptions, upload
 
 PART = MIN_PART_SIZE
 OPTIONS = UploadOptions(single_put_bytes=PART, part_bytes=PART, parallel_parts=3)

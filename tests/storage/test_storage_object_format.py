@@ -13,10 +13,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import CorruptObjectError
-from storage.object_format.data_block import decode_blocks, encode_block_header
-from storage.object_format.footer import Footer, decode_footer, encode_footer
-from storage.object_format.index_block import (
+from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.object_format.data_block import decode_blocks, encode_block_header
+from streammeta.storage.object_format.footer import Footer, decode_footer, encode_footer
+from streammeta.storage.object_format.index_block import (
     UNLIMITED,
     IndexBlock,
     IndexEntry,
@@ -24,9 +24,13 @@ from storage.object_format.index_block import (
     decode_index,
     encode_index,
 )
-from storage.object_format.object_builder import BuiltObject, ObjectBuilder, encode_trailer
-from storage.object_format.object_reader import ByteRange, ObjectReader
-from storage.object_format.record import RecordBatch, decode_record, encode_record
+from streammeta.storage.object_format.object_builder import (
+    BuiltObject,
+    ObjectBuilder,
+    encode_trailer,
+)
+from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader
+from streammeta.storage.object_format.record import RecordBatch, decode_record, encode_record
 
 VECTORS = yaml.safe_load((Path(__file__).parents[1] / "vectors/object_format.yaml").read_text())
 SCENARIOS: dict[str, Any] = {scenario["name"]: scenario for scenario in VECTORS["scenarios"]}

@@ -16,17 +16,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.errors import CorruptObjectError
-from storage.inspection.documents import fault_document, outline_document, record_document
-from storage.inspection.object_report import PlacedRecord, read_outline, read_records
-from storage.inspection.text_lines import outline_lines
-from storage.object_format.composite import LinkedObject, decode_composite, encode_composite
-from storage.object_format.composite_reader import CompositeReader
-from storage.object_format.data_block import decode_blocks
-from storage.object_format.footer import Footer, decode_footer, encode_footer
-from storage.object_format.index_block import IndexEntry, decode_index
-from storage.object_format.object_reader import ObjectReader
-from storage.object_format.record import decode_record
+from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.inspection.documents import (
+    fault_document,
+    outline_document,
+    record_document,
+)
+from streammeta.storage.inspection.object_report import PlacedRecord, read_outline, read_records
+from streammeta.storage.inspection.text_lines import outline_lines
+from streammeta.storage.object_format.composite import (
+    LinkedObject,
+    decode_composite,
+    encode_composite,
+)
+from streammeta.storage.object_format.composite_reader import CompositeReader
+from streammeta.storage.object_format.data_block import decode_blocks
+from streammeta.storage.object_format.footer import Footer, decode_footer, encode_footer
+from streammeta.storage.object_format.index_block import IndexEntry, decode_index
+from streammeta.storage.object_format.object_reader import ObjectReader
+from streammeta.storage.object_format.record import decode_record
 from tests.storage.format_objects import read_whole, small_object
 
 OBJECT = small_object().data

@@ -10,13 +10,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.object_format.attributes import (
+from streammeta.storage.object_format.attributes import (
     ObjectAttributes,
     ObjectKind,
     decode_attributes,
     encode_attributes,
 )
-from storage.object_format.object_key import (
+from streammeta.storage.object_format.object_key import (
     ForeignKey,
     OtherClusterKey,
     OwnKey,

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from storage.errors import (
+from streammeta.storage.errors import (
     BucketNotFoundError,
     DeadlineExceededError,
     InvalidKeyError,
@@ -28,14 +28,14 @@ from storage.errors import (
     StoreRejectedError,
     UploadNotFoundError,
 )
-from storage.object_store.base import MIN_PART_SIZE, ObjectStore
-from storage.object_store.factory import open_object_store
-from storage.object_store.memory import MemoryObjectStore
-from storage.object_store.multipart import UploadOptions, upload
-from storage.object_store.precheck import run_precheck
-from storage.object_store.range_merge import get_ranges
-from storage.object_store.s3 import S3ObjectStore
-from storage.object_store.s3_checksum import Checksum
+from streammeta.storage.object_store.base import MIN_PART_SIZE, ObjectStore
+from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.memory import MemoryObjectStore
+from streammeta.storage.object_store.multipart import UploadOptions, upload
+from streammeta.storage.object_store.precheck import run_precheck
+from streammeta.storage.object_store.range_merge import get_ranges
+from streammeta.storage.object_store.s3 import S3ObjectStore
+from streammeta.storage.object_store.s3_checksum import Checksum
 from tests.storage.s3_ceph import running_ceph
 from tests.storage.s3_deviations import DEVIATIONS
 from tests.storage.s3_servers import S3Endpoint, running_ministack, running_moto

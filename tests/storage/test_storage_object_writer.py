@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import CorruptObjectError
-from storage.object_format.data_block import MAX_PAYLOAD_SIZE
-from storage.object_format.object_builder import ObjectBuilder
-from storage.object_format.object_checksum import ObjectChecksum
-from storage.object_format.object_writer import ObjectWriter
-from storage.object_format.record import INT64_MAX, RecordBatch
+from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.object_format.data_block import MAX_PAYLOAD_SIZE
+from streammeta.storage.object_format.object_builder import ObjectBuilder
+from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.object_writer import ObjectWriter
+from streammeta.storage.object_format.record import INT64_MAX, RecordBatch
 
 KIB = 1024
 

@@ -8,10 +8,16 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from storage.errors import StoreRejectedError, StoreUnavailableError
-from storage.object_store.base import Body, DeleteResult, MultipartUpload, Tags, UploadedPart
-from storage.object_store.memory import MemoryObjectStore
-from storage.object_store.precheck import CREATORS, FOLDER, run_precheck
+from streammeta.storage.errors import StoreRejectedError, StoreUnavailableError
+from streammeta.storage.object_store.base import (
+    Body,
+    DeleteResult,
+    MultipartUpload,
+    Tags,
+    UploadedPart,
+)
+from streammeta.storage.object_store.memory import MemoryObjectStore
+from streammeta.storage.object_store.precheck import CREATORS, FOLDER, run_precheck
 
 STEPS = [
     "Write object",

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.errors import RangeNotSatisfiableError
-from storage.object_store.memory import MemoryObjectStore
-from storage.object_store.range_merge import (
+from streammeta.storage.errors import RangeNotSatisfiableError
+from streammeta.storage.object_store.memory import MemoryObjectStore
+from streammeta.storage.object_store.range_merge import (
     MAX_SPAN,
     MergedRange,
     cut_merged,

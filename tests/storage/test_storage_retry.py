@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from storage.errors import DeadlineExceededError, StorageError, StoreUnavailableError
-from storage.object_store.deadline import run_for
-from storage.object_store.metrics import Tally
-from storage.object_store.retry import Retrier, RetryPolicy
+from streammeta.storage.errors import DeadlineExceededError, StorageError, StoreUnavailableError
+from streammeta.storage.object_store.deadline import run_for
+from streammeta.storage.object_store.metrics import Tally
+from streammeta.storage.object_store.retry import Retrier, RetryPolicy
 
 PATIENCE_S = 30.0
 

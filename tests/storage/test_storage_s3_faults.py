@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from storage.errors import (
+from streammeta.storage.errors import (
     DeadlineExceededError,
     ObjectExistsError,
     ObjectNotFoundError,
     StorageError,
     StoreUnavailableError,
 )
-from storage.object_store.base import MIN_PART_SIZE, Body, ObjectStore
-from storage.object_store.factory import open_object_store
-from storage.object_store.multipart import UploadOptions, upload
-from storage.object_store.precheck import CREATORS, run_precheck
-from storage.object_store.retry import RetryPolicy
-from storage.object_store.s3 import S3ObjectStore
-from storage.object_store.s3_address import S3Config
+from streammeta.storage.object_store.base import MIN_PART_SIZE, Body, ObjectStore
+from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.multipart import UploadOptions, upload
+from streammeta.storage.object_store.precheck import CREATORS, run_precheck
+from streammeta.storage.object_store.retry import RetryPolicy
+from streammeta.storage.object_store.s3 import S3ObjectStore
+from streammeta.storage.object_store.s3_address import S3Config
 from tests.storage.s3_fault_proxy import (
     DONE,
     Fault,

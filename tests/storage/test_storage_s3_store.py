@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import (
+from streammeta.storage.errors import (
     AccessDeniedError,
     ObjectExistsError,
     ObjectNotFoundError,
@@ -22,14 +22,14 @@ from storage.errors import (
     StoreUnavailableError,
     UploadNotFoundError,
 )
-from storage.object_store.base import MultipartUpload, ObjectStore, UploadedPart
-from storage.object_store.factory import open_object_store
-from storage.object_store.local import LocalObjectStore
-from storage.object_store.memory import MemoryObjectStore
-from storage.object_store.retry import Retrier, RetryPolicy
-from storage.object_store.s3 import S3ObjectStore
-from storage.object_store.s3_address import S3Config
-from storage.object_store.s3_checksum import Checksum
+from streammeta.storage.object_store.base import MultipartUpload, ObjectStore, UploadedPart
+from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_store.memory import MemoryObjectStore
+from streammeta.storage.object_store.retry import Retrier, RetryPolicy
+from streammeta.storage.object_store.s3 import S3ObjectStore
+from streammeta.storage.object_store.s3_address import S3Config
+from streammeta.storage.object_store.s3_checksum import Checksum
 from tests.storage.s3_servers import free_port
 
 FAST = RetryPolicy(attempts=3, first_delay_s=0.001, longest_delay_s=0.002)

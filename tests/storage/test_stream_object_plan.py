@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from storage.compaction.stream_objects import (
+from streammeta.storage.compaction.stream_objects import (
     GIB,
     LOCAL_BUCKET,
     MIB,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from storage.compaction.copy_plan import (
+from streammeta.storage.compaction.copy_plan import (
     CopiedPart,
     CopyPlan,
     CopyRules,

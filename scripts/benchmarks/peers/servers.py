@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from controller.cli.local_cluster import Child, free_ports, start_child
 from scripts.benchmarks.http2 import Http2Error
 from scripts.benchmarks.peers import etcd_client, postgresql_client
+from streammeta.cli.local_cluster import Child, free_ports, start_child
 
 READY_WITHIN_S = 60.0
 _POLL_S = 0.1

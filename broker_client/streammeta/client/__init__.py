@@ -1,0 +1,128 @@
+"""The broker's side: write records into objects, register them with the controllers, read them.
+
+Start with `ControllerClient` and `BrokerSession.register`, then use a `StreamWriter` or
+`StreamReader` with any `streammeta.storage.object_store`.
+"""
+
+from streammeta.client.commit_messages import Upload, UploadVerdict
+from streammeta.client.commit_pipeline import CommitPipeline
+from streammeta.client.controller_client import ControllerClient
+from streammeta.client.errors import (
+    BrokerClientError,
+    BucketRefusedError,
+    CompactedObjectsNotFoundError,
+    ControllerDefectError,
+    ControllerUnavailableError,
+    CorruptObjectError,
+    InvalidRequestError,
+    KeyConflictError,
+    KeyNotFoundError,
+    LimitExceededError,
+    MapOlderThanBucketError,
+    MissingObjectError,
+    NodeEpochExpiredError,
+    NodeFencedError,
+    NodeLockedError,
+    NodeNotRegisteredError,
+    ObjectContentMismatchError,
+    ObjectExpiredError,
+    ObjectNotCommittedError,
+    OffsetMismatchError,
+    OffsetTrimmedError,
+    OutcomeUnknownError,
+    PermissionDeniedError,
+    ProtocolViolationError,
+    ReadDeadlineError,
+    ReaderClosedError,
+    RecoveryNeededError,
+    RefusedError,
+    StreamEpochMismatchError,
+    StreamFailedError,
+    StreamFencedError,
+    StreamNotClosedError,
+    StreamNotFoundError,
+    StreamNotOpenedError,
+    UnsupportedError,
+    UploadFailedError,
+    WriterClosedError,
+)
+from streammeta.client.heartbeat import Heartbeat
+from streammeta.client.observer import SilentObserver, UploadObserver
+from streammeta.client.reader import StreamReader
+from streammeta.client.reader_config import ReaderConfig
+from streammeta.client.reading.lookups import StreamQuery
+from streammeta.client.reading.range_reader import Fetched
+from streammeta.client.reading.reader_stats import ReaderStats
+from streammeta.client.reading.stream_tail import StreamTail
+from streammeta.client.reading.time_lookup import OffsetAtTime, kafka_timestamp
+from streammeta.client.session import BrokerSession, OpenedStream, Outcomes
+from streammeta.client.write_ahead_log.config import LogConfig
+from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client.write_ahead_log.recovery import RecoveryReport
+from streammeta.client.writer import StreamWriter
+from streammeta.client.writer_config import WriterConfig
+
+__all__ = [
+    "BrokerClientError",
+    "BrokerSession",
+    "BucketRefusedError",
+    "CommitPipeline",
+    "CompactedObjectsNotFoundError",
+    "ControllerClient",
+    "ControllerDefectError",
+    "ControllerUnavailableError",
+    "CorruptObjectError",
+    "Fetched",
+    "Heartbeat",
+    "InvalidRequestError",
+    "KeyConflictError",
+    "KeyNotFoundError",
+    "LimitExceededError",
+    "LogConfig",
+    "LogIdentity",
+    "MapOlderThanBucketError",
+    "MissingObjectError",
+    "NodeEpochExpiredError",
+    "NodeFencedError",
+    "NodeLockedError",
+    "NodeNotRegisteredError",
+    "ObjectContentMismatchError",
+    "ObjectExpiredError",
+    "ObjectNotCommittedError",
+    "OffsetAtTime",
+    "OffsetMismatchError",
+    "OffsetTrimmedError",
+    "OpenedStream",
+    "OutcomeUnknownError",
+    "Outcomes",
+    "PermissionDeniedError",
+    "ProtocolViolationError",
+    "ReadDeadlineError",
+    "ReaderClosedError",
+    "ReaderConfig",
+    "ReaderStats",
+    "RecoveryNeededError",
+    "RecoveryReport",
+    "RefusedError",
+    "SilentObserver",
+    "StreamEpochMismatchError",
+    "StreamFailedError",
+    "StreamFencedError",
+    "StreamNotClosedError",
+    "StreamNotFoundError",
+    "StreamNotOpenedError",
+    "StreamQuery",
+    "StreamReader",
+    "StreamTail",
+    "StreamWriter",
+    "UnsupportedError",
+    "Upload",
+    "UploadFailedError",
+    "UploadObserver",
+    "UploadVerdict",
+    "WriteAheadLog",
+    "WriterClosedError",
+    "WriterConfig",
+    "kafka_timestamp",
+]

@@ -1,0 +1,101 @@
+"""Checks once that a store is the bucket of the cluster, before anything is read or written there.
+
+Compares the marker in the bucket with what the controllers say of themselves. A controller that has
+just begun to lead may not have drawn the cluster's UUID or put the marker yet, so both are waited
+for. What was found right is not looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from streammeta.client.controller_client import ControllerClient
+from streammeta.client.errors import ControllerUnavailableError
+from streammeta.storage.bucket_marker import BucketMarker, check_marker, read_marker
+from streammeta.storage.errors import WrongBucketError
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.v1 import admin_pb2
+
+MARKER_WAIT = 5.0
+"""Maximum wait for a marker that is not there, in seconds."""
+
+READ_TIMEOUT = 10.0
+"""Maximum time of one read of the marker, repetitions included, in seconds."""
+
+_PAUSES = (0.02, 0.05, 0.1, 0.2)
+
+
+class BucketCheck:
+    """The check of one store and namespace; `passed` may be awaited by many at a time."""
+
+    def __init__(self, client: ControllerClient, store: ObjectStore, namespace: str) -> None:
+        self._client = client
+        self._store = store
+        self._namespace = namespace
+        self._is_passed = False
+        self._checking: asyncio.Task[None] | None = None
+
+    async def passed(self) -> None:
+        """Return once the bucket is known to be the cluster's.
+
+        Raises:
+            WrongBucketError: it is another cluster's, or no cluster's; or the namespace is not the
+                one of the cluster.
+            ControllerUnavailableError: no controller answered, or none knows the UUID.
+            StorageError: the marker can't be read.
+        """
+        if self._is_passed:
+            return
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check())
+            self._checking.add_done_callback(_note_error)
+        # One check for all that wait: they go on at once, and one that is cancelled ends no other.
+        await asyncio.shield(self._checking)
+
+    async def _check(self) -> None:
+        seen = await self._described()
+        started, attempt = time.monotonic(), 0
+        found = await self._marker()
+        while found is None and time.monotonic() - started < MARKER_WAIT:
+            await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+            attempt += 1
+            found = await self._marker()
+        check_marker(
+            found,
+            cluster_id=seen.cluster_id,
+            cluster_uuid=seen.cluster_uuid,
+            namespace=self._namespace,
+        )
+        self._is_passed = True
+
+    async def _described(self) -> admin_pb2.DescribeClusterResponse:
+        """Ask until a controller names the UUID, until the client's deadline."""
+        started, attempt = time.monotonic(), 0
+        while True:
+            seen = await self._client.describe_cluster()
+            if seen.object_namespace != self._namespace:
+                raise WrongBucketError(
+                    self._namespace,
+                    f"the controllers keep their objects under {seen.object_namespace!r}",
+                    f"cluster {seen.cluster_id!r}",
+                )
+            if seen.cluster_uuid:
+                return seen
+            if time.monotonic() - started >= self._client.deadline:
+                said = f"controller {seen.answered_by} knows no UUID of the cluster yet"
+                raise ControllerUnavailableError(
+                    "DescribeCluster", self._client.deadline, {"answered": said}
+                )
+            await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+            attempt += 1
+
+    async def _marker(self) -> BucketMarker | None:
+        store = self._store.until(time.monotonic() + READ_TIMEOUT)
+        return await asyncio.to_thread(read_marker, store, self._namespace)
+
+
+def _note_error(checking: asyncio.Task[None]) -> None:
+    """Keep asyncio from reporting an error for which every caller was cancelled."""
+    if not checking.cancelled():
+        checking.exception()

@@ -1,0 +1,296 @@
+"""Commits on one stream of messages to the leader, many to a message, wherever the leader moves.
+
+Owns the connection, what was sent on it and not answered, and the time that may take. What is
+handed in while messages are under way waits and travels together in the next one. After a failure
+everything unanswered is sent again, in order: commits are idempotent by object id. What a message
+holds is `commit_messages`' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from streammeta.client.arguments import check_client, check_kind, check_seconds
+from streammeta.client.commit_messages import (
+    CommitMessage,
+    CommitQueue,
+    PendingCommit,
+    PendingUpload,
+    Upload,
+    UploadVerdict,
+)
+from streammeta.client.controller_client import Attempts, ControllerClient, Retry, judge
+from streammeta.client.errors import (
+    BrokerClientError,
+    PermissionDeniedError,
+    ProtocolViolationError,
+    UnsupportedError,
+    WriterClosedError,
+)
+from streammeta.client.leader_router import Failure
+from streammeta.client.unclosed import warn_unclosed
+from streammeta.v1 import objects_pb2
+from streammeta.v1.common_pb2 import NodeIdentity
+
+MESSAGES_IN_FLIGHT = 4
+PENDING_MAX = 20_000
+"""Commits handed in and not answered; who hands in more waits."""
+
+_METHOD = "CommitPipeline"
+_REQUEST = objects_pb2.CommitStreamSetObjectRequest
+_PATH = f"/streammeta.v1.ObjectService/{_METHOD}"
+
+
+class CommitPipeline:
+    """Commits of one node, judged in the order in which they were handed in.
+
+    Use it from one event loop, as an async context manager or with `close`. `deadline` bounds the
+    time from handing a commit in to its answer, in seconds; None: the client's.
+    """
+
+    def __init__(
+        self, client: ControllerClient, node: NodeIdentity, *, deadline: float | None = None
+    ) -> None:
+        check_client(client)
+        check_kind("node", node, NodeIdentity, "a NodeIdentity, such as `session.node`")
+        self._client = client
+        self._node = node
+        self._deadline = (
+            client.deadline if deadline is None else check_seconds("deadline", deadline)
+        )
+        self._queue = CommitQueue()
+        self._sent: deque[CommitMessage] = deque()
+        self._pending = 0
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+        self._patience: asyncio.Timeout | None = None
+        self._failures = 0
+        self._attempts = Attempts()
+        self._closed = False
+        self._is_stopped = False
+        self._unanswered = 0
+        self._ended: Exception | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_task", None) is not None and not self._is_stopped:
+            warn_unclosed(
+                self,
+                f"{self._unanswered} commits of node {self._node.node_id} were not answered",
+                "use `async with CommitPipeline(...)` or `await pipeline.close()`",
+            )
+
+    async def upload(self, upload: Upload) -> asyncio.Future[UploadVerdict]:
+        """Hand in an upload; wait while too much is pending.
+
+        The result is a future of the verdict. It fails with `ControllerUnavailableError` when the
+        deadline passes, and with a `RefusedError` when the controller refuses the whole. Raises
+        `WriterClosedError` after `close`, and what ended the pipeline if it ended by itself.
+        """
+        check_kind("upload", upload, Upload, "an Upload")
+        await self._wait_for_room()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[UploadVerdict] = loop.create_future()
+        self._add(PendingUpload.of(upload, done, loop.time() + self._deadline))
+        return done
+
+    async def commit(
+        self, request: objects_pb2.CommitStreamSetObjectRequest
+    ) -> asyncio.Future[objects_pb2.CommitStreamSetObjectResponse]:
+        """Hand in a commit of any other form; all else as `upload`."""
+        check_kind("request", request, _REQUEST, f"a {_REQUEST.__name__}")
+        await self._wait_for_room()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[objects_pb2.CommitStreamSetObjectResponse] = loop.create_future()
+        self._add(PendingCommit(request, done, loop.time() + self._deadline))
+        return done
+
+    async def close(self, deadline: float | None = None) -> None:
+        """Wait until everything handed in is answered or has failed, then stop.
+
+        What is not answered `deadline` seconds from now fails with `WriterClosedError`.
+        """
+        self._closed = self._is_stopped = True
+        self._room.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline):
+                while self._pending:
+                    self._room.clear()
+                    await self._room.wait()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # -- handing in
+
+    async def _wait_for_room(self) -> None:
+        while self._pending >= PENDING_MAX and not self._closed:
+            self._room.clear()
+            await self._room.wait()
+        if self._ended is not None:
+            raise self._ended
+        if self._closed:
+            raise WriterClosedError("a commit came after its pipeline was closed")
+
+    def _add(self, pending: PendingCommit | PendingUpload) -> None:
+        pending.done.add_done_callback(self._on_done)
+        self._pending += 1
+        self._queue.add(pending)
+        self._work.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def _on_done(self, done: asyncio.Future[Any]) -> None:
+        self._pending -= 1
+        if not done.cancelled():
+            done.exception()  # seen: its caller may have gone
+        self._room.set()
+
+    # -- finding the leader, again and again
+
+    async def _run(self) -> None:
+        ended: Exception = WriterClosedError(
+            "the pipeline ended; what it carried may have been committed"
+        )
+        try:
+            endpoint = self._client.router.first()
+            while True:
+                endpoint = await self._serve(endpoint)
+        except Exception as error:  # noqa: BLE001 - callers wait: whatever it is, they hear of it
+            ended = self._ended = error
+        finally:
+            self._closed = True
+            self._unanswered = self._pending
+            self._fail_all(ended)
+
+    async def _serve(self, endpoint: str) -> str:
+        """Send to `endpoint` until that ends; return where to go on after the wait that takes."""
+        while not self._sent and not self._queue:
+            self._work.clear()
+            await self._work.wait()
+        self._attempts.asking(endpoint)
+        try:
+            await self._converse(endpoint)
+            met = Retry(Failure.UNREACHABLE, "the stream of answers ended")
+        except TimeoutError:
+            met = Retry(Failure.TIMED_OUT, "no answer in the time of one attempt")
+        except grpc.aio.AioRpcError as error:
+            verdict = judge(_METHOD, error)
+            if isinstance(verdict, BrokerClientError):
+                self._refused(verdict)
+                return endpoint
+            met = verdict
+        return await self._failed(endpoint, met)
+
+    async def _failed(self, endpoint: str, met: Retry) -> str:
+        self._attempts.failed(endpoint, met.said, met.refusal)
+        self._drop_expired()
+        if not self._sent and not self._queue:
+            self._failures = 0  # nobody waits: the next one begins anew
+        self._failures += 1
+        step = self._client.router.failed(endpoint, met.failure, self._failures, met.hint)
+        await asyncio.sleep(step.wait)
+        return step.endpoint
+
+    def _drop_expired(self) -> None:
+        now = asyncio.get_running_loop().time()
+        error = self._attempts.error(_METHOD, self._deadline)
+        for message in self._sent:
+            message.drop_expired(now, error)
+        self._sent = deque(message for message in self._sent if message)
+        self._queue.drop_expired(now, error)
+
+    def _refused(self, error: BrokerClientError) -> None:
+        """The oldest message was refused as a whole: find out which commit of it is to blame."""
+        if isinstance(error, UnsupportedError | PermissionDeniedError):
+            self._fail_all(error)
+        elif self._sent:
+            message = self._sent.popleft()
+            if len(message) == 1:
+                message.fail(error)
+            else:
+                self._sent.extendleft(reversed(self._queue.halves(message)))
+
+    def _fail_all(self, error: Exception) -> None:
+        while self._sent:
+            self._sent.popleft().fail(error)
+        self._queue.fail(error)
+
+    # -- one stream of messages
+
+    async def _converse(self, endpoint: str) -> None:
+        """Send and take answers until the stream ends.
+
+        Raises `TimeoutError` when an answer takes too long.
+        """
+        call: Any = self._client.channel(endpoint).stream_stream(_PATH)()
+        sender = asyncio.create_task(self._send(call))
+        try:
+            async with asyncio.timeout(None) as self._patience:
+                while (data := await call.read()) is not grpc.aio.EOF:
+                    self._take(data)
+                    self._client.router.answered(endpoint)
+        finally:
+            self._patience = None
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+            call.cancel()
+
+    async def _send(self, call: Any) -> None:
+        with contextlib.suppress(
+            grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError
+        ):
+            # Who reads the answers finds out why the stream ended.
+            for message in tuple(self._sent):
+                await self._write(call, message)
+            while True:
+                while not self._queue or len(self._sent) >= MESSAGES_IN_FLIGHT:
+                    self._work.clear()
+                    await self._work.wait()
+                message = self._queue.take()
+                self._sent.append(message)
+                await self._write(call, message)
+
+    async def _write(self, call: Any, message: CommitMessage) -> None:
+        if self._patience is not None and self._patience.when() is None:
+            self._be_patient()
+        await call.write(message.encode(self._node))
+
+    def _take(self, data: bytes) -> None:
+        try:
+            answer = objects_pb2.CommitBatchResponse.FromString(data)
+        except DecodeError as error:
+            raise ProtocolViolationError(_METHOD, detail="an answer does not parse") from error
+        if not self._sent:
+            raise ProtocolViolationError(_METHOD, detail="an answer came that nobody waits for")
+        self._sent[0].settle(answer)
+        self._sent.popleft()
+        self._failures = 0
+        self._attempts.forget()
+        self._work.set()
+        self._be_patient()
+
+    def _be_patient(self) -> None:
+        """Give the oldest message its time to be answered; without any, wait for ever."""
+        if self._patience is not None:
+            limit = min(self._client.attempt_timeout, self._deadline)
+            now = asyncio.get_running_loop().time()
+            self._patience.reschedule(now + limit if self._sent else None)

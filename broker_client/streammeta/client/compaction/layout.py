@@ -1,0 +1,243 @@
+"""Where the blocks of one iteration lie in memory: as they are written, object after object.
+
+Each output is one stretch of the buffer: what a set object carries over from the iteration before,
+the blocks in their order, and, in the iteration that ends it, index and footer. So a part of an
+upload is a slice of the buffer. Reads bring blocks in the order of the sources, and are scattered
+to their places as they arrive; few dead bytes between two blocks are read along rather than asking
+the store once more, and put where nobody looks. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from streammeta.storage.compaction.entries import Column, EntryTable, encode_entries
+from streammeta.storage.compaction.merged_index import (
+    OUTPUT_INDEX_THRESHOLD,
+    MergeRule,
+    merged_index,
+)
+from streammeta.storage.compaction.plan import Iteration, Output, OutputKind
+from streammeta.storage.compaction.read_runs import ReadPlan, plan_reads
+from streammeta.storage.object_format.footer import Footer, encode_footer
+
+DEAD_BYTES_MAX = 64 * 1024
+"""Most bytes between two blocks that are read along."""
+
+_NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedOutput:
+    """Bytes `[start, end)` of the buffer that belong to one object, one after the other.
+
+    `carried` bytes of earlier iterations come first, then `blocks_size` bytes of blocks, those of
+    `entries`, which have the positions they get in the object, then `trailer`, which is empty as
+    long as more is to come.
+    """
+
+    output: Output
+    start: int
+    carried: int
+    entries: EntryTable
+    blocks_size: int
+    trailer: bytes
+
+    @property
+    def blocks_start(self) -> int:
+        """Where its first block lies."""
+        return self.start + self.carried
+
+    @property
+    def trailer_start(self) -> int:
+        """Where its blocks end."""
+        return self.blocks_start + self.blocks_size
+
+    @property
+    def end(self) -> int:
+        """Where its bytes end."""
+        return self.trailer_start + len(self.trailer)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedRead:
+    """One read of `size` bytes of an object from `position` on.
+
+    They fill slices of the buffer, in this order: `lengths[i]` bytes from `starts[i]` on. Where the
+    start is -1 there is no slice, and so many bytes are dropped.
+    """
+
+    object_id: int
+    position: int
+    size: int
+    starts: Column
+    lengths: Column
+
+    @property
+    def drops(self) -> bool:
+        """Whether some of its bytes are dropped."""
+        return bool((self.starts == _NOWHERE).any())
+
+    def views(self, buffer: memoryview, dropped: memoryview) -> list[memoryview]:
+        """Return where the bytes go; `dropped` has room for `DEAD_BYTES_MAX`."""
+        slices = zip(self.starts.tolist(), self.lengths.tolist(), strict=True)
+        return [
+            dropped[:length] if start == _NOWHERE else buffer[start : start + length]
+            for start, length in slices
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """A buffer of `size` bytes: what is written from it and what is read into it.
+
+    `entries` are those that are read, `places` has the first byte of each in the buffer.
+    """
+
+    size: int
+    outputs: tuple[PlacedOutput, ...]
+    reads: tuple[PlacedRead, ...]
+    entries: EntryTable
+    places: Column
+
+
+@dataclass(slots=True)
+class SetObjectSoFar:
+    """What earlier iterations have written of a set object: bytes of blocks, and their entries.
+
+    `carried` bytes at the end did not make a whole part, and wait for what comes next.
+    """
+
+    data_size: int = 0
+    carried: int = 0
+    tables: list[EntryTable] = field(default_factory=list)
+
+
+def lay_out(
+    outputs: Sequence[Output],
+    so_far: SetObjectSoFar,
+    *,
+    ends_set_object: bool,
+    part_size: int,
+    max_read_bytes: int,
+) -> Layout:
+    """Give each output of an iteration its place, and plan the reads that fill it.
+
+    `so_far` is brought up to what it is once the iteration is written in parts of `part_size`.
+    """
+    placed: list[PlacedOutput] = []
+    at = 0
+    for output in outputs:
+        if output.kind is OutputKind.SPLIT:
+            entries = output.entries.placed()
+            trailer = encode_trailer_of(entries)
+            one = PlacedOutput(output, at, 0, entries, entries.data_size, trailer)
+        else:
+            one = _next_piece(output, at, so_far, ends=ends_set_object, part_size=part_size)
+        placed.append(one)
+        at = one.end
+    entries, places = _blocks(placed)
+    plan = plan_reads(Iteration(entries, ()), max_read_bytes)
+    reads = tuple(_merged(_scattered(plan, entries.size, places), max_read_bytes))
+    return Layout(at, tuple(placed), reads, entries, places)
+
+
+def encode_trailer_of(entries: EntryTable) -> bytes:
+    """Encode index and footer of an object that has these blocks, neighbours in one entry."""
+    index = encode_entries(merged_index(entries, OUTPUT_INDEX_THRESHOLD, MergeRule.BELOW))
+    return index + encode_footer(Footer(entries.data_size, len(index)))
+
+
+def _next_piece(
+    output: Output, at: int, so_far: SetObjectSoFar, *, ends: bool, part_size: int
+) -> PlacedOutput:
+    entries = output.entries.placed(so_far.data_size)
+    size = entries.data_size
+    so_far.tables.append(entries)
+    so_far.data_size += size
+    trailer = encode_trailer_of(EntryTable.concatenate(so_far.tables)) if ends else b""
+    piece = PlacedOutput(output, at, so_far.carried, entries, size, trailer)
+    so_far.carried = 0 if ends else (piece.end - at) % part_size
+    return piece
+
+
+def _blocks(placed: Iterable[PlacedOutput]) -> tuple[EntryTable, Column]:
+    """Return all entries with their places in the sources, and where each goes in the buffer."""
+    entries = EntryTable.concatenate([one.output.entries for one in placed])
+    starts = [
+        one.entries.position - one.entries.position[:1] + one.blocks_start
+        for one in placed
+        if len(one.entries)
+    ]
+    return entries, np.concatenate(starts) if starts else np.empty(0, dtype=np.int64)
+
+
+def _scattered(plan: ReadPlan, sizes: Column, places: Column) -> Iterator[PlacedRead]:
+    """Yield the reads of a plan with the slices each of them fills.
+
+    The plan puts all reads one after the other; entries that are neighbours both there and in the
+    buffer are one slice.
+    """
+    order = np.argsort(plan.entry_buffer_start)
+    sources, targets, sizes = plan.entry_buffer_start[order], places[order], sizes[order]
+    is_first = np.ones(len(order), dtype=np.bool_)
+    is_first[1:] = targets[1:] != targets[:-1] + sizes[:-1]
+    cuts = np.union1d(sources[is_first], plan.buffer_start)
+    rows = sources.searchsorted(cuts, side="right") - 1
+    starts = targets[rows] + cuts - sources[rows]
+    lengths = np.diff(cuts, append=sizes.sum())
+    firsts = [*cuts.searchsorted(plan.buffer_start).tolist(), len(cuts)]
+    for number, (first, stop) in enumerate(pairwise(firsts)):
+        yield PlacedRead(
+            int(plan.object_id[number]),
+            int(plan.position[number]),
+            int(plan.size[number]),
+            starts[first:stop],
+            lengths[first:stop],
+        )
+
+
+def _merged(reads: Iterable[PlacedRead], max_read_bytes: int) -> Iterator[PlacedRead]:
+    """Join reads with few dead bytes between them, never more than are wanted on either side."""
+    group: list[PlacedRead] = []
+    size = 0
+    for read in reads:
+        if group:
+            dead = read.position - group[0].position - size
+            joined = size + dead + read.size
+            is_worth_it = 0 <= dead <= min(DEAD_BYTES_MAX, size, read.size)
+            if is_worth_it and joined <= max_read_bytes and read.object_id == group[0].object_id:
+                group.append(read)
+                size = joined
+                continue
+            yield _joined(group)
+        group, size = [read], read.size
+    if group:
+        yield _joined(group)
+
+
+def _joined(group: Sequence[PlacedRead]) -> PlacedRead:
+    """Make one read of several of one object, ascending by position."""
+    first = group[0]
+    if len(group) == 1:
+        return first
+    starts, lengths = [first.starts], [first.lengths]
+    end = first.position + first.size
+    for read in group[1:]:
+        if read.position > end:
+            starts.append(np.array([_NOWHERE]))
+            lengths.append(np.array([read.position - end]))
+        starts.append(read.starts)
+        lengths.append(read.lengths)
+        end = read.position + read.size
+    return PlacedRead(
+        first.object_id,
+        first.position,
+        end - first.position,
+        np.concatenate(starts),
+        np.concatenate(lengths),
+    )

@@ -1,0 +1,245 @@
+"""The indexes of source objects: read once, kept for the next cycle, and held against the map.
+
+Owns the cache, how an index is fetched, and what a fault of one object means: it is left out, the
+others are not. An index may name more than the map knows of its object (a range that was refused
+when it was committed): what the map does not know is not the object's, and never copied.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from streammeta.client.compaction.node_map import NodeMap
+from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.client.reading.byte_budget import all_of
+from streammeta.storage.compaction.entries import Column, EntryTable, Mask, contiguous_runs
+from streammeta.storage.errors import (
+    CorruptObjectError,
+    ObjectNotFoundError,
+    RangeNotSatisfiableError,
+    StorageError,
+)
+from streammeta.storage.object_format.footer import FOOTER_SIZE
+from streammeta.storage.object_format.index_block import INDEX_ENTRY_SIZE
+from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader, tail_guess
+
+_BYTES_PER_ENTRY = 56
+_BYTES_PER_INDEX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A set object as it is listed."""
+
+    object_id: int
+    size: int
+    range_count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceIndex:
+    """The entries of an object that the map knows of.
+
+    Behind `data_size` bytes of blocks come `tail_size` bytes, which have the CRC-32C `tail_crc32c`.
+    `map_ranges` are set where index and map differ: rows of stream, start and end.
+    """
+
+    entries: EntryTable
+    data_size: int
+    tail_size: int
+    tail_crc32c: int
+    map_ranges: Column | None = None
+
+    @property
+    def cost(self) -> int:
+        """About what it takes in memory, in bytes."""
+        known = 0 if self.map_ranges is None else self.map_ranges.nbytes
+        return _BYTES_PER_INDEX + _BYTES_PER_ENTRY * len(self.entries) + known
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Why an object is not compacted. `passing`: it may well be the next time."""
+
+    reason: str
+    passing: bool = False
+
+
+def likely_index_start(size: int, range_count: int, key: str) -> int:
+    """Return from where on an object is read to have its index, footer included, in one request.
+
+    Raises `CorruptObjectError` when the object is too small to have a footer.
+    """
+    likely = FOOTER_SIZE + INDEX_ENTRY_SIZE * 2 * range_count
+    return max(0, min(tail_guess(size, key).start, size - likely))
+
+
+class SourceIndexes:
+    """Reads indexes of one cluster's set objects, and caches up to `cache_bytes` of them."""
+
+    def __init__(
+        self, calls: StoreCalls, node_map: NodeMap, key_of: Callable[[int], str], cache_bytes: int
+    ) -> None:
+        self._calls = calls
+        self._map = node_map
+        self._key_of = key_of
+        self._cache_bytes = cache_bytes
+        self._cached_bytes = 0
+        self._cache: OrderedDict[int, SourceIndex] = OrderedDict()
+        self._suspects: set[int] = set()
+        self.reads = 0
+        self.bytes_read = 0
+
+    async def load(self, sources: Iterable[Source]) -> dict[int, SourceIndex | LeftOut]:
+        """Return the index of each source, or why there is none."""
+        wanted = list(sources)
+        loaded = dict(
+            zip(
+                [one.object_id for one in wanted],
+                await all_of(self._index(one) for one in wanted),
+                strict=True,
+            )
+        )
+        await self._match_with_map(wanted, loaded)
+        for object_id, one in loaded.items():
+            if isinstance(one, SourceIndex):
+                self._remember(object_id, one)
+        return loaded
+
+    def suspect(self, object_ids: Sequence[int]) -> bool:
+        """Have these objects' indexes held against the map; return whether any of them was not."""
+        is_new = not self._suspects.issuperset(object_ids)
+        self._suspects.update(object_ids)
+        for object_id in object_ids:
+            self.forget(object_id)
+        return is_new
+
+    def forget(self, object_id: int) -> None:
+        """Drop what is cached of an object."""
+        dropped = self._cache.pop(object_id, None)
+        if dropped is not None:
+            self._cached_bytes -= dropped.cost
+
+    async def _index(self, source: Source) -> SourceIndex | LeftOut:
+        cached = self._cache.get(source.object_id)
+        if cached is not None:
+            self._cache.move_to_end(source.object_id)
+            return cached
+        key = self._key_of(source.object_id)
+        try:
+            return await self._fetch(source, key)
+        except ObjectNotFoundError:
+            return LeftOut(
+                f"{key!r} is not in the store; if it is still listed, run the reconciliation report"
+            )
+        except CorruptObjectError as error:
+            return LeftOut(str(error))
+        except StorageError as error:
+            return LeftOut(f"its index could not be read: {error}", passing=True)
+
+    async def _fetch(self, source: Source, key: str) -> SourceIndex:
+        """Read the index, nearly always with one request: the map tells how many ranges it has."""
+        parser = ObjectReader(key, source.size)
+        start = likely_index_start(source.size, source.range_count, key)
+        tail = memoryview(await self._get(key, start, source.size))
+        while (needed := parser.needed) is not None:
+            if needed.start < start:
+                start, tail = needed.start, memoryview(await self._get(key, *_span(needed)))
+            parser.receive(tail[needed.start - start : needed.end - start])
+        index = parser.index
+        end = ObjectChecksum()
+        end.update(tail[index.data_size - start :])
+        entries = EntryTable.of_index(source.object_id, index)
+        return SourceIndex(entries, index.data_size, end.size, end.value)
+
+    async def _get(self, key: str, start: int, end: int) -> bytes:
+        store = self._calls.store
+        try:
+            data = await self._calls.read(end - start, lambda: store.get_range(key, start, end))
+        except RangeNotSatisfiableError as error:
+            raise CorruptObjectError(
+                key, start, "size of the object", found=str(error), expected=f"{end} bytes"
+            ) from error
+        self.reads += 1
+        self.bytes_read += len(data)
+        return data
+
+    async def _match_with_map(
+        self, sources: Iterable[Source], loaded: dict[int, SourceIndex | LeftOut]
+    ) -> None:
+        """Drop entries that the map does not know, where numbers of ranges differ."""
+        differing: dict[int, SourceIndex] = {}
+        for source in sources:
+            one = loaded[source.object_id]
+            if isinstance(one, SourceIndex) and one.map_ranges is None:
+                ranges = len(contiguous_runs(one.entries))
+                if ranges != source.range_count or source.object_id in self._suspects:
+                    differing[source.object_id] = one
+        if not differing:
+            return
+        known = await self._map.ranges(list(differing))
+        for object_id, one in differing.items():
+            if object_id not in known:
+                loaded[object_id] = LeftOut("it was replaced meanwhile", passing=True)
+                continue
+            inside = one.entries.take(_inside(one.entries, known[object_id]))
+            loaded[object_id] = replace(one, entries=inside, map_ranges=known[object_id])
+
+    def _remember(self, object_id: int, index: SourceIndex) -> None:
+        if object_id in self._cache:
+            return
+        self._cache[object_id] = index
+        self._cached_bytes += index.cost
+        while self._cached_bytes > self._cache_bytes and self._cache:
+            self.forget(next(iter(self._cache)))
+
+
+def is_whole(index: SourceIndex, starts: dict[int, int]) -> bool:
+    """Tell whether the entries hold every live offset that the map has of the object.
+
+    `starts` has the first readable offset of each stream there is.
+    """
+    if index.map_ranges is None:
+        return True
+    entries, ranges = index.entries, index.map_ranges
+    held = _live_offsets(entries.stream_id, entries.start_offset, entries.end_offset, starts)
+    return held == _live_offsets(ranges[:, 0], ranges[:, 1], ranges[:, 2], starts)
+
+
+def _live_offsets(stream: Column, start: Column, end: Column, starts: dict[int, int]) -> int:
+    ids, numbers = np.unique(stream, return_inverse=True)
+    gone = np.iinfo(np.int64).max
+    lowest = np.array([starts.get(one, gone) for one in ids.tolist()], dtype=np.int64)
+    return int(np.maximum(end - np.maximum(start, lowest[numbers]), 0).sum())
+
+
+def _inside(entries: EntryTable, ranges: Column) -> Mask:
+    """Mark the entries that lie within a range; `ranges` may be in any order, but not overlap.
+
+    Both are sorted together, ranges first where they start alike: the range that may hold an entry
+    is the last one before it.
+    """
+    ordered = ranges[np.lexsort((ranges[:, 1], ranges[:, 0]))]
+    count = len(ordered)
+    streams = np.concatenate((ordered[:, 0], entries.stream_id))
+    starts = np.concatenate((ordered[:, 1], entries.start_offset))
+    is_entry = np.arange(len(streams)) >= count
+    order = np.lexsort((is_entry, starts, streams))
+    latest = np.maximum.accumulate(np.where(is_entry, -1, np.arange(len(streams)))[order])
+    range_of = np.empty(len(streams), dtype=np.int64)
+    range_of[order] = latest
+    at = range_of[count:]
+    found: Mask = at >= 0
+    found[found] = (ordered[at[found], 0] == entries.stream_id[found]) & (
+        entries.end_offset[found] <= ordered[at[found], 2]
+    )
+    return found
+
+
+def _span(needed: ByteRange) -> tuple[int, int]:
+    return needed.start, needed.end

@@ -1,0 +1,363 @@
+"""Calls to the controllers: find the leader, repeat what is safe to repeat, give up in time.
+
+Owns the channels, the deadline of each call and the reading of gRPC statuses. What may be repeated
+is decided here and nowhere else: every RPC of the contract is idempotent by request id, object id
+or epoch, so whatever a lost answer may have done, the same request is sent again; what the
+controller refused is not. Which endpoint comes next is the router's word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from streammeta.client.arguments import (
+    INT32_MAX,
+    check_endpoints,
+    check_int,
+    check_ints,
+    check_kind,
+    check_seconds,
+)
+from streammeta.client.errors import (
+    BrokerClientError,
+    BucketRefusedError,
+    ControllerDefectError,
+    ControllerUnavailableError,
+    InvalidRequestError,
+    LimitExceededError,
+    MapOlderThanBucketError,
+    PermissionDeniedError,
+    ProtocolViolationError,
+    RefusedError,
+    UnsupportedError,
+)
+from streammeta.client.leader_router import Failure, LeaderHint, LeaderRouter
+from streammeta.client.methods import (
+    DESCRIBE_CLUSTER,
+    DESCRIBE_STREAMS,
+    Method,
+    RequestT,
+    ResponseT,
+)
+from streammeta.client.unclosed import warn_unclosed
+from streammeta.v1 import admin_pb2, common_pb2, streams_pb2
+
+ERROR_DOMAIN = "streammeta"
+DETAILS_TRAILER = "grpc-status-details-bin"
+DEFAULT_DEADLINE = 30.0
+DEFAULT_ATTEMPT_TIMEOUT = 2.0
+
+_PAGE_SIZE = 10_000
+_MAX_RECEIVED_BYTES = 64 * 1024 * 1024
+# A dead leader shows as a reset connection, at once. Reconnecting is cheap and tried often, because
+# while a channel backs off it fails calls without looking. The pings are for hosts that vanish
+# without a reset, and are sent only while a call waits.
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    # Controllers are neighbours: a proxy meant for the internet only gets in the way.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", _MAX_RECEIVED_BYTES),
+    ("grpc.enable_retries", 0),
+)
+_REFUSALS: dict[grpc.StatusCode, type[RefusedError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: LimitExceededError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    grpc.StatusCode.UNAUTHENTICATED: PermissionDeniedError,
+    grpc.StatusCode.UNIMPLEMENTED: UnsupportedError,
+    grpc.StatusCode.FAILED_PRECONDITION: RefusedError,
+}
+
+
+_REFUSALS_BY_REASON: dict[str, type[RefusedError]] = {
+    "WRONG_BUCKET": BucketRefusedError,
+    "MAP_OLDER_THAN_BUCKET": MapOlderThanBucketError,
+}
+_FINAL_LIMITS = frozenset({"", "LIMIT_EXCEEDED"})
+"""Reasons of RESOURCE_EXHAUSTED that the same request meets again; none at all is the transport's,
+for the size of a message. Any other resource may be there a moment later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """An attempt failed in a way that allows another one.
+
+    `said` is the status in words, `refusal` the `ErrorInfo` reason of a controller that answered
+    and took nothing for now, else empty.
+    """
+
+    failure: Failure
+    said: str
+    hint: LeaderHint | None = None
+    refusal: str = ""
+
+
+@dataclass(slots=True)
+class Attempts:
+    """Failures of a call so far: the last one at each endpoint, and the last refusal for now."""
+
+    tried: dict[str, str] = field(default_factory=dict)
+    refusal: str = ""
+
+    def asking(self, endpoint: str) -> None:
+        """An attempt at `endpoint` begins."""
+        self.tried.setdefault(endpoint, "no answer yet")
+
+    def failed(self, endpoint: str, said: str, refusal: str = "") -> None:
+        """An attempt at `endpoint` failed."""
+        self.tried[endpoint] = said
+        self.refusal = refusal or self.refusal
+
+    def forget(self) -> None:
+        """The call made progress: what came before says nothing of what comes."""
+        self.tried.clear()
+        self.refusal = ""
+
+    def error(self, method: str, deadline: float) -> ControllerUnavailableError:
+        """Make the error of a call whose deadline has passed."""
+        return ControllerUnavailableError(method, deadline, self.tried, self.refusal)
+
+
+class ControllerClient:
+    """Calls any of the controllers at `endpoints`, wherever the leader is or moves to.
+
+    Safe for many concurrent calls on one event loop; use it as an async context manager or call
+    `close`. `endpoints` are HOST:PORT. `attempt_timeout` bounds one attempt, in seconds; the whole
+    call has its own deadline. `rng` draws the jitter of waits. Raises `TypeError` or `ValueError`
+    that names what is wrong with an argument.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        deadline: float = DEFAULT_DEADLINE,
+        attempt_timeout: float = DEFAULT_ATTEMPT_TIMEOUT,
+        rng: random.Random | None = None,
+        new_request_id: Callable[[], str] = lambda: secrets.token_hex(16),
+    ) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._router = LeaderRouter(check_endpoints("endpoints", endpoints), rng or random.Random())
+        self._deadline = check_seconds("deadline", deadline)
+        self._attempt_timeout = check_seconds("attempt_timeout", attempt_timeout)
+        self._new_request_id = new_request_id
+
+    async def __aenter__(self) -> ControllerClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_channels", None):
+            warn_unclosed(
+                self,
+                f"{len(self._channels)} connections to controllers",
+                "use `async with ControllerClient(...)` or `await client.close()`",
+            )
+
+    async def close(self) -> None:
+        """Close all channels; calls that wait fail."""
+        channels = list(self._channels.values())
+        self._channels.clear()
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The endpoints given, in order."""
+        return self._router.endpoints
+
+    @property
+    def leader(self) -> str | None:
+        """The endpoint believed to lead; None before the first answer and after a failure."""
+        return self._router.leader
+
+    @property
+    def router(self) -> LeaderRouter:
+        """The belief about the leader that all calls share."""
+        return self._router
+
+    @property
+    def attempt_timeout(self) -> float:
+        """How long one attempt may take, in seconds."""
+        return self._attempt_timeout
+
+    @property
+    def deadline(self) -> float:
+        """How long a call may take unless told otherwise, in seconds."""
+        return self._deadline
+
+    def channel(self, endpoint: str) -> grpc.aio.Channel:
+        """Return the connection to `endpoint`, made when it is first asked for."""
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+            self._channels[endpoint] = channel
+        return channel
+
+    async def call(
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        deadline: float | None = None,
+    ) -> ResponseT:
+        """Send `request` until a controller answers it, for at most `deadline` seconds.
+
+        An empty `request_id` is filled in, and is the same in every attempt. Error codes inside
+        the answer are left to the caller. What the leader can't take now, for a full disk or too
+        much under way, is repeated with growing waits. Raises `ControllerUnavailableError` when
+        the deadline passes, and a `RefusedError` for a request that was refused for good.
+        """
+        check_kind("request", request, method.request, f"a {method.request.__name__}")
+        seconds = self._deadline if deadline is None else check_seconds("deadline", deadline)
+        _fill_request_id(request, self._new_request_id)
+        attempts = Attempts()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._until_answered(method, request, attempts)
+        except TimeoutError:
+            raise attempts.error(method.name, seconds) from None
+
+    async def describe_cluster(self) -> admin_pb2.DescribeClusterResponse:
+        """Ask who leads and how large the map is, as any one controller knows it."""
+        return await self.call(DESCRIBE_CLUSTER, admin_pb2.DescribeClusterRequest())
+
+    async def object_namespace(self) -> str:
+        """Return the namespace in the keys of this cluster's objects."""
+        answer = await self.describe_cluster()
+        if not answer.object_namespace:
+            raise ProtocolViolationError("DescribeCluster", detail="object_namespace is empty")
+        return answer.object_namespace
+
+    async def describe_streams(
+        self,
+        stream_ids: Sequence[int] = (),
+        *,
+        owner_node_id: int | None = None,
+        include_ranges: bool = False,
+    ) -> AsyncIterator[streams_pb2.StreamDescription]:
+        """List streams in id order, page by page: these ids (unknown ones are left out), or all."""
+        ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
+        if owner_node_id is not None:
+            check_int("owner_node_id", owner_node_id, 0, INT32_MAX)
+        token = ""
+        while True:
+            request = streams_pb2.DescribeStreamsRequest(
+                stream_ids=ids,
+                include_ranges=include_ranges,
+                page=common_pb2.PageRequest(page_size=_PAGE_SIZE, page_token=token),
+            )
+            if owner_node_id is not None:
+                request.owner_node_id = owner_node_id
+            answer = await self.call(DESCRIBE_STREAMS, request)
+            for description in answer.streams:
+                yield description
+            token = answer.next_page_token
+            if not token:
+                return
+
+    async def _until_answered(
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        attempts: Attempts,
+    ) -> ResponseT:
+        endpoint = self._router.first()
+        failures = 0
+        while True:
+            attempts.asking(endpoint)
+            outcome = await self._attempt(endpoint, method, request)
+            if not isinstance(outcome, Retry):
+                if method.leader_only:
+                    self._router.answered(endpoint)
+                return outcome
+            attempts.failed(endpoint, outcome.said, outcome.refusal)
+            failures += 1
+            step = self._router.failed(endpoint, outcome.failure, failures, outcome.hint)
+            endpoint = step.endpoint
+            await asyncio.sleep(step.wait)
+
+    async def _attempt(
+        self, endpoint: str, method: Method[RequestT, ResponseT], request: RequestT
+    ) -> ResponseT | Retry:
+        send = self.channel(endpoint).unary_unary(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        try:
+            return await send(request, timeout=self._attempt_timeout)
+        except grpc.aio.AioRpcError as error:
+            verdict = judge(method.name, error)
+            if isinstance(verdict, BrokerClientError):
+                raise verdict from error
+            return verdict
+
+
+def judge(method: str, error: grpc.aio.AioRpcError) -> Retry | RefusedError:
+    """Tell whether a failed attempt may be repeated, or else what to raise."""
+    code, text = error.code(), error.details() or ""
+    info = error_info(error)
+    reason = "" if info is None else info.reason
+    said = f"{code.name} {text}".strip()
+    match code:
+        case grpc.StatusCode.UNAVAILABLE if reason == "NOT_LEADER" and info is not None:
+            return Retry(Failure.NOT_LEADER, said, _hint(info))
+        case grpc.StatusCode.UNAVAILABLE if reason:
+            return Retry(Failure.NOT_NOW, said, refusal=reason)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if reason not in _FINAL_LIMITS:
+            return Retry(Failure.NOT_NOW, said, refusal=reason)
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+            return Retry(Failure.UNREACHABLE, said)
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return Retry(Failure.TIMED_OUT, said)
+        case grpc.StatusCode.ABORTED if reason == "OUTCOME_UNKNOWN":
+            return Retry(Failure.OUTCOME_UNKNOWN, said)
+        case grpc.StatusCode.INTERNAL if info is None:
+            return Retry(Failure.UNREACHABLE, said)  # the transport's word, not a controller's
+    kind = _REFUSALS_BY_REASON.get(reason) or _REFUSALS.get(code, ControllerDefectError)
+    return kind(method, detail=said)
+
+
+def error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:
+    """Find the controller's `ErrorInfo` in the details of a status; None if there is none."""
+    for key, value in cast(Any, error.trailing_metadata()) or ():
+        if key != DETAILS_TRAILER:
+            continue
+        try:
+            status = status_pb2.Status.FromString(value)
+        except DecodeError:
+            return None
+        for detail in status.details:
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+                return info
+    return None
+
+
+def _hint(info: error_details_pb2.ErrorInfo) -> LeaderHint | None:
+    epoch = info.metadata.get("epoch", "")
+    if not epoch.isdecimal():
+        return None
+    return LeaderHint(info.metadata.get("leader_endpoint", ""), int(epoch))
+
+
+def _fill_request_id(request: Any, new_request_id: Callable[[], str]) -> None:
+    field = request.DESCRIPTOR.fields_by_name.get("request_id")
+    if field is not None and not request.request_id:
+        request.request_id = new_request_id()

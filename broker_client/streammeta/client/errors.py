@@ -1,0 +1,390 @@
+"""What can go wrong for a broker, one exception for each thing it would do differently.
+
+Owns the translation of the contract's `ErrorCode` into exceptions. A message says what was
+refused, for which stream, node or object, and what to do next. `retriable` tells whether repeating
+the same call, unchanged, may succeed; it never tells that the call had no effect. Failures of the
+object store come as `streammeta.storage.errors` unless a class here says more about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from streammeta.v1.common_pb2 import ErrorCode
+
+
+class BrokerClientError(Exception):
+    """The common base: catch it to handle every failure of the client."""
+
+    retriable: ClassVar[bool] = False
+
+
+class RefusedError(BrokerClientError):
+    """The controller refused one item, or a whole call, with an error code.
+
+    `subject` is what was refused (such as `stream 7`), `code` the error code or None when the call
+    ended with a gRPC status, `detail` the controller's own words or what the client knows beyond.
+    """
+
+    advice: ClassVar[str] = "see the controller's log for the reason"
+
+    def __init__(
+        self, subject: str, *, code: ErrorCode.ValueType | None = None, detail: str = ""
+    ) -> None:
+        self.subject = subject
+        self.code = code
+        self.detail = detail
+        reason = "" if code is None else f" with {ErrorCode.Name(code)}"
+        words = f" ({detail})" if detail else ""
+        super().__init__(f"{subject} was refused{reason}{words}; {self.advice}")
+
+
+class InvalidRequestError(RefusedError):
+    """The request contradicts itself or breaks a rule of the contract."""
+
+    advice = "correct the field that is named, repeating the same request fails again"
+
+
+class LimitExceededError(RefusedError):
+    """The request is larger than a limit of the controller; nothing was changed."""
+
+    advice = "send less in one request"
+
+
+class PermissionDeniedError(RefusedError):
+    """The controller doesn't allow this caller to do this."""
+
+    advice = "check the credentials and the controller's access rules"
+
+
+class UnsupportedError(RefusedError):
+    """The controller doesn't offer this call."""
+
+    advice = "upgrade the controllers, or use a client of their version"
+
+
+class ControllerDefectError(RefusedError):
+    """The controller failed in a way that it did not foresee."""
+
+    advice = "nothing was changed; report it together with the controller's log"
+
+
+class ProtocolViolationError(RefusedError):
+    """The answer breaks the contract: a code that is never sent, or rows that do not match."""
+
+    advice = "check that client and controllers have matching versions"
+
+
+class BucketRefusedError(RefusedError):
+    """The controllers take the bucket for another cluster's and issue no object ids."""
+
+    advice = "start the controllers with their own bucket and namespace"
+
+
+class MapOlderThanBucketError(RefusedError):
+    """The controllers were restored to an earlier state and issue no object ids."""
+
+    advice = "start the controllers with their newest data directories; see docs/operations.md"
+
+
+class StreamNotFoundError(RefusedError):
+    """No stream has this id: it was never created, or it was deleted."""
+
+    advice = "check the id, or create the stream"
+
+
+class StreamFencedError(RefusedError):
+    """Another node, or a newer epoch of the stream, holds the stream."""
+
+    advice = "stop writing to it; to take it back, open it with a larger stream epoch"
+
+
+class StreamNotOpenedError(RefusedError):
+    """The stream is closed."""
+
+    advice = "open the stream and attach it before writing to it"
+
+
+class StreamNotClosedError(RefusedError):
+    """The stream is open, or its former owner still has data to upload."""
+
+    advice = "wait until its owner has closed it, then repeat"
+    retriable = True
+
+
+class StreamEpochMismatchError(RefusedError):
+    """The stream and its current range disagree with the epoch in the request."""
+
+    advice = "describe the stream, then open it with a larger stream epoch"
+
+
+class StreamFailedError(RefusedError):
+    """An earlier write to the stream failed, so this one would have left a gap."""
+
+    advice = "open the stream again and attach it, then repeat from its next offset"
+
+
+class ObjectExpiredError(RefusedError):
+    """A commit came after the object's deadline, or for an id that was never prepared."""
+
+    advice = (
+        "what was uploaded is garbage that reconciliation removes; prepare new ids and upload again"
+    )
+
+
+class ObjectNotCommittedError(RefusedError):
+    """The object exists but is not committed."""
+
+    advice = "commit it first, or choose another source"
+
+
+class ObjectContentMismatchError(RefusedError):
+    """The object id was committed before, with other content than this commit has."""
+
+    advice = "commit under newly prepared ids; only an identical commit may be repeated"
+
+
+class CompactedObjectsNotFoundError(RefusedError):
+    """A source of a compaction is gone: somebody else has compacted it."""
+
+    advice = "drop the result and plan the compaction anew"
+
+
+class NodeFencedError(RefusedError):
+    """The node's streams are being recovered by another node."""
+
+    advice = "stop writing as this node; restart the broker with a larger node epoch"
+
+
+class NodeEpochExpiredError(NodeFencedError):
+    """A newer process of this node has registered."""
+
+    advice = "stop this process: a newer one speaks for the node"
+
+
+class NodeNotRegisteredError(RefusedError):
+    """The node has not registered."""
+
+    advice = "register the node, then repeat"
+
+
+class NodeLockedError(RefusedError):
+    """The previous owner of the stream is locked; only it may open the stream."""
+
+    advice = "wait for the lock to be undone, then repeat"
+    retriable = True
+
+
+class KeyConflictError(RefusedError):
+    """Put-if-absent or compare-and-set found another version."""
+
+    advice = "read the value that is stored, decide again and put with its version"
+
+
+class KeyNotFoundError(RefusedError):
+    """There is no such key."""
+
+    advice = "check namespace and key"
+
+
+class OffsetMismatchError(RefusedError):
+    """A range does not continue where the stream ends.
+
+    `got` is the start of the refused range, `wanted` the stream's end offset, -1 if unknown.
+    """
+
+    advice = "open the stream again to learn its next offset, then write from there"
+
+    def __init__(self, stream_id: int, wanted: int, got: int) -> None:
+        self.stream_id = stream_id
+        self.wanted = wanted
+        self.got = got
+        end = f"offset {wanted}" if wanted >= 0 else "its end offset"
+        super().__init__(
+            f"stream {stream_id}",
+            code=ErrorCode.OFFSET_NOT_MATCHED,
+            detail=f"the range starts at offset {got}, wanted {end}",
+        )
+
+
+class OffsetTrimmedError(RefusedError):
+    """A read starts below the first visible offset of its stream."""
+
+    advice = "read from the stream's start offset; what was below it has been trimmed"
+
+    def __init__(self, stream_id: int, got: int, start_offset: int) -> None:
+        self.stream_id = stream_id
+        self.got = got
+        self.start_offset = start_offset
+        super().__init__(
+            f"read of stream {stream_id}",
+            code=ErrorCode.OFFSET_NOT_MATCHED,
+            detail=f"it starts at offset {got}, the stream at {start_offset}",
+        )
+
+
+class ControllerUnavailableError(BrokerClientError):
+    """No controller took the call within the deadline. It may or may not have taken effect.
+
+    `tried` gives, for each endpoint, the last failure seen there. `reason` is the last
+    `google.rpc.ErrorInfo` reason for which a controller took nothing for now, such as DISK_FULL or
+    BUSY, empty if none said so.
+    """
+
+    retriable = True
+
+    def __init__(
+        self, method: str, deadline: float, tried: Mapping[str, str], reason: str = ""
+    ) -> None:
+        self.method = method
+        self.deadline = deadline
+        self.tried = dict(tried)
+        self.reason = reason
+        seen = "; ".join(f"{endpoint}: {failure}" for endpoint, failure in tried.items())
+        what = f"was put off with {reason} for" if reason else "got no answer in"
+        super().__init__(
+            f"{method} {what} {deadline:g} s ({seen or 'no endpoint was tried'});"
+            f" {_UNAVAILABLE_ADVICE.get(reason, _PUT_OFF_ADVICE)}. It may"
+            " have taken effect: repeat it with the same request id, or open the stream again"
+        )
+
+
+_UNAVAILABLE_ADVICE = {
+    "": "check that a majority of the controllers runs and that these endpoints are theirs",
+    "DISK_FULL": "make room on the disks of the controllers",
+    "BUSY": "have fewer requests in flight, or a longer deadline",
+    "OBJECT_IDS_NOT_READY": "check that the controllers reach their bucket",
+}
+_PUT_OFF_ADVICE = "the controllers answer: their message says what stands in the way"
+"""For reasons that a later version of the controllers may give."""
+
+
+class OutcomeUnknownError(BrokerClientError):
+    """A commit got no answer in time: its records may be committed, all of them or none.
+
+    The next offset of their streams, once opened with larger epochs, tells which.
+    """
+
+    def __init__(self, subject: str, cause: Exception) -> None:
+        self.subject = subject
+        self.__cause__ = cause
+        super().__init__(
+            f"the outcome of {subject} is unknown ({cause}); open the stream again with a larger"
+            " epoch: its next offset tells whether the records are committed"
+        )
+
+
+class UploadFailedError(BrokerClientError):
+    """The object store did not take an object; nothing of it was committed."""
+
+    def __init__(self, key: str, object_id: int, reason: str) -> None:
+        self.key = key
+        self.object_id = object_id
+        super().__init__(
+            f"object {object_id} could not be uploaded as {key!r}: {reason}; once the store takes"
+            " writes, open the streams again and repeat from their next offsets"
+        )
+
+
+class WriterClosedError(BrokerClientError):
+    """The writer is closed and takes no more records."""
+
+
+class RecoveryNeededError(BrokerClientError):
+    """The write-ahead log holds records of an earlier process that may not be committed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the write-ahead log holds records of an earlier process; attach the streams that the"
+            " session inherited and await recover() before the first append"
+        )
+
+
+class ReaderClosedError(BrokerClientError):
+    """The reader was closed while, or before, something was read with it."""
+
+    def __init__(self, stream_id: int) -> None:
+        self.stream_id = stream_id
+        super().__init__(f"read of stream {stream_id}: the reader is closed; make a new one")
+
+
+class ReadDeadlineError(BrokerClientError):
+    """A read was not done when its deadline passed; it changed nothing."""
+
+    retriable = True
+
+    def __init__(self, subject: str, deadline: float) -> None:
+        self.subject = subject
+        self.deadline = deadline
+        super().__init__(
+            f"{subject} was not done in {deadline:g} s; check that the object store answers, then"
+            " repeat it, with less to read or a longer deadline"
+        )
+
+
+class CorruptObjectError(BrokerClientError):
+    """The bytes of an object are not what the map says they are."""
+
+    def __init__(self, key: str, object_id: int, stream_id: int, problem: str) -> None:
+        self.key = key
+        self.object_id = object_id
+        self.stream_id = stream_id
+        self.problem = problem
+        super().__init__(
+            f"object {object_id} ({key!r}), read for stream {stream_id}, is corrupt: {problem};"
+            " keep it, and restore it from a copy of the bucket"
+        )
+
+
+class MissingObjectError(BrokerClientError):
+    """The map lists an object that the store does not have."""
+
+    def __init__(self, key: str, object_id: int, stream_id: int) -> None:
+        self.key = key
+        self.object_id = object_id
+        self.stream_id = stream_id
+        super().__init__(
+            f"object {object_id} ({key!r}), listed for stream {stream_id}, is not in the store;"
+            " check that this is the cluster's bucket, then run the reconciliation report"
+        )
+
+
+ERRORS_BY_CODE: Mapping[ErrorCode.ValueType, type[RefusedError]] = {
+    ErrorCode.UNKNOWN_SERVER_ERROR: ControllerDefectError,
+    ErrorCode.INVALID_REQUEST: InvalidRequestError,
+    ErrorCode.STREAM_EXIST: ProtocolViolationError,
+    ErrorCode.STREAM_NOT_EXIST: StreamNotFoundError,
+    ErrorCode.STREAM_FENCED: StreamFencedError,
+    ErrorCode.OBJECT_NOT_EXIST: ObjectExpiredError,
+    ErrorCode.STREAM_NOT_OPENED: StreamNotOpenedError,
+    ErrorCode.STREAM_NOT_CLOSED: StreamNotClosedError,
+    ErrorCode.REDUNDANT_OPERATION: ProtocolViolationError,
+    ErrorCode.COMPACTED_OBJECTS_NOT_FOUND: CompactedObjectsNotFoundError,
+    ErrorCode.OFFSET_NOT_MATCHED: OffsetMismatchError,
+    ErrorCode.NODE_EPOCH_EXPIRED: NodeEpochExpiredError,
+    ErrorCode.NODE_EPOCH_NOT_EXIST: NodeNotRegisteredError,
+    ErrorCode.KEY_EXIST: KeyConflictError,
+    ErrorCode.KEY_NOT_EXIST: KeyNotFoundError,
+    ErrorCode.NODE_FENCED: NodeFencedError,
+    ErrorCode.NODE_LOCKED: NodeLockedError,
+    ErrorCode.OBJECT_NOT_COMMITED: ObjectNotCommittedError,
+    ErrorCode.STREAM_INNER_ERROR: StreamEpochMismatchError,
+    ErrorCode.OBJECT_CONTENT_MISMATCH: ObjectContentMismatchError,
+}
+
+
+def refusal(code: ErrorCode.ValueType, subject: str) -> RefusedError:
+    """Make the exception for `code`, which must not be NONE; an unknown code is a violation.
+
+    An `OFFSET_NOT_MATCHED` without offsets becomes a plain `RefusedError`: whoever knows the
+    offsets raises `OffsetMismatchError` itself.
+    """
+    if code == ErrorCode.NONE:
+        raise ValueError(f"{subject} was not refused: the code is NONE")
+    if code not in ErrorCode.values():
+        return ProtocolViolationError(subject, detail=f"unknown error code {code}")
+    kind = ERRORS_BY_CODE[code]
+    if kind is OffsetMismatchError:
+        return RefusedError(subject, code=code)
+    return kind(subject, code=code)

@@ -1,0 +1,124 @@
+"""Object ids prepared ahead, so that few calls serve many uploads.
+
+Owns the stock of ids, their order and how long they are still good for. Ids are given out
+ascending: what asks later gets larger ones. What is not used expires on the controllers by itself.
+Knows neither objects nor what becomes of an id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from streammeta.client import methods
+from streammeta.client.errors import refusal
+from streammeta.client.session import BrokerSession
+from streammeta.v1 import common_pb2, objects_pb2
+
+PREPARE_MAX = 10_000
+"""Ids that one call may ask for."""
+
+STOCK_MIN = 16
+STOCK_MAX = 1024
+"""Between these the stock doubles when it was used up in time, and halves when it was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenIds:
+    """Ascending ids; those that are not committed expire at `deadline_ms`, leader's clock."""
+
+    ids: tuple[int, ...]
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class _Stock:
+    """Ids `[next_id, end_id)`, given out until the clock says `stale`."""
+
+    next_id: int
+    end_id: int
+    deadline_ms: int
+    stale: float
+
+
+class ObjectIds:
+    """Prepared ids of one session, each valid for at least half of `ttl_ms` when it is taken.
+
+    `deadline` bounds one call for more, in seconds; None: the client's. `clock` gives seconds that
+    never go back.
+    """
+
+    def __init__(
+        self,
+        session: BrokerSession,
+        ttl_ms: int,
+        deadline: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._deadline = deadline
+        self._session = session
+        self._ttl_ms = ttl_ms
+        self._stocks: deque[_Stock] = deque()
+        self._amount = STOCK_MIN
+        self._order = asyncio.Lock()
+
+    async def take(self, count: int) -> TakenIds:
+        """Return `count` ids, larger than all before; calls are served in their order.
+
+        Raises what bars the node and `ControllerUnavailableError`; nothing is lost then.
+        """
+        async with self._order:
+            self._drop_stale()
+            missing = count - sum(one.end_id - one.next_id for one in self._stocks)
+            while missing > 0:
+                fetched = await self._fetch(min(PREPARE_MAX, max(self._amount, missing)))
+                self._stocks.append(fetched)
+                missing -= fetched.end_id - fetched.next_id
+            return self._hand_out(count)
+
+    def discard(self) -> None:
+        """Forget the stock: ids of its age were found to have expired."""
+        self._stocks.clear()
+
+    def _drop_stale(self) -> None:
+        now = self._clock()
+        while self._stocks and self._stocks[0].stale <= now:
+            self._stocks.popleft()
+            self._amount = max(STOCK_MIN, self._amount // 2)
+
+    def _hand_out(self, count: int) -> TakenIds:
+        ids: list[int] = []
+        deadline_ms = self._stocks[0].deadline_ms
+        while len(ids) < count:
+            stock = self._stocks[0]
+            some = range(stock.next_id, min(stock.end_id, stock.next_id + count - len(ids)))
+            ids.extend(some)
+            stock.next_id = some.stop
+            if stock.next_id == stock.end_id:
+                self._stocks.popleft()
+                self._amount = min(STOCK_MAX, self._amount * 2)
+        return TakenIds(tuple(ids), deadline_ms)
+
+    async def _fetch(self, count: int) -> _Stock:
+        node = self._session.node
+        asked = self._clock()
+        answer = await self._session.client.call(
+            methods.PREPARE_OBJECTS,
+            objects_pb2.PrepareObjectsRequest(node=node, count=count, ttl_ms=self._ttl_ms),
+            self._deadline,
+        )
+        if answer.error != common_pb2.NONE:
+            raise refusal(
+                answer.error,
+                f"preparing {count} objects for node {node.node_id} at epoch {node.node_epoch}",
+            )
+        return _Stock(
+            answer.first_object_id,
+            answer.first_object_id + count,
+            answer.deadline_ms,
+            asked + self._ttl_ms / 2000,
+        )

@@ -1,0 +1,294 @@
+"""Fetching the parts of objects that a reader needs, with as few requests as make sense.
+
+Owns the cache of indexes, the merging of neighbouring blocks into one range request, and the
+naming of broken and missing objects. It knows objects and entries, not the order of a stream.
+Indexes may be cached for good, since an object id is never reused.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from streammeta.client.errors import CorruptObjectError
+from streammeta.client.reading.byte_budget import SharedWork
+from streammeta.client.reading.reader_stats import ReaderStats
+from streammeta.client.reading.stream_slices import UNKNOWN_CRC, Slice
+from streammeta.client.store_threads import StoreThreads
+from streammeta.storage.errors import CorruptObjectError as BrokenFormatError
+from streammeta.storage.errors import RangeNotSatisfiableError
+from streammeta.storage.object_format.composite import decode_composite
+from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
+from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_format.object_reader import ObjectReader, read_entry
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.range_merge import merge_ranges
+
+WHOLE_OBJECT_BYTES = 128 * 1024
+"""A smaller object is fetched whole when its index is wanted: one request instead of two."""
+
+# What an index costs in memory: six columns of 8 bytes each, and the Python objects around them.
+_BYTES_PER_ENTRY = 48
+_BYTES_PER_LINK = 64
+_BYTES_PER_INDEX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One index entry and the object that has its bytes."""
+
+    object_id: int
+    entry: IndexEntry
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from all other blocks."""
+        return self.object_id, self.entry.position
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The bytes of the object that it is in."""
+        return self.entry.position, self.entry.position + self.entry.size
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectIndex:
+    """The index of an object; of a composite with the objects that have its blocks.
+
+    Those are `linked_ids`, each from its place in `first_ordinals` on.
+    """
+
+    object_id: int
+    index: IndexBlock
+    linked_ids: tuple[int, ...] = ()
+    first_ordinals: tuple[int, ...] = ()
+
+    def find(self, stream_id: int, start: int, end: int, max_bytes: int) -> list[Block]:
+        """List the blocks that hold `[start, end)` of a stream, up to a gap or `max_bytes`."""
+        found = self.index.find(stream_id, start, end, max_bytes)
+        return [
+            Block(self._holder(found.first_ordinal + i), entry)
+            for i, entry in enumerate(found.entries)
+        ]
+
+    def _holder(self, ordinal: int) -> int:
+        if not self.linked_ids:
+            return self.object_id
+        return self.linked_ids[bisect_right(self.first_ordinals, ordinal) - 1]
+
+    @property
+    def cost(self) -> int:
+        """About what it takes in memory, in bytes."""
+        links = _BYTES_PER_LINK * len(self.linked_ids)
+        return _BYTES_PER_INDEX + _BYTES_PER_ENTRY * len(self.index) + links
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRange:
+    """Bytes `[start, end)` of one object, and the blocks in them, by position."""
+
+    object_id: int
+    start: int
+    end: int
+    blocks: tuple[Block, ...]
+
+
+def merge_blocks(blocks: Iterable[Block]) -> list[BlockRange]:
+    """Cover `blocks` with few ranges: neighbours join if that leaves few bytes unused.
+
+    What is too much, `streammeta.storage.object_store.range_merge` says.
+    """
+    by_object: defaultdict[int, list[Block]] = defaultdict(list)
+    for block in sorted(blocks, key=lambda one: one.key):
+        by_object[block.object_id].append(block)
+    return [
+        BlockRange(object_id, one.start, one.end, tuple(held[i] for i in one.members))
+        for object_id, held in by_object.items()
+        for one in merge_ranges([block.range for block in held])
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """An index, what it took to get it, and the bytes of the object if all of them came."""
+
+    index: ObjectIndex
+    requests: int
+    received: int
+    whole: bytes | None = None
+
+
+class ObjectSource:
+    """Reads indexes and blocks of one cluster's objects; caches up to `cache_bytes` of indexes.
+
+    An object that is fetched whole is held against its recorded checksum; parts have none.
+    One request to the store, its repetitions included, takes at most `request_timeout` seconds.
+    """
+
+    def __init__(
+        self,
+        threads: StoreThreads,
+        namespace: str,
+        cache_bytes: int,
+        request_timeout: float,
+        stats: ReaderStats,
+        on_whole: Callable[[ObjectIndex, bytes], None] = lambda _index, _data: None,
+    ) -> None:
+        self.on_whole = on_whole
+        self._threads = threads
+        self._namespace = namespace
+        self._cache_bytes = cache_bytes
+        self._cached_bytes = 0
+        self._request_timeout = request_timeout
+        self.stats = stats
+        self._cache: OrderedDict[int, ObjectIndex] = OrderedDict()
+        self._fetching: SharedWork[tuple[int, bool], ObjectIndex] = SharedWork()
+
+    @property
+    def cached_bytes(self) -> int:
+        """About what the cached indexes take."""
+        return self._cached_bytes
+
+    def key(self, object_id: int) -> str:
+        """Return the key of an object in this cluster's namespace."""
+        return key_for(object_id, self._namespace)
+
+    async def index(
+        self, piece: Slice, stream_id: int, *, with_small_objects: bool = False
+    ) -> ObjectIndex:
+        """Return the index of the object of `piece`, read for `stream_id`, cached or fetched.
+
+        `with_small_objects` fetches such whole and gives their bytes to `on_whole`. Raises
+        `CorruptObjectError`, or `streammeta.storage.errors.ObjectNotFoundError` if it is gone.
+        """
+        cached = self._cache.get(piece.object_id)
+        if cached is not None:
+            self._cache.move_to_end(piece.object_id)
+            self.stats.index_hits += 1
+            return cached
+        small = not piece.is_composite and piece.object_size <= WHOLE_OBJECT_BYTES
+        whole = with_small_objects and small
+        return await self._fetching.run(
+            (piece.object_id, whole), lambda: self._fetch_index(piece, stream_id, whole=whole)
+        )
+
+    def forget(self, object_id: int) -> None:
+        """Drop what is cached of an object."""
+        dropped = self._cache.pop(object_id, None)
+        if dropped is not None:
+            self._cached_bytes -= dropped.cost
+
+    async def fetch(self, wanted: BlockRange) -> list[bytes]:
+        """Fetch a range: the bytes of each of its blocks. Raises as `index` does."""
+        cut = await self._threads.run(lambda: self._read_range(wanted))
+        self._count(1, wanted.end - wanted.start)
+        return cut
+
+    def decode(self, block: Block, data: bytes | memoryview) -> list[RecordBatch]:
+        """Read the records of a block. Raises `CorruptObjectError`."""
+        key = self.key(block.object_id)
+        try:
+            return read_entry(block.entry, memoryview(data), key)
+        except BrokenFormatError as error:
+            raise CorruptObjectError(
+                key, block.object_id, block.entry.stream_id, str(error)
+            ) from error
+
+    async def records(self, wanted: BlockRange) -> list[list[RecordBatch]]:
+        """Fetch and decode a range: the records of each of its blocks. Raises as `index` does."""
+
+        def read() -> list[list[RecordBatch]]:
+            parts = zip(wanted.blocks, self._read_range(wanted), strict=True)
+            return [self.decode(block, data) for block, data in parts]
+
+        decoded = await self._threads.run(read)
+        self._count(1, wanted.end - wanted.start)
+        return decoded
+
+    def close(self) -> None:
+        """Give up what is being fetched."""
+        self._fetching.close()
+
+    def _count(self, requests: int, received: int) -> None:
+        self.stats.requests += requests
+        self.stats.bytes_fetched += received
+
+    async def _fetch_index(self, piece: Slice, stream_id: int, *, whole: bool) -> ObjectIndex:
+        fetched = await self._threads.run(lambda: self._read_index(piece, stream_id, whole=whole))
+        self.stats.indexes_fetched += 1
+        self._count(fetched.requests, fetched.received)
+        self._remember(fetched.index)
+        if fetched.whole is not None:
+            self.on_whole(fetched.index, fetched.whole)
+        return fetched.index
+
+    def _get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """Read from the store, in a thread."""
+        store = self._threads.store.until(time.monotonic() + self._request_timeout)
+        return store.get_range(key, start, end)
+
+    def _read_index(self, piece: Slice, stream_id: int, *, whole: bool) -> _Fetched:
+        """Read an index, in a thread."""
+        object_id, key = piece.object_id, self.key(piece.object_id)
+        try:
+            if piece.is_composite:
+                # Its recorded size is that of the linked blocks, so only "to the end" is known.
+                data = self._get(key)
+                _check_crc(piece, data, key)
+                decoded = decode_composite(data, source=key)
+                linked = tuple(link.object_id for link in decoded.links)
+                index = ObjectIndex(object_id, decoded.index, linked, decoded.first_ordinals)
+                return _Fetched(index, 1, len(data))
+            parser = ObjectReader(key, piece.object_size)
+            all_bytes = self._get(key, 0, piece.object_size) if whole else None
+            requests, received = 0, 0
+            if all_bytes is not None:
+                requests, received = 1, len(all_bytes)
+                _check_crc(piece, all_bytes, key)
+            while (needed := parser.needed) is not None:
+                if all_bytes is not None:
+                    parser.receive(memoryview(all_bytes)[needed.start : needed.end])
+                    continue
+                data = self._get(key, needed.start, needed.end)
+                requests, received = requests + 1, received + len(data)
+                parser.receive(data)
+            return _Fetched(ObjectIndex(object_id, parser.index), requests, received, all_bytes)
+        except (BrokenFormatError, RangeNotSatisfiableError, ValueError) as error:
+            raise CorruptObjectError(key, object_id, stream_id, str(error)) from error
+
+    def _read_range(self, wanted: BlockRange) -> list[bytes]:
+        """Fetch a range and cut it into blocks, in a thread."""
+        key = self.key(wanted.object_id)
+        try:
+            data = self._get(key, wanted.start, wanted.end)
+        except RangeNotSatisfiableError as error:
+            stream_id = wanted.blocks[0].entry.stream_id
+            raise CorruptObjectError(key, wanted.object_id, stream_id, str(error)) from error
+        if len(wanted.blocks) == 1:
+            return [data]
+        at = wanted.start
+        return [
+            data[block.entry.position - at : block.entry.position - at + block.entry.size]
+            for block in wanted.blocks
+        ]
+
+    def _remember(self, fetched: ObjectIndex) -> None:
+        """Cache an index, and forget the longest unused ones that no longer fit."""
+        if fetched.object_id in self._cache:
+            return
+        self._cache[fetched.object_id] = fetched
+        self._cached_bytes += fetched.cost
+        while self._cached_bytes > self._cache_bytes and self._cache:
+            self.forget(next(iter(self._cache)))
+
+
+def _check_crc(piece: Slice, data: bytes, key: str) -> None:
+    """Hold all bytes of an object against the checksum that was recorded for it, if any was."""
+    if piece.crc32c != UNKNOWN_CRC:
+        checksum = ObjectChecksum()
+        checksum.update(data)
+        checksum.verify(piece.crc32c, source=key)

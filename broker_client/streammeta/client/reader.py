@@ -1,0 +1,370 @@
+"""Reading streams back, in order and complete, as they are and as they grow.
+
+Owns what a caller sees: records of a stream follow each other without a gap from the offset asked
+for, whatever happens to the objects that hold them; each call ends by its deadline; memory stays
+within the bounds of the configuration. How it is done is in `streammeta.client.reading`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
+from typing import Any, Self, TypeVar
+
+from streammeta.client.arguments import (
+    INT64_MAX,
+    check_callable,
+    check_client,
+    check_int,
+    check_ints,
+    check_items,
+    check_kind,
+    check_seconds,
+    check_store,
+    check_text,
+)
+from streammeta.client.bucket_check import BucketCheck
+from streammeta.client.controller_client import ControllerClient
+from streammeta.client.errors import ReadDeadlineError, ReaderClosedError, refusal
+from streammeta.client.object_source import ObjectSource
+from streammeta.client.reader_config import ReaderConfig
+from streammeta.client.reading.block_cache import BlockCache
+from streammeta.client.reading.block_fetcher import BlockFetcher
+from streammeta.client.reading.bulk_reader import BulkReader
+from streammeta.client.reading.cursors import Cursors
+from streammeta.client.reading.lookups import Lookups, StreamQuery
+from streammeta.client.reading.map_follower import MapFollower
+from streammeta.client.reading.range_reader import Fetched, RangeReader
+from streammeta.client.reading.reader_stats import ReaderStats
+from streammeta.client.reading.slice_cache import SliceCache
+from streammeta.client.reading.stream_tail import NewsWait, StreamTail
+from streammeta.client.reading.time_lookup import Bound, OffsetAtTime, TimestampOf
+from streammeta.client.reading.timed_stream import TimedStreams
+from streammeta.client.store_threads import StoreThreads
+from streammeta.client.unclosed import warn_unclosed
+from streammeta.storage.object_format.index_block import UNLIMITED
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.v1 import common_pb2, objects_pb2
+
+DEFAULT_READ_BYTES = 8 * 1024 * 1024
+
+_ResultT = TypeVar("_ResultT")
+
+
+class StreamReader:
+    """Reads streams of the cluster whose objects have `namespace` in their keys.
+
+    Safe for many concurrent calls on one event loop; use it as an async context manager or call
+    `close`. Every call raises `StreamNotFoundError`, `OffsetTrimmedError`, `CorruptObjectError`,
+    `MissingObjectError`, `ReadDeadlineError`, `ReaderClosedError`, what a call to the controllers
+    raises, and `storage.errors` that are no fault of the object. The first one looks whether the
+    store is the cluster's bucket: `storage.errors.WrongBucketError`. `deadline` is in seconds.
+    """
+
+    def __init__(
+        self,
+        client: ControllerClient,
+        store: ObjectStore,
+        namespace: str,
+        config: ReaderConfig | None = None,
+    ) -> None:
+        check_client(client)
+        check_store(store)
+        check_text("namespace", namespace, "that of the cluster, `session.namespace`")
+        self._config = config = ReaderConfig() if config is None else config
+        check_kind("config", config, ReaderConfig, "a ReaderConfig, or None for its defaults")
+        self._stats = ReaderStats()
+        self._bucket = BucketCheck(client, store, namespace)
+        self._threads = StoreThreads(store, config.fetch_threads, "fetch")
+        self._lookups = Lookups(client)
+        self._slices = SliceCache(
+            self._lookups, self._stats, config.max_slices, config.max_staleness
+        )
+        self._follower = MapFollower(client, self._slices)
+        self._slices.follow(self._follower)
+        self._source = ObjectSource(
+            self._threads, namespace, config.index_cache_bytes, config.request_timeout, self._stats
+        )
+        self._blocks = BlockCache(config.block_cache_bytes)
+        self._fetcher = BlockFetcher(self._source, self._blocks, self._stats, config.read_bytes)
+        self._source.on_whole = self._fetcher.take_whole
+        cursors = Cursors(
+            self._blocks,
+            self._stats,
+            config.readahead_bytes,
+            max(1, min(config.max_readahead_bytes, config.block_cache_bytes // 2)),
+        )
+        self._ranges = RangeReader(
+            namespace,
+            self._slices,
+            self._source,
+            self._fetcher,
+            cursors,
+            self._stats,
+            config.read_bytes // 2,
+        )
+        self._bulk = BulkReader(namespace, self._lookups, self._source, config.bulk_bytes)
+        self._timed = TimedStreams(
+            namespace, self._lookups, self._source, self._fetcher, self._slices
+        )
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warn_unclosed(
+                self,
+                "its threads, its watch and the reads that wait",
+                "use `async with StreamReader(...)` or `reader.close()`",
+            )
+
+    @property
+    def stats(self) -> ReaderStats:
+        """What was asked of the store and the map so far, and what was found in memory."""
+        return self._stats
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of indexes, blocks and unfinished reads in memory now."""
+        return self._source.cached_bytes + self._blocks.size + self._fetcher.held_bytes
+
+    def close(self) -> None:
+        """Stop everything; reads that wait fail."""
+        self._closed = True
+        self._follower.close()
+        self._slices.on_gap()  # who waits for news has to hear of it
+        self._ranges.close()
+        self._lookups.close()
+        self._source.close()
+        self._fetcher.close()
+        self._threads.close()
+
+    async def locate(self, queries: Sequence[StreamQuery]) -> list[objects_pb2.ObjectList]:
+        """Ask the map about many ranges in few calls; the answers are in the order of `queries`.
+
+        Error codes are left in the answers.
+        """
+        asked = check_items("queries", queries, "a sequence of StreamQuery")
+        for index, one in enumerate(asked):
+            check_kind(f"queries[{index}]", one, StreamQuery, "a StreamQuery")
+        return await self._lookups.ask_many(asked)
+
+    async def fetch(
+        self,
+        stream_id: int,
+        offset: int,
+        max_bytes: int = DEFAULT_READ_BYTES,
+        *,
+        min_bytes: int = 1,
+        wait: float = 0.0,
+        deadline: float | None = None,
+    ) -> Fetched:
+        """Read from `offset` on; wait up to `wait` seconds until there are `min_bytes` of payload.
+
+        About `max_bytes` of payload are read, at least one batch if there is any, fewer if the
+        memory allowed does not suffice. The first batch may begin before `offset`. Where the stream
+        ends nothing is returned; offsets that were given up are passed over. The deadline counts
+        beside `wait`.
+        """
+        _check_read(stream_id, offset, None, max_bytes, "offset")
+        check_int("min_bytes", min_bytes)
+        check_seconds("wait", wait, may_be_zero=True)
+        if min_bytes > max_bytes:
+            raise ValueError(
+                f"fetch of stream {stream_id}: min_bytes is {min_bytes}, wanted at most max_bytes,"
+                f" {max_bytes}"
+            )
+        fetched = await self._fetch_once(stream_id, offset, max_bytes, deadline)
+        if wait <= 0 or fetched.payload_bytes >= min_bytes:
+            return fetched
+        ends_at = asyncio.get_running_loop().time() + wait
+        with self._news(stream_id) as news:
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    await news.ready()
+                while fetched.payload_bytes < min_bytes:
+                    news.expect()
+                    if not news.nothing_at(fetched.next_offset):
+                        left = max_bytes - fetched.payload_bytes
+                        more = await self._fetch_once(
+                            stream_id, fetched.next_offset, left, deadline
+                        )
+                        fetched = _joined(fetched, more)
+                        if more.records:
+                            continue
+                    async with asyncio.timeout_at(ends_at):
+                        await news.wait()
+            except TimeoutError:
+                pass
+        return fetched
+
+    async def read(
+        self,
+        stream_id: int,
+        start: int,
+        end: int | None = None,
+        max_bytes: int = DEFAULT_READ_BYTES,
+        *,
+        deadline: float | None = None,
+    ) -> list[RecordBatch]:
+        """Read record batches that cover `[start, end)`, or the front of it, without a gap.
+
+        The first may begin before `start` and the last reach beyond `end`, since batches are not
+        cut. About `max_bytes` of payload are read, at least one batch if there is any; none at
+        the stream's end.
+        """
+        _check_read(stream_id, start, end, max_bytes)
+        query = StreamQuery(stream_id, start, UNLIMITED if end is None else end)
+        fetched = await self._bounded(
+            self._ranges.read(query, max_bytes), f"read of stream {stream_id}", stream_id, deadline
+        )
+        return fetched.records
+
+    async def iterate(
+        self, stream_id: int, start: int | None = None, end: int | None = None
+    ) -> AsyncIterator[RecordBatch]:
+        """Go through a stream from `start` (None: its first visible offset) to `end`.
+
+        Without `end` it stops where the stream ends when it gets there.
+        """
+        check_int("stream_id", stream_id)
+        if end is not None:
+            check_int("end", end)
+        at = await self._first_offset(stream_id) if start is None else start
+        while end is None or at < end:
+            records = await self.read(stream_id, at, end)
+            if not records:
+                return
+            for record in records:
+                yield record
+            at = records[-1].end_offset
+
+    def tail(
+        self, stream_id: int, offset: int, *, max_bytes: int = DEFAULT_READ_BYTES
+    ) -> StreamTail:
+        """Go through a stream from `offset` on without end, waiting for what is not there yet.
+
+        All tails of a reader share one watch. About `max_bytes` of payload are read at a time.
+        """
+        _check_read(stream_id, offset, None, max_bytes, "offset")
+
+        def read(at: int) -> Awaitable[Fetched]:
+            return self._fetch_once(stream_id, at, max_bytes, None)
+
+        return StreamTail(self._news(stream_id), read, offset)
+
+    async def read_streams(
+        self, stream_ids: Iterable[int]
+    ) -> AsyncIterator[tuple[int, list[RecordBatch]]]:
+        """Read whole streams, as far as objects hold them now, in ascending order of id.
+
+        Blocks of many streams lie together in a stream set object, so streams are read in groups
+        of neighbouring ids of at most `bulk_bytes`, each object once for a group. A stream larger
+        than that makes a group alone, whole in memory: use `iterate` for such.
+        """
+        ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
+        await self._bucket.passed()
+        async for one in self._bulk.read(ids):
+            yield one
+
+    async def offset_for_timestamp(
+        self,
+        stream_id: int,
+        timestamp_ms: int,
+        bound: Bound = "lower",
+        *,
+        timestamp_of: TimestampOf,
+        deadline: float | None = None,
+    ) -> OffsetAtTime:
+        """Find an offset by time, which `timestamp_of` reads from a record, in ms.
+
+        `lower`: the first record that is not older; `upper`: the last one that is not newer. See
+        `OffsetAtTime` for what is found if there is none, and `reading.time_lookup` for streams
+        whose times do not ascend.
+        """
+        check_int("stream_id", stream_id)
+        check_int("timestamp_ms", timestamp_ms, -INT64_MAX)
+        check_callable("timestamp_of", timestamp_of, "a function of a record, its time in ms")
+        if bound not in ("lower", "upper"):
+            raise ValueError(f"bound is {bound!r}, wanted 'lower' or 'upper'")
+        return await self._bounded(
+            self._timed.find(stream_id, timestamp_ms, bound, timestamp_of),
+            f"look-up of time {timestamp_ms} in stream {stream_id}",
+            stream_id,
+            deadline,
+        )
+
+    async def _first_offset(self, stream_id: int) -> int:
+        located = (await self.locate([StreamQuery(stream_id, 0, limit=1)]))[0]
+        if located.error not in (common_pb2.NONE, common_pb2.OFFSET_NOT_MATCHED):
+            raise refusal(located.error, f"read of stream {stream_id}")
+        return located.stream_start_offset
+
+    async def _fetch_once(
+        self, stream_id: int, offset: int, max_bytes: int, deadline: float | None
+    ) -> Fetched:
+        reading = self._ranges.read(StreamQuery(stream_id, offset), max_bytes)
+        return await self._bounded(reading, f"read of stream {stream_id}", stream_id, deadline)
+
+    def _news(self, stream_id: int) -> NewsWait:
+        return NewsWait(self._slices, self._follower, stream_id, self._config.poll_interval)
+
+    async def _bounded(
+        self,
+        work: Coroutine[Any, Any, _ResultT],
+        subject: str,
+        stream_id: int,
+        deadline: float | None,
+    ) -> _ResultT:
+        """Await `work` until the deadline, or until the reader is closed."""
+        seconds = self._config.deadline if deadline is None else deadline
+        try:
+            check_seconds("deadline", seconds)
+        except (TypeError, ValueError):
+            work.close()
+            raise
+        if self._closed:
+            work.close()
+            raise ReaderClosedError(stream_id)
+        expiry = asyncio.timeout(seconds)
+        try:
+            async with expiry:
+                try:
+                    await self._bucket.passed()
+                except BaseException:
+                    work.close()
+                    raise
+                return await work
+        except TimeoutError:
+            if expiry.expired():
+                raise ReadDeadlineError(subject, seconds) from None
+            raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and task is not None and not task.cancelling():
+                raise ReaderClosedError(stream_id) from None  # what it waited for was given up
+            raise
+
+
+def _check_read(
+    stream_id: int, start: int, end: int | None, max_bytes: int, first: str = "start"
+) -> None:
+    check_int("stream_id", stream_id)
+    check_int(first, start)
+    check_int("max_bytes", max_bytes, 1)
+    if end is not None and check_int("end", end) <= start:
+        raise ValueError(
+            f"read of stream {stream_id}: end is {end}, wanted more than start, {start}"
+        )
+
+
+def _joined(one: Fetched, more: Fetched) -> Fetched:
+    return Fetched(
+        [*one.records, *more.records], more.next_offset, more.start_offset, more.end_offset
+    )

@@ -1,0 +1,224 @@
+"""Getting blocks: from memory, from a request that is under way, or from the store.
+
+Owns the two bounds on memory: blocks that stay, and blocks that are being read at the moment, with
+the records made of them. One block is never requested twice at the same time. Reading ahead takes
+room only from what nobody is expected to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from streammeta.client.object_source import (
+    Block,
+    BlockRange,
+    ObjectIndex,
+    ObjectSource,
+    merge_blocks,
+)
+from streammeta.client.reading.block_cache import BlockCache, BlockData, BlockKey
+from streammeta.client.reading.block_planner import cost_of, decoded_size
+from streammeta.client.reading.block_requests import BlockRequests
+from streammeta.client.reading.byte_budget import ByteBudget, all_of
+from streammeta.client.reading.cursors import Cursor
+from streammeta.client.reading.reader_stats import ReaderStats
+from streammeta.storage.object_format.record import RecordBatch
+
+_DECODED_INLINE_BYTES = 64 * 1024
+_DECODING_THREADS = 2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBlock:
+    """A block, what was found of it in memory or the store, and the records in that."""
+
+    block: Block
+    found: BlockData
+    records: list[RecordBatch]
+
+    @property
+    def found_size(self) -> int:
+        """Bytes that what was found takes."""
+        return len(self.found) if isinstance(self.found, bytes) else decoded_size(self.block)
+
+
+class BlockFetcher:
+    """Reads blocks; holds at most `read_bytes` for those being read, beside `cache`."""
+
+    def __init__(
+        self, source: ObjectSource, cache: BlockCache, stats: ReaderStats, read_bytes: int
+    ) -> None:
+        self._source = source
+        self._cache = cache
+        self._stats = stats
+        self._budget = ByteBudget(read_bytes)
+        self._requests = BlockRequests(source)
+        self._decoders = ThreadPoolExecutor(_DECODING_THREADS, thread_name_prefix="decode")
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of blocks and records that are being read."""
+        return self._budget.held
+
+    async def read(self, blocks: Sequence[Block], cursor: Cursor) -> tuple[list[ReadBlock], bool]:
+        """Return the blocks with their records, and whether the store had to be waited for.
+
+        Raises `CorruptObjectError`, `streammeta.storage.errors.ObjectNotFoundError`.
+        """
+        async with self._budget.hold(sum(map(cost_of, blocks))):
+            found, waited = await self._collect(blocks)
+            for block in blocks:
+                cursor.ahead.pop(block.key, None)
+            decoded = await self._decode(blocks, found)
+            parts = zip(blocks, decoded, strict=True)
+            return [ReadBlock(one, found[one.key], records) for one, records in parts], waited
+
+    def settle(
+        self,
+        cursor: Cursor,
+        blocks: Sequence[ReadBlock],
+        next_offset: int,
+        *,
+        keep: bool,
+    ) -> None:
+        """Let go of blocks read up to `next_offset`; those behind it stay for the cursor.
+
+        With `keep` the others stay while there is room.
+        """
+        before, cursor.partial = cursor.partial, None
+        for one in blocks:
+            block = one.block
+            if block.entry.end_offset <= next_offset:
+                self._cache.consumed(block.key, cursor, keep=keep)
+                if keep and block.key not in self._cache:
+                    self._cache.put(block.key, one.found, one.found_size, None)
+                continue
+            if cursor.partial is None:
+                cursor.partial = block.key
+            elif cursor.goes_on:
+                cursor.ahead[block.key] = block.entry.size
+                cursor.ahead_offset = max(cursor.ahead_offset, block.entry.end_offset)
+            self._keep_for(cursor, one)
+        if before is not None and before != cursor.partial:
+            self._cache.consumed(before, cursor, keep=keep)
+
+    def _keep_for(self, cursor: Cursor, one: ReadBlock) -> None:
+        """Keep the records, which take more room than bytes but no more work, if there is room.
+
+        Only who went on before is expected to go on.
+        """
+        reader = cursor if cursor.goes_on else None
+        size = decoded_size(one.block)
+        if self._cache.has_room(one.block.key, size):
+            self._cache.put(one.block.key, one.records, size, reader)
+        else:
+            self._cache.put(one.block.key, one.found, one.found_size, reader)
+
+    async def look_at(self, block: Block) -> list[RecordBatch]:
+        """Return the records of one block, which stays while there is room."""
+        async with self._budget.hold(cost_of(block)):
+            found, _ = await self._collect([block])
+            (records,) = await self._decode([block], found)
+            if block.key not in self._cache:
+                self._cache.put(block.key, records, decoded_size(block), None)
+            return records
+
+    async def read_ahead(self, blocks: Sequence[Block], cursor: Cursor) -> None:
+        """Fetch blocks into the cache for `cursor`, as far as there is room; failures are nobody's.
+
+        Who wants them will ask for them again, and hear of it.
+        """
+        missing = self._note_ahead(blocks, cursor)
+        try:
+            await all_of(self._fetch_ahead(one, cursor) for one in merge_blocks(missing))
+        except Exception as error:  # noqa: BLE001 - whoever wants the blocks meets it himself
+            _log.debug("stream %d could not be read ahead: %s", cursor.stream_id, error)
+
+    def take_whole(self, index: ObjectIndex, data: bytes) -> None:
+        """Keep all blocks of a small object while there is room."""
+        for entry in index.index:
+            block = Block(index.object_id, entry)
+            if block.key not in self._cache:
+                cut = data[entry.position : entry.position + entry.size]
+                self._cache.put(block.key, cut, len(cut), None)
+
+    def forget(self, object_id: int) -> None:
+        """Drop the blocks of an object."""
+        self._cache.forget_object(object_id)
+
+    def close(self) -> None:
+        """Give up what is being fetched."""
+        self._requests.close()
+        self._decoders.shutdown(wait=False, cancel_futures=True)
+
+    async def _collect(self, blocks: Sequence[Block]) -> tuple[dict[BlockKey, BlockData], bool]:
+        """Get the blocks, and tell whether any of them was not in memory."""
+        found: dict[BlockKey, BlockData] = {}
+        absent: list[Block] = []
+        for block in blocks:
+            data = self._cache.get(block.key)
+            if data is None:
+                absent.append(block)
+            else:
+                found[block.key] = data
+        missing = sum(block.key not in self._requests for block in absent)
+        self._stats.block_misses += missing
+        self._stats.block_hits += len(blocks) - missing
+        found.update(await self._requests.get(absent))
+        return found, bool(absent)
+
+    async def _decode(
+        self, blocks: Sequence[Block], found: dict[BlockKey, BlockData]
+    ) -> list[list[RecordBatch]]:
+        def decode() -> list[list[RecordBatch]]:
+            return [self._records(block, found[block.key]) for block in blocks]
+
+        raw = sum(len(data) for data in found.values() if isinstance(data, bytes))
+        if raw <= _DECODED_INLINE_BYTES:
+            return decode()
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, decode)
+
+    def _records(self, block: Block, data: BlockData) -> list[RecordBatch]:
+        return self._source.decode(block, data) if isinstance(data, bytes) else data
+
+    def _note_ahead(self, blocks: Sequence[Block], cursor: Cursor) -> list[Block]:
+        """Set read-ahead to `blocks`; return those that are neither here nor on their way."""
+        missing: list[Block] = []
+        for block in blocks:
+            if block.key in self._cache:
+                self._cache.expect(block.key, cursor)
+            elif block.key not in self._requests:
+                missing.append(block)
+                continue
+            cursor.ahead[block.key] = block.entry.size
+            cursor.ahead_offset = block.entry.end_offset
+        return missing
+
+    async def _fetch_ahead(self, wanted: BlockRange, cursor: Cursor) -> None:
+        nbytes = wanted.end - wanted.start
+        if len(wanted.blocks) > 1:
+            nbytes *= 2  # the range, and the blocks that are cut from it
+        if not self._cache.reserve(nbytes):
+            return
+        for block in wanted.blocks:
+            cursor.ahead[block.key] = block.entry.size
+            cursor.ahead_offset = max(cursor.ahead_offset, block.entry.end_offset)
+        try:
+            datas = await self._requests.get(wanted.blocks)
+        except BaseException:
+            for block in wanted.blocks:
+                cursor.ahead.pop(block.key, None)
+            raise
+        finally:
+            self._cache.release(nbytes)
+        for block in wanted.blocks:
+            data = datas[block.key]
+            self._stats.blocks_read_ahead += 1
+            if block.key in cursor.ahead:  # else its reader was faster, or is gone
+                self._cache.put(block.key, data, len(data), cursor)

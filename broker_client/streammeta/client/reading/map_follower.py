@@ -1,0 +1,214 @@
+"""Following the changes of the streams that a reader knows, with one watch for all of them.
+
+Owns the watch: which streams it asks for, where it goes on, and when what it says may be relied on.
+While few streams are known it asks for these alone; when a new one comes it goes on from where it
+is with a larger filter, so nothing is missed. Many streams, or new ones all the time, are followed
+without a filter. A watch that fell too far behind begins anew at the present, and its owner is told
+to forget what he knows. Knows nothing of what the changes mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+from contextlib import aclosing
+from typing import Protocol
+
+from streammeta.client.controller_client import ControllerClient
+from streammeta.client.errors import BrokerClientError
+from streammeta.client.metadata_watch import Change, MetadataWatch, Progress, SnapshotRequired
+from streammeta.v1 import metadata_pb2, records_pb2
+
+MAX_FILTERED_STREAMS = 1_000
+"""With more streams than this the watch asks for all."""
+
+_GATHERING_S = 0.01  # streams that come within this time widen the filter together
+_MAX_UNHEARD_WATCHES = 8  # streams that come faster than a controller answers: ask for all
+_LAG_CHECK_S = 10.0
+_LAG_ALLOWED_S = 3.0
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class ChangeListener(Protocol):
+    """Who wants to hear of changes."""
+
+    def on_records(self, records: records_pb2.RecordSet) -> None:
+        """Take what one log entry changed."""
+
+    def on_gap(self) -> None:
+        """Learn that changes were missed."""
+
+    def tracked(self) -> Collection[int]:
+        """Return the ids of all streams whose changes are wanted."""
+
+
+class MapFollower:
+    """Follows the map from the first call of `track` until `close`."""
+
+    def __init__(
+        self,
+        client: ControllerClient,
+        listener: ChangeListener,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._listener = listener
+        self._clock = clock
+        self._watch: MetadataWatch | None = None
+        self._covered: frozenset[int] | None = frozenset()  # None: all streams
+        self._continuity = 0
+        self._is_following = False
+        self._unheard_watches = 0
+        self._caught_up_at = float("-inf")
+        self._restart = asyncio.Event()
+        self._filter_changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def caught_up_at(self) -> float:
+        """When, by the clock, the watch last had everything it knew to be committed."""
+        return self._caught_up_at
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether news arrive without being asked for."""
+        return self._is_following and self._clock() - self._caught_up_at <= _LAG_ALLOWED_S
+
+    def continuity(self, stream_id: int) -> int | None:
+        """Return the number of the unbroken sequence of changes that the stream's come in.
+
+        None while they do not come. An answer of the map asked for after this call is kept true by
+        the changes for as long as the number stays.
+        """
+        if not self._is_following or (self._covered is not None and stream_id not in self._covered):
+            return None
+        return self._continuity
+
+    def track(self, stream_id: int) -> None:
+        """Begin to follow a stream, which `tracked` of the listener already returns."""
+        if self._closed:
+            return
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        elif self._covered is not None and stream_id not in self._covered:
+            self._restart.set()
+
+    async def followed(self, stream_id: int) -> None:
+        """Wait until the changes of a tracked stream come, or `close`; it may take for ever."""
+        while self.continuity(stream_id) is None and not self._closed:
+            await self._filter_changed.wait()
+
+    def close(self) -> None:
+        """Stop following."""
+        self._closed = True
+        self._filter_changed.set()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        pause = _FIRST_PAUSE_S
+        position: int | None = None
+        while True:
+            try:
+                if position is None:
+                    position = await self._present()
+                    self._continuity += 1
+                    self._listener.on_gap()
+                position = await self._follow_from(position)
+                pause = _FIRST_PAUSE_S
+                continue
+            except BrokerClientError as error:
+                _log.warning("the map can't be followed, it is asked instead: %s", error)
+            except Exception:  # noqa: BLE001 - whatever it is, readers go on by asking
+                _log.exception("following the map failed unexpectedly, it is asked instead")
+            self._is_following, position = False, None
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    async def _present(self) -> int:
+        """Ask for an offset below which everything is committed."""
+        return max(0, (await self._client.describe_cluster()).high_watermark)
+
+    async def _follow_from(self, position: int) -> int | None:
+        """Follow until the watch has to be set up anew: from the result, None from the present."""
+        self._restart.clear()
+        wanted = self._listener.tracked()
+        self._unheard_watches += 1
+        filtered = (
+            len(wanted) <= MAX_FILTERED_STREAMS and self._unheard_watches <= _MAX_UNHEARD_WATCHES
+        )
+        self._covered = frozenset(wanted) if filtered else None
+        watch = self._watch = MetadataWatch(
+            self._client.endpoints,
+            from_offset=position,
+            kinds=[metadata_pb2.ENTITY_KIND_STREAM],
+            stream_ids=sorted(wanted) if filtered else (),
+            channel=self._client.channel,
+            progress=True,
+            combine=True,
+        )
+        self._is_following = True
+        self._filter_changed.set()
+        self._filter_changed = asyncio.Event()
+        following = asyncio.create_task(self._consume(watch))
+        others = [asyncio.create_task(self._wait_for_restart()), asyncio.create_task(self._lags())]
+        try:
+            await asyncio.wait([following, *others], return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                return watch.next_offset
+            following.result()
+            return None
+        finally:
+            await _cancel(following, *others)
+
+    async def _consume(self, watch: MetadataWatch) -> None:
+        """Hand on what comes; return when changes are gone everywhere."""
+        async with aclosing(watch.follow()) as events:
+            async for event in events:
+                match event:
+                    case Change():
+                        self._listener.on_records(event.records)
+                    case Progress():
+                        self._unheard_watches = 0
+                        if event.next_offset >= event.high_watermark:
+                            self._caught_up_at = self._clock()
+                    case SnapshotRequired():
+                        return
+
+    async def _wait_for_restart(self) -> None:
+        await self._restart.wait()
+        await asyncio.sleep(_GATHERING_S)
+
+    async def _lags(self) -> None:
+        """Return when the watch is found to lag behind what the leader has committed.
+
+        A controller that is cut off from the leader does not know how far behind it is.
+        """
+        while True:
+            await asyncio.sleep(_LAG_CHECK_S)
+            try:
+                committed = await self._present()
+            except BrokerClientError:
+                continue  # nobody leads: there is nothing to lag behind
+            await asyncio.sleep(_LAG_ALLOWED_S)
+            if self._watch is not None and self._watch.next_offset < committed:
+                self._caught_up_at = float("-inf")
+                _log.warning(
+                    "the watch at %s stands at offset %d, while %d is committed; trying another",
+                    self._watch.endpoint,
+                    self._watch.next_offset,
+                    committed,
+                )
+                return
+
+
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,362 @@
+"""Which objects hold which part of which stream, without asking the controllers each time.
+
+Owns what is remembered of streams, within a bound: answers of the map, kept true by the changes
+that a watch brings. What is remembered is used while the watch brings changes, or for a bounded
+time after the map said it; that a stream has nothing at an offset is never believed from memory.
+Who waits for news of a stream is woken by its changes.
+"""
+
+from __future__ import annotations
+
+import time
+from asyncio import Event
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from streammeta.client.errors import RefusedError
+from streammeta.client.reading.lookups import Lookups, StreamQuery, check_located
+from streammeta.client.reading.reader_stats import ReaderStats
+from streammeta.client.reading.stream_slices import Slice, StreamSlices, slice_of
+from streammeta.storage.object_format.attributes import ObjectKind
+from streammeta.v1 import common_pb2, records_pb2
+
+SLICES_PER_LOOKUP = 200
+"""Slices that the map is asked for at a time."""
+
+_KIND_MASK = 0b11
+_CHANGES_KEPT = 1_000  # of one stream while the map is asked about it
+
+_Change: TypeAlias = Callable[[StreamSlices], bool]
+"""Changes what is known of a stream; tells whether that still holds."""
+
+
+class Freshness(Protocol):
+    """Whose word it is how long what is known may be relied on: the follower of the map."""
+
+    @property
+    def caught_up_at(self) -> float:
+        """When changes had last brought all that was committed, in seconds of the clock."""
+
+    def continuity(self, stream_id: int) -> int | None:
+        """Return the number of the unbroken sequence of the stream's changes; None: none come."""
+
+    def track(self, stream_id: int) -> None:
+        """Begin to follow a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Slices that follow each other, the first of which holds the offset asked for.
+
+    There are none if no object holds that offset: at the end of what is committed, or where
+    offsets are lost, up to `lost_end_offset` (-1: they are not).
+    """
+
+    slices: tuple[Slice, ...]
+    start_offset: int
+    end_offset: int
+    lost_end_offset: int = -1
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is remembered of a stream, and since when, or by which changes, it is true."""
+
+    slices: StreamSlices
+    confirmed_at: float
+    continuity: int | None
+
+
+class SliceCache:
+    """Remembers at most `max_slices` slices, and uses them for at most `max_staleness` seconds.
+
+    That time counts from when the map, or a watch that was not behind, last confirmed them.
+    """
+
+    def __init__(
+        self,
+        lookups: Lookups,
+        stats: ReaderStats,
+        max_slices: int,
+        max_staleness: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lookups = lookups
+        self._stats = stats
+        self._max_slices = max_slices
+        self._max_staleness = max_staleness
+        self._clock = clock
+        self._known: OrderedDict[int, _Known] = OrderedDict()
+        self._size = 0
+        self._asking: defaultdict[int, list[list[_Change]]] = defaultdict(list)
+        self._news: dict[int, set[Event]] = {}
+        self._freshness: Freshness | None = None
+
+    def follow(self, freshness: Freshness) -> None:
+        """Rely on changes from now on."""
+        self._freshness = freshness
+
+    @property
+    def size(self) -> int:
+        """Slices remembered now; a stream without any counts as one."""
+        return self._size
+
+    # ---- questions ----
+
+    async def locate(self, stream_id: int, offset: int) -> Located:
+        """Return which objects hold a stream from `offset` on, remembered or asked for.
+
+        Raises `StreamNotFoundError`, `OffsetTrimmedError`, `ProtocolViolationError`.
+        """
+        remembered = self.remembered(stream_id, offset)
+        if remembered is not None and remembered.slices:
+            self._stats.metadata_hits += 1
+            return remembered
+        return await self._ask(stream_id, offset)
+
+    def remembered(self, stream_id: int, offset: int) -> Located | None:
+        """Return what is remembered and may be used; None if that is nothing of the stream.
+
+        Without slices it may be out of date.
+        """
+        known = self._known.get(stream_id)
+        if known is None or not self._is_fresh(stream_id, known):
+            return None
+        self._known.move_to_end(stream_id)
+        slices = known.slices
+        run: list[Slice] = []
+        if offset >= slices.start_offset:
+            run = slices.run_from(offset, SLICES_PER_LOOKUP)
+        return Located(tuple(run), slices.start_offset, slices.end_offset)
+
+    def ends_at(self, stream_id: int, offset: int) -> bool:
+        """Whether the stream is known to end at `offset`, and its changes come."""
+        known = self._known.get(stream_id)
+        return (
+            known is not None
+            and self._freshness is not None
+            and known.continuity is not None
+            and known.continuity == self._freshness.continuity(stream_id)
+            and known.slices.start_offset <= offset == known.slices.end_offset
+        )
+
+    def forget(self, stream_id: int) -> None:
+        """Ask the map when the stream is wanted next."""
+        known = self._known.pop(stream_id, None)
+        if known is not None:
+            self._size -= _cost(known)
+
+    def is_waited_for_by_others(self, stream_id: int) -> bool:
+        """Whether more than one waits for news of the stream."""
+        return len(self._news.get(stream_id, ())) > 1
+
+    @contextmanager
+    def news(self, stream_id: int) -> Iterator[Event]:
+        """Give an event that is set by every change of the stream, until the context ends."""
+        event = Event()
+        self._news.setdefault(stream_id, set()).add(event)
+        if self._freshness is not None:
+            self._freshness.track(stream_id)
+        try:
+            yield event
+        finally:
+            waiting = self._news[stream_id]
+            waiting.discard(event)
+            if not waiting:
+                del self._news[stream_id]
+
+    async def _ask(self, stream_id: int, offset: int) -> Located:
+        continuity = None if self._freshness is None else self._freshness.continuity(stream_id)
+        asked_at = self._clock()
+        changes: list[_Change] = []
+        self._asking[stream_id].append(changes)
+        self._stats.lookups += 1
+        try:
+            query = StreamQuery(stream_id, offset, limit=SLICES_PER_LOOKUP)
+            answer = await self._lookups.ask(query)
+            check_located(query, answer)
+        except RefusedError:
+            self.forget(stream_id)
+            raise
+        finally:
+            self._stop_asking(stream_id, changes)
+        located = Located(
+            tuple(slice_of(piece) for piece in answer.objects),
+            answer.stream_start_offset,
+            answer.stream_end_offset,
+            answer.lost_end_offset if answer.lost_end_offset > offset else -1,
+        )
+        self._learn(stream_id, located, _Known(_slices(located), asked_at, continuity), changes)
+        return located
+
+    def _stop_asking(self, stream_id: int, changes: list[_Change]) -> None:
+        asking = self._asking[stream_id]
+        asking[:] = [other for other in asking if other is not changes]
+        if not asking:
+            del self._asking[stream_id]
+
+    def _learn(
+        self, stream_id: int, located: Located, fresh: _Known, changes: list[_Change]
+    ) -> None:
+        """Remember an answer, and what changed while it was on its way."""
+        known = self._known.get(stream_id)
+        if (
+            known is not None
+            and known.continuity is not None
+            and known.continuity == fresh.continuity
+            and len(known.slices) + len(fresh.slices) <= self._max_slices // 4
+        ):
+            known.slices.learn(located.slices, located.start_offset, located.end_offset)
+            fresh = _Known(
+                known.slices, min(known.confirmed_at, fresh.confirmed_at), known.continuity
+            )
+        self.forget(stream_id)
+        if not all(change(fresh.slices) for change in changes):
+            return
+        self._known[stream_id] = fresh
+        self._size += _cost(fresh)
+        self._drop_oldest()
+        if self._freshness is not None:
+            self._freshness.track(stream_id)
+
+    def _drop_oldest(self) -> None:
+        while self._size > self._max_slices and self._known:
+            self.forget(next(iter(self._known)))
+
+    def _is_fresh(self, stream_id: int, known: _Known) -> bool:
+        true_at = known.confirmed_at
+        if (
+            self._freshness is not None
+            and known.continuity is not None
+            and known.continuity == self._freshness.continuity(stream_id)
+        ):
+            true_at = max(true_at, self._freshness.caught_up_at)
+        return self._clock() - true_at <= self._max_staleness
+
+    # ---- changes ----
+
+    def tracked(self) -> Collection[int]:
+        """Return the streams whose changes matter."""
+        return self._known.keys() | self._news.keys() | self._asking.keys()
+
+    def on_gap(self) -> None:
+        """Forget everything and wake everybody: changes were missed."""
+        self._known.clear()
+        self._size = 0
+        for changes in (one for asking in self._asking.values() for one in asking):
+            changes.append(_no_longer_holds)
+        for event in (one for waiting in self._news.values() for one in waiting):
+            event.set()
+
+    def on_records(self, records: records_pb2.RecordSet) -> None:
+        """Take what one log entry changed."""
+        for record in records.records:
+            match record.WhichOneof("kind"):
+                case "stream_set_objects_committed":
+                    self._take_set_objects(record.stream_set_objects_committed)
+                case "stream_objects_committed":
+                    self._take_stream_objects(record.stream_objects_committed)
+                case "streams_trimmed":
+                    trimmed = record.streams_trimmed
+                    for stream_id, start in _rows(trimmed.stream_id, trimmed.start_offset):
+                        self._apply(stream_id, _trimming(start))
+                case "streams_closed":
+                    closed = record.streams_closed
+                    for stream_id, end in _rows(closed.stream_id, closed.end_offset):
+                        self._apply(stream_id, _closing(end))
+                case "streams_deleted":
+                    self._invalidate(record.streams_deleted.stream_id)
+                case "uploads_abandoned":
+                    self._invalidate(record.uploads_abandoned.stream_id)
+
+    def _take_set_objects(self, record: records_pb2.StreamSetObjectsCommittedRecord) -> None:
+        ranges = record.ranges
+        rows = _rows(ranges.stream_id, ranges.start_offset, ranges.end_offset)
+        at = 0
+        kind = common_pb2.OBJECT_KIND_STREAM_SET
+        facts = _facts(record)
+        for (object_id, size, count), known in zip(
+            _rows(record.object_id, record.object_size, record.range_count), facts, strict=True
+        ):
+            for stream_id, start, end in rows[at : at + count]:
+                if self._matters(stream_id):
+                    self._add(stream_id, Slice(object_id, kind, start, end, size, *known))
+            at += count
+
+    def _take_stream_objects(self, record: records_pb2.StreamObjectsCommittedRecord) -> None:
+        rows = _rows(record.object_id, record.object_size, record.attributes)
+        spans = _rows(record.stream_id, record.start_offset, record.end_offset)
+        facts = _facts(record)
+        for (object_id, size, word), (stream_id, *span), known in zip(
+            rows, spans, facts, strict=True
+        ):
+            composite = word & _KIND_MASK == ObjectKind.COMPOSITE
+            kind = common_pb2.OBJECT_KIND_COMPOSITE if composite else common_pb2.OBJECT_KIND_STREAM
+            if self._matters(stream_id):
+                self._add(stream_id, Slice(object_id, kind, span[0], span[1], size, *known))
+
+    def _matters(self, stream_id: int) -> bool:
+        return stream_id in self._known or stream_id in self._news or stream_id in self._asking
+
+    def _add(self, stream_id: int, one: Slice) -> None:
+        self._apply(stream_id, lambda known: known.add_committed(one))
+
+    def _invalidate(self, stream_ids: bytes) -> None:
+        for (stream_id,) in _rows(stream_ids):
+            self._apply(stream_id, _no_longer_holds)
+
+    def _apply(self, stream_id: int, change: _Change) -> None:
+        for changes in self._asking.get(stream_id, ()):
+            changes.append(change if len(changes) < _CHANGES_KEPT else _no_longer_holds)
+        known = self._known.get(stream_id)
+        if known is not None:
+            self._size -= _cost(known)
+            holds = change(known.slices)
+            self._size += _cost(known)
+            if not holds or len(known.slices) > self._max_slices // 4:
+                self.forget(stream_id)
+            self._drop_oldest()
+        for event in self._news.get(stream_id, ()):
+            event.set()
+
+
+def _slices(located: Located) -> StreamSlices:
+    slices = StreamSlices(located.start_offset, located.end_offset)
+    slices.learn(located.slices, located.start_offset, located.end_offset)
+    return slices
+
+
+def _cost(known: _Known) -> int:
+    return max(1, len(known.slices))
+
+
+def _trimming(start: int) -> _Change:
+    return lambda known: known.trim(start)
+
+
+def _closing(end: int) -> _Change:
+    return lambda known: known.close_at(end)
+
+
+def _no_longer_holds(_: StreamSlices) -> bool:
+    return False
+
+
+def _rows(*columns: bytes) -> list[tuple[int, ...]]:
+    """Read columns of one record, row by row."""
+    numbers = (np.frombuffer(column, dtype="<i8").tolist() for column in columns)
+    return list(zip(*numbers, strict=True))
+
+
+def _facts(
+    record: records_pb2.StreamSetObjectsCommittedRecord | records_pb2.StreamObjectsCommittedRecord,
+) -> list[tuple[int, ...]]:
+    """Read time bounds and checksum of each object of a record; a column may be left out."""
+    columns = (record.min_timestamp_ms, record.max_timestamp_ms, record.crc32c)
+    unknown = np.full(len(record.object_id) // 8, -1, dtype="<i8").tobytes()
+    return _rows(*(column or unknown for column in columns))

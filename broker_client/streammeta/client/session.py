@@ -1,0 +1,290 @@
+"""A broker process as the controllers know it: its node identity and the streams it opens.
+
+Owns registration and the batching of stream operations. Every item of a batch has its own outcome:
+one refused stream neither hides nor undoes the others. Knows nothing of records and objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from streammeta.client import methods
+from streammeta.client.arguments import (
+    INT32_MAX,
+    check_client,
+    check_int,
+    check_int_mapping,
+    check_items,
+    check_kind,
+    check_tags,
+)
+from streammeta.client.controller_client import ControllerClient
+from streammeta.client.errors import (
+    ProtocolViolationError,
+    RefusedError,
+    refusal,
+)
+from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
+
+_BATCH = 5_000
+_PAGE_SIZE = 10_000
+_EPOCHS = "the epochs with which the streams are opened, such as {7: 1}"
+
+ItemT = TypeVar("ItemT")
+DoneT = TypeVar("DoneT")
+Tags = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStream:
+    """A stream this node owns: epoch, first visible offset, and where the next commit starts."""
+
+    stream_id: int
+    epoch: int
+    start_offset: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes(Generic[DoneT]):
+    """What happened to each stream of a batch: an entry in `done` or in `failed`, by stream id."""
+
+    done: dict[int, DoneT] = field(default_factory=dict)
+    failed: dict[int, RefusedError] = field(default_factory=dict)
+
+    def require_all(self) -> dict[int, DoneT]:
+        """Return `done` if nothing failed; otherwise raise the failure of the smallest id."""
+        if self.failed:
+            raise self.failed[min(self.failed)]
+        return self.done
+
+
+class BrokerSession:
+    """One registered process of a node. Make it with `register`."""
+
+    def __init__(
+        self,
+        client: ControllerClient,
+        node_id: int,
+        node_epoch: int,
+        namespace: str,
+        inherited: Sequence[OpenedStream],
+    ) -> None:
+        self._client = client
+        self._node_id = node_id
+        self._node_epoch = node_epoch
+        self._namespace = namespace
+        self._inherited = tuple(inherited)
+
+    @classmethod
+    async def register(
+        cls,
+        client: ControllerClient,
+        node_id: int,
+        node_epoch: int,
+        *,
+        wal_config: str = "",
+        tags: Tags | None = None,
+    ) -> BrokerSession:
+        """Register the process `node_epoch` of node `node_id`; older processes are fenced.
+
+        `node_epoch` grows with each start, for example the start time in ms. Raises
+        `NodeEpochExpiredError` when a newer process has registered.
+        """
+        check_client(client)
+        check_int("node_id", node_id, 0, INT32_MAX)
+        check_int("node_epoch", node_epoch)
+        check_kind("wal_config", wal_config, str, "a str")
+        node = common_pb2.NodeIdentity(node_id=node_id, node_epoch=node_epoch)
+        request = nodes_pb2.RegisterNodeRequest(
+            node=node,
+            wal_config=wal_config,
+            tags=_tags(check_tags("tags", {} if tags is None else tags)),
+        )
+        answer = await client.call(methods.REGISTER_NODE, request)
+        _check(answer.error, f"registration of node {node_id} at epoch {node_epoch}")
+        inherited = await _opening_streams(client, node)
+        return cls(client, node_id, node_epoch, await client.object_namespace(), inherited)
+
+    @property
+    def client(self) -> ControllerClient:
+        """The client this session calls with."""
+        return self._client
+
+    @property
+    def node(self) -> common_pb2.NodeIdentity:
+        """The identity that fences every mutating call of this process."""
+        return common_pb2.NodeIdentity(node_id=self._node_id, node_epoch=self._node_epoch)
+
+    @property
+    def namespace(self) -> str:
+        """The namespace in the keys of the cluster's objects."""
+        return self._namespace
+
+    @property
+    def inherited(self) -> tuple[OpenedStream, ...]:
+        """Streams that an earlier process of this node left open, by id."""
+        return self._inherited
+
+    async def heartbeat(self, *, wants_shutdown: bool = False) -> nodes_pb2.HeartbeatResponse:
+        """Keep the node's session alive; the answer says for how long, in ms."""
+        request = nodes_pb2.HeartbeatRequest(node=self.node, wants_shutdown=wants_shutdown)
+        answer = await self._client.call(methods.HEARTBEAT, request)
+        _check(answer.error, f"heartbeat of node {self._node_id}")
+        return answer
+
+    async def create_streams(self, tags: Sequence[Tags]) -> list[int]:
+        """Create a closed, empty stream for each element of `tags`; return their ids in order."""
+        wanted = 'a sequence with the tags of each stream, such as [{"topic": "example"}]'
+        streams = [
+            check_tags(f"tags[{i}]", one) for i, one in enumerate(check_items("tags", tags, wanted))
+        ]
+        ids: list[int] = []
+        for batch in _batches(streams):
+            request = streams_pb2.CreateStreamsRequest(
+                node=self.node, streams=[streams_pb2.NewStream(tags=_tags(one)) for one in batch]
+            )
+            answer = await self._client.call(methods.CREATE_STREAMS, request)
+            _check(answer.error, f"creation of {len(batch)} streams")
+            _same_length("CreateStreams", len(batch), len(answer.stream_ids))
+            ids.extend(answer.stream_ids)
+        return ids
+
+    async def open_streams(self, epochs: Mapping[int, int]) -> Outcomes[OpenedStream]:
+        """Open each stream of `epochs` (stream id to stream epoch) for this node."""
+        outcomes: Outcomes[OpenedStream] = Outcomes()
+        for batch in _batches(_by_id(epochs)):
+            request = streams_pb2.OpenStreamsRequest(
+                node=self.node,
+                streams=[
+                    streams_pb2.StreamToOpen(stream_id=stream_id, stream_epoch=epoch)
+                    for stream_id, epoch in batch
+                ],
+            )
+            answer = await self._client.call(methods.OPEN_STREAMS, request)
+            _same_length("OpenStreams", len(batch), len(answer.streams))
+            for (stream_id, epoch), one in zip(batch, answer.streams, strict=True):
+                if one.error != common_pb2.NONE:
+                    outcomes.failed[stream_id] = refusal(
+                        one.error, f"opening stream {stream_id} at epoch {epoch}"
+                    )
+                    continue
+                outcomes.done[stream_id] = OpenedStream(
+                    stream_id, epoch, one.start_offset, one.next_offset
+                )
+        return outcomes
+
+    async def close_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
+        """Close streams of which everything acknowledged is committed; `epochs` as when opened."""
+        outcomes: Outcomes[None] = Outcomes()
+        for batch in _batches(_by_id(epochs)):
+            request = streams_pb2.CloseStreamsRequest(
+                node=self.node,
+                streams=[
+                    streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=epoch)
+                    for stream_id, epoch in batch
+                ],
+            )
+            answer = await self._client.call(methods.CLOSE_STREAMS, request)
+            _record("CloseStreams", "closing", [i for i, _ in batch], answer.errors, outcomes)
+        return outcomes
+
+    async def trim_streams(
+        self, epochs: Mapping[int, int], new_starts: Mapping[int, int]
+    ) -> Outcomes[None]:
+        """Move the first visible offset of each stream of `new_starts` forward."""
+        outcomes: Outcomes[None] = Outcomes()
+        starts = check_int_mapping("new_starts", new_starts, "new start offsets")
+        known = check_int_mapping("epochs", epochs, _EPOCHS)
+        if missing := starts.keys() - known.keys():
+            raise ValueError(f"epochs has no stream {min(missing)}, which new_starts names")
+        for batch in _batches(sorted(starts.items())):
+            request = streams_pb2.TrimStreamsRequest(
+                node=self.node,
+                streams=[
+                    streams_pb2.StreamToTrim(
+                        stream_id=stream_id, stream_epoch=known[stream_id], new_start_offset=start
+                    )
+                    for stream_id, start in batch
+                ],
+            )
+            answer = await self._client.call(methods.TRIM_STREAMS, request)
+            _record("TrimStreams", "trimming", [i for i, _ in batch], answer.errors, outcomes)
+        return outcomes
+
+    async def delete_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
+        """Delete closed streams for good, with all their data."""
+        outcomes: Outcomes[None] = Outcomes()
+        for batch in _batches(_by_id(epochs)):
+            request = streams_pb2.DeleteStreamsRequest(
+                node=self.node,
+                streams=[
+                    streams_pb2.StreamToDelete(stream_id=stream_id, stream_epoch=epoch)
+                    for stream_id, epoch in batch
+                ],
+            )
+            answer = await self._client.call(methods.DELETE_STREAMS, request)
+            _record("DeleteStreams", "deleting", [i for i, _ in batch], answer.errors, outcomes)
+        return outcomes
+
+
+async def _opening_streams(
+    client: ControllerClient, node: common_pb2.NodeIdentity
+) -> list[OpenedStream]:
+    """List what an earlier process of the node left open; the first page registers the epoch."""
+    streams: list[OpenedStream] = []
+    token = ""
+    while True:
+        request = streams_pb2.GetOpeningStreamsRequest(
+            node=node, page=common_pb2.PageRequest(page_size=_PAGE_SIZE, page_token=token)
+        )
+        answer = await client.call(methods.GET_OPENING_STREAMS, request)
+        _check(answer.error, f"open streams of node {node.node_id} at epoch {node.node_epoch}")
+        streams.extend(
+            OpenedStream(one.stream_id, one.epoch, one.start_offset, one.end_offset)
+            for one in answer.streams
+            if one.upload_end_offset <= 0  # else not open: an upload it owes after a fast close
+        )
+        token = answer.next_page_token
+        if not token:
+            return streams
+
+
+def _batches(items: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:
+    """Cut `items` so that one request stays well below the limits of the contract."""
+    return (items[i : i + _BATCH] for i in range(0, len(items), _BATCH))
+
+
+def _by_id(epochs: Mapping[int, int]) -> list[tuple[int, int]]:
+    return sorted(check_int_mapping("epochs", epochs, _EPOCHS).items())
+
+
+def _tags(tags: Tags) -> list[common_pb2.Tag]:
+    return [common_pb2.Tag(key=key, value=value) for key, value in sorted(tags.items())]
+
+
+def _check(code: common_pb2.ErrorCode.ValueType, subject: str) -> None:
+    if code != common_pb2.NONE:
+        raise refusal(code, subject)
+
+
+def _same_length(method: str, wanted: int, got: int) -> None:
+    if wanted != got:
+        raise ProtocolViolationError(method, detail=f"{got} rows answer {wanted} items")
+
+
+def _record(
+    method: str,
+    doing: str,
+    stream_ids: Sequence[int],
+    codes: Sequence[common_pb2.ErrorCode.ValueType],
+    outcomes: Outcomes[None],
+) -> None:
+    _same_length(method, len(stream_ids), len(codes))
+    for stream_id, code in zip(stream_ids, codes, strict=True):
+        if code == common_pb2.NONE:
+            outcomes.done[stream_id] = None
+        else:
+            outcomes.failed[stream_id] = refusal(code, f"{doing} stream {stream_id}")

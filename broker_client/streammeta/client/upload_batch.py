@@ -1,0 +1,181 @@
+"""What waits in the writer's memory, and how a full batch is laid out in objects.
+
+Owns the runs of records of each stream, kept as the bytes an object will hold, and the split rule:
+a stream with at least the split size of payload becomes a stream object of its own, the others
+share one stream set object, and a single stream is always a stream object. Pure: no I/O, no clock,
+no controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from streammeta.storage.object_format.record import (
+    RECORD_HEADER_SIZE,
+    RECORD_MAGIC,
+    pack_record_header,
+)
+
+RECORD_OVERHEAD = 64
+"""Bytes that a record costs beside its payload, for the buffer's bound."""
+
+ACK_OVERHEAD = 256
+"""Bytes that an append costs until its caller is answered."""
+
+RUN_OVERHEAD = 1024
+"""Bytes that a stream costs in each batch that it is in."""
+
+UNKNOWN_TIME = -1
+"""A time bound of an object with records whose time nobody said."""
+
+_SEGMENT_BYTES = 64 * 1024
+"""Memory is given back in pieces of about this size while a run is moved into its object."""
+
+
+@dataclass(slots=True, eq=False)
+class WriterStream:
+    """A stream attached to a writer: its epoch, its ends, and why it failed.
+
+    The next append gets `next_offset`; everything below `acknowledged` is committed. `repeated` is
+    the number of the last submission that committed a part of it anew.
+    """
+
+    stream_id: int
+    epoch: int
+    next_offset: int
+    acknowledged: int
+    failure: Exception | None = None
+    repeated: int = -1
+
+    @property
+    def is_pending(self) -> bool:
+        """True if something was appended that is not known to be committed."""
+        return self.acknowledged < self.next_offset
+
+
+class StreamRun:
+    """Consecutive records of one stream, encoded, and what each append's caller awaits.
+
+    `segments` holds the records back to back until they are moved into an object; `lengths` and
+    `offsets` have the payload size and base offset of each. `cost` is what the run takes of the
+    buffer's bound, `outcome` the error of a run that is settled, None if it is committed.
+    """
+
+    __slots__ = (
+        "ack_offsets",
+        "acks",
+        "cost",
+        "end_offset",
+        "is_settled",
+        "lengths",
+        "max_timestamp_ms",
+        "min_timestamp_ms",
+        "offsets",
+        "outcome",
+        "payload_bytes",
+        "segments",
+        "start_offset",
+        "stream",
+    )
+
+    def __init__(self, stream: WriterStream) -> None:
+        self.stream = stream
+        self.start_offset = self.end_offset = stream.next_offset
+        self.payload_bytes = 0
+        self.cost = 0
+        self.segments = deque([bytearray()])
+        self.lengths = array("I")
+        self.offsets = array("q")
+        self.acks: list[asyncio.Future[int]] = []
+        self.ack_offsets = array("q")
+        self.min_timestamp_ms = self.max_timestamp_ms = UNKNOWN_TIME
+        self.is_settled = False
+        self.outcome: Exception | None = None
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Bytes of all records, headers included."""
+        return self.payload_bytes + RECORD_HEADER_SIZE * len(self.lengths)
+
+    def add(self, payload: bytes, count: int) -> bytes:
+        """Append a record of `count` offsets; return its header."""
+        stream, base, size = self.stream, self.end_offset, len(payload)
+        header = pack_record_header(RECORD_MAGIC, stream.stream_id, stream.epoch, base, count, size)
+        segment = self.segments[-1]
+        if len(segment) >= _SEGMENT_BYTES:
+            segment = bytearray()
+            self.segments.append(segment)
+        segment += header
+        segment += payload
+        self.lengths.append(size)
+        self.offsets.append(base)
+        self.payload_bytes += size
+        self.end_offset = base + count
+        return header
+
+    def add_ack(self, ack: asyncio.Future[int], base_offset: int) -> None:
+        """Answer the append at `base_offset` when the run is settled, or now if it is."""
+        self.acks.append(ack)
+        self.ack_offsets.append(base_offset)
+        if self.is_settled:
+            self._answer()
+
+    def cover(self, times: tuple[int, int]) -> None:
+        """Widen the time bounds for the next record; one without a time makes them unknown."""
+        earliest_ms, latest_ms = times
+        if not self.lengths:
+            self.min_timestamp_ms, self.max_timestamp_ms = times
+        elif self.min_timestamp_ms >= 0:
+            if earliest_ms < self.min_timestamp_ms:
+                self.min_timestamp_ms = earliest_ms
+            if earliest_ms < 0:
+                self.max_timestamp_ms = earliest_ms
+            elif latest_ms > self.max_timestamp_ms:
+                self.max_timestamp_ms = latest_ms
+
+    def succeed(self) -> None:
+        """Tell every caller the base offset of its append."""
+        self.is_settled = True
+        self._answer()
+
+    def fail(self, error: Exception) -> None:
+        """Tell every caller that its append is not known to be committed; the first error stays."""
+        if not self.is_settled:
+            self.is_settled, self.outcome = True, error
+        self._answer()
+
+    def _answer(self) -> None:
+        error = self.outcome
+        for base_offset, ack in zip(self.ack_offsets, self.acks, strict=True):
+            if ack.done():
+                continue
+            if error is None:
+                ack.set_result(base_offset)
+            else:
+                ack.set_exception(error)
+        self.acks = []
+        self.ack_offsets = array("q")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPlan:
+    """One object to build: the runs in it, by stream id; `shared` for the stream set object."""
+
+    runs: tuple[StreamRun, ...]
+    shared: bool
+
+
+def plan_objects(runs: Iterable[StreamRun], split_bytes: int) -> list[ObjectPlan]:
+    """Lay out `runs`, one for each stream: the stream set object first, then ascending streams."""
+    ordered = sorted(runs, key=lambda run: run.stream.stream_id)
+    if len(ordered) == 1:
+        return [ObjectPlan((ordered[0],), shared=False)]
+    shared = tuple(run for run in ordered if run.payload_bytes < split_bytes)
+    alone = [
+        ObjectPlan((run,), shared=False) for run in ordered if run.payload_bytes >= split_bytes
+    ]
+    return [ObjectPlan(shared, shared=True), *alone] if shared else alone

@@ -1,0 +1,59 @@
+"""What can go wrong with a write-ahead log; each message names the file and what to do next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streammeta.client.errors import BrokerClientError
+
+
+class WriteAheadLogError(BrokerClientError):
+    """The common base of all failures of the log."""
+
+
+class WrongLogError(WriteAheadLogError):
+    """The directory is another node's or cluster's, or of another release; nothing was changed."""
+
+
+class LogLockedError(WriteAheadLogError):
+    """Another process uses the directory; nothing was changed."""
+
+
+class DamagedLogError(WriteAheadLogError):
+    """Bytes that had been flushed are not what they were; nothing was changed.
+
+    `path` and `offset` (bytes) say where.
+    """
+
+    def __init__(self, path: Path, offset: int, problem: str) -> None:
+        self.path = path
+        self.offset = offset
+        self.problem = problem
+        super().__init__(
+            f"{path} is damaged at byte {offset}: {problem}; restore it from a copy, or open the"
+            ' log with damage="quarantine": that keeps the damaged file aside, goes on with all'
+            " records that can be read, and reports how many can not"
+        )
+
+
+class WriteAheadLogBrokenError(WriteAheadLogError):
+    """A write or a sync failed, so nobody knows what is on the disk; the log takes no more.
+
+    What it had acknowledged before is safe as far as the disk is. Never repeated: a second sync
+    may succeed without having written anything.
+    """
+
+    def __init__(self, directory: Path, reason: str) -> None:
+        self.directory = directory
+        super().__init__(
+            f"the write-ahead log in {directory} is broken: {reason}; stop this broker, check the"
+            " disk, and start it again: it recovers what the log holds"
+        )
+
+
+class WriteAheadLogFullError(WriteAheadLogError):
+    """The disk, or the log's own limit, has no room; what was refused is not in the log."""
+
+
+class WriteAheadLogClosedError(WriteAheadLogError):
+    """The log is closed and takes no more records."""

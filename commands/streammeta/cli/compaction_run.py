@@ -1,0 +1,245 @@
+"""One call of `streammeta compact`: find the nodes, plan or compact for each, say what came of it.
+
+Owns the order of work, its end by a signal, and that the failure of one node keeps nobody else
+waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, closing
+
+from streammeta.cli.compaction_figures import (
+    CommitFigures,
+    ListedObject,
+    commit_figures,
+    listed_objects,
+)
+from streammeta.cli.compaction_request import CompactionRequest
+from streammeta.cli.compaction_targets import Targets, find_targets
+from streammeta.cli.compaction_view import NodePlan, Totals, show_plan, show_totals
+from streammeta.cli.output import CommandError, Output
+from streammeta.client.bucket_check import BucketCheck
+from streammeta.client.compaction.compactor import SetObjectCompactor
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.group_planning import PlannedGroup
+from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
+from streammeta.client.compaction.stream_object_config import StreamObjectConfig
+from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.controller_client import ControllerClient
+from streammeta.client.errors import BrokerClientError, ControllerUnavailableError, RefusedError
+from streammeta.storage.compaction.entries import EntryTable
+from streammeta.storage.compaction.plan import CommitPlan
+from streammeta.storage.errors import StorageError, WrongBucketError
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.v1.common_pb2 import ErrorCode, NodeIdentity
+
+_WAITS = "its time has not come; it would be merged with more of its size, or once it is old"
+
+
+async def plan(request: CompactionRequest, output: Output) -> None:
+    """Plan for each chosen node, and show all of it. Raises `CommandError` if one can't be."""
+    async with _workshop(request) as workshop:
+        found = await workshop.targets()
+        try:
+            plans = [await workshop.plan(found, target) for target in found.targets]
+        except BrokerClientError as error:
+            raise _command_error(error) from error
+    show_plan(output, plans)
+
+
+async def run(
+    request: CompactionRequest,
+    interval_ms: int | None,
+    output: Output,
+    *,
+    stream_objects: bool = False,
+) -> None:
+    """Compact for each chosen node, once or again and again; say what came of it in the end.
+
+    The first signal ends it after what is under way, a second one at once. Raises `CommandError` if
+    a node could not be worked on in the last pass.
+    """
+    stopping = _stopped_by_signals()
+    totals = Totals()
+    async with _workshop(request) as workshop:
+        found = await workshop.targets()
+        await workshop.compact_all(found, totals, stopping, stream_objects=stream_objects)
+        while interval_ms is not None and not await _is_set(stopping, interval_ms / 1000):
+            totals.begin_pass()
+            try:
+                found = await workshop.targets()
+            except CommandError as error:
+                totals.failures[-1] = str(error)  # it may pass: whoever repeats is patient
+                continue
+            await workshop.compact_all(found, totals, stopping, stream_objects=stream_objects)
+    if totals.failures and not stopping.is_set():
+        raise CommandError(
+            "INCOMPLETE",
+            "; ".join(totals.failures.values()),
+            "what was committed stands; repeat the command once this is mended",
+            details=totals.summary(),
+        )
+    show_totals(output, totals)
+
+
+class Workshop:
+    """A cluster, its bucket, and a compactor that is kept as long as its writer is the same."""
+
+    def __init__(
+        self,
+        client: ControllerClient,
+        store: ObjectStore,
+        namespace: str,
+        request: CompactionRequest,
+        config: CompactionConfig,
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._namespace = namespace
+        self._request = request
+        self._config = config
+        self._compactor: SetObjectCompactor | None = None
+        self._writer: NodeIdentity | None = None
+
+    def close(self) -> None:
+        """Give back threads."""
+        if self._compactor is not None:
+            self._compactor.close()
+
+    async def targets(self) -> Targets:
+        """Find the nodes that were asked for. Raises `CommandError`."""
+        try:
+            return await find_targets(self._client, self._request.choice)
+        except BrokerClientError as error:
+            raise _command_error(error) from error
+
+    async def plan(self, found: Targets, target: CompactionTarget) -> NodePlan:
+        """Plan for one of the nodes that were found."""
+        planned = await self._compactor_of(found).plan(
+            target, force_split=self._request.force_split
+        )
+        listed = listed_objects(planned.objects)
+        commits: list[CommitFigures] = []
+        left_out = dict.fromkeys(planned.waiting, _WAITS)
+        async with aclosing(planned.groups()) as groups:
+            async for group in groups:
+                commits.extend(self._figures(group, listed))
+                left_out |= dict.fromkeys(group.plan.left_alone, _SHARES_NOTHING)
+        return NodePlan(target.node_id, tuple(commits), left_out | planned.left_out)
+
+    def _figures(self, group: PlannedGroup, listed: dict[int, ListedObject]) -> list[CommitFigures]:
+        """Work out each commit of a group; what is expired goes with the first."""
+        plans = [(one, one.source_ids) for one in group.plan.commits]
+        if group.expired_ids:
+            first, ids = plans[0] if plans else (_NOTHING, ())
+            plans[:1] = [(first, (*ids, *group.expired_ids))]
+        return [
+            commit_figures(one, [listed[key] for key in ids], self._config, group.kind)
+            for one, ids in plans
+        ]
+
+    async def compact_all(
+        self, found: Targets, totals: Totals, stopping: asyncio.Event, *, stream_objects: bool
+    ) -> None:
+        """Compact what is due of every node that was found, until `stopping` is set."""
+        for target in found.targets:
+            if stopping.is_set():
+                return
+            try:
+                await self._compact(found, target, totals, stopping)
+                if stream_objects and not target.failover and not stopping.is_set():
+                    await self._compact_stream_objects(target, totals, stopping)
+            except (BrokerClientError, StorageError) as error:
+                totals.failures[target.node_id] = f"node {target.node_id}: {error}"
+
+    async def _compact(
+        self, found: Targets, target: CompactionTarget, totals: Totals, stopping: asyncio.Event
+    ) -> None:
+        work = self._compactor_of(found).compact(target, force_split=self._request.force_split)
+        async with aclosing(work) as reports:
+            async for report in reports:
+                totals.add(target.node_id, report)
+                if stopping.is_set():
+                    return
+
+    async def _compact_stream_objects(
+        self, target: CompactionTarget, totals: Totals, stopping: asyncio.Event
+    ) -> None:
+        pace = StreamObjectConfig(read_rate=self._request.rate, write_rate=self._request.rate)
+        compactor = StreamObjectCompactor(
+            self._client, target.identity, self._namespace, self._store, pace
+        )
+        with closing(compactor):
+            async with aclosing(compactor.compact_node()) as reports:
+                async for report in reports:
+                    totals.add_stream(target.node_id, report)
+                    if stopping.is_set():
+                        return
+
+    def _compactor_of(self, found: Targets) -> SetObjectCompactor:
+        """Return the compactor that writes in the name of the node found for that."""
+        assert found.writer is not None, "there is a writer where there is a target"
+        if self._compactor is None or self._writer != found.writer:
+            if self._compactor is not None:
+                self._compactor.close()
+            self._writer = found.writer
+            self._compactor = SetObjectCompactor(
+                self._client, found.writer, self._namespace, self._store, self._config
+            )
+        return self._compactor
+
+
+_SHARES_NOTHING = "it would be written again as it is"
+_NOTHING = CommitPlan((), EntryTable.of_rows(()), ())
+
+
+@asynccontextmanager
+async def _workshop(request: CompactionRequest) -> AsyncIterator[Workshop]:
+    """Open cluster and bucket for one call of the command."""
+    config = request.config()
+    with closing(request.open_store()) as store:
+        async with ControllerClient(request.connect, deadline=request.timeout_s) as client:
+            try:
+                namespace = await client.object_namespace()
+                await BucketCheck(client, store, namespace).passed()
+            except BrokerClientError as error:
+                raise _command_error(error) from error
+            except WrongBucketError as error:
+                raise CommandError("WRONG_BUCKET", str(error)) from error
+            with closing(Workshop(client, store, namespace, request, config)) as workshop:
+                yield workshop
+
+
+def _command_error(error: BrokerClientError) -> CommandError:
+    """The failure as the command tells it; what to do is in its message already."""
+    if isinstance(error, ControllerUnavailableError):
+        return CommandError("NO_CONTROLLER", str(error))
+    code = error.code if isinstance(error, RefusedError) else None
+    return CommandError("REFUSED" if code is None else ErrorCode.Name(code), str(error))
+
+
+def _stopped_by_signals() -> asyncio.Event:
+    """Return what the first SIGTERM or Ctrl-C sets; the second cancels the task that asked."""
+    stopping = asyncio.Event()
+    task = asyncio.current_task()
+
+    def on_signal() -> None:
+        if stopping.is_set() and task is not None:
+            task.cancel()
+        stopping.set()
+
+    for one in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(one, on_signal)
+    return stopping
+
+
+async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for `event`, at most `timeout_s` seconds; tell whether it is set."""
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,170 @@
+"""`streammeta controller`: run one controller until it is told to stop."""
+
+from pathlib import Path
+
+import click
+
+from streammeta.controller.config import (
+    ConfigError,
+    ControllerConfig,
+    check_cluster_id,
+    parse_peers,
+)
+from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.storage.object_format.object_key import cluster_namespace
+
+
+@click.command()
+@click.option("--node-id", type=int, required=True, help="This controller's id, 0 to 999.")
+@click.option("--cluster-id", required=True, help="The cluster's name; part of every object's key.")
+@click.option(
+    "--listen", required=True, metavar="HOST:PORT", help="Where to listen for clients and peers."
+)
+@click.option(
+    "--advertise",
+    metavar="HOST:PORT",
+    help="Where others reach this controller.  [default: what --listen says]",
+)
+@click.option(
+    "--seeds",
+    default="",
+    metavar="ID@HOST:PORT,...",
+    help="Controllers to ask for the leader: for one that joins, and when addresses have changed.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="This controller's own directory, made ready once by `streammeta storage format`.",
+)
+@click.option(
+    "--store",
+    "store_uri",
+    envvar="STREAMMETA_CONTROLLER_STORE",
+    required=True,
+    metavar="URI",
+    help="The bucket: s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR.",
+)
+@click.option("--namespace", help="Second part of every key.  [default: _streammeta_CLUSTER-ID]")
+@click.option("--election-timeout-ms", default=1_000, show_default=True)
+@click.option("--fetch-timeout-ms", default=2_000, show_default=True)
+@click.option(
+    "--snapshot-log-bytes",
+    default=20 << 20,
+    show_default=True,
+    help="Write a snapshot after so much log; the log before the last two is removed.",
+)
+@click.option(
+    "--snapshot-interval-ms",
+    default=3_600_000,
+    show_default=True,
+    help="Write a snapshot after so long, if anything has changed.",
+)
+@click.option(
+    "--peer-override",
+    default="",
+    metavar="ID@HOST:PORT,...",
+    help="Reach these controllers here, whatever else is known of them: for NAT and proxies.",
+)
+@click.option(
+    "--lifecycle-interval-ms",
+    default=1_000,
+    show_default=True,
+    help="How often expiry and deletion look for work.",
+)
+@click.option(
+    "--delete-delay-ms",
+    default=60_000,
+    show_default=True,
+    help="How long a destroyed object's bytes stay in the bucket.",
+)
+@click.option(
+    "--delete-rate",
+    default=2_000,
+    show_default=True,
+    help="Objects deleted from the bucket a second, at most; fewer while the bucket is overloaded.",
+)
+@click.option(
+    "--session-timeout-ms",
+    default=9_000,
+    show_default=True,
+    help="A broker that sends heartbeats and is silent for longer is fenced.",
+)
+@click.option(
+    "--recoveries-per-node",
+    default=1,
+    show_default=True,
+    help="Fenced brokers whose data one broker is to recover at a time.",
+)
+@click.option(
+    "--sweep-interval-ms",
+    default=300_000,
+    show_default=True,
+    help="How often to look for what brokers left behind: dead objects, unfinished uploads.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+@click.option(
+    "--check-config",
+    is_flag=True,
+    help="Check the options, the data directory and the bucket; change nothing, exit.",
+)
+def controller(
+    *,
+    node_id: int,
+    cluster_id: str,
+    listen: str,
+    advertise: str | None,
+    seeds: str,
+    data_dir: Path,
+    store_uri: str,
+    namespace: str | None,
+    peer_override: str,
+    log_level: str,
+    check_config: bool,
+    **limits: int,
+) -> None:
+    """Run one controller of a cluster.
+
+    Its data directory says who votes; see `streammeta storage format`. Prints one line starting
+    with `ready` on standard output once it serves, logs on standard error. Ends on Ctrl-C or
+    SIGTERM after handing over leadership. Credentials of the bucket are taken from
+    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+
+    \b
+    Example, a cluster of one:
+      streammeta storage format --node-id 1 --cluster-id demo --data-dir data/1 \\
+        --voters 1@127.0.0.1:9091
+      streammeta controller --node-id 1 --cluster-id demo --data-dir data/1 \\
+        --listen 127.0.0.1:9091 --store file:///var/lib/streammeta/bucket
+    """
+    try:
+        check_cluster_id(cluster_id)
+        config = ControllerConfig(
+            node_id=NodeId(node_id),
+            cluster_id=ClusterId(cluster_id),
+            listen=listen,
+            advertise=advertise or listen,
+            seeds=parse_peers("seeds", seeds),
+            peer_overrides=parse_peers("peer-override", peer_override),
+            data_dir=data_dir,
+            store_uri=store_uri,
+            namespace=namespace or cluster_namespace(cluster_id),
+            **limits,  # the settings of the same names
+        )
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    # The server brings gRPC, boto3 and numpy along; `--help` need not wait for them.
+    from streammeta.controller.observe import configure_logging
+    from streammeta.controller.server import check, run
+
+    if check_config:
+        check(config)
+        click.echo("the configuration is valid")
+        return
+    configure_logging(log_level)
+    run(config)

@@ -1,0 +1,256 @@
+"""Controllers as child processes of this one, for `streammeta dev`, the demo and process tests.
+
+Owns their directories, their start, their ready lines and their end. Each child is stopped by its
+own pid, and none outlives this process, however it ends.
+"""
+
+import concurrent.futures
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller.journal.directory import META_NAME, format_directory
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+
+READY_PREFIX = "ready "
+"""First word of the line a server prints on standard output once it serves."""
+
+PROGRAM = (sys.executable, "-P", "-m", "streammeta.cli.main")
+"""The `streammeta` command of this installation. -P keeps the working directory off the path of
+modules: a folder there that is called `controller` is not ours."""
+
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Asks Linux to end the program it becomes when its parent dies, even by `kill -9`. A program of
+its own, because code between fork and exec crashes where gRPC's threads run."""
+
+_SPAWNER = concurrent.futures.ThreadPoolExecutor(1, "spawner")
+"""Starts all children. Linux takes a child's parent to be the thread that started it, and threads
+of callers come and go; this one lasts as long as the process."""
+
+
+class ChildFailedError(Exception):
+    """A child ended, or stayed silent, before it was ready; the message ends with its log."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One child process, its log file and the line it prints when ready."""
+
+    name: str
+    process: subprocess.Popen[str]
+    log_path: Path
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self.process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the child has not ended yet."""
+        return self.process.poll() is None
+
+    def read_line(self) -> str:
+        """Return the child's next line on standard output, "" once it has ended."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def wait_ready(self) -> str:
+        """Return what follows `READY_PREFIX` on the child's ready line."""
+        while line := self.read_line():
+            if line.startswith(READY_PREFIX):
+                return line.removeprefix(READY_PREFIX)
+        self.process.wait()
+        raise ChildFailedError(
+            f"{self.name} ended with exit code {self.process.returncode} before it was ready; "
+            f"the end of its log {self.log_path}:\n{self.log_tail()}"
+        )
+
+    def log_tail(self, line_count: int = 15) -> str:
+        """Return the last lines of the child's log."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-line_count:])
+
+    def kill(self) -> None:
+        """End the child at once, as `kill -9` does, and reap it."""
+        if self.is_running:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+
+    def stop(self, timeout_s: float = 10.0) -> int:
+        """Ask the child to end, insist after `timeout_s`, and return its exit code."""
+        if self.is_running:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+            try:
+                self.process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        return self.process.wait()
+
+
+def start_child(
+    name: str,
+    command: Sequence[str],
+    log_path: Path,
+    env: Mapping[str, str] | None = None,
+) -> Child:
+    """Start `command`; its standard error goes to `log_path`, which is appended to."""
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("ab") as log:
+        process = _SPAWNER.submit(
+            subprocess.Popen[str],
+            [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=None if env is None else {**os.environ, **env},
+            start_new_session=True,  # the terminal's Ctrl-C reaches the parent alone
+        ).result()
+    return Child(name, process, log_path)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return `count` loopback TCP ports that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for opened in sockets:
+            opened.bind(("127.0.0.1", 0))
+        return [opened.getsockname()[1] for opened in sockets]
+
+
+@dataclass(slots=True)
+class LocalCluster:
+    """Controllers 1..N on loopback, each with its own data directory under `root`.
+
+    The first start formats all directories with all controllers as voters. A directory that is
+    missing later, or that of a controller that joined, is formatted without: it becomes an
+    observer, which `streammeta quorum add-voter` makes a voter. `peer_overrides` say for a
+    controller where it must look for the others.
+    """
+
+    root: Path
+    cluster_id: str
+    store_uri: str
+    ports: list[int]
+    options: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    peer_overrides: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
+    children: dict[int, Child] = field(default_factory=dict)
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Host and port of every controller, whether it runs or not."""
+        return [f"127.0.0.1:{port}" for port in self.ports]
+
+    @property
+    def connect(self) -> str:
+        """The endpoints as `--connect` takes them."""
+        return ",".join(self.endpoints)
+
+    @property
+    def node_ids(self) -> range:
+        """The ids of all controllers."""
+        return range(1, len(self.ports) + 1)
+
+    def data_dir(self, node_id: int) -> Path:
+        """Return the directory of one controller."""
+        return self.root / f"controller-{node_id}"
+
+    def start_all(self) -> None:
+        """Start every controller and wait until each one listens."""
+        for node_id in self.node_ids:
+            self.spawn(node_id)
+        for child in self.children.values():
+            child.wait_ready()
+
+    def start(self, node_id: int) -> None:
+        """Start, or start again, one controller and wait until it listens."""
+        self.spawn(node_id)
+        self.children[node_id].wait_ready()
+
+    def spawn(self, node_id: int) -> None:
+        """Start one controller without waiting for it, on a formatted directory."""
+        if not any(self._is_formatted(each) for each in self.node_ids):
+            for each in self.node_ids:
+                self._format(each, self.endpoints)
+        if not self._is_formatted(node_id):
+            self._format(node_id, [])
+        self.children[node_id] = start_child(
+            f"controller {node_id}",
+            self._command(node_id),
+            self.root / f"controller-{node_id}.log",
+            self.env,
+        )
+
+    def join(self) -> int:
+        """Start one more controller, an observer; wait until it listens and return its id."""
+        self.ports.extend(free_ports(1))
+        self.start(len(self.ports))
+        return len(self.ports)
+
+    def wipe(self, node_id: int) -> None:
+        """Lose the disk of a controller that is not running."""
+        if node_id in self.children and self.children[node_id].is_running:
+            raise ValueError(f"controller {node_id} still runs; end it before its disk is wiped")
+        shutil.rmtree(self.data_dir(node_id))
+
+    def stop_all(self) -> None:
+        """Stop every controller that still runs, all at once."""
+        running = [child for child in self.children.values() if child.is_running]
+        for child in running:
+            child.process.send_signal(signal.SIGCONT)
+            child.process.terminate()
+        deadline = time.monotonic() + 10
+        for child in running:
+            child.stop(max(0.1, deadline - time.monotonic()))
+
+    def _is_formatted(self, node_id: int) -> bool:
+        return (self.data_dir(node_id) / META_NAME).exists()
+
+    def _format(self, node_id: int, voters: Sequence[str]) -> None:
+        format_directory(
+            self.data_dir(node_id),
+            cluster_id=ClusterId(self.cluster_id),
+            node_id=NodeId(node_id),
+            bootstrap_voters=VoterSet(
+                tuple(
+                    Voter(ReplicaKey(NodeId(voter_id)), endpoint)
+                    for voter_id, endpoint in enumerate(voters, start=1)
+                )
+            ),
+        )
+
+    def _command(self, node_id: int) -> list[str]:
+        overrides = self.peer_overrides.get(node_id, {})
+        return [
+            *PROGRAM,
+            "controller",
+            *("--node-id", str(node_id), "--cluster-id", self.cluster_id),
+            *("--listen", self.endpoints[node_id - 1]),
+            *("--seeds", _peers(dict(zip(self.node_ids, self.endpoints, strict=True)))),
+            *(("--peer-override", _peers(overrides)) if overrides else ()),
+            *("--data-dir", str(self.data_dir(node_id))),
+            *("--store", self.store_uri),
+            *self.options,
+        ]
+
+
+def _peers(endpoints: Mapping[int, str]) -> str:
+    return ",".join(f"{node_id}@{endpoint}" for node_id, endpoint in endpoints.items())

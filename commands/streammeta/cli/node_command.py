@@ -1,0 +1,282 @@
+"""`streammeta node`: look at the brokers that the map knows, settle what one has left behind."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import click
+
+from streammeta.cli.client import ControllerClient, connection_options
+from streammeta.cli.output import CommandError, OutputFormat, command_output, format_option
+from streammeta.controller.ids import NONE_ID
+from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
+from streammeta.v1.nodes_pb2_grpc import NodeServiceStub
+from streammeta.v1.streams_pb2_grpc import StreamServiceStub
+
+NODE_ID_MAX = 2**31 - 1
+PAGE_SIZE = 10_000
+
+_NODE_COLUMNS = (
+    *(
+        "node_id",
+        "node_epoch",
+        "state",
+        "supervised",
+        "locked",
+        "departed",
+        "failover",
+        "recovered_by",
+        "compacted_by",
+    ),
+    *("has_opening_streams", "pending_uploads", "stream_set_objects"),
+)
+_UPLOAD_COLUMNS = ("stream_id", "start_offset", "end_offset")
+_HINTS = {
+    common_pb2.NODE_EPOCH_NOT_EXIST: "`streammeta node list` shows the nodes that have registered",
+    common_pb2.NODE_EPOCH_EXPIRED: "its broker has started again meanwhile; look at it and repeat",
+    common_pb2.STREAM_NOT_CLOSED: "it has open streams or owes uploads: let it close its streams,"
+    " or another node recover it; `streammeta node abandon` gives up uploads that can't be made",
+    common_pb2.NODE_LOCKED: "`streammeta node unlock` first, if nothing is to be kept for it",
+}
+
+node_id_option = click.option(
+    "--node-id", type=click.IntRange(0, NODE_ID_MAX), required=True, help="The node's id."
+)
+
+
+@click.group()
+def node() -> None:
+    """Look at brokers, and settle what one has left behind.
+
+    \b
+    Example:
+      streammeta node list --connect 127.0.0.1:9091
+    """
+
+
+@node.command("list")
+@connection_options
+@format_option
+def list_command(connect: tuple[str, ...], timeout_s: float, output_format: OutputFormat) -> None:
+    """List the nodes: state, who recovers them or compacts for them, and what they still hold.
+
+    \b
+    Example:
+      streammeta node list --connect 127.0.0.1:9091
+    """
+    with command_output(output_format) as output, ControllerClient(connect, timeout_s) as client:
+        found = _get_nodes(client, nodes_pb2.GetNodesRequest())
+        output.rows("nodes", _NODE_COLUMNS, map(_node_row, found))
+
+
+def _node_row(described: nodes_pb2.NodeDescription) -> tuple[object, ...]:
+    return (
+        described.node_id,
+        described.node_epoch,
+        _state_name(described.state),
+        described.supervised,
+        described.locked,
+        described.departed,
+        described.failover,
+        None if described.recovered_by == NONE_ID else described.recovered_by,
+        None if described.compacted_by == NONE_ID else described.compacted_by,
+        described.has_opening_streams,
+        described.pending_upload_count,
+        described.stream_set_object_count,
+    )
+
+
+def _state_name(state: nodes_pb2.NodeState.ValueType) -> str:
+    known = nodes_pb2.NodeState.DESCRIPTOR.values_by_number.get(state)
+    return str(state) if known is None else known.name.removeprefix("NODE_STATE_")
+
+
+@node.command()
+@connection_options
+@node_id_option
+@format_option
+def lock(
+    connect: tuple[str, ...], timeout_s: float, node_id: int, output_format: OutputFormat
+) -> None:
+    """Keep other nodes from opening the streams that a node owned last.
+
+    For a broker whose disk comes back: nobody takes its streams over meanwhile. Its closed streams
+    can't be opened by others until `streammeta node unlock`.
+
+    \b
+    Example:
+      streammeta node lock --connect 127.0.0.1:9091 --node-id 1007
+    """
+    with command_output(output_format) as output, ControllerClient(connect, timeout_s) as client:
+        locked = client.call(
+            lambda channel: NodeServiceStub(channel).LockNode,
+            nodes_pb2.LockNodeRequest(request_id=_new_id(), node_id=node_id),
+        )
+        _require(locked.error, node_id)
+        output.summary({"node_id": node_id, "locked": True})
+
+
+@node.command()
+@connection_options
+@node_id_option
+@format_option
+def unlock(
+    connect: tuple[str, ...], timeout_s: float, node_id: int, output_format: OutputFormat
+) -> None:
+    """Undo `streammeta node lock`.
+
+    \b
+    Example:
+      streammeta node unlock --connect 127.0.0.1:9091 --node-id 1007
+    """
+    with command_output(output_format) as output, ControllerClient(connect, timeout_s) as client:
+        unlocked = client.call(
+            lambda channel: NodeServiceStub(channel).UnlockNode,
+            nodes_pb2.UnlockNodeRequest(request_id=_new_id(), node_id=node_id),
+        )
+        _require(unlocked.error, node_id)
+        output.summary({"node_id": node_id, "locked": False})
+
+
+@node.command()
+@connection_options
+@node_id_option
+@format_option
+def unregister(
+    connect: tuple[str, ...], timeout_s: float, node_id: int, output_format: OutputFormat
+) -> None:
+    """Forget a node that has left for good and owns nothing any more.
+
+    While it holds set objects it stays in the list as departed, until they are compacted. Refused
+    while it has open streams, owes uploads, or is locked.
+
+    \b
+    Example:
+      streammeta node unregister --connect 127.0.0.1:9091 --node-id 1007
+    """
+    with command_output(output_format) as output, ControllerClient(connect, timeout_s) as client:
+        described = _get_node(client, node_id)
+        done = client.call(
+            lambda channel: NodeServiceStub(channel).UnregisterNode,
+            nodes_pb2.UnregisterNodeRequest(
+                request_id=_new_id(),
+                node=common_pb2.NodeIdentity(node_id=node_id, node_epoch=described.node_epoch),
+            ),
+        )
+        _require(done.error, node_id)
+        left = _get_nodes(client, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
+        output.summary(
+            {
+                "node_id": node_id,
+                "departed": any(each.departed for each in left),
+                "stream_set_objects": sum(each.stream_set_object_count for each in left),
+            }
+        )
+
+
+@node.command()
+@connection_options
+@node_id_option
+@click.option(
+    "--stream",
+    "stream_ids",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Only of this stream; may be repeated.  [default: all it owes]",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be given up, and change nothing.")
+@format_option
+def abandon(
+    *,
+    connect: tuple[str, ...],
+    timeout_s: float,
+    node_id: int,
+    stream_ids: tuple[int, ...],
+    dry_run: bool,
+    output_format: OutputFormat,
+) -> None:
+    """Give up uploads that a node owes and can never make, as its write-ahead log is lost.
+
+    The offsets are lost for good: readers pass over them, and the streams can be opened again. Try
+    --dry-run first. Repeating the command does no harm.
+
+    \b
+    Examples:
+      streammeta node abandon --connect 127.0.0.1:9091 --node-id 1007 --dry-run
+      streammeta node abandon --connect 127.0.0.1:9091 --node-id 1007 --stream 3 --stream 4
+    """
+    with command_output(output_format) as output, ControllerClient(connect, timeout_s) as client:
+        if dry_run:
+            _get_node(client, node_id)
+            uploads = list(_owed(client, node_id, stream_ids))
+        else:
+            answer = client.call(
+                lambda channel: StreamServiceStub(channel).AbandonUploads,
+                streams_pb2.AbandonUploadsRequest(
+                    request_id=_new_id(), node_id=node_id, stream_ids=stream_ids
+                ),
+            )
+            _require(answer.error, node_id)
+            uploads = list(answer.abandoned)
+        offsets = sum(each.end_offset - each.start_offset for each in uploads)
+        output.summary(
+            {
+                "node_id": node_id,
+                "dry_run": dry_run,
+                "streams": len(uploads),
+                "lost_offsets": offsets,
+            }
+        )
+        output.note("")
+        rows = [(each.stream_id, each.start_offset, each.end_offset) for each in uploads]
+        output.rows("uploads", _UPLOAD_COLUMNS, rows)
+
+
+def _owed(
+    client: ControllerClient, node_id: int, stream_ids: tuple[int, ...]
+) -> Iterator[streams_pb2.PendingUpload]:
+    """Look at every stream: who owes uploads is not always who owns the stream."""
+    request = streams_pb2.DescribeStreamsRequest(stream_ids=stream_ids)
+    request.page.page_size = PAGE_SIZE
+    while True:
+        page = client.call(
+            lambda channel: StreamServiceStub(channel).DescribeStreams,
+            request,
+        )
+        for stream in page.streams:
+            yield from (each for each in stream.pending_uploads if each.node_id == node_id)
+        if not page.next_page_token:
+            return
+        request.page.page_token = page.next_page_token
+
+
+def _get_nodes(
+    client: ControllerClient, request: nodes_pb2.GetNodesRequest
+) -> list[nodes_pb2.NodeDescription]:
+    return list(client.call(lambda channel: NodeServiceStub(channel).GetNodes, request).nodes)
+
+
+def _get_node(client: ControllerClient, node_id: int) -> nodes_pb2.NodeDescription:
+    found = _get_nodes(client, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
+    if not found:
+        _require(common_pb2.NODE_EPOCH_NOT_EXIST, node_id)
+    return found[0]
+
+
+def _require(error: common_pb2.ErrorCode.ValueType, node_id: int) -> None:
+    """Turn an error code of the contract into the command's failure."""
+    if error == common_pb2.NONE:
+        return
+    name = common_pb2.ErrorCode.Name(error)
+    words = {
+        common_pb2.NODE_EPOCH_NOT_EXIST: f"node {node_id} has not registered",
+        common_pb2.NODE_LOCKED: f"node {node_id} is locked",
+        common_pb2.STREAM_NOT_CLOSED: f"node {node_id} is not done with its streams",
+    }
+    message = words.get(error, f"node {node_id} was refused with {name}")
+    raise CommandError(name, message, _HINTS.get(error, "nothing was changed"))
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex

@@ -1,0 +1,293 @@
+"""The output contract of every command: formats, errors and exit codes, decided here alone.
+
+- `table`: for people, the default on a terminal; `plain`: tab-separated lines, the default in a
+  pipe; `json`: exactly one object on standard output, also when the command fails.
+- A failure is `{"ok": false, "error": {"code", "message", "hint"}}` in json, some with `details`
+  in the error, beside everything that the command found before it failed; else two lines on
+  standard error: `streammeta: <message>` and what to do next.
+- Exit code 0: done; 1: failed; 2: called the wrong way.
+"""
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import zip_longest
+from types import MappingProxyType
+from typing import Any, NoReturn, TypeVar
+
+import click
+import grpc
+
+from streammeta.cli.client import CallError, read_failure
+from streammeta.controller.config import ConfigError
+from streammeta.controller.errors import ApiError
+from streammeta.controller.journal.errors import DirectoryNotFormattedError, JournalError
+from streammeta.controller.rpc.status import classify
+from streammeta.shell.render import cell
+from streammeta.storage.errors import StorageError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+PIPED_TABLE_WIDTH = 200
+NOTHING_FOUND: Mapping[str, Any] = MappingProxyType({})
+TEXT_COLUMN_WIDTH_MIN = 12
+"""Characters to which a column of text may be narrowed before a table outgrows the terminal."""
+COLUMN_PADDING = 3
+"""Characters that a table sets between two columns."""
+
+
+class OutputFormat(StrEnum):
+    """How a command speaks."""
+
+    TABLE = "table"
+    PLAIN = "plain"
+    JSON = "json"
+
+
+class CommandError(Exception):
+    """A command's own failure: `code` for programs, the message and `hint` for people.
+
+    `details` are what programs get of what people have read already.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        hint: str = "",
+        *,
+        exit_code: int = EXIT_FAILED,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.details = details
+        self.code = code
+        self.hint = hint
+        self.exit_code = exit_code
+
+
+EXPECTED_ERRORS = (
+    *(CommandError, ApiError, ConfigError, StorageError, JournalError),
+    *(grpc.RpcError, OSError),
+)
+"""What `command_output` turns into an answer; anything else is a defect."""
+
+
+def explain(error: Exception) -> CommandError:
+    """Say what happened and what to do next, for an error of one of `EXPECTED_ERRORS`."""
+    match error:
+        case CommandError():
+            return error
+        case CallError():
+            return CommandError(error.code, str(error), error.hint)
+        case grpc.RpcError():
+            return explain(read_failure(error).as_error("a controller"))
+        case StorageError():
+            return CommandError("STORAGE", str(error), "repeat the command once this is mended")
+        case JournalError():
+            return CommandError("DATA_DIRECTORY", str(error), _directory_hint(error))
+        case ConfigError():
+            return CommandError("CONFIG", str(error), "correct the option and repeat")
+        case OSError():
+            return CommandError("OS", str(error), "check the path, its permissions and free space")
+        case _:
+            _, code, _ = classify(error)
+            return CommandError(code, str(error), "nothing was changed")
+
+
+def _directory_hint(error: JournalError) -> str:
+    if isinstance(error, DirectoryNotFormattedError):
+        return "see `streammeta storage format --help`"
+    return "nothing in the directory was changed"
+
+
+@dataclass(slots=True)
+class Output:
+    """What a command says. In json all of it becomes one object, written when the command ends."""
+
+    format: OutputFormat
+    collected: dict[str, Any] = field(default_factory=dict)
+
+    def summary(self, facts: Mapping[str, Any]) -> None:
+        """Say named facts; in json they are members of the object itself."""
+        if self.format is OutputFormat.JSON:
+            self.collected.update(facts)
+            return
+        separator = ": "
+        width = max(map(len, facts), default=0) if self.format is OutputFormat.TABLE else 0
+        for name, value in facts.items():
+            click.echo(f"{name + separator:{width + len(separator)}}{cell(value)}")
+
+    def rows(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Say a table; in json it is a list of objects called `name`."""
+        if self.format is OutputFormat.JSON:
+            self.collected[name] = [dict(zip(columns, row, strict=True)) for row in rows]
+        elif self.format is OutputFormat.PLAIN:
+            for row in (columns, *rows):
+                click.echo("\t".join(map(cell, row)))
+        else:
+            _print_table(columns, rows)
+
+    def note(self, text: str) -> None:
+        """Say something that only people need; json leaves it out."""
+        if self.format is not OutputFormat.JSON:
+            click.echo(text)
+
+
+def _print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    listed = [tuple(row) for row in rows]
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    needed = 0
+    for index, column in enumerate(columns):
+        values = [row[index] for row in listed]
+        is_number = _is_numeric(values)
+        longest = max(len(column), *(len(cell(value)) for value in values), 0)
+        least = longest if is_number else min(longest, TEXT_COLUMN_WIDTH_MIN)
+        needed += least + COLUMN_PADDING
+        table.add_column(
+            column,
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=is_number,
+            min_width=least,
+        )
+    for row in listed:
+        table.add_row(*(Text(cell(value)) for value in row))
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_TABLE_WIDTH)
+    # A line wider than the terminal is wrapped by it; a number cut in pieces can't be read.
+    console.width = max(console.width, needed)
+    console.print(table)
+
+
+def _is_numeric(values: Sequence[Any]) -> bool:
+    """True if a column holds numbers and blanks alone, so that it is never broken over lines."""
+    return all(value is None or isinstance(value, int | float) for value in values)
+
+
+@contextmanager
+def command_output(output_format: OutputFormat) -> Iterator[Output]:
+    """Run a command's body under the contract: its answer on success, an explanation on failure."""
+    output = Output(output_format)
+    try:
+        yield output
+    except BrokenPipeError:
+        raise  # the reader has seen enough: click ends the program quietly
+    except EXPECTED_ERRORS as error:
+        fail(output_format, explain(error), output.collected)
+    if output_format is OutputFormat.JSON:
+        click.echo(json.dumps({"ok": True, **output.collected}))
+
+
+def fail(
+    output_format: OutputFormat, error: CommandError, found: Mapping[str, Any] = NOTHING_FOUND
+) -> NoReturn:
+    """Write the failure and end the command with its exit code.
+
+    `found` is what the command has found so far; in json it stands beside the error.
+    """
+    _write_failure(output_format, error, found)
+    raise click.exceptions.Exit(error.exit_code)
+
+
+def _write_failure(
+    output_format: OutputFormat, error: CommandError, found: Mapping[str, Any] = NOTHING_FOUND
+) -> None:
+    if output_format is OutputFormat.JSON:
+        shown = {"code": error.code, "message": str(error), "hint": error.hint}
+        details = {"details": error.details} if error.details else {}
+        click.echo(json.dumps({**found, "ok": False, "error": {**shown, **details}}))
+        return
+    click.echo(f"streammeta: {error}", err=True)
+    if error.hint:
+        click.echo(f"  {error.hint}", err=True)
+
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def format_option(command: Decorated) -> Decorated:
+    """Add `--format`: argument `output_format: OutputFormat`."""
+    return click.option(
+        "--format",
+        "output_format",
+        type=click.Choice([choice.value for choice in OutputFormat]),
+        callback=lambda _context, _parameter, value: _chosen_format(value),
+        help="How to print.  [default: table on a terminal, else plain]",
+    )(command)
+
+
+def _chosen_format(value: str | None) -> OutputFormat:
+    if value is not None:
+        return OutputFormat(value)
+    return OutputFormat.TABLE if sys.stdout.isatty() else OutputFormat.PLAIN
+
+
+def run_cli(command: click.Command, arguments: Sequence[str] | None = None) -> int:
+    """Run the whole program and return its exit code; nothing but the exit code is left to do.
+
+    `arguments` None means those of the process. Failures outside of any `command_output`, such as a
+    misspelt option, follow the same contract.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    output_format = _format_in(words)
+    try:
+        result = command.main(words, prog_name="streammeta", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        _write_missing_command(output_format, error)
+        return EXIT_USAGE
+    except click.UsageError as error:
+        _write_failure(output_format, _usage_failure(error))
+        return EXIT_USAGE
+    except click.ClickException as error:
+        _write_failure(output_format, CommandError("FAILED", error.format_message()))
+        return EXIT_FAILED
+    except click.Abort:
+        _write_failure(output_format, CommandError("INTERRUPTED", "interrupted"))
+        return EXIT_FAILED
+    except EXPECTED_ERRORS as error:
+        _write_failure(output_format, explain(error))
+        return EXIT_FAILED
+    except Exception as error:  # noqa: BLE001 - the last stop: a defect is still one object in json
+        traceback.print_exc()
+        message = f"defect in streammeta ({type(error).__name__}: {error})"
+        _write_failure(output_format, CommandError("DEFECT", message, "report it with the trace"))
+        return EXIT_FAILED
+    # click hands back an exit code where a command asked for one, and a command's result elsewhere.
+    return result if isinstance(result, int) else 0
+
+
+def _write_missing_command(
+    output_format: OutputFormat, error: click.exceptions.NoArgsIsHelpError
+) -> None:
+    """Answer a group without a command: people get its help, programs the error object."""
+    if output_format is OutputFormat.JSON:
+        path = error.ctx.command_path if error.ctx else "streammeta"
+        missing = CommandError("USAGE", f"{path}: no command given", f"see `{path} --help`")
+        _write_failure(output_format, missing)
+    else:
+        click.echo(error.format_message(), err=True)
+
+
+def _usage_failure(error: click.UsageError) -> CommandError:
+    path = error.ctx.command_path if error.ctx else "streammeta"
+    return CommandError("USAGE", error.format_message(), f"see `{path} --help`")
+
+
+def _format_in(words: Sequence[str]) -> OutputFormat:
+    """The format asked for, read before click has found the words to be valid."""
+    options = words[: words.index("--")] if "--" in words else words
+    chosen = [
+        following if word == "--format" else word.removeprefix("--format=")
+        for word, following in zip_longest(options, options[1:], fillvalue="")
+        if word.startswith("--format")
+    ]
+    return OutputFormat.JSON if chosen[-1:] == ["json"] else OutputFormat.PLAIN

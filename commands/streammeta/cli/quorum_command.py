@@ -1,0 +1,320 @@
+"""`streammeta quorum`: who leads, who votes and how far everybody is; and how to change that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from streammeta.cli.client import (
+    ControllerClient,
+    connect_option,
+    connection_options,
+    timeout_option,
+)
+from streammeta.cli.output import (
+    CommandError,
+    Output,
+    OutputFormat,
+    command_output,
+    format_option,
+)
+from streammeta.cli.quorum_views import (
+    QuorumViews,
+    find_replica,
+    gather_views,
+    leaders_view,
+    live_observers,
+    or_none,
+    role_of,
+)
+from streammeta.controller.config import CONTROLLER_ID_MAX, check_reachable
+from streammeta.controller.ids import NONE_ID
+from streammeta.v1 import admin_pb2
+from streammeta.v1 import quorum_pb2 as pb
+from streammeta.v1.admin_pb2_grpc import AdminServiceStub
+from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
+
+CHANGE_TIMEOUT_S = 60.0
+"""A new voter first catches up, and a snapshot writes the whole map: both may take long."""
+
+_SHARE_OF_TIMEOUT = 0.9
+"""The controller gives up a little before this command does, so that its reason arrives."""
+
+_REPLICA_COLUMNS = (
+    *("node_id", "role", "endpoint", "end_offset", "lag"),
+    *("last_fetch_ms", "last_caught_up_ms", "directory_id"),
+)
+_CONTROLLER_COLUMNS = (
+    *("node_id", "role", "epoch", "log_start", "log_end", "high_watermark"),
+    *("snapshot_end", "repairing", "disk_full"),
+)
+
+node_id_option = click.option(
+    "--node-id",
+    type=click.IntRange(0, CONTROLLER_ID_MAX),
+    required=True,
+    help="The controller's id.",
+)
+directory_id_option = click.option(
+    "--directory-id",
+    metavar="UUID",
+    help="The id of its data directory.  [default: the one the leader knows]",
+)
+
+
+@click.group()
+def quorum() -> None:
+    """Show and change who votes and who leads.
+
+    \b
+    Example:
+      streammeta quorum describe --connect 127.0.0.1:9091
+    """
+
+
+@quorum.command()
+@connection_options
+@format_option
+def describe(connect: tuple[str, ...], timeout_s: float, output_format: OutputFormat) -> None:
+    """Show the quorum: a summary, every replica as the leader sees it, and every controller asked.
+
+    Lag is counted in offsets behind the leader; times are milliseconds since the replica last
+    fetched, and since it last had everything. Controllers say of themselves whether they repair
+    damage (and do not vote meanwhile) or have a full disk.
+
+    \b
+    Example:
+      streammeta quorum describe --connect 127.0.0.1:9091,127.0.0.1:9092
+    """
+    with command_output(output_format) as output:
+        _say(output, gather_views(connect, timeout_s))
+
+
+def _say(output: Output, views: QuorumViews) -> None:
+    newest, leader = views.newest, views.leader
+    output.summary(
+        {
+            "cluster_id": newest.cluster_id,
+            "leader_id": leader.node_id if leader else None,
+            "epoch": newest.epoch,
+            "high_watermark": newest.high_watermark,
+            "voter_ids": [voter.key.node_id for voter in newest.voters],
+            "observer_ids": [observer.key.node_id for observer in live_observers(newest)],
+        }
+    )
+    output.note("")
+    output.rows("replicas", _REPLICA_COLUMNS, _replica_rows(newest))
+    output.note("")
+    output.rows("controllers", _CONTROLLER_COLUMNS, _controller_rows(views))
+    if views.silent:
+        silent = [(endpoint, failure.message) for endpoint, failure in views.silent.items()]
+        output.note("")
+        output.rows("silent", ("endpoint", "reason"), silent)
+
+
+def _replica_rows(view: pb.DescribeQuorumResponse) -> Iterator[tuple[object, ...]]:
+    for role, replicas in (("follower", view.voters), ("observer", live_observers(view))):
+        for replica in replicas:
+            end_offset = or_none(replica.end_offset)
+            yield (
+                replica.key.node_id,
+                "leader" if replica.key.node_id == view.leader_id else role,
+                replica.endpoint or None,
+                end_offset,
+                None if end_offset is None else max(0, view.end_offset - end_offset),
+                or_none(replica.last_fetch_age_ms),
+                or_none(replica.last_caught_up_age_ms),
+                replica.key.directory_id or None,
+            )
+
+
+def _controller_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
+    for node_id, view in sorted(views.answers.items()):
+        yield (
+            node_id,
+            role_of(view),
+            view.epoch,
+            view.log_start_offset,
+            view.end_offset,
+            view.high_watermark,
+            view.snapshot_id.end_offset if view.HasField("snapshot_id") else None,
+            view.repairing,
+            view.disk_full,
+        )
+
+
+@quorum.command("add-voter")
+@connect_option
+@timeout_option(CHANGE_TIMEOUT_S)
+@node_id_option
+@click.option(
+    "--endpoint", required=True, metavar="HOST:PORT", help="Where others reach that controller."
+)
+@directory_id_option
+@format_option
+def add_voter(
+    *,
+    connect: tuple[str, ...],
+    timeout_s: float,
+    node_id: int,
+    endpoint: str,
+    directory_id: str | None,
+    output_format: OutputFormat,
+) -> None:
+    """Make a running observer a voter, and wait until that is committed.
+
+    Start the controller first, on a directory formatted with --join: it becomes an observer.
+
+    \b
+    Example:
+      streammeta quorum add-voter --connect 127.0.0.1:9091 --node-id 4 --endpoint 127.0.0.1:9094
+    """
+    with (
+        command_output(output_format) as output,
+        ControllerClient(connect, timeout_s) as client,
+    ):
+        check_reachable("endpoint", endpoint)
+        view = leaders_view(client)
+        if directory_id is None:
+            _refuse_voter(view, node_id)
+            observer = find_replica(node_id, None, live_observers(view), "observer")
+            directory_id = observer.key.directory_id
+        key = pb.ReplicaKey(node_id=node_id, directory_id=directory_id)
+        answer = client.call(
+            lambda channel: QuorumServiceStub(channel).AddVoter,
+            pb.AddVoterRequest(
+                cluster_id=view.cluster_id,
+                voter=pb.Voter(key=key, endpoint=endpoint),
+                timeout_ms=_controllers_timeout_ms(timeout_s),
+            ),
+        )
+        output.summary(
+            {"added": node_id, "directory_id": directory_id, "end_offset": answer.end_offset}
+        )
+
+
+def _refuse_voter(view: pb.DescribeQuorumResponse, node_id: int) -> None:
+    """Raise CommandError if this node votes already, in the words of the controller's refusal."""
+    for voter in view.voters:
+        if voter.key.node_id == node_id:
+            raise CommandError(
+                "DUPLICATE_VOTER",
+                f"node {node_id} votes already, at {voter.endpoint}",
+                "nothing was changed; to replace its disk, remove this voter first: "
+                f"streammeta quorum remove-voter --node-id {node_id}",
+            )
+
+
+@quorum.command("remove-voter")
+@connect_option
+@timeout_option(CHANGE_TIMEOUT_S)
+@node_id_option
+@directory_id_option
+@format_option
+def remove_voter(
+    *,
+    connect: tuple[str, ...],
+    timeout_s: float,
+    node_id: int,
+    directory_id: str | None,
+    output_format: OutputFormat,
+) -> None:
+    """Take a voter's vote away, and wait until that is committed.
+
+    The controller may run or be lost; one that runs goes on as an observer until it is stopped.
+    The leader may be removed too, and hands over.
+
+    \b
+    Example:
+      streammeta quorum remove-voter --connect 127.0.0.1:9091 --node-id 3
+    """
+    with (
+        command_output(output_format) as output,
+        ControllerClient(connect, timeout_s) as client,
+    ):
+        view = leaders_view(client)
+        voter = find_replica(node_id, directory_id, view.voters, "voter")
+        answer = client.call(
+            lambda channel: QuorumServiceStub(channel).RemoveVoter,
+            pb.RemoveVoterRequest(
+                cluster_id=view.cluster_id,
+                key=voter.key,
+                timeout_ms=_controllers_timeout_ms(timeout_s),
+            ),
+        )
+        output.summary(
+            {
+                "removed": node_id,
+                "directory_id": voter.key.directory_id or None,
+                "end_offset": answer.end_offset,
+            }
+        )
+
+
+@quorum.command()
+@connection_options
+@click.option(
+    "--to",
+    type=click.IntRange(0, CONTROLLER_ID_MAX),
+    help="The voter to lead.  [default: the one that is furthest]",
+)
+@format_option
+def transfer(
+    connect: tuple[str, ...], timeout_s: float, to: int | None, output_format: OutputFormat
+) -> None:
+    """Hand leadership to another voter, and wait until it leads.
+
+    \b
+    Example:
+      streammeta quorum transfer --connect 127.0.0.1:9091 --to 2
+    """
+    with (
+        command_output(output_format) as output,
+        ControllerClient(connect, timeout_s) as client,
+    ):
+        before = leaders_view(client).leader_id
+        if to != before:  # so that a repeated command does no harm
+            client.call(
+                lambda channel: AdminServiceStub(channel).TransferLeadership,
+                admin_pb2.TransferLeadershipRequest(to_node_id=NONE_ID if to is None else to),
+            )
+        after = leaders_view(client)
+        if to not in (None, after.leader_id):
+            raise CommandError(
+                "ANOTHER_LEADS",
+                f"controller {after.leader_id} was elected, not {to}",
+                "see with `streammeta quorum describe` how far it is, then repeat",
+            )
+        output.summary(
+            {"leader_before": before, "leader_id": after.leader_id, "epoch": after.epoch}
+        )
+
+
+@quorum.command()
+@connect_option
+@timeout_option(CHANGE_TIMEOUT_S)
+@format_option
+def snapshot(connect: tuple[str, ...], timeout_s: float, output_format: OutputFormat) -> None:
+    """Write a snapshot now, at each controller that --connect names.
+
+    Controllers write snapshots by themselves; this is for before an upgrade or a backup.
+
+    \b
+    Example:
+      streammeta quorum snapshot --connect 127.0.0.1:9091
+    """
+    with command_output(output_format) as output:
+        rows = []
+        for endpoint in connect:
+            with ControllerClient([endpoint], timeout_s) as client:
+                taken = client.call(
+                    lambda channel: AdminServiceStub(channel).TakeSnapshot,
+                    admin_pb2.TakeSnapshotRequest(),
+                )
+            rows.append((taken.answered_by, endpoint, taken.end_offset, taken.epoch))
+        output.rows("snapshots", ("node_id", "endpoint", "end_offset", "epoch"), rows)
+
+
+def _controllers_timeout_ms(timeout_s: float) -> int:
+    return max(1, int(timeout_s * 1000 * _SHARE_OF_TIMEOUT))

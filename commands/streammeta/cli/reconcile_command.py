@@ -1,0 +1,320 @@
+"""`streammeta reconcile`: compare the bucket with the map, delete what the map has forgotten."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from streammeta.cli.output import (
+    CommandError,
+    Output,
+    OutputFormat,
+    command_output,
+    format_option,
+)
+from streammeta.cli.quantities import Duration
+from streammeta.controller.config import ConfigError, check_endpoint
+
+if TYPE_CHECKING:
+    from streammeta.reconcile.apply import ApplyResult
+    from streammeta.reconcile.plan_folder import PlanResult
+
+
+@click.group()
+def reconcile() -> None:
+    """Compare the bucket with the map, and delete what the map has forgotten.
+
+    Needs a Java 17+ runtime and the extra `reconcile`, pyspark above all; without them it says
+    which command installs them.
+    """
+
+
+def _endpoints(
+    _context: click.Context, _option: click.Parameter, value: str | None
+) -> tuple[str, ...] | None:
+    """Read HOST:PORT,HOST:PORT; None stays None."""
+    if value is None:
+        return None
+    endpoints = tuple(part.strip() for part in value.split(","))
+    for endpoint in endpoints:
+        try:
+            check_endpoint("--connect", endpoint)
+        except ConfigError as error:
+            raise click.BadParameter(str(error)) from error
+    return endpoints
+
+
+_plan_folder_option = click.option(
+    "--plan",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="The plan's folder; where Spark runs on several machines, one that all of them share.",
+)
+_wait_option = click.option(
+    "--wait",
+    "patience_s",
+    type=click.FloatRange(min=0),
+    default=15.0,
+    show_default=True,
+    help="Seconds to look for a leader before giving up.",
+)
+_master_option = click.option(
+    "--master", default="local[2]", show_default=True, help="Where Spark runs."
+)
+_memory_option = click.option(
+    "--driver-memory", default="1g", show_default=True, help="Memory of Spark's driver."
+)
+
+
+@reconcile.command("plan")
+@click.option(
+    "--store",
+    required=True,
+    metavar="URI",
+    help="s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR. Give credentials in"
+    " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+)
+@click.option(
+    "--connect",
+    required=True,
+    envvar="STREAMMETA_CONNECT",
+    show_envvar=True,
+    metavar="HOST:PORT[,HOST:PORT...]",
+    callback=_endpoints,
+    help="Some controllers of the cluster; the leader is found from there.",
+)
+@_plan_folder_option
+@click.option(
+    "--grace",
+    "grace_ms",
+    type=Duration(),
+    default="1h",
+    show_default=True,
+    help="Leave unknown objects alone that are younger than this; 15m or more.",
+)
+@click.option(
+    "--unsafe-grace",
+    "unsafe_grace_ms",
+    type=Duration(),
+    help="Instead of --grace, any duration down to 0s: for clusters that nothing writes to.",
+)
+@click.option(
+    "--max-share",
+    type=click.FloatRange(0, 1),
+    default=0.2,
+    show_default=True,
+    help="Refuse a plan that would delete more than this fraction of the cluster's keys.",
+)
+@click.option(
+    "--max-candidates",
+    type=click.IntRange(min=0),
+    default=10_000,
+    show_default=True,
+    help="Refuse a plan that would delete more keys than this.",
+)
+@click.option(
+    "--allow-empty-map", is_flag=True, help="Accept a map without objects: every key is an orphan."
+)
+@click.option(
+    "--namespace",
+    help="Confirms the namespace that the controllers tell; any other is refused.",
+)
+@click.option(
+    "--shards",
+    type=click.Choice(["16", "256"]),
+    default="16",
+    show_default=True,
+    help="How finely to cut the listing; 256 for many millions of keys.",
+)
+@_wait_option
+@_master_option
+@_memory_option
+@format_option
+def plan_command(
+    *,
+    store: str,
+    connect: tuple[str, ...],
+    folder: Path,
+    grace_ms: int,
+    unsafe_grace_ms: int | None,
+    max_share: float,
+    max_candidates: int,
+    allow_empty_map: bool,
+    namespace: str | None,
+    shards: str,
+    patience_s: float,
+    master: str,
+    driver_memory: str,
+    output_format: OutputFormat,
+) -> None:
+    """Say of every key what it is, and write the plan to a new folder. Deletes nothing.
+
+    Refuses to start unless the controllers and the bucket's marker are of one cluster: the same id,
+    UUID and namespace.
+
+    Exits with 1, the plan written all the same: GUARD if a guard failed, so that the plan is a
+    report that `apply` refuses; else MISSING_OBJECTS if objects of the map are missing in the
+    bucket or have another size there, though so few that the plan may be applied; else INCOMPLETE
+    if something that the plan does not depend on could not be found out.
+
+    \b
+    Example:
+      streammeta reconcile plan --store 's3://data?endpoint=http://127.0.0.1:9000' \\
+          --connect 127.0.0.1:9091 --plan ./plan-1
+    """
+    with command_output(output_format) as output:
+        from streammeta.reconcile.plan import PlanConfig, plan
+        from streammeta.reconcile.session import SparkConfig
+
+        config = PlanConfig(
+            store=store,
+            connect=connect,
+            folder=folder,
+            grace_ms=grace_ms if unsafe_grace_ms is None else unsafe_grace_ms,
+            unsafe_grace=unsafe_grace_ms is not None,
+            max_share=max_share,
+            max_candidates=max_candidates,
+            allow_empty_map=allow_empty_map,
+            namespace=namespace,
+            patience_s=patience_s,
+            shard_digits={"16": 1, "256": 2}[shards],
+            spark=SparkConfig(master=master, driver_memory=driver_memory),
+        )
+        result = plan(config, _progress)
+        _show_plan(output, folder, result)
+        problem = _plan_problem(folder, result)
+        if problem is not None:
+            raise problem
+
+
+@reconcile.command("apply")
+@_plan_folder_option
+@click.option(
+    "--store", metavar="URI", help="The plan's bucket again, if its URI has to carry credentials."
+)
+@click.option(
+    "--connect",
+    metavar="HOST:PORT[,HOST:PORT...]",
+    callback=_endpoints,
+    help="Controllers.  [default: those of the plan]",
+)
+@click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
+@click.option(
+    "--rate",
+    "keys_per_s",
+    type=click.IntRange(min=1),
+    default=500,
+    show_default=True,
+    help="Most keys to delete per second, all executors together.",
+)
+@_wait_option
+@_master_option
+@_memory_option
+@format_option
+def apply_command(
+    *,
+    folder: Path,
+    store: str | None,
+    connect: tuple[str, ...] | None,
+    yes: bool,
+    keys_per_s: int,
+    patience_s: float,
+    master: str,
+    driver_memory: str,
+    output_format: OutputFormat,
+) -> None:
+    """Ask the leader about every candidate of a plan and delete what it gives free.
+
+    Refuses a plan whose guards failed, that is older than 24 h, or that is of another cluster,
+    bucket or endpoint than it is applied to. Writes what is known of an object to the plan's folder
+    before deleting it. May be repeated. Exits with 1, INCOMPLETE, if a key failed or was skipped.
+
+    \b
+    Examples:
+      streammeta reconcile apply --plan ./plan-1          # says what it would do
+      streammeta reconcile apply --plan ./plan-1 --yes    # does it
+    """
+    with command_output(output_format) as output:
+        from streammeta.reconcile.apply import ApplyConfig, apply
+        from streammeta.reconcile.session import SparkConfig
+
+        config = ApplyConfig(
+            folder=folder,
+            store=store,
+            connect=connect,
+            delete=yes,
+            keys_per_s=keys_per_s,
+            patience_s=patience_s,
+            spark=SparkConfig(master=master, driver_memory=driver_memory),
+        )
+        result = apply(config, _progress)
+        _show_run(output, result)
+        if not result.complete:
+            raise CommandError(
+                "INCOMPLETE",
+                "; ".join(result.problems) or "some candidates were not settled",
+                "nothing is lost by running apply again once this is mended",
+            )
+
+
+def _progress(line: str) -> None:
+    click.echo(f"{line} ...", err=True)
+
+
+def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
+    output.summary(
+        {
+            "plan": str(folder),
+            "cluster_id": result.cluster_id,
+            "cluster_uuid": result.cluster_uuid,
+            "store": result.store,
+            "namespace": result.namespace,
+            "map_end_offset": result.map_end_offset,
+            "map_epoch": result.map_epoch,
+            "map_objects": result.map_objects,
+            "unfinished_uploads": result.unfinished_uploads,
+        }
+    )
+    classes = [(str(verdict), t.keys, t.size) for verdict, t in result.classes.items()]
+    output.rows("classes", ("verdict", "keys", "bytes"), classes)
+    guards = [(one.name, "passed" if one.passed else "failed", one.detail) for one in result.guards]
+    output.rows("guards", ("guard", "finding", "detail"), guards)
+    if result.unknown:
+        output.rows("unknown", ("unknown",), [(sentence,) for sentence in result.unknown])
+    if not result.failed_guards:
+        output.note(f"next: streammeta reconcile apply --plan {folder}")
+
+
+def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
+    """The most serious thing that makes the command fail though there is a plan; None: nothing."""
+    if result.failed_guards:
+        names = ", ".join(guard.name for guard in result.failed_guards)
+        return CommandError(
+            "GUARD",
+            f"the plan {folder} can't be applied, guards failed: {names}",
+            result.failed_guards[0].detail,
+        )
+    if result.missing or result.mismatched:
+        return CommandError(
+            "MISSING_OBJECTS",
+            f"of the map's objects, {result.missing} are missing in the bucket and"
+            f" {result.mismatched} have another size there; their rows can't be read",
+            f"restore them; {folder / 'verdicts'} names their keys; the plan may be applied",
+        )
+    if result.unknown:
+        return CommandError(
+            "INCOMPLETE",
+            "; ".join(result.unknown),
+            "the plan may be applied; mend this and make a new one to learn the rest",
+        )
+    return None
+
+
+def _show_run(output: Output, result: "ApplyResult") -> None:
+    output.summary({"run": str(result.run_folder), "dry_run": not result.deleted})
+    outcomes = [(str(outcome), t.keys, t.size) for outcome, t in sorted(result.outcomes.items())]
+    output.rows("outcomes", ("outcome", "keys", "bytes"), outcomes)
+    output.rows("examples", ("key",), [(key,) for key in result.examples])
+    if not result.deleted and result.complete:
+        output.note("nothing was deleted; give --yes to delete")

@@ -1,0 +1,280 @@
+"""The shell's commands: from a state and words to events. They print nothing and keep nothing.
+
+Each command is a generator over (state, words); whoever runs it shows the events and keeps the
+state that `Moved` describes. A failure of the backend passes through as `ApiError`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TypeAlias
+
+from streammeta.shell.events import (
+    Caption,
+    Content,
+    Event,
+    Left,
+    Listed,
+    Moved,
+    Problem,
+    ProblemCode,
+    Text,
+)
+from streammeta.shell.glob import unescape
+from streammeta.shell.paths import absolute, resolve
+from streammeta.shell.tree import Directory, File, Node, Path, path_text
+
+_SUMMARY_FILE = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class ShellState:
+    """Where the user is, and what was typed before, the oldest line first."""
+
+    root: Directory
+    here: Path = ()
+    history: tuple[str, ...] = ()
+
+
+Run: TypeAlias = Callable[[ShellState, list[str]], Iterator[Event]]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: how it is called, what it does, how many words it takes (None: any number)."""
+
+    usage: str
+    summary: str
+    run: Run
+    words_min: int
+    words_max: int | None
+
+    def takes(self, count: int) -> bool:
+        """Whether it can be called with so many arguments."""
+        return self.words_min <= count and (self.words_max is None or count <= self.words_max)
+
+    @property
+    def wanted(self) -> str:
+        """How many arguments it takes, in words."""
+        if self.words_max is None:
+            return f"{self.words_min} or more"
+        return "none" if self.words_max == 0 else f"at most {self.words_max}"
+
+
+def execute(state: ShellState, words: list[str]) -> Iterator[Event]:
+    """Run one command line, already split. No words, no events."""
+    if not words:
+        return
+    name, *arguments = words
+    command = COMMANDS.get(name)
+    if command is None:
+        yield _unknown_command(name)
+        return
+    if not command.takes(len(arguments)):
+        yield Problem(
+            ProblemCode.USAGE,
+            f"{name}: got {len(arguments)} arguments, wanted {command.wanted}",
+            f"usage: {command.usage}",
+        )
+        return
+    yield from command.run(state, arguments)
+
+
+def _ls(state: ShellState, words: list[str]) -> Iterator[Event]:
+    directories: list[tuple[Path, Directory]] = []
+    file_count = 0
+    for found in _targets("ls", state, words or ["."]):
+        if isinstance(found, Problem):
+            yield found
+            continue
+        path, node = found
+        if isinstance(node, File):
+            file_count += 1
+            yield Listed(path, path_text(path), is_directory=False, in_columns=True)
+        else:
+            directories.append((path, node))
+    needs_heading = file_count + len(directories) > 1
+    for position, (path, directory) in enumerate(directories):
+        if needs_heading:
+            yield from [Caption("")] if position or file_count else []
+            yield Caption(f"{path_text(path)}:")
+        for child in directory.children():
+            is_directory = not isinstance(child.node, File)
+            label = f"{child.name}/" if is_directory else child.name
+            yield Listed((*path, child.name), label, is_directory, in_columns=True)
+
+
+def _cat(state: ShellState, words: list[str]) -> Iterator[Event]:
+    shown = 0
+    for found in _targets("cat", state, words):
+        if isinstance(found, Problem):
+            yield found
+            continue
+        path, node = found
+        file = _file_to_show(node)
+        if file is None:
+            yield Problem(
+                ProblemCode.IS_DIRECTORY,
+                f"cat: {path_text(path)}: is a directory",
+                f"list it with `ls {path_text(path)}` or show all of it with `tree`",
+            )
+            continue
+        document = file.read()
+        if document is None:
+            yield _not_found("cat", path_text(path))
+            continue
+        if shown or len(words) > 1 or not _names(state, words[0], path):
+            yield from [Caption("")] if shown else []
+            yield Caption(f"{path_text(path)}:")
+        shown += 1
+        yield Content(path, document)
+
+
+def _names(state: ShellState, word: str, path: Path) -> bool:
+    """Whether the user typed this very path, so that it need not be repeated."""
+    return path == tuple(map(unescape, absolute(state.here, word)))
+
+
+def _file_to_show(node: Node) -> File | None:
+    """The file itself, or the `info` of a directory that has one."""
+    if isinstance(node, File):
+        return node
+    summary = node.child(_SUMMARY_FILE)
+    return summary if isinstance(summary, File) else None
+
+
+def _tree(state: ShellState, words: list[str]) -> Iterator[Event]:
+    for found in _targets("tree", state, words or ["."]):
+        if isinstance(found, Problem):
+            yield found
+        else:
+            yield from _subtree(*found, depth=0)
+
+
+def _subtree(path: Path, node: Node, depth: int) -> Iterator[Event]:
+    """The node and all below it; what vanished since it was listed is left out."""
+    label = path[-1] if depth else path_text(path)
+    if isinstance(node, File):
+        document = node.read()
+        if document is not None:
+            yield Caption(f"{label}:", depth)
+            yield Content(path, document, depth + 1)
+        return
+    yield Caption(f"{label}:", depth)
+    for child in node.children():
+        yield from _subtree((*path, child.name), child.node, depth + 1)
+
+
+def _find(state: ShellState, words: list[str]) -> Iterator[Event]:
+    for found in _targets("find", state, words or ["."]):
+        if isinstance(found, Problem):
+            yield found
+        else:
+            yield from _everything_in(*found)
+
+
+def _everything_in(path: Path, node: Node) -> Iterator[Event]:
+    is_directory = not isinstance(node, File)
+    yield Listed(path, path_text(path), is_directory, in_columns=False)
+    if not isinstance(node, File):
+        for child in node.children():
+            yield from _everything_in((*path, child.name), child.node)
+
+
+def _cd(state: ShellState, words: list[str]) -> Iterator[Event]:
+    word = words[0] if words else "/"
+    matches = []
+    for match in resolve(state.root, absolute(state.here, word)):
+        matches.append(match)
+        if len(matches) > 1:
+            yield Problem(
+                ProblemCode.USAGE,
+                f"cd: {word}: matches {path_text(matches[0][0])} and {path_text(match[0])}",
+                "name one directory",
+            )
+            return
+    if not matches:
+        yield _not_found("cd", word)
+    elif isinstance(matches[0][1], File):
+        problem = f"cd: {path_text(matches[0][0])}: not a directory"
+        yield Problem(ProblemCode.NOT_DIRECTORY, problem, "show the file with `cat`")
+    else:
+        yield Moved(matches[0][0])
+
+
+def _pwd(state: ShellState, _words: list[str]) -> Iterator[Event]:
+    yield Text(path_text(state.here))
+
+
+def _history(state: ShellState, words: list[str]) -> Iterator[Event]:
+    if words and not (words[0].isascii() and words[0].isdigit()):
+        yield Problem(ProblemCode.USAGE, f"history: {words[0]} is not a count", "try `history 10`")
+        return
+    lines = list(enumerate(state.history, start=1))
+    count = int(words[0]) if words else len(lines)
+    for number, line in lines[max(0, len(lines) - count) :]:
+        yield Text(f"{number:5}  {line}")
+
+
+def _help(_state: ShellState, words: list[str]) -> Iterator[Event]:
+    if not words:
+        width = max(len(command.usage) for command in COMMANDS.values())
+        for command in COMMANDS.values():
+            yield Text(f"{command.usage:{width}}  {command.summary}")
+        yield Text("")
+        yield Text(
+            "In paths ? is any character, * any run of them, {a,b} either; \\ takes the next"
+        )
+        yield Text("character as it is. In names %2F stands for a slash.")
+    elif words[0] in COMMANDS:
+        command = COMMANDS[words[0]]
+        yield Text(f"{words[0]}: {command.summary}")
+        yield Text("")
+        yield Text(f"usage: {command.usage}")
+    else:
+        yield _unknown_command(words[0])
+
+
+def _exit(_state: ShellState, _words: list[str]) -> Iterator[Event]:
+    yield Left()
+
+
+COMMANDS: dict[str, Command] = {
+    "ls": Command("ls [PATH]...", "list directories", _ls, 0, None),
+    "cd": Command("cd [PATH]", "go to a directory, to / without one", _cd, 0, 1),
+    "pwd": Command("pwd", "print the current directory", _pwd, 0, 0),
+    "cat": Command("cat PATH...", "show what files hold", _cat, 1, None),
+    "tree": Command("tree [PATH]...", "show all files below directories", _tree, 0, None),
+    "find": Command("find [PATH]...", "print every path below directories", _find, 0, None),
+    "history": Command("history [COUNT]", "print the last lines typed", _history, 0, 1),
+    "help": Command("help [COMMAND]", "explain the commands, or one of them", _help, 0, 1),
+    "exit": Command("exit", "leave the shell", _exit, 0, 0),
+}
+
+
+def _targets(
+    command: str, state: ShellState, words: list[str]
+) -> Iterator[tuple[Path, Node] | Problem]:
+    """What each word matches, or a problem for a word that matches nothing."""
+    for word in words:
+        is_found = False
+        for found in resolve(state.root, absolute(state.here, word)):
+            is_found = True
+            yield found
+        if not is_found:
+            yield _not_found(command, word)
+
+
+def _not_found(command: str, word: str) -> Problem:
+    parent = path_text(absolute((), word)[:-1]) if word.startswith("/") else "."
+    return Problem(
+        ProblemCode.NOT_FOUND,
+        f"{command}: {word}: no such file or directory",
+        f"see what is there with `ls {parent}`",
+    )
+
+
+def _unknown_command(name: str) -> Problem:
+    close = get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean `{close[0]}`?" if close else "`help` lists the commands"
+    return Problem(ProblemCode.USAGE, f"{name}: unknown command", hint)

@@ -1,0 +1,436 @@
+"""The tree of a live cluster, resolved by RPC: a question asked is a request sent, nothing is kept.
+
+    /cluster                                    who leads, how far the log is committed, sizes
+    /kv/<namespace>/<key>                       `_default` is the namespace without a name
+    /nodes/<id>/info                            a broker and its process
+    /nodes/<id>/stream_set_objects/<object id>  in the node's order
+    /objects/<id>                               every object in the registry
+    /streams/<id>                               a stream, its ranges, the objects to read it from
+
+Every directory fetches its children page by page. Requests go through a `Caller`, so who leads and
+how to find out is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from streammeta.shell import documents
+from streammeta.shell.tree import Child, Directory, Document, File, Node, name_of, text_of
+from streammeta.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    kv_pb2,
+    kv_pb2_grpc,
+    nodes_pb2,
+    nodes_pb2_grpc,
+    objects_pb2,
+    objects_pb2_grpc,
+    streams_pb2,
+    streams_pb2_grpc,
+)
+
+PAGE_SIZE = 1000
+DEFAULT_NAMESPACE = "_default"
+READ_AHEAD = 100  # files of a listing fetched together once one of them is read
+READ_PATH_LIMIT = 1000  # objects shown of those that hold a stream's records
+SUGGEST_DIGITS = 2  # how many digits completion looks ahead
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+
+class Caller(Protocol):
+    """Whoever gets a request to the leader and its answer back."""
+
+    def call(
+        self,
+        method: Callable[[grpc.Channel], grpc.UnaryUnaryMultiCallable[Request, Response]],
+        request: Request,
+    ) -> Response:
+        """Raises `ApiError` if there is no answer."""
+        ...
+
+
+def live_tree(caller: Caller) -> Directory:
+    """The root of the tree of the cluster behind `caller`. Sends nothing yet."""
+    objects = _ObjectDirectory(caller)
+    return _FixedDirectory(
+        {
+            "cluster": File(lambda: documents.cluster(_describe_cluster(caller))),
+            "kv": _NamespaceDirectory(caller),
+            "nodes": _NodesDirectory(caller, objects),
+            "objects": objects,
+            "streams": _StreamDirectory(caller),
+        }
+    )
+
+
+def _describe_cluster(caller: Caller) -> admin_pb2.DescribeClusterResponse:
+    return caller.call(
+        lambda channel: admin_pb2_grpc.AdminServiceStub(channel).DescribeCluster,
+        admin_pb2.DescribeClusterRequest(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _FixedDirectory(Directory):
+    """A directory whose children are known."""
+
+    nodes: dict[str, Node]
+
+    def children(self, prefix: str = "") -> Iterator[Child]:
+        for name, node in self.nodes.items():
+            if name.startswith(prefix):
+                yield Child(name, node)
+
+    def child(self, name: str) -> Node | None:
+        return self.nodes.get(name)
+
+
+def parse_id(name: str) -> int | None:
+    """The 63-bit id that `name` is the decimal form of, or None."""
+    if not (name.isascii() and name.isdigit() and len(name) <= 19 and str(int(name)) == name):
+        return None
+    return int(name) if int(name) < 2**63 else None
+
+
+def ids_to_suggest(prefix: str) -> list[int]:
+    """Ids that begin with `prefix` and have at most `SUGGEST_DIGITS` more digits, ascending."""
+    first = parse_id(prefix)
+    if first is None:
+        return []
+    if first == 0:
+        return [0]
+    ids = [
+        first * 10**digits + offset
+        for digits in range(SUGGEST_DIGITS + 1)
+        for offset in range(10**digits)
+    ]
+    return [number for number in ids if number < 2**63]
+
+
+Fetch: TypeAlias = Callable[[list[int]], dict[int, Document]]
+
+
+@dataclass(slots=True)
+class _ReadAhead:
+    """The files of one page of a listing: reading one fetches those that follow with it.
+
+    So showing a directory costs a request for many files, and listing names costs none. A fetched
+    document is given out once; reading a file again asks again.
+    """
+
+    ids: list[int]
+    fetch: Fetch
+    _documents: dict[int, Document] = field(default_factory=dict, init=False)
+
+    def children(self, prefix: str) -> Iterator[Child]:
+        """The page's entries whose names begin with `prefix`."""
+        for index, number in enumerate(self.ids):
+            if str(number).startswith(prefix):
+                yield Child(str(number), self._file(index))
+
+    def _file(self, index: int) -> File:
+        return File(lambda: self._read(index))
+
+    def _read(self, index: int) -> Document | None:
+        if self.ids[index] not in self._documents:
+            self._documents = self.fetch(self.ids[index : index + READ_AHEAD])
+        return self._documents.pop(self.ids[index], None)
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamDirectory(Directory):
+    """All streams, in id order."""
+
+    caller: Caller
+
+    def children(self, prefix: str = "") -> Iterator[Child]:
+        token = ""
+        while True:
+            page = self._describe(streams_pb2.DescribeStreamsRequest(page=_page(token)))
+            ids = [stream.stream_id for stream in page.streams]
+            yield from _ReadAhead(ids, self._fetch).children(prefix)
+            token = page.next_page_token
+            if not token:
+                return
+
+    def child(self, name: str) -> Node | None:
+        stream_id = parse_id(name)
+        if stream_id is None:
+            return None
+        document = self._fetch([stream_id]).get(stream_id)
+        return None if document is None else File(lambda: document)
+
+    def suggest(self, prefix: str, limit: int) -> list[Child]:
+        """Look ids up that may begin with the prefix, as there may be millions that don't."""
+        if not prefix:
+            return list(islice(self.children(), limit))
+        ids = ids_to_suggest(prefix)
+        if not ids:
+            return []
+        page = self._describe(streams_pb2.DescribeStreamsRequest(stream_ids=ids))
+        found = [stream.stream_id for stream in page.streams[:limit]]
+        return list(_ReadAhead(found, self._fetch).children(prefix))
+
+    def _fetch(self, stream_ids: list[int]) -> dict[int, Document]:
+        request = streams_pb2.DescribeStreamsRequest(
+            stream_ids=stream_ids, include_ranges=True, include_stream_objects=True
+        )
+        streams = list(self._describe(request).streams)
+        return {
+            stream.stream_id: documents.stream(stream, readable)
+            for stream, readable in zip(streams, self._readable(streams), strict=True)
+        }
+
+    def _readable(
+        self, streams: list[streams_pb2.StreamDescription]
+    ) -> Sequence[objects_pb2.ObjectList]:
+        """Which objects hold the records of each stream, whatever kind of object that is."""
+        if not streams:
+            return []
+        queries = [
+            objects_pb2.ObjectQuery(
+                stream_id=stream.stream_id,
+                start_offset=stream.start_offset,
+                end_offset=-1,
+                limit=READ_PATH_LIMIT,
+            )
+            for stream in streams
+        ]
+        answer = self.caller.call(
+            lambda channel: objects_pb2_grpc.ObjectServiceStub(channel).GetObjects,
+            objects_pb2.GetObjectsRequest(queries=queries),
+        )
+        return answer.results
+
+    def _describe(
+        self, request: streams_pb2.DescribeStreamsRequest
+    ) -> streams_pb2.DescribeStreamsResponse:
+        return self.caller.call(
+            lambda channel: streams_pb2_grpc.StreamServiceStub(channel).DescribeStreams, request
+        )
+
+
+@dataclass(slots=True)
+class _ObjectDirectory(Directory):
+    """All objects in the registry, in id order."""
+
+    caller: Caller
+    _object_namespace: str = field(default="", init=False)
+
+    def children(self, prefix: str = "") -> Iterator[Child]:
+        token = ""
+        while True:
+            page = self._describe(objects_pb2.DescribeObjectsRequest(page=_page(token)))
+            ids = [described.object_id for described in page.objects]
+            yield from _ReadAhead(ids, self._fetch).children(prefix)
+            token = page.next_page_token
+            if not token:
+                return
+
+    def child(self, name: str) -> Node | None:
+        object_id = parse_id(name)
+        if object_id is None:
+            return None
+        document = self.read(object_id)
+        return None if document is None else File(lambda: document)
+
+    def suggest(self, prefix: str, limit: int) -> list[Child]:
+        """As for streams."""
+        if not prefix:
+            return list(islice(self.children(), limit))
+        ids = ids_to_suggest(prefix)
+        if not ids:
+            return []
+        page = self._describe(objects_pb2.DescribeObjectsRequest(object_ids=ids))
+        found = [described.object_id for described in page.objects[:limit]]
+        return list(_ReadAhead(found, self._fetch).children(prefix))
+
+    def read(self, object_id: int) -> Document | None:
+        """What is known of the object, or None if the registry has none of this id."""
+        return self._fetch([object_id]).get(object_id)
+
+    def _fetch(self, object_ids: list[int]) -> dict[int, Document]:
+        found = self._describe(objects_pb2.DescribeObjectsRequest(object_ids=object_ids)).objects
+        if found and not self._object_namespace:  # fixed when the cluster is created
+            self._object_namespace = _describe_cluster(self.caller).object_namespace
+        return {
+            described.object_id: documents.stored_object(described, self._object_namespace)
+            for described in found
+        }
+
+    def _describe(
+        self, request: objects_pb2.DescribeObjectsRequest
+    ) -> objects_pb2.DescribeObjectsResponse:
+        return self.caller.call(
+            lambda channel: objects_pb2_grpc.ObjectServiceStub(channel).DescribeObjects, request
+        )
+
+
+def _get_nodes(
+    caller: Caller, request: nodes_pb2.GetNodesRequest
+) -> list[nodes_pb2.NodeDescription]:
+    response = caller.call(
+        lambda channel: nodes_pb2_grpc.NodeServiceStub(channel).GetNodes, request
+    )
+    return list(response.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _NodesDirectory(Directory):
+    """All nodes, in id order; brokers are few, so one request brings them all."""
+
+    caller: Caller
+    objects: _ObjectDirectory
+
+    def children(self, prefix: str = "") -> Iterator[Child]:
+        for node in _get_nodes(self.caller, nodes_pb2.GetNodesRequest()):
+            if str(node.node_id).startswith(prefix):
+                yield Child(str(node.node_id), self._directory(node.node_id))
+
+    def child(self, name: str) -> Node | None:
+        node_id = parse_id(name)
+        if node_id is None or node_id >= 2**31 or self._read(node_id) is None:
+            return None
+        return self._directory(node_id)
+
+    def _directory(self, node_id: int) -> Directory:
+        return _FixedDirectory(
+            {
+                "info": File(lambda: self._read(node_id)),
+                "stream_set_objects": _SetObjectDirectory(self.caller, self.objects, node_id),
+            }
+        )
+
+    def _read(self, node_id: int) -> Document | None:
+        found = _get_nodes(self.caller, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
+        return documents.node(found[0]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class _SetObjectDirectory(Directory):
+    """The stream set objects of one node, in the node's order."""
+
+    caller: Caller
+    objects: _ObjectDirectory
+    node_id: int
+
+    def children(self, prefix: str = "") -> Iterator[Child]:
+        request = nodes_pb2.GetNodesRequest(
+            node_ids=[self.node_id], include_stream_set_objects=True
+        )
+        for node in _get_nodes(self.caller, request):
+            for listed in node.stream_set_objects:
+                if str(listed.object_id).startswith(prefix):
+                    yield Child(str(listed.object_id), self._file(listed))
+
+    def child(self, name: str) -> Node | None:
+        return next((child.node for child in self.children(name) if child.name == name), None)
+
+    def _file(self, listed: nodes_pb2.StreamSetObject) -> File:
+        def read() -> Document | None:
+            document = self.objects.read(listed.object_id)
+            return document and documents.with_order(document, listed)
+
+        return File(read)
+
+
+def _list_keys(caller: Caller, request: kv_pb2.ListKVsRequest) -> kv_pb2.ListKVsResponse:
+    return caller.call(lambda channel: kv_pb2_grpc.KVServiceStub(channel).ListKVs, request)
+
+
+@dataclass(frozen=True, slots=True)
+class _NamespaceDirectory(Directory):
+    """The namespaces of keys, the default one first."""
+
+    caller: Caller
+
+    def children(self, prefix: str = "") -> Iterator[Child]:
+        for namespace in self._namespaces():
+            name = namespace_name(namespace)
+            if name.startswith(prefix):
+                yield Child(name, _KeyDirectory(self.caller, namespace))
+
+    def child(self, name: str) -> Node | None:
+        return next((child.node for child in self.children(name) if child.name == name), None)
+
+    def _namespaces(self) -> Iterator[str]:
+        yield ""
+        token = ""
+        while True:
+            request = kv_pb2.ListKVsRequest(namespaces=True, page=_page(token))
+            page = _list_keys(self.caller, request)
+            yield from filter(None, page.namespace_names)
+            token = page.next_page_token
+            if not token:
+                return
+
+
+def namespace_name(namespace: str) -> str:
+    """The directory of a namespace; one that is called like the default's directory is escaped."""
+    if not namespace:
+        return DEFAULT_NAMESPACE
+    name = name_of(namespace)
+    return name.replace("_", "%5F", 1) if name == DEFAULT_NAMESPACE else name
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyDirectory(Directory):
+    """The keys of one namespace, in key order."""
+
+    caller: Caller
+    namespace: str
+
+    def children(self, prefix: str = "") -> Iterator[Child]:
+        for entry in self._entries(_key_prefix(prefix)):
+            name = name_of(entry.key)
+            if name.startswith(prefix):
+                yield Child(name, self._file(entry.key))
+
+    def child(self, name: str) -> Node | None:
+        key = text_of(name)
+        document = self._read(key) if key else None
+        return None if document is None else File(lambda: document)
+
+    def _entries(self, key_prefix: str) -> Iterator[kv_pb2.KVEntry]:
+        token = ""
+        while True:
+            request = kv_pb2.ListKVsRequest(
+                namespace=self.namespace, prefix=key_prefix, keys_only=True, page=_page(token)
+            )
+            page = _list_keys(self.caller, request)
+            yield from page.entries
+            token = page.next_page_token
+            if not token:
+                return
+
+    def _file(self, key: str) -> File:
+        return File(lambda: self._read(key))
+
+    def _read(self, key: str) -> Document | None:
+        """The key itself is the first, in key order, of those that begin with it."""
+        request = kv_pb2.ListKVsRequest(
+            namespace=self.namespace, prefix=key, page=common_pb2.PageRequest(page_size=1)
+        )
+        for entry in _list_keys(self.caller, request).entries:
+            if entry.key == key:
+                return documents.key_value(self.namespace, entry)
+        return None
+
+
+def _key_prefix(name_prefix: str) -> str:
+    """What the keys of names with this prefix surely begin with; a cut %XX is left out."""
+    return text_of(name_prefix) or name_prefix.partition("%")[0]
+
+
+def _page(token: str) -> common_pb2.PageRequest:
+    return common_pb2.PageRequest(page_size=PAGE_SIZE, page_token=token)

@@ -1,0 +1,128 @@
+"""What one controller process is told: identity, peers, places and durations.
+
+Checked as a whole when it is made, so that a process that starts has a configuration that can work.
+Durations end in `_ms`. Reads no file and no environment; the command line does.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from streammeta.controller.ids import ClusterId, NodeId
+
+CONTROLLER_ID_MAX = 999
+"""Broker ids start above."""
+
+_CLUSTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_WILDCARDS = ("0.0.0.0", "[::]")
+_AT_LEAST_ONE = (
+    "election_timeout_ms",
+    "fetch_timeout_ms",
+    "lifecycle_interval_ms",
+    "delete_rate",
+    "session_timeout_ms",
+    "recoveries_per_node",
+    "sweep_interval_ms",
+    "snapshot_log_bytes",
+    "snapshot_interval_ms",
+)
+_ENDPOINT = re.compile(r"(?P<host>[^\s:@,/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
+
+
+class ConfigError(ValueError):
+    """A setting that can't work; the message names it and says what would."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """One controller's settings.
+
+    `listen` is where this process binds, `advertise` where its peers and clients reach it. `seeds`
+    are controllers to ask for the leader, as `host:port` by node id; an entry of this node itself
+    is ignored. `peer_overrides` say where to reach a peer whatever else is known of its address.
+    `delete_rate` is in objects a second.
+    """
+
+    node_id: NodeId
+    cluster_id: ClusterId
+    listen: str
+    advertise: str
+    data_dir: Path
+    store_uri: str
+    namespace: str
+    seeds: Mapping[NodeId, str] = field(default_factory=dict)
+    peer_overrides: Mapping[NodeId, str] = field(default_factory=dict)
+    election_timeout_ms: int = 1_000
+    fetch_timeout_ms: int = 2_000
+    lifecycle_interval_ms: int = 1_000
+    delete_delay_ms: int = 60_000
+    delete_rate: int = 2_000
+    session_timeout_ms: int = 9_000
+    recoveries_per_node: int = 1
+    sweep_interval_ms: int = 300_000
+    snapshot_log_bytes: int = 20 << 20
+    snapshot_interval_ms: int = 3_600_000
+
+    def __post_init__(self) -> None:
+        check_cluster_id(self.cluster_id)
+        check_controller_id("node-id", self.node_id)
+        check_endpoint("listen", self.listen)
+        check_reachable("advertise", self.advertise)
+        for name in _AT_LEAST_ONE:
+            if getattr(self, name) < 1:
+                option = name.replace("_", "-")
+                raise ConfigError(f"{option}: {getattr(self, name)}; must be at least 1")
+        if self.delete_delay_ms < 0:
+            raise ConfigError(f"delete-delay-ms: {self.delete_delay_ms}; must be at least 0")
+
+
+def check_controller_id(option: str, node_id: int) -> None:
+    """Raise `ConfigError` unless `node_id` can be a controller's."""
+    if not 0 <= node_id <= CONTROLLER_ID_MAX:
+        raise ConfigError(f"{option}: {node_id}; must be 0 to {CONTROLLER_ID_MAX}")
+
+
+def check_cluster_id(cluster_id: str) -> None:
+    """Raise `ConfigError` unless `cluster_id` can be part of an object's key."""
+    if not _CLUSTER_ID.fullmatch(cluster_id):
+        raise ConfigError(
+            f"cluster-id: {cluster_id!r}; must be 1 to 64 letters, digits, '-' and '_'"
+        )
+
+
+def check_endpoint(option: str, endpoint: str) -> None:
+    """Raise `ConfigError` unless `endpoint` is `host:port`."""
+    match = _ENDPOINT.fullmatch(endpoint)
+    if match is None or not 0 <= int(match["port"]) <= 65_535:
+        raise ConfigError(f"{option}: {endpoint!r}; must be HOST:PORT, e.g. 127.0.0.1:9090")
+
+
+def check_reachable(option: str, endpoint: str) -> None:
+    """Raise `ConfigError` unless `endpoint` is `host:port` that others could connect to."""
+    check_endpoint(option, endpoint)
+    host, _, port = endpoint.rpartition(":")
+    if host in _WILDCARDS or int(port) == 0:
+        raise ConfigError(
+            f"{option}: {endpoint!r} is no address that others can connect to; give HOST:PORT as "
+            "peers and clients reach this controller"
+        )
+
+
+def parse_peers(option: str, text: str) -> dict[NodeId, str]:
+    """Parse `ID@HOST:PORT,ID@HOST:PORT,...`; the empty text gives none.
+
+    Raises:
+        ConfigError: an entry does not parse, or an id appears twice.
+    """
+    peers: dict[NodeId, str] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        node_id, at, endpoint = entry.partition("@")
+        if not at or not node_id.isdecimal():
+            raise ConfigError(f"{option}: {entry!r}; must be ID@HOST:PORT, e.g. 1@127.0.0.1:9090")
+        check_controller_id(option, int(node_id))
+        check_reachable(option, endpoint)
+        if NodeId(int(node_id)) in peers:
+            raise ConfigError(f"{option}: id {node_id} appears twice; name each controller once")
+        peers[NodeId(int(node_id))] = endpoint
+    return peers

@@ -1,0 +1,238 @@
+"""Whose data directory this is: formatting it once, and checking it before anything is touched.
+
+Names in a controller's directory: `meta.json`, `quorum-state`, `flushed-mark`, `damage.json`,
+`reserve`, `.lock`, `<20 digits>.log` and `<20 digits>-<10 digits>.checkpoint`, perhaps with
+`.tmp`, `.part` or `.damaged` after them. Other names are not ours and are never touched.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from streammeta.controller.ids import ClusterId, DirectoryId, NodeId
+from streammeta.controller.journal.errors import (
+    DirectoryLockedError,
+    DirectoryNotFormattedError,
+    JournalDamagedError,
+    WrongDirectoryError,
+)
+from streammeta.controller.journal.flushed_mark import FlushedMark
+from streammeta.controller.journal.reserve import RESERVE_NAME
+from streammeta.controller.journal.sealed_json import Fields, read_sealed_json, replace_sealed_json
+from streammeta.controller.journal.state_file import read_quorum_state, write_quorum_state
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.storage.durable_files import DirectoryInUseError, FileSystem, Lock, PosixFileSystem
+
+META_NAME = "meta.json"
+STATE_NAME = "quorum-state"
+MARK_NAME = "flushed-mark"
+LOCK_NAME = ".lock"
+
+_META_VERSION = 2
+_LEFT_BY_UNFINISHED_FORMAT = {
+    LOCK_NAME,
+    STATE_NAME,
+    MARK_NAME,
+    RESERVE_NAME,
+    f"{META_NAME}.tmp",
+    f"{STATE_NAME}.tmp",
+}
+_LEFT_BY_FILE_SYSTEMS = {"lost+found"}
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryIdentity:
+    """Which node of which cluster a directory belongs to; `log_id` is part of every checksum.
+
+    `bootstrap_voters` vote until the log names others; empty for a node that joins a cluster.
+    """
+
+    cluster_id: ClusterId
+    node_id: NodeId
+    directory_id: DirectoryId
+    log_id: bytes
+    bootstrap_voters: VoterSet = field(default_factory=VoterSet)
+
+
+def format_directory(
+    path: Path,
+    *,
+    cluster_id: ClusterId,
+    node_id: NodeId,
+    bootstrap_voters: VoterSet | None = None,
+    directory_id: DirectoryId | None = None,
+    files: FileSystem | None = None,
+) -> DirectoryIdentity:
+    """Make an empty directory ready for one node, once.
+
+    The identity file is written last, so an interrupted format can be repeated. Without
+    `bootstrap_voters` the node joins a cluster that exists. `directory_id` is drawn at random
+    unless given here or among the voters.
+
+    Raises:
+        WrongDirectoryError: the directory holds anything already, or the node is not to vote.
+        DirectoryLockedError: another process uses it.
+        DiskFullError: there is no room; formatting can be repeated.
+    """
+    files = files or PosixFileSystem()
+    voters = bootstrap_voters or VoterSet()
+    _check_empty(path, files)
+    named_id = _directory_id_among(voters, node_id)
+    if named_id and directory_id and named_id != directory_id:
+        raise WrongDirectoryError(
+            f"directory id {directory_id} was asked for, but the voters name {named_id} for node "
+            f"{node_id}; give one of them"
+        )
+    identity = DirectoryIdentity(
+        cluster_id,
+        node_id,
+        directory_id or named_id or DirectoryId(str(uuid.uuid4())),
+        uuid.uuid4().bytes,
+        voters,
+    )
+    files.make_directory(path)
+    lock = lock_directory(files, path)
+    try:
+        _check_empty(path, files)  # again: another process may have formatted it meanwhile
+        write_quorum_state(files, path / STATE_NAME, QuorumState())
+        FlushedMark.create(files, path / MARK_NAME, identity.log_id)
+        replace_sealed_json(files, path / META_NAME, _to_fields(identity))
+    finally:
+        lock.release()
+    return identity
+
+
+def lock_directory(files: FileSystem, path: Path) -> Lock:
+    """Claim a directory; raises DirectoryLockedError."""
+    try:
+        return files.lock(path / LOCK_NAME)
+    except DirectoryInUseError as error:
+        raise DirectoryLockedError(str(error)) from None
+
+
+def _check_empty(path: Path, files: FileSystem) -> None:
+    names = set(files.names(path)) - _LEFT_BY_FILE_SYSTEMS
+    if META_NAME in names:
+        raise WrongDirectoryError(f"{path} is formatted already; it is used as it is")
+    if foreign := sorted(names - _LEFT_BY_UNFINISHED_FORMAT):
+        raise WrongDirectoryError(
+            f"{path} is not empty ({', '.join(foreign[:5])}); a controller needs a directory of "
+            "its own: give it an empty one"
+        )
+    if STATE_NAME in names and read_quorum_state(files, path / STATE_NAME) != QuorumState():
+        # An interrupted format leaves no votes: this node has been in use, and lost its identity.
+        raise WrongDirectoryError(
+            f"{path} has no {META_NAME}, but a {STATE_NAME} with votes; they must not be "
+            "forgotten: restore the file, or replace the voter with an empty directory"
+        )
+
+
+def _directory_id_among(voters: VoterSet, node_id: NodeId) -> DirectoryId | None:
+    if not voters:
+        return None
+    voter = voters.find(node_id)
+    if voter is None:
+        known = ", ".join(str(item.key.node_id) for item in voters)
+        raise WrongDirectoryError(
+            f"node {node_id} is not among the voters ({known}); name it there, or format it as a "
+            "node that joins"
+        )
+    return voter.key.directory_id
+
+
+def read_identity(path: Path, files: FileSystem) -> DirectoryIdentity:
+    """Read whose directory this is; changes nothing.
+
+    Raises:
+        DirectoryNotFormattedError: it is empty, missing, or its formatting was interrupted.
+        WrongDirectoryError: it holds files and is not a controller's.
+        JournalDamagedError: the identity file is damaged.
+    """
+    names = set(files.names(path)) - _LEFT_BY_FILE_SYSTEMS
+    if META_NAME not in names:
+        if foreign := sorted(names - _LEFT_BY_UNFINISHED_FORMAT):
+            raise WrongDirectoryError(
+                f"{path} holds {', '.join(foreign[:5])} but no {META_NAME}: it is not a "
+                "controller's data directory; give an empty one, or the right one"
+            )
+        raise DirectoryNotFormattedError(
+            f"{path} is not formatted; format it for this node and cluster first: "
+            "streammeta storage format"
+        )
+    return _from_fields(read_sealed_json(files, path / META_NAME), path / META_NAME)
+
+
+def check_identity(
+    identity: DirectoryIdentity,
+    path: Path,
+    cluster_id: ClusterId,
+    node_id: NodeId,
+    directory_id: DirectoryId | None = None,
+) -> None:
+    """Raise WrongDirectoryError unless the directory belongs to this node and cluster.
+
+    A `directory_id` of None stands for any.
+    """
+    if identity.cluster_id != cluster_id:
+        raise WrongDirectoryError(
+            f"{path} belongs to cluster {identity.cluster_id!r}, this controller to "
+            f"{cluster_id!r}; give it its own directory or correct its cluster id"
+        )
+    if identity.node_id != node_id:
+        raise WrongDirectoryError(
+            f"{path} belongs to node {identity.node_id}, this controller is node {node_id}; "
+            "give it its own directory or correct its node id"
+        )
+    if directory_id is not None and identity.directory_id != directory_id:
+        raise WrongDirectoryError(
+            f"{path} has directory id {identity.directory_id}, {directory_id} is expected; give "
+            "the directory with that id"
+        )
+
+
+def _to_fields(identity: DirectoryIdentity) -> Fields:
+    return {
+        "version": _META_VERSION,
+        "cluster_id": identity.cluster_id,
+        "node_id": identity.node_id,
+        "directory_id": identity.directory_id,
+        "log_id": identity.log_id.hex(),
+        "bootstrap_voters": [
+            {
+                "node_id": voter.key.node_id,
+                "directory_id": voter.key.directory_id,
+                "endpoint": voter.endpoint,
+            }
+            for voter in identity.bootstrap_voters
+        ],
+    }
+
+
+def _from_fields(fields: Fields, path: Path) -> DirectoryIdentity:
+    if fields.get("version") != _META_VERSION:
+        raise WrongDirectoryError(
+            f"{path} has version {fields.get('version')}, this release reads {_META_VERSION}; "
+            "use the release that wrote it"
+        )
+    try:
+        return DirectoryIdentity(
+            ClusterId(str(fields["cluster_id"])),
+            NodeId(int(str(fields["node_id"]))),
+            DirectoryId(str(fields["directory_id"])),
+            bytes.fromhex(str(fields["log_id"])),
+            VoterSet(tuple(map(_to_voter, fields["bootstrap_voters"]))),
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise JournalDamagedError(path, 0, f"field missing or malformed ({error})") from None
+
+
+def _to_voter(fields: Fields) -> Voter:
+    directory_id = fields["directory_id"]
+    key = ReplicaKey(
+        NodeId(int(fields["node_id"])),
+        None if directory_id is None else DirectoryId(str(directory_id)),
+    )
+    return Voter(key, str(fields["endpoint"]))

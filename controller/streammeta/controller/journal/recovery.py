@@ -1,0 +1,323 @@
+"""What a data directory holds at start, and how what is damaged is put aside.
+
+A damaged log is never made good by forgetting: what had been promised is noted durably, then the
+damaged segments are kept as `<name>.damaged`, and the good log before them stays. Every step can
+be interrupted and is found again at the next start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.journal.damage import (
+    DAMAGE_NAME,
+    DamageRecord,
+    Finding,
+    note_damage,
+    read_damage,
+)
+from streammeta.controller.journal.directory import META_NAME, STATE_NAME
+from streammeta.controller.journal.errors import JournalDamagedError
+from streammeta.controller.journal.flushed_mark import FlushedMark
+from streammeta.controller.journal.log_scan import (
+    LogScanner,
+    ScanDamage,
+    ScannedLog,
+    SegmentFile,
+    open_segments,
+)
+from streammeta.controller.journal.segment import SEGMENT_HEADER_SIZE, Segment, is_temporary_segment
+from streammeta.controller.journal.snapshots import SnapshotStore
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.log_view import LogStart, LostPromise
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.storage.durable_files import FileSystem
+
+NO_SNAPSHOT = SnapshotId(EndOffset(0), Epoch(0))
+"""Where a log begins that no snapshot precedes."""
+
+_TEMPORARY_NAMES = frozenset(f"{name}.tmp" for name in (META_NAME, STATE_NAME, DAMAGE_NAME))
+_COPY_BYTES = 1 << 20
+
+_logger = structlog.get_logger(component="journal")
+
+
+@dataclass(slots=True)
+class RecoveredLog:
+    """The segments to go on with, and what the core is told of them."""
+
+    segments: list[Segment]
+    start: LogStart
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What reading the segments from the `first` on came to; those before it are of no use."""
+
+    first: int
+    log: ScannedLog
+    damage: ScanDamage | None
+    skipped: frozenset[int]
+
+
+class Recovery:
+    """Recovers one directory, once."""
+
+    def __init__(
+        self,
+        directory: Path,
+        files: FileSystem,
+        log_id: bytes,
+        mark: FlushedMark,
+        state: QuorumState,
+        snapshots: SnapshotStore,
+    ) -> None:
+        self._directory = directory
+        self._files = files
+        self._log_id = log_id
+        self._mark = mark
+        self._state = state
+        self._snapshots = snapshots
+        self._record: DamageRecord | None = None
+        self._base = NO_SNAPSHOT
+        self._found: list[SegmentFile] = []
+
+    def run(self) -> RecoveredLog:
+        """Find the snapshots and the log; put aside what is damaged.
+
+        Raises:
+            JournalDamagedError: the quorum-state is older than the log: its vote is not the last.
+        """
+        self._remove_leftovers()
+        # A process that ended may have left what a power failure would still take back.
+        self._mark.sync()
+        self._record = read_damage(self._files, self._directory)
+        self._snapshots.recover()
+        self._base = self._snapshots.kept[-1] if self._snapshots.kept else NO_SNAPSHOT
+        self._found = open_segments(self._files, self._directory, self._log_id)
+        try:
+            self._remove_truncated_segments()
+            log = self._settle(self._read())
+        except BaseException:
+            for file in self._found:
+                file.close()
+            raise
+        segments = [file.segment for file in self._found if file.segment is not None]
+        self._catch_up_mark(segments, log.end_offset)
+        self._snapshots.forget_below(log.start_offset)
+        return RecoveredLog(segments, self._log_start(log))
+
+    # -- reading
+
+    def _remove_leftovers(self) -> None:
+        for name in self._files.names(self._directory):
+            if is_temporary_segment(name) or name in _TEMPORARY_NAMES:
+                self._files.remove(self._directory / name)
+
+    def _remove_truncated_segments(self) -> None:
+        """Go on with a truncation that a crash interrupted."""
+        if self._mark.is_cutting:
+            while len(self._found) > 1 and self._found[-1].base_offset >= self._mark.end_offset:
+                self._remove(self._found.pop())
+
+    def _read(self) -> _Reading:
+        """Read the longest log that the newest snapshot can be followed by."""
+        scanner = LogScanner(self._found, self._mark)
+        first = 0
+        skipped: set[int] = set()
+        while first < len(self._found):
+            log, damage = scanner.scan(first)
+            if self._found[first].base_offset > self._base.end_offset:
+                before = f"the newest snapshot ends at {self._base.end_offset}"
+                damage = ScanDamage(first, 0, f"what is before it is missing: {before}")
+                log = self._empty_log()
+            if damage is None:
+                return _Reading(first, log, None, frozenset(skipped))
+            later = self._first_after(damage.index)
+            if later is None:
+                return _Reading(first, log, damage, frozenset(skipped))
+            self._tell(damage, log.end_offset, promised_end=None)
+            skipped.add(damage.index)
+            first = later
+        return _Reading(first, self._empty_log(), None, frozenset(skipped))
+
+    def _first_after(self, index: int) -> int | None:
+        """Return the first segment after a damaged one that a snapshot spares us the latter for."""
+        for later in range(index + 1, len(self._found)):
+            file = self._found[later]
+            if file.segment is not None and file.base_offset <= self._base.end_offset:
+                return later
+        return None
+
+    def _empty_log(self) -> ScannedLog:
+        end_offset, epoch = self._base.end_offset, self._base.epoch
+        return ScannedLog(end_offset, epoch, end_offset)
+
+    # -- deciding
+
+    def _settle(self, reading: _Reading) -> ScannedLog:
+        """Make the directory such that the log is what `reading` found good."""
+        log, damage = reading.log, reading.damage
+        self._check_epoch(log)
+        reaches_base = (
+            log.end_offset >= self._base.end_offset
+            and log.epoch_below(self._base.end_offset) == self._base.epoch
+        )
+        promised_end = self._promised_end(damage)
+        new_end = log.end_offset if reaches_base else self._base.end_offset
+        is_replaced = log.end_offset >= self._base.end_offset and not reaches_base
+        if promised_end > new_end and not (is_replaced and damage is None):
+            self._note_lost(damage, log.end_offset, promised_end)
+        elif damage is not None:
+            self._tell(damage, log.end_offset, promised_end=None)
+        self._drop_skipped(reading)
+        if damage is not None:
+            self._put_aside_from(damage.index - reading.first, damage.byte, keeps=reaches_base)
+        if reaches_base:
+            self._mark.lower(new_end)
+            return log
+        # With nothing put aside the mark goes first: what is removed is no promise then.
+        self._mark.lower(new_end)
+        while self._found:
+            self._remove(self._found.pop())
+        return self._empty_log()
+
+    def _check_epoch(self, log: ScannedLog) -> None:
+        last_epoch = max(log.last_epoch, self._base.epoch)
+        if last_epoch > self._state.epoch:
+            raise JournalDamagedError(
+                self._directory / STATE_NAME,
+                0,
+                f"it is of epoch {self._state.epoch}, the log of epoch {last_epoch}: an old file "
+                "was put in its place, and votes were forgotten",
+            )
+
+    def _promised_end(self, damage: ScanDamage | None) -> EndOffset:
+        """Return how far the log may have been acknowledged; too far costs nothing but patience.
+
+        The mark may be older than the last flush, so every batch behind the damage counts too.
+        """
+        promised_end = self._mark.end_offset
+        if damage is None:
+            return promised_end
+        promised_end = max(promised_end, self._found[-1].base_offset)
+        position = max(SEGMENT_HEADER_SIZE, damage.byte)
+        for file in self._found[damage.index :]:
+            promised_end = max(promised_end, self._last_end_in(file, position))
+            position = SEGMENT_HEADER_SIZE
+        return promised_end
+
+    def _last_end_in(self, file: SegmentFile, position: int) -> EndOffset:
+        """Return the highest end of the batches from a byte on, also behind a bad header."""
+        segment = file.segment or Segment(
+            file.path,
+            self._files.open(file.path),
+            self._log_id,
+            file.base_offset,
+            Epoch(0),
+        )
+        segment.rewind(position)
+        ends = [header.end_offset for _, header in segment.later_headers()]
+        if file.segment is None:
+            segment.close()
+        return max(ends, default=EndOffset(0))
+
+    def _note_lost(
+        self, damage: ScanDamage | None, end_offset: EndOffset, promised_end: EndOffset
+    ) -> None:
+        if damage is None:
+            last = self._found[-1] if self._found else None
+            name = last.path.name if last else "*.log"
+            byte = last.segment.size if last and last.segment else 0
+            what = f"the log ends at {end_offset}, {promised_end} was flushed"
+        else:
+            self._tell(damage, end_offset, promised_end=promised_end)
+            name, byte, what = self._found[damage.index].path.name, damage.byte, damage.what
+        finding = Finding(name, byte, end_offset, what)
+        lost = LostPromise(promised_end, self._state.epoch)
+        self._record = note_damage(self._files, self._directory, self._record, finding, lost)
+
+    def _tell(
+        self, damage: ScanDamage, end_offset: EndOffset, *, promised_end: EndOffset | None
+    ) -> None:
+        _logger.error(
+            "log_damaged",
+            file=str(self._found[damage.index].path),
+            byte=damage.byte,
+            offset=end_offset,
+            reason=damage.what,
+            promised_end_offset=promised_end,
+            spared_by_snapshot=promised_end is None,
+        )
+
+    # -- changing
+
+    def _drop_skipped(self, reading: _Reading) -> None:
+        for index in range(reading.first):
+            file = self._found[index]
+            if index in reading.skipped:
+                self._rename_aside(file)
+            else:
+                self._remove(file)
+        del self._found[: reading.first]
+
+    def _put_aside_from(self, index: int, good_size: int, *, keeps: bool) -> None:
+        """Keep the damaged segments for whoever looks into it; the last first."""
+        while len(self._found) > index + 1:
+            self._rename_aside(self._found.pop())
+        file = self._found[index]
+        if keeps and file.segment is not None and good_size > 0:
+            self._copy_aside(file.path)
+            file.segment.cut(good_size)
+        else:
+            self._rename_aside(self._found.pop())
+
+    def _copy_aside(self, path: Path) -> None:
+        target = path.with_name(path.name + ".damaged")
+        temporary = target.with_name(target.name + ".tmp")
+        source, copy = self._files.open(path), self._files.open(temporary, create=True)
+        copy.truncate(0)
+        position = 0
+        while piece := source.read(position, _COPY_BYTES):
+            copy.write(position, piece)
+            position += len(piece)
+        copy.sync()
+        source.close()
+        copy.close()
+        self._files.rename(temporary, target)
+        self._files.sync_directory(self._directory)
+
+    def _rename_aside(self, file: SegmentFile) -> None:
+        file.close()
+        self._files.rename(file.path, file.path.with_name(file.path.name + ".damaged"))
+        self._files.sync_directory(self._directory)
+
+    def _remove(self, file: SegmentFile) -> None:
+        file.close()
+        self._files.remove(file.path)
+        self._files.sync_directory(self._directory)
+
+    def _catch_up_mark(self, segments: list[Segment], end_offset: EndOffset) -> None:
+        self._mark.end_cut()
+        if end_offset > self._mark.end_offset:
+            # The tail may have reached the disk unflushed; from here on it counts as flushed.
+            if segments:
+                segments[-1].sync()
+            self._mark.advance(end_offset)
+
+    def _log_start(self, log: ScannedLog) -> LogStart:
+        return LogStart(
+            start_offset=log.start_offset,
+            end_offset=log.end_offset,
+            epoch_starts=tuple(log.epoch_starts),
+            tail=tuple(log.tail),
+            start_epoch=log.start_epoch,
+            control=tuple(log.control),
+            snapshots=self._snapshots.kept,
+            snapshot_voters=self._snapshots.newest_voters,
+            lost=self._record.lost if self._record else None,
+        )

@@ -1,0 +1,315 @@
+"""The snapshots in a data directory: which there are, how they come, and who still reads them.
+
+Knows no snapshot's contents: whether a file is complete and intact is asked of a function given by
+whoever knows the format. Names, with end offset and epoch: `<20 digits>-<10 digits>.checkpoint`,
+`.checkpoint.tmp` while written here, `.checkpoint.part` while downloaded, `.checkpoint.damaged`
+when found so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+import structlog
+
+from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.journal.binary_io import as_binary_io
+from streammeta.controller.journal.errors import (
+    RESTART_REPAIRS,
+    BadSnapshotError,
+    JournalDamagedError,
+)
+from streammeta.controller.journal.snapshot_writer import SnapshotWriter
+from streammeta.controller.quorum.events import SnapshotChunk
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.storage.durable_files import File, FileSystem
+
+SnapshotCheck: TypeAlias = Callable[[SnapshotId, BinaryIO], VoterSet]
+"""Reads a whole file and returns the voters it names; raises BadSnapshotError unless it is
+complete, intact and the snapshot of this id."""
+
+IDLE_LEASE_S = 60.0
+"""A snapshot stays readable for this long after the last chunk was read, even if removed."""
+
+_TRUSTED_S = 5.0
+"""A file is not verified again so soon: who asked may have lost patience meanwhile."""
+
+_NAME = re.compile(r"^(\d{20})-(\d{10})\.checkpoint$")
+_UNFINISHED_NAME = re.compile(r"^\d{20}-\d{10}\.checkpoint\.(tmp|part)$")
+_PIECE_BYTES = 1 << 20
+
+_log = structlog.get_logger(component="journal")
+
+
+def snapshot_name(snapshot_id: SnapshotId) -> str:
+    """Return the name of a complete snapshot's file."""
+    return f"{snapshot_id.end_offset:020d}-{snapshot_id.epoch:010d}.checkpoint"
+
+
+def parse_snapshot_name(name: str) -> SnapshotId | None:
+    """Return which snapshot a file holds, None for other files."""
+    match = _NAME.match(name)
+    return SnapshotId(EndOffset(int(match[1])), Epoch(int(match[2]))) if match else None
+
+
+def is_unfinished_snapshot(name: str) -> bool:
+    """Whether a crash while a snapshot was written or downloaded left this file."""
+    return _UNFINISHED_NAME.match(name) is not None
+
+
+@dataclass
+class _Lease:
+    """A snapshot that is being read in chunks; its file stays open, removed or not."""
+
+    file: File
+    size: int
+    users: int = 0
+    read_at: float = 0.0
+    digest: bytes = b""
+    verified_at: float | None = None
+    was_begun: bool = False
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+
+class SnapshotStore:
+    """The snapshots of one directory.
+
+    Reading and beginning a snapshot are for any thread, all else for the journal's.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        files: FileSystem,
+        check: SnapshotCheck,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.newest_voters: VoterSet | None = None
+        self._directory = directory
+        self._files = files
+        self._check = check
+        self._monotonic = monotonic
+        self._guard = threading.Lock()
+        self._kept: tuple[SnapshotId, ...] = ()
+        self._digests: dict[SnapshotId, bytes] = {}
+        self._leases: dict[SnapshotId, _Lease] = {}
+        self._download: SnapshotWriter | None = None
+
+    # -- what there is
+
+    @property
+    def kept(self) -> tuple[SnapshotId, ...]:
+        """The complete snapshots, ascending."""
+        return self._kept
+
+    def recover(self) -> None:
+        """Find the complete and intact snapshots; put damaged ones aside, loudly."""
+        kept = []
+        for name in self._files.names(self._directory):
+            if is_unfinished_snapshot(name):
+                self._files.remove(self._directory / name)
+            elif (snapshot_id := parse_snapshot_name(name)) is not None:
+                kept.append(snapshot_id)
+        voters = {}
+        for snapshot_id in kept:
+            try:
+                voters[snapshot_id] = self._check_file(self.path_of(snapshot_id), snapshot_id)
+            except BadSnapshotError as error:
+                self._put_aside(snapshot_id, error)
+        self._kept = tuple(sorted(voters))
+        self.newest_voters = voters[self._kept[-1]] if self._kept else None
+
+    def path_of(self, snapshot_id: SnapshotId) -> Path:
+        """Return where a snapshot is, or would be."""
+        return self._directory / snapshot_name(snapshot_id)
+
+    def forget_below(self, start_offset: EndOffset) -> None:
+        """Remove the snapshots that end below `start_offset`; who reads one may go on."""
+        with self._guard:
+            gone = [item for item in self._kept if item.end_offset < start_offset]
+            self._kept = tuple(item for item in self._kept if item not in gone)
+            for snapshot_id in gone:
+                self._digests.pop(snapshot_id, None)
+        for snapshot_id in gone:
+            self._files.remove(self.path_of(snapshot_id))
+        if gone:
+            self._files.sync_directory(self._directory)
+
+    # -- writing one
+
+    def begin(self, snapshot_id: SnapshotId) -> SnapshotWriter:
+        """Begin to write a snapshot of our own; raises DiskFullError."""
+        path = self.path_of(snapshot_id)
+        return SnapshotWriter(self._files, path.with_name(path.name + ".tmp"), snapshot_id)
+
+    def publish(self, writer: SnapshotWriter) -> None:
+        """Make a complete, sealed file a snapshot, durably; raises DiskFullError."""
+        writer.publish(self.path_of(writer.snapshot_id))
+        with self._guard:
+            self._kept = tuple(sorted({*self._kept, writer.snapshot_id}))
+            self._digests[writer.snapshot_id] = writer.digest
+
+    # -- downloading one
+
+    def write_chunk(self, snapshot_id: SnapshotId, position: int, data: bytes) -> None:
+        """Add bytes to the download; position 0 begins it anew, and ends any other.
+
+        Raises:
+            DiskFullError: there is no room; the chunk may be written again.
+            ValueError: the chunk does not continue the download.
+        """
+        if position == 0:
+            self._drop_download()
+            path = self.path_of(snapshot_id)
+            part = path.with_name(path.name + ".part")
+            self._download = SnapshotWriter(self._files, part, snapshot_id)
+        download = self._download
+        if download is None or download.snapshot_id != snapshot_id or download.size != position:
+            have = (download.snapshot_id, download.size) if download else None
+            raise ValueError(f"bytes at {position} of {snapshot_id}: the download is at {have}")
+        download.write(data)
+
+    def install(self, snapshot_id: SnapshotId, total_bytes: int, digest: bytes) -> VoterSet | None:
+        """Check the download and make it a snapshot, durably; return the voters it names.
+
+        None if it is not what was announced: then it is removed. Raises DiskFullError with nothing
+        changed.
+        """
+        download = self._download
+        if download is None or download.snapshot_id != snapshot_id:
+            return None
+        try:
+            if (download.size, download.digest) != (total_bytes, digest):
+                raise BadSnapshotError(
+                    f"{download.size} bytes with SHA-256 {download.digest.hex()} arrived, "
+                    f"{total_bytes} with {digest.hex()} were announced"
+                )
+            voters = self._check_file(download.path, snapshot_id)
+        except BadSnapshotError as error:
+            _log.error("snapshot_refused", file=download.path.name, reason=str(error))
+            self._drop_download()
+            return None
+        download.seal()
+        self.publish(download)
+        self._download = None
+        self.newest_voters = voters
+        return voters
+
+    def _drop_download(self) -> None:
+        if self._download is not None:
+            download, self._download = self._download, None
+            download.abandon()
+
+    # -- reading one
+
+    def open(self, snapshot_id: SnapshotId) -> BinaryIO:
+        """Open a snapshot to read it from front to end; raises FileNotFoundError."""
+        return as_binary_io(self._files.open(self.path_of(snapshot_id)))
+
+    def read(self, snapshot_id: SnapshotId, position: int, max_bytes: int) -> SnapshotChunk | None:
+        """Return bytes of a snapshot, empty at its end; None if there is no such snapshot.
+
+        Raises JournalDamagedError if it is not intact.
+        """
+        lease = self._take_lease(snapshot_id)
+        if lease is None:
+            return None
+        try:
+            digest = self._digest_of(snapshot_id, lease)
+            if position == 0:
+                self._begin_download(snapshot_id, lease)
+            return SnapshotChunk(lease.size, lease.file.read(position, max_bytes), digest)
+        finally:
+            with self._guard:
+                lease.users -= 1
+                lease.read_at = self._monotonic()
+
+    def release_idle(self) -> None:
+        """Close the files that nobody has read for a while."""
+        limit = self._monotonic() - IDLE_LEASE_S
+        with self._guard:
+            idle = [
+                key
+                for key, lease in self._leases.items()
+                if not lease.users and lease.read_at <= limit
+            ]
+            for snapshot_id in idle:
+                self._leases.pop(snapshot_id).file.close()
+
+    def close(self) -> None:
+        """Release all files."""
+        with self._guard:
+            for lease in self._leases.values():
+                lease.file.close()
+            self._leases.clear()
+
+    def _take_lease(self, snapshot_id: SnapshotId) -> _Lease | None:
+        with self._guard:
+            lease = self._leases.get(snapshot_id)
+            if lease is None:
+                if snapshot_id not in self._kept:
+                    return None
+                file = self._files.open(self.path_of(snapshot_id))
+                known = self._digests.get(snapshot_id, b"")
+                lease = self._leases[snapshot_id] = _Lease(file, file.size(), digest=known)
+            lease.users += 1
+            return lease
+
+    def _digest_of(self, snapshot_id: SnapshotId, lease: _Lease) -> bytes:
+        """Return the digest, computed once, and not of a file that went bad meanwhile."""
+        with lease.guard:
+            if not lease.digest:
+                path = self.path_of(snapshot_id)
+                try:
+                    self._check(snapshot_id, as_binary_io(lease.file, closes=False))
+                except BadSnapshotError as error:
+                    raise JournalDamagedError(path, 0, str(error), RESTART_REPAIRS) from None
+                lease.digest = _digest(lease.file)
+                with self._guard:
+                    self._digests[snapshot_id] = lease.digest
+            return lease.digest
+
+    def _begin_download(self, snapshot_id: SnapshotId, lease: _Lease) -> None:
+        """Verify the file unless this is its first download: the first may have been refused."""
+        with lease.guard:
+            was_begun, lease.was_begun = lease.was_begun, True
+            now = self._monotonic()
+            is_trusted = lease.verified_at is not None and now < lease.verified_at + _TRUSTED_S
+            if not was_begun or is_trusted:
+                return
+            if _digest(lease.file) != lease.digest:
+                raise JournalDamagedError(
+                    self.path_of(snapshot_id),
+                    0,
+                    "its bytes are no longer those that were written",
+                    RESTART_REPAIRS,
+                )
+            lease.verified_at = self._monotonic()
+
+    # -- checking
+
+    def _check_file(self, path: Path, snapshot_id: SnapshotId) -> VoterSet:
+        with as_binary_io(self._files.open(path)) as file:
+            return self._check(snapshot_id, file)
+
+    def _put_aside(self, snapshot_id: SnapshotId, error: BadSnapshotError) -> None:
+        path = self.path_of(snapshot_id)
+        _log.error("snapshot_damaged", file=str(path), reason=str(error), kept_as=".damaged")
+        self._files.rename(path, path.with_name(path.name + ".damaged"))
+        self._files.sync_directory(self._directory)
+
+
+def _digest(file: File) -> bytes:
+    digest = hashlib.sha256()
+    position = 0
+    while piece := file.read(position, _PIECE_BYTES):
+        digest.update(piece)
+        position += len(piece)
+    return digest.digest()

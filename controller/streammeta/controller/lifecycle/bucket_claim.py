@@ -1,0 +1,303 @@
+"""Sees to it that the bucket is this cluster's and that object ids are claimed before use.
+
+In each of its terms a leader agrees on the cluster's UUID in the log, creates or checks the marker
+in the bucket, and goes through `claim_round`; only then object ids are issued and bytes deleted.
+Commits wait for none of this. What the bucket fails to do is tried again; what only an operator can
+put right is looked at again from time to time. See `storage.bucket_marker` for the objects.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import structlog
+
+from streammeta.controller.errors import (
+    ApiError,
+    BucketRefusedError,
+    MapOlderThanBucketError,
+    ObjectIdsNotReadyError,
+)
+from streammeta.controller.lifecycle.bucket_calls import in_thread
+from streammeta.controller.lifecycle.claim_round import (
+    CLAIM_STEP,
+    CommitBound,
+    Issued,
+    ProveLeadership,
+    PutClaim,
+    ReadClaims,
+    Step,
+    claim_round,
+)
+from streammeta.controller.loop.clock import Clock
+from streammeta.controller.loop.controller import MetadataController
+from streammeta.controller.loop.object_ids import ObjectIdGate
+from streammeta.controller.metadata.answers import ClaimBucketAnswer
+from streammeta.controller.metadata.requests import ClaimBucket
+from streammeta.storage.bucket_marker import (
+    BucketMarker,
+    IdClaim,
+    check_marker,
+    create_marker,
+    delete_old_claims,
+    put_claim,
+    read_claimed,
+    read_marker,
+)
+from streammeta.storage.errors import (
+    CorruptObjectError,
+    ObjectExistsError,
+    StorageError,
+    WrongBucketError,
+)
+from streammeta.storage.object_store.base import ObjectStore
+
+CLAIM_AGE_MS_MAX = 60_000
+"""Age at which a claim is renewed while ids are issued; bounds what a restored map can miss."""
+
+RECHECK_MS = 10_000
+"""Pause between looks at a bucket that an operator has to put right."""
+
+CALL_TIMEOUT_S = 20.0
+"""Time for one call of the bucket, repetitions included."""
+
+T = TypeVar("T")
+
+_log = structlog.get_logger(component="lifecycle")
+
+
+class _TermOverError(Exception):
+    """The term that something was done for has ended."""
+
+
+@dataclass(slots=True, eq=False)
+class _Term:
+    """State of the bucket as the leader knows it in one term."""
+
+    cluster_uuid: str = ""
+    is_marked: bool = False
+    is_safe: bool = False
+    claimed_at_ms: int = 0
+    next_id_claimed: int = -1
+    is_claim_wanted: bool = True
+    refused: str = ""
+    retry_at_ms: int = 0
+
+
+class BucketClaims:
+    """The leader's task that checks the bucket and keeps the gate of object ids."""
+
+    def __init__(
+        self,
+        controller: MetadataController,
+        store: ObjectStore,
+        gate: ObjectIdGate,
+        clock: Clock,
+        *,
+        cluster_id: str,
+        node_id: int,
+        namespace: str,
+        interval_ms: int,
+    ) -> None:
+        self._controller = controller
+        self._store = store
+        self._gate = gate
+        self._clock = clock
+        self._cluster_id = cluster_id
+        self._node_id = node_id
+        self._namespace = namespace
+        self._interval_ms = interval_ms
+        self._term: _Term | None = None
+        controller.on_leadership(self._on_leadership)
+
+    @property
+    def may_delete(self) -> bool:
+        """True if this node leads, the bucket is the cluster's, and the map is not behind it."""
+        return self._term is not None and self._term.is_safe
+
+    @property
+    def cluster_uuid(self) -> str:
+        """The cluster's committed UUID; empty: not agreed yet, or not known here yet."""
+        if self._term is not None:
+            return self._term.cluster_uuid
+        return self._controller.cluster_map.bucket_claim.cluster_uuid
+
+    @property
+    def problem(self) -> str:
+        """Why this leader issues no object ids now; empty: it does, or does not lead."""
+        if self._term is None:
+            return ""
+        return self._gate.problem(self._controller.cluster_map.next_object_id)
+
+    def claim_soon(self) -> None:
+        """Make a new claim: a copy of the map has left, which must be found out if restored."""
+        if self._term is not None:
+            self._term.is_claim_wanted = True
+            self._gate.wanted.set()
+
+    async def run(self) -> None:
+        """Look at the bucket at each takeover, and claim ids when it is time, until cancelled."""
+        while True:
+            self._gate.wanted.clear()
+            if self._term is not None:
+                await self._work(self._term)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_ms / 1000):
+                    await self._gate.wanted.wait()
+
+    def _on_leadership(self, leads: bool) -> None:
+        self._term = _Term() if leads else None
+        why = "the leader has just taken over" if leads else "leadership was lost"
+        self._gate.close(ObjectIdsNotReadyError(why), is_final=not leads)
+        self._gate.wanted.set()
+
+    # -- one look
+
+    async def _work(self, term: _Term) -> None:
+        if self._clock.monotonic_ms() < term.retry_at_ms:
+            return
+        try:
+            if not term.is_marked:
+                await self._check_marker(term)
+            if self._is_claim_due(term):
+                await self._claim(term)
+        except _TermOverError:
+            return
+        except (WrongBucketError, CorruptObjectError) as error:
+            self._refuse(term, BucketRefusedError(str(error)))
+        except MapOlderThanBucketError as error:
+            self._refuse(term, error)
+        except (ApiError, StorageError) as error:
+            if self._term is term:
+                self._postpone(term, error)
+
+    async def _check_marker(self, term: _Term) -> None:
+        answer = await self._write(
+            term, ClaimBucket(cluster_uuid=str(uuid.uuid4()), issued_below=0)
+        )
+        term.cluster_uuid = answer.cluster_uuid
+        marker = BucketMarker(
+            cluster_id=self._cluster_id,
+            cluster_uuid=answer.cluster_uuid,
+            namespace=self._namespace,
+            created_ms=self._clock.wall_ms(),
+        )
+        if answer.issued_below:
+            # Ids were claimed before, and the marker was there before that.
+            found = await self._call(term, lambda store: read_marker(store, self._namespace))
+        else:
+            found = await self._call(term, lambda store: create_marker(store, marker))
+        check_marker(
+            found,
+            cluster_id=self._cluster_id,
+            cluster_uuid=answer.cluster_uuid,
+            namespace=self._namespace,
+        )
+        term.is_marked = True
+        _log.info("bucket_checked", namespace=self._namespace, cluster_uuid=answer.cluster_uuid)
+
+    def _is_claim_due(self, term: _Term) -> bool:
+        next_id = self._controller.cluster_map.next_object_id
+        is_short = next_id > self._gate.bound - CLAIM_STEP // 2
+        is_used = next_id != term.next_id_claimed
+        age_ms = self._clock.monotonic_ms() - term.claimed_at_ms
+        return term.is_claim_wanted or is_short or (is_used and age_ms >= CLAIM_AGE_MS_MAX)
+
+    async def _claim(self, term: _Term) -> None:
+        term.is_claim_wanted, was_wanted = False, term.is_claim_wanted
+        next_id = self._controller.cluster_map.next_object_id
+        try:
+            bound = await self._claim_round(term)
+        except Exception:
+            term.is_claim_wanted |= was_wanted
+            raise
+        self._gate.open(bound)
+        if term.refused:
+            _log.info("bucket_accepted", namespace=self._namespace)
+        term.refused = ""
+        term.next_id_claimed, term.claimed_at_ms = next_id, self._clock.monotonic_ms()
+        _log.info("object_ids_claimed", next_id=next_id, issued_below=bound)
+        await self._call(term, lambda store: delete_old_claims(store, self._namespace))
+
+    async def _claim_round(self, term: _Term) -> int:
+        steps = claim_round(self._issued)
+        result: Any = None
+        while True:
+            try:
+                step = steps.send(result)
+            except StopIteration as end:
+                bound: int = end.value
+                return bound
+            result = await self._do(term, step)
+
+    def _issued(self) -> Issued:
+        cluster_map = self._controller.cluster_map
+        return Issued(cluster_map.next_object_id, cluster_map.bucket_claim.issued_below)
+
+    async def _do(self, term: _Term, step: Step) -> int | None:
+        match step:
+            case ReadClaims():
+                return await self._call(term, lambda store: read_claimed(store, self._namespace))
+            case ProveLeadership():
+                await self._controller.submit(()).committed()
+                self._require(term)
+            case CommitBound(bound):
+                term.is_safe = True  # the round comes to this only if the map is not behind
+                uuid_ = term.cluster_uuid
+                await self._write(term, ClaimBucket(cluster_uuid=uuid_, issued_below=bound))
+            case PutClaim(bound):
+                await self._put_claim(term, bound)
+        return None
+
+    async def _put_claim(self, term: _Term, bound: int) -> None:
+        claim = IdClaim(
+            cluster_uuid=term.cluster_uuid,
+            issued_below=bound,
+            node_id=self._node_id,
+            token=uuid.uuid4().hex,
+            created_ms=self._clock.wall_ms(),
+        )
+        try:
+            await self._call(term, lambda store: put_claim(store, self._namespace, claim))
+        except ObjectExistsError:
+            # Each bound is committed once: another log has led to the same one.
+            raise MapOlderThanBucketError(bound - 1, bound) from None
+
+    # -- what it is made of
+
+    async def _write(self, term: _Term, request: ClaimBucket) -> ClaimBucketAnswer:
+        answer = (await self._controller.write(request)).answer
+        self._require(term)
+        assert isinstance(answer, ClaimBucketAnswer)
+        return answer
+
+    async def _call(self, term: _Term, call: Callable[[ObjectStore], T]) -> T:
+        store = self._store.until(time.monotonic() + CALL_TIMEOUT_S)
+        try:
+            result = await in_thread(lambda: call(store))
+        except StorageError:
+            self._require(term)
+            raise
+        self._require(term)
+        return result
+
+    def _require(self, term: _Term) -> None:
+        if self._term is not term:
+            raise _TermOverError
+
+    def _refuse(self, term: _Term, refusal: BucketRefusedError | MapOlderThanBucketError) -> None:
+        term.is_marked = term.is_safe = False
+        term.retry_at_ms = self._clock.monotonic_ms() + RECHECK_MS
+        self._gate.close(refusal, is_final=True)
+        if term.refused != str(refusal):
+            term.refused = str(refusal)
+            _log.error("bucket_refused", namespace=self._namespace, reason=str(refusal))
+
+    def _postpone(self, term: _Term, error: ApiError | StorageError) -> None:
+        term.retry_at_ms = self._clock.monotonic_ms() + self._interval_ms
+        self._gate.fail(str(error))
+        _log.warning("object_ids_not_claimed", reason=str(error))

@@ -1,0 +1,80 @@
+"""The gate before new object ids: how far the leader may issue them in its present term.
+
+It is opened by the lifecycle once the ids are claimed in the bucket, and asked by the single writer
+before a record that issues ids is replicated. Knows no bucket.
+"""
+
+import asyncio
+import contextlib
+
+from streammeta.controller.errors import ApiError, ObjectIdsNotReadyError
+
+NO_BOUND = 2**63 - 1
+"""Bound of a gate that never refuses: all ids there are."""
+
+READY_WAIT_MS = 1_000
+"""Time that a request for ids waits for the gate of a new leader, before it is refused."""
+
+
+class ObjectIdGate:
+    """Closed at first; used on the event loop only."""
+
+    def __init__(self) -> None:
+        self.wanted = asyncio.Event()
+        """Set when ids were refused, or when a new claim is wanted for another reason."""
+        self._bound = 0
+        self._refusal: ApiError = ObjectIdsNotReadyError("the leader has just taken over")
+        self._decided = asyncio.Event()
+
+    @property
+    def bound(self) -> int:
+        """Object ids below it may be issued; 0: none."""
+        return self._bound
+
+    def open(self, below: int) -> None:
+        """Let ids below a bound be issued."""
+        self._bound = below
+        self._refusal = ObjectIdsNotReadyError(f"all ids below {below} are issued")
+        self._decided.set()
+
+    def close(self, refusal: ApiError, *, is_final: bool) -> None:
+        """Let no ids be issued; requests that wait are refused at once if `is_final`."""
+        self._bound = 0
+        self._refusal = refusal
+        if is_final:
+            self._decided.set()
+        else:
+            self._decided.clear()
+
+    def fail(self, why: str) -> None:
+        """Say why no more ids can be claimed for the moment; what is claimed can be issued."""
+        refusal = ObjectIdsNotReadyError(why)
+        if self._bound:
+            self._refusal = refusal
+        else:
+            self.close(refusal, is_final=True)
+
+    def check(self, end_id: int) -> None:
+        """Raise the refusal unless all ids below `end_id` may be issued."""
+        if end_id > self._bound:
+            self.wanted.set()
+            raise self._refusal
+
+    def problem(self, next_id: int) -> str:
+        """Return why the id can't be issued; empty: it can."""
+        return "" if next_id < self._bound else str(self._refusal)
+
+    async def decided(self) -> None:
+        """Wait until the gate is open or closed for good, at most `READY_WAIT_MS`."""
+        if self._decided.is_set():
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READY_WAIT_MS / 1000):
+                await self._decided.wait()
+
+
+def open_gate() -> ObjectIdGate:
+    """Return a gate that lets all ids be issued."""
+    gate = ObjectIdGate()
+    gate.open(NO_BOUND)
+    return gate

@@ -1,0 +1,395 @@
+"""A replica's work on its disk: what the core asks for, carried out in the order it was asked.
+
+Owns group commit, and the patience with a full disk: what finds no room waits, with everything
+behind it, while reads go on. Any error but want of room ends the replica. `DiskWorker` knows no
+thread; `JournalThread` runs it on one. Chunks of snapshots are read on others, and whoever writes a
+snapshot does so on one of its own: neither waits for the log or holds it up. Only the rename that
+makes a new one count takes its turn in the journal's queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import structlog
+
+from streammeta.controller.ids import EndOffset
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.journal.snapshot_writer import SnapshotWriter
+from streammeta.controller.quorum.events import (
+    AppendLog,
+    ClearDamage,
+    InstallSnapshot,
+    LogReadDone,
+    PersistQuorumState,
+    ReadLog,
+    ReadSnapshot,
+    SnapshotInstalled,
+    SnapshotReadDone,
+    SnapshotTaken,
+    TrimLog,
+    TruncateLog,
+    WriteDone,
+    WriteSnapshotChunk,
+)
+from streammeta.controller.quorum.messages import Batch, SnapshotId
+from streammeta.storage.durable_files import DiskFullError
+
+RETRY_FULL_S = 0.25
+"""How long work that found no room waits before it is tried again."""
+
+_SNAPSHOT_THREADS = 2
+_IDLE_CHECK_S = 10.0
+
+_log = structlog.get_logger(component="journal")
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRead:
+    """Read whole batches from `start_offset`; `done` is called with them, on the event loop."""
+
+    start_offset: EndOffset
+    max_bytes: int
+    done: Callable[[tuple[Batch, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishSnapshot:
+    """Make a snapshot, written and sealed elsewhere, count: cheap, whatever its size."""
+
+    writer: SnapshotWriter
+
+
+@dataclass(frozen=True, slots=True)
+class DiskReadDone:
+    """The batches that a `DiskRead` asked for; empty if they are gone."""
+
+    read: DiskRead
+    batches: tuple[Batch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateWritten:
+    """The quorum-state of this token is durable, ahead of writes that wait for room.
+
+    As a report it says so; as work it stands where the state was, so that none is written twice.
+    """
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDropped:
+    """A snapshot was not finished; the file is removed, and another may be taken later."""
+
+    snapshot_id: SnapshotId
+    reason: str
+
+
+Read: TypeAlias = ReadLog | ReadSnapshot | DiskRead
+Write: TypeAlias = (
+    PersistQuorumState | AppendLog | TruncateLog | TrimLog | InstallSnapshot | ClearDamage
+)
+Work: TypeAlias = Write | Read | WriteSnapshotChunk | FinishSnapshot | StateWritten
+CoreReport: TypeAlias = (
+    WriteDone | LogReadDone | SnapshotReadDone | SnapshotInstalled | SnapshotTaken
+)
+Report: TypeAlias = CoreReport | DiskReadDone | SnapshotDropped | StateWritten
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Result of a list of work: reports in order, and what is `left` for want of room.
+
+    `full` says why the disk counts as full; it does without anything left while urgent writes
+    find room in the reserve.
+    """
+
+    reports: tuple[Report, ...]
+    left: tuple[Work, ...] = ()
+    full: DiskFullError | None = None
+
+
+class DiskWorker:
+    """Carries out work on a journal; its caller decides when."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._reports: list[Report] = []
+        self._unreported: int | None = None
+        self._begun: AppendLog | None = None
+
+    def run(self, work: Sequence[Work], *, may_refill: bool = True) -> Progress:
+        """Carry out work in order, with one flush for all of it.
+
+        Stops at what finds no room; of what follows only `serve` is done. Run `left` again, in
+        front of newer work. With `may_refill` room is taken for the reserve, if it is not whole.
+        """
+        for index, item in enumerate(work):
+            try:
+                self._carry_out(item)
+            except DiskFullError as error:
+                self._flush()
+                reports = self._take_reports()
+                served = self.serve(work[index:])
+                return Progress((*reports, *served.reports), served.left, error)
+        self._flush()
+        if may_refill and self._journal.shortage is not None:
+            self._journal.refill_reserve()
+        return Progress(self._take_reports(), full=self._journal.shortage)
+
+    def serve(self, work: Sequence[Work]) -> Progress:
+        """Do what depends on nothing before it: reads, trims to make room, and the quorum-state.
+
+        The state is written from the reserve, ahead of batches that find no room: an epoch or a
+        vote may be newer than the log. Trims stay in `left`, for their turn.
+        """
+        work = self._write_last_state(work)
+        left: list[Work] = []
+        for item in work:
+            if isinstance(item, ReadLog | DiskRead):
+                if item.start_offset >= self._journal.end_offset:
+                    left.append(item)  # what it wants is yet to be written
+                    continue
+                self._read_log(item)
+            elif isinstance(item, ReadSnapshot):
+                self._read_snapshot(item)
+            else:
+                if isinstance(item, TrimLog) and self._may_trim(item):
+                    self._journal.trim(item.start_offset)
+                left.append(item)
+        return Progress(self._take_reports(), tuple(left))
+
+    # -- parts
+
+    def _write_last_state(self, work: Sequence[Work]) -> Sequence[Work]:
+        """Write the newest quorum-state; return the work with what is left of the states."""
+        states = [item for item in work if isinstance(item, PersistQuorumState)]
+        if not states:
+            return work
+        try:
+            self._journal.write_quorum_state(states[-1].state)
+        except DiskFullError:
+            return work
+        self._reports.append(StateWritten(states[-1].token))
+        return [
+            StateWritten(item.token) if isinstance(item, PersistQuorumState) else item
+            for item in work
+        ]
+
+    def _carry_out(self, item: Work) -> None:
+        journal = self._journal
+        match item:
+            case AppendLog():
+                self._append(item)
+            case PersistQuorumState(state=state):
+                journal.write_quorum_state(state)
+            case StateWritten():
+                pass  # and with what was before it now, that is done too
+            case TruncateLog(end_offset=end_offset):
+                journal.truncate(end_offset)
+            case TrimLog(start_offset=start_offset):
+                journal.trim(start_offset)
+            case ClearDamage():
+                self._flush()  # what is forgotten as lost must be there
+                journal.clear_damage()
+            case WriteSnapshotChunk(snapshot_id=snapshot_id, position=position, data=data):
+                journal.write_snapshot_chunk(snapshot_id, position, data)
+                return
+            case InstallSnapshot():
+                self._install(item)
+                return
+            case FinishSnapshot(writer=writer):
+                self._finish(writer)
+                return
+            case ReadSnapshot():
+                self._read_snapshot(item)
+                return
+            case ReadLog() | DiskRead():
+                self._read_log(item)
+                return
+        self._unreported = item.token
+
+    def _append(self, item: AppendLog) -> None:
+        batches = item.batches
+        if item is self._begun:
+            # Some of them found room the last time.
+            batches = tuple(b for b in batches if b.base_offset >= self._journal.end_offset)
+        self._begun = item
+        self._journal.append(batches)
+        self._begun = None
+
+    def _install(self, item: InstallSnapshot) -> None:
+        self._flush()
+        voters = self._journal.install_snapshot(item.snapshot_id, item.total_bytes, item.digest)
+        self._unreported = item.token
+        self._flush()
+        self._reports.append(SnapshotInstalled(item.snapshot_id, voters))
+
+    def _finish(self, writer: SnapshotWriter) -> None:
+        snapshot_id = writer.snapshot_id
+        if self._journal.finish_snapshot(writer):
+            self._reports.append(SnapshotTaken(snapshot_id))
+        else:
+            reason = f"the log begins at {self._journal.start_offset} by now"
+            self._reports.append(SnapshotDropped(snapshot_id, reason))
+
+    def _read_log(self, item: ReadLog | DiskRead) -> None:
+        batches = self._journal.read(item.start_offset, item.max_bytes)
+        if isinstance(item, DiskRead):
+            self._reports.append(DiskReadDone(item, batches))
+        else:
+            self._reports.append(LogReadDone(item.read_id, batches))
+
+    def _read_snapshot(self, item: ReadSnapshot) -> None:
+        chunk = self._journal.read_snapshot(item.snapshot_id, item.position, item.max_bytes)
+        self._reports.append(SnapshotReadDone(item.read_id, chunk))
+
+    def _may_trim(self, item: TrimLog) -> bool:
+        kept = self._journal.snapshots
+        return bool(kept) and kept[-1].end_offset >= item.start_offset
+
+    def _flush(self) -> None:
+        self._journal.sync()
+        if self._unreported is not None:
+            self._reports.append(WriteDone(self._unreported))
+            self._unreported = None
+
+    def _take_reports(self) -> tuple[Report, ...]:
+        reports, self._reports = tuple(self._reports), []
+        return reports
+
+
+class JournalThread:
+    """Runs a journal in the background; its callbacks run on the event loop that started it."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        on_report: Callable[[CoreReport | StateWritten], None],
+        on_full: Callable[[DiskFullError | None], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        """Take the callbacks.
+
+        `on_report` gets events for the core, in order, and the states written out of it; `on_full`
+        the error when there is no room but the reserve, and None when there is again; `on_error`
+        the error on which the replica must end.
+        """
+        self._journal = journal
+        self._on_report = on_report
+        self._on_full = on_full
+        self._on_error = on_error
+        self._worker = DiskWorker(journal)
+        self._queue: deque[Work] = deque()
+        self._waiting: list[Work] = []
+        self._is_full = False
+        self._retry_at = 0.0
+        self._wake = threading.Condition()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._snapshot_threads = ThreadPoolExecutor(_SNAPSHOT_THREADS, "snapshot")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Begin; called on the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def submit(self, work: Work) -> None:
+        """Queue work behind everything queued before; chunks of snapshots are read apart from it.
+
+        Once `stop` was called nothing is taken any more.
+        """
+        with self._wake:
+            if self._is_stopping:
+                return
+            if isinstance(work, ReadSnapshot):
+                self._snapshot_threads.submit(self._read_snapshot, work)
+                return
+            self._queue.append(work)
+            self._wake.notify()
+
+    async def stop(self) -> None:
+        """Finish what is queued, but for what waits for room, and end."""
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        await asyncio.to_thread(self._snapshot_threads.shutdown, cancel_futures=True)
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    # -- the journal's thread
+
+    def _run(self) -> None:
+        try:
+            self._note_full(self._journal.shortage)
+            while (work := self._next_work()) is not None:
+                self._carry_out(work)
+                self._journal.release_idle_snapshots()
+        except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
+            self._report(self._on_error, error)
+
+    def _next_work(self) -> list[Work] | None:
+        """Wait for work, or until it is time to try again; None to end."""
+        with self._wake:
+            if not self._queue and not self._is_stopping:
+                self._wake.wait(RETRY_FULL_S if self._is_full else _IDLE_CHECK_S)
+            if not self._queue and self._is_stopping:
+                return None
+            work = list(self._queue)
+            self._queue.clear()
+            return work
+
+    def _carry_out(self, work: list[Work]) -> None:
+        is_due = time.monotonic() >= self._retry_at
+        if self._waiting and not is_due:
+            progress = self._worker.serve(work)
+            self._waiting.extend(progress.left)
+        else:
+            progress = self._worker.run([*self._waiting, *work], may_refill=is_due)
+            self._waiting = list(progress.left)
+            if is_due:
+                self._retry_at = time.monotonic() + RETRY_FULL_S
+            self._note_full(progress.full)
+        for report in progress.reports:
+            self._tell(report)
+
+    def _note_full(self, full: DiskFullError | None) -> None:
+        if (full is not None) != self._is_full:
+            self._is_full = full is not None
+            self._report(self._on_full, full)
+
+    def _tell(self, report: Report) -> None:
+        match report:
+            case DiskReadDone(read=read, batches=batches):
+                self._report(read.done, batches)
+            case SnapshotDropped(snapshot_id=snapshot_id, reason=reason):
+                _log.warning("snapshot_dropped", end_offset=snapshot_id.end_offset, reason=reason)
+            case _:
+                self._report(self._on_report, report)
+
+    # -- the threads that read snapshots
+
+    def _read_snapshot(self, item: ReadSnapshot) -> None:
+        try:
+            chunk = self._journal.read_snapshot(item.snapshot_id, item.position, item.max_bytes)
+        except BaseException as error:  # noqa: BLE001 (reported; the process ends on it)
+            self._report(self._on_error, error)
+        else:
+            self._report(self._on_report, SnapshotReadDone(item.read_id, chunk))
+
+    # -- reporting
+
+    def _report(self, callback: Callable[..., None], *arguments: object) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, *arguments)

@@ -1,0 +1,489 @@
+"""What the map answers, as plain values.
+
+Mirrors the responses in `proto/`: same fields, same meaning. Per-item outcomes are `ErrorCode`
+values; a request that fails as a whole raises instead.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias, overload
+
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.values import (
+    EMPTY_COLUMN,
+    Int64Column,
+    ObjectKind,
+    ObjectState,
+    RangeColumns,
+    StreamState,
+    Tags,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateStreamsAnswer:
+    """All streams were created, or none and `stream_ids` is empty."""
+
+    error: ErrorCode
+    stream_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStream:
+    """One stream's outcome; offsets are -1 on error."""
+
+    error: ErrorCode
+    start_offset: int = -1
+    next_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStreamsAnswer:
+    """Outcomes in request order."""
+
+    streams: tuple[OpenedStream, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamErrorsAnswer:
+    """Answer to Close-, Trim- and DeleteStreams: one outcome a stream, in request order."""
+
+    errors: tuple[ErrorCode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningStream:
+    """An open stream with its current range on the node, or an upload the node owes.
+
+    Of the latter `upload_end_offset` says how far, and `end_offset` from where on.
+    """
+
+    stream_id: int
+    epoch: int
+    start_offset: int
+    end_offset: int
+    upload_end_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetOpeningStreamsAnswer:
+    """One page, in stream id order; `next_page_token` is empty on the last."""
+
+    error: ErrorCode
+    streams: tuple[OpeningStream, ...] = ()
+    next_page_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRange:
+    """One interval of ownership; the current one ends at the stream's end."""
+
+    range_index: int
+    epoch: int
+    start_offset: int
+    end_offset: int
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamObjectRange:
+    """What a stream object holds."""
+
+    object_id: int
+    start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingUpload:
+    """What a node acknowledged of a stream before a fast close and has not committed yet."""
+
+    node_id: int
+    stream_id: int
+    start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonUploadsAnswer:
+    """What was given up now; NODE_EPOCH_NOT_EXIST if the node is unknown."""
+
+    error: ErrorCode
+    abandoned: tuple[PendingUpload, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDescription:
+    """One stream; epoch, range_index and node_id are -1 if it was never opened."""
+
+    stream_id: int
+    epoch: int
+    range_index: int
+    start_offset: int
+    end_offset: int
+    state: StreamState
+    node_id: int
+    tags: Tags = ()
+    ranges: tuple[StreamRange, ...] = ()
+    stream_objects: tuple[StreamObjectRange, ...] = ()
+    pending_uploads: tuple[PendingUpload, ...] = ()
+    lost: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeStreamsAnswer:
+    """One page; `total` counts all streams of the map."""
+
+    streams: tuple[StreamDescription, ...]
+    next_page_token: str
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareObjectsAnswer:
+    """Ids are `first_object_id` and those after it; -1 on error."""
+
+    error: ErrorCode
+    first_object_id: int = -1
+    deadline_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommitStreamSetObjectAnswer:
+    """`error` for the whole, and one verdict (an `ErrorCode` number) a row.
+
+    When the call fails before rows are looked at, every verdict equals `error`.
+    """
+
+    error: ErrorCode
+    range_errors: Int64Column
+    stream_object_errors: Int64Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommitUploadsAnswer:
+    """One `ErrorCode` number an upload, and one a row of ranges, in request order.
+
+    The rows of an upload that failed before they were looked at have its error.
+    """
+
+    errors: Int64Column
+    range_errors: Int64Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorAnswer:
+    """The outcome of a call that answers nothing else."""
+
+    error: ErrorCode
+
+
+class ObjectSlice(NamedTuple):
+    """One object and the part of the stream it holds.
+
+    The last three say what is known of the object's content, -1 being unknown: between which times
+    its records are, and the CRC-32C of its bytes.
+    """
+
+    object_id: int
+    kind: ObjectKind
+    start_offset: int
+    end_offset: int
+    object_size: int
+    attributes: int
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectSlices(Sequence[ObjectSlice]):
+    """Slices in columns: a row becomes an `ObjectSlice` when it is asked for.
+
+    The last three columns are empty if nothing is known.
+    """
+
+    object_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    kind: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    start_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    end_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    object_size: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    attributes: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+
+    def __len__(self) -> int:
+        return len(self.object_id)
+
+    @overload
+    def __getitem__(self, row: int) -> ObjectSlice: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[ObjectSlice]: ...
+
+    def __getitem__(self, row: int | slice) -> ObjectSlice | list[ObjectSlice]:
+        return list(self)[row]
+
+    def __iter__(self) -> Iterator[ObjectSlice]:
+        kinds = [_KINDS[kind] for kind in self.kind.tolist()]
+        cells = (self.start_offset, self.end_offset, self.object_size, self.attributes)
+        columns = (self.object_id.tolist(), kinds, *(values.tolist() for values in cells))
+        facts = (self.min_timestamp_ms, self.max_timestamp_ms, self.crc32c)
+        known = (values.tolist() if len(values) else [-1] * len(self) for values in facts)
+        return map(ObjectSlice._make, zip(*columns, *known, strict=True))
+
+
+# Looking a member up by its number is slow; answers have thousands.
+_KINDS = tuple(ObjectKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectList:
+    """Contiguous slices; the first covers the start asked for, the last may reach beyond the end.
+
+    Stream offsets are -1 on STREAM_NOT_EXIST. `lost_end_offset` is -1 unless the start lies in
+    offsets that were given up; then there are no slices, and it says where these offsets end.
+    """
+
+    error: ErrorCode
+    objects: Sequence[ObjectSlice] = ()
+    stream_start_offset: int = -1
+    stream_end_offset: int = -1
+    lost_end_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetObjectsAnswer:
+    """Results in request order."""
+
+    results: tuple[ObjectList, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObjectDescription:
+    """One object; `ranges.stream_epoch` is empty. Of the last three see `ObjectSlice`."""
+
+    object_id: int
+    state: ObjectState
+    kind: ObjectKind
+    object_size: int
+    timestamp_ms: int
+    attributes: int
+    node_id: int
+    stream_id: int
+    ranges: RangeColumns
+    composite_id: int = -1
+    data_time_ms: int = -1
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeObjectsAnswer:
+    """One page; `total` counts all objects of the map."""
+
+    objects: tuple[ObjectDescription, ...]
+    next_page_token: str
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckObjectsAnswer:
+    """States in request order; ids below `next_object_id` have been issued.
+
+    `cluster_uuid` ("": none yet) and `issued_below` are the cluster's claim on its bucket.
+    """
+
+    states: tuple[ObjectState, ...]
+    next_object_id: int
+    cluster_uuid: str
+    issued_below: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireObjectsAnswer:
+    """How many were marked."""
+
+    expired: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveObjectsAnswer:
+    """How many were forgotten."""
+
+    removed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepAnswer:
+    """How many were destroyed."""
+
+    destroyed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestroyDeadSetObjectsAnswer:
+    """How many were destroyed, and the largest id looked at; -1: there are none after it."""
+
+    destroyed: int
+    next_after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldDeletionsAnswer:
+    """Until when bytes are kept, by the leader's clock."""
+
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimBucketAnswer:
+    """The cluster's UUID and bound of object ids, as they are now."""
+
+    cluster_uuid: str
+    issued_below: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeIdAnswer:
+    """The issued id."""
+
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignRecoveriesAnswer:
+    """How many of the assignments were made."""
+
+    assigned: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSetObject:
+    """One set object of a node; what is not known of it (times, checksum) is -1."""
+
+    object_id: int
+    order_id: int
+    data_time_ms: int
+    object_size: int
+    range_count: int
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDescription:
+    """One node, without its session, which the map does not know."""
+
+    node_id: int
+    node_epoch: int
+    failover: bool
+    wal_config: str
+    tags: Tags
+    has_opening_streams: bool
+    stream_set_object_count: int
+    stream_set_objects: tuple[StreamSetObject, ...] = ()
+    locked: bool = False
+    pending_upload_count: int = 0
+    recovered_by: int = -1
+    departed: bool = False
+    supervised: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetNodesAnswer:
+    """In node id order."""
+
+    nodes: tuple[NodeDescription, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListStreamSetObjectsAnswer:
+    """One page in object id order; `total` is how many the node holds."""
+
+    error: ErrorCode
+    objects: tuple[StreamSetObject, ...] = ()
+    next_page_token: str = ""
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVResult:
+    """The value now stored, or the one deleted; `version` 0 and `found` False if there is none."""
+
+    error: ErrorCode
+    value: bytes = b""
+    version: int = 0
+    found: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVResultsAnswer:
+    """Answer to Put-, Get- and DeleteKVs, in request order."""
+
+    results: tuple[KVResult, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVEntry:
+    """One key of a listing."""
+
+    key: str
+    value: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListKVsAnswer:
+    """One page; `namespace_names` is filled only when namespaces were asked for."""
+
+    entries: tuple[KVEntry, ...] = ()
+    next_page_token: str = ""
+    namespace_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapSize:
+    """How many entities the map holds; `committed_bytes` sums committed objects' sizes."""
+
+    streams: int
+    objects: int
+    prepared_objects: int
+    committed_objects: int
+    destroyed_objects: int
+    stream_set_objects: int
+    nodes: int
+    keys: int
+    committed_bytes: int
+
+
+Answer: TypeAlias = (
+    CreateStreamsAnswer
+    | OpenStreamsAnswer
+    | StreamErrorsAnswer
+    | GetOpeningStreamsAnswer
+    | DescribeStreamsAnswer
+    | PrepareObjectsAnswer
+    | CommitStreamSetObjectAnswer
+    | CommitUploadsAnswer
+    | AbandonUploadsAnswer
+    | ErrorAnswer
+    | SweepAnswer
+    | DestroyDeadSetObjectsAnswer
+    | HoldDeletionsAnswer
+    | ClaimBucketAnswer
+    | NodeIdAnswer
+    | AssignRecoveriesAnswer
+    | GetObjectsAnswer
+    | DescribeObjectsAnswer
+    | CheckObjectsAnswer
+    | ExpireObjectsAnswer
+    | RemoveObjectsAnswer
+    | GetNodesAnswer
+    | ListStreamSetObjectsAnswer
+    | KVResultsAnswer
+    | ListKVsAnswer
+)

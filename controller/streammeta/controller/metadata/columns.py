@@ -1,0 +1,210 @@
+"""Growable numpy tables with undoable writes and cheap immutable views.
+
+A `Table` is a set of equally long columns. Rows are appended and overwritten, never moved. Every
+write goes through the table, which notes how to undo it in the caller's `Undo` list, and keeps
+views intact: `view()` shares the arrays, and the first write to a page of a column since then
+saves the old page into the view. Growth allocates new arrays, so what a view shares stays as it is.
+
+No commit may wait for a big table to be copied: a table that outgrows `RESERVE_ABOVE` rows takes
+address space for `RESERVED_ROWS` at once. The operating system hands out zeroed memory when a page
+is first touched, so rows that were never used cost nothing.
+
+A view may be read in another thread while the table is written: the writer saves a page before it
+writes, the reader copies first and then lays saved pages over its copy. Knows nothing of streams
+or objects.
+"""
+
+import mmap
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+from weakref import ref
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.metadata.values import Int64Column
+
+Array: TypeAlias = npt.NDArray[Any]
+Rows: TypeAlias = Int64Column | slice | int
+
+
+class Undo(list[Callable[[], None]]):
+    """What takes back one log entry's effects, in the order they were done; run it backwards.
+
+    `when_committed` is what to do instead once the entry can't be taken back any more: above all
+    to free what undoing would have needed.
+    """
+
+    __slots__ = ("when_committed",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.when_committed: list[Callable[[], None]] = []
+
+
+RESERVE_ABOVE = 65_536
+RESERVED_ROWS = 1 << 24
+_PAGE_SHIFT = 12
+_PAGE_ROWS = 1 << _PAGE_SHIFT
+_CAPACITY_MIN = 1024
+
+
+def grown_array(array: Array, size: int, used: int) -> Array:
+    """Return an array of at least `size` elements with the first `used` of `array`, then zeros."""
+    capacity = max(size, len(array) + (len(array) >> 1))
+    if capacity > RESERVE_ABOVE:
+        # Beyond what was reserved once it is four times as much: copied once in a long while.
+        reserved = RESERVED_ROWS
+        while reserved < size:
+            reserved *= 4
+        capacity = reserved
+    grown = _zeros(capacity, array.dtype)
+    grown[:used] = array[:used]
+    return grown
+
+
+def _zeros(count: int, dtype: np.dtype[Any]) -> Array:
+    """Return an array of zeros in pages of the smallest size.
+
+    For a large array numpy asks for huge pages. Each would be cleared as a whole when it is first
+    touched, which takes milliseconds in the middle of a commit.
+    """
+    if count <= RESERVE_ABOVE:
+        return np.zeros(count, dtype=dtype)
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype=dtype)
+
+
+class Table:
+    """Columns of equal length. `specs` maps names to dtypes; new rows are filled with zeros."""
+
+    def __init__(self, specs: Mapping[str, npt.DTypeLike]) -> None:
+        self._arrays: dict[str, Array] = {
+            name: np.zeros(_CAPACITY_MIN, dtype=dtype) for name, dtype in specs.items()
+        }
+        self._size = 0
+        self._views: list[ref[TableView]] = []
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, name: str) -> Array:
+        """Return a column's live rows; callers read it and write through the table."""
+        return self._arrays[name][: self._size]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows there have ever been; reserved rows cost nothing."""
+        return self._size * sum(array.itemsize for array in self._arrays.values())
+
+    def extend(self, count: int) -> slice:
+        """Add `count` zeroed rows for good and return where they are."""
+        first = self._size
+        self._reserve(first + count)
+        self._size = first + count
+        return slice(first, first + count)
+
+    def append(self, count: int, undo: Undo) -> slice:
+        """Add `count` zeroed rows and return where they are."""
+        first = self._size
+        self._reserve(first + count)
+        self._size = first + count
+        undo.append(lambda: self._truncate(first))
+        return slice(first, first + count)
+
+    def put(self, name: str, rows: Rows, values: Any, undo: Undo) -> None:
+        """Overwrite `rows` (no row twice) of one column."""
+        array = self._arrays[name]
+        old = array[rows]
+        if isinstance(rows, slice):
+            old = old.copy()
+        self.write(name, rows, values)
+        undo.append(lambda: self.write(name, rows, old))
+
+    def write(self, name: str, rows: Rows, values: Any) -> None:
+        """Overwrite `rows` of one column where the caller takes care of undoing it."""
+        if self._views:
+            self._save_pages(name, rows)
+        array = self._arrays[name]
+        if type(values) is np.ndarray and values.dtype != array.dtype:
+            # Two steps are several times faster than converting what is put into chosen rows.
+            values = values.astype(array.dtype)
+        array[rows] = values
+
+    def load(self, columns: Mapping[str, Any]) -> None:
+        """Fill an empty table; every column is given, all of one length."""
+        size = len(next(iter(columns.values())))
+        self._reserve(size)
+        self._size = size
+        for name, array in self._arrays.items():
+            array[:size] = columns[name]
+
+    def view(self) -> "TableView":
+        """Return an immutable view of all rows as they are now."""
+        view = TableView(dict(self._arrays), self._size)
+        self._views.append(ref(view))
+        return view
+
+    def _truncate(self, size: int) -> None:
+        # Freed rows must read as zeros when they are appended again.
+        for name, array in self._arrays.items():
+            self.write(name, slice(size, self._size), array.dtype.type(0))
+        self._size = size
+
+    def _reserve(self, size: int) -> None:
+        capacity = len(next(iter(self._arrays.values())))
+        if size <= capacity:
+            return
+        for name, array in self._arrays.items():
+            self._arrays[name] = grown_array(array, size, self._size)
+        # The old arrays are not written any more: their views need no more pages.
+        self._views.clear()
+
+    def _save_pages(self, name: str, rows: Rows) -> None:
+        pages = _pages_of(rows, self._size)
+        views = [view for view in (weak() for weak in self._views) if view is not None]
+        if len(views) < len(self._views):
+            self._views = [ref(view) for view in views]
+        for view in views:
+            view.save(name, pages)
+
+
+class TableView:
+    """An immutable view of a table at one moment; see the module's docstring."""
+
+    def __init__(self, arrays: dict[str, Array], size: int) -> None:
+        self._arrays = arrays
+        self._size = size
+        self._saved: dict[str, dict[int, Array]] = {name: {} for name in arrays}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def column(self, name: str) -> Array:
+        """Return a copy of one column as it was."""
+        result = self._arrays[name][: self._size].copy()
+        for page, rows in list(self._saved[name].items()):
+            first = page << _PAGE_SHIFT
+            result[first : first + len(rows)] = rows
+        return result
+
+    def save(self, name: str, pages: list[int]) -> None:
+        """Keep pages of a column as they are; the table calls it before it writes to them."""
+        saved = self._saved[name]
+        array = self._arrays[name]
+        for page in pages:
+            first = page << _PAGE_SHIFT
+            if page not in saved and first < self._size:
+                saved[page] = array[first : min(first + _PAGE_ROWS, self._size)].copy()
+
+
+def _pages_of(rows: Rows, size: int) -> list[int]:
+    if isinstance(rows, slice):
+        first, stop, _ = rows.indices(size)
+        return list(range(first >> _PAGE_SHIFT, (stop + _PAGE_ROWS - 1) >> _PAGE_SHIFT))
+    if isinstance(rows, np.ndarray):
+        pages: list[int] = np.flatnonzero(np.bincount(rows >> _PAGE_SHIFT)).tolist()
+        return pages
+    return [rows >> _PAGE_SHIFT]

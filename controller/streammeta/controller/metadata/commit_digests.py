@@ -1,0 +1,169 @@
+"""Digests of commits: 8 bytes by which a repeat is told from a commit with other content.
+
+A digest covers what a commit says of its objects: owner, order, sizes, attributes, ranges, known
+facts, sources. It does not cover what only says whether and how it is judged: request id, epochs,
+`failover`, `on_conflict`. It is a sum over rows, so their order does not matter, and one pass of
+vector operations makes the digests of a whole batch. It guards against mistakes, not against
+forgery: a caller that forges one deceives only itself. Not one bit of it may change between
+versions, since it is part of records and checkpoints.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.metadata.requests import (
+    CommitStreamObject,
+    CommitStreamSetObject,
+    CommitUploads,
+)
+from streammeta.controller.metadata.values import Int64Column, StreamObjectColumns
+from streammeta.controller.records.record import FACT_COLUMNS
+
+NO_DIGEST = 0
+"""Of objects that are not committed, or were by a version that kept none."""
+
+_Unsigned = npt.NDArray[np.uint64]
+
+_MASK = (1 << 64) - 1
+_MIX = 0xD6E8FEB86659FD93
+_SHIFT = np.uint64(32)
+_MIX_SCALAR = np.uint64(_MIX)
+
+
+def _multipliers(kind: int, count: int) -> _Unsigned:
+    """Return odd constants, another sequence for each kind of row."""
+    state, found = (kind * 0x9E3779B97F4A7C15) & _MASK, []
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & _MASK
+        found.append(_mixed(state) | 1)
+    return np.array(found, dtype=np.uint64)
+
+
+def _mixed(value: int) -> int:
+    for _ in range(2):
+        value = ((value ^ (value >> 32)) * _MIX) & _MASK
+    return value ^ (value >> 32)
+
+
+_UPLOAD = _multipliers(1, 8)
+_COMPACTION = _multipliers(2, 8)
+_MERGE = _multipliers(3, 9)
+_RANGE = _multipliers(4, 3)
+_STREAM_OBJECT = _multipliers(5, 9)
+_SOURCE = _multipliers(6, 2)
+
+
+def digest_of_commit(request: CommitStreamSetObject) -> int:
+    """Return the digest of an upload, or of what set objects were compacted to."""
+    compacts = len(request.compacted_object_ids) > 0
+    head = _of_cells(
+        _COMPACTION if compacts else _UPLOAD,
+        (
+            request.object_id,
+            request.node.node_id,
+            request.order_id,
+            request.object_size,
+            request.attributes,
+            request.min_timestamp_ms,
+            request.max_timestamp_ms,
+            request.crc32c,
+        ),
+    )
+    ranges, others = request.ranges, request.stream_objects
+    columns = (ranges.stream_id, ranges.start_offset, ranges.end_offset)
+    total = head + _sum(_of_rows(_RANGE, columns))
+    if len(others.stream_id):
+        total += _sum(_of_rows(_STREAM_OBJECT, _stream_object_columns(others)))
+    if compacts:
+        ids = request.compacted_object_ids
+        total += _of_sources(ids, np.zeros_like(ids))
+    return _signed(total)
+
+
+def digest_of_merge(request: CommitStreamObject) -> int:
+    """Return the digest of what stream objects were compacted to."""
+    total = _of_cells(
+        _MERGE,
+        (
+            request.object_id,
+            request.object_size,
+            request.stream_id,
+            request.start_offset,
+            request.end_offset,
+            request.attributes,
+            request.min_timestamp_ms,
+            request.max_timestamp_ms,
+            request.crc32c,
+        ),
+    )
+    ids = request.source_object_ids
+    operations = np.array(request.operations or (0,) * len(ids), dtype=np.int64)
+    return _signed(total + _of_sources(ids, operations))
+
+
+def digests_of_uploads(request: CommitUploads) -> Int64Column:
+    """Return the digest of each upload: that of the same upload as a commit of its own."""
+    ids, ranges = request.object_id, request.ranges
+    count = len(ids)
+    node_id = np.full(count, request.node.node_id)
+    facts = (_filled(getattr(request, name), count, -1) for name in FACT_COLUMNS)
+    nothing = np.zeros(count, dtype=np.int64)
+    totals = _of_rows(_UPLOAD, (ids, node_id, ids, request.object_size, nothing, *facts))
+    rows = _of_rows(_RANGE, (ranges.stream_id, ranges.start_offset, ranges.end_offset))
+    firsts = np.cumsum(request.range_count) - request.range_count
+    totals += np.add.reduceat(rows, firsts)
+    totals[totals == NO_DIGEST] = 1
+    return totals.view(np.int64)
+
+
+def _of_sources(ids: Int64Column, operations: Int64Column) -> int:
+    # A row of zeros adds nothing to a sum, as if it were missing: source 0 must not be one.
+    return _sum(_of_rows(_SOURCE, (ids, operations + 1)))
+
+
+def _stream_object_columns(rows: StreamObjectColumns) -> tuple[Int64Column, ...]:
+    count = len(rows.stream_id)
+    return (
+        rows.object_id,
+        rows.object_size,
+        rows.stream_id,
+        rows.start_offset,
+        rows.end_offset,
+        _filled(rows.attributes, count, 0),
+        *(_filled(getattr(rows, name), count, -1) for name in FACT_COLUMNS),
+    )
+
+
+def _filled(values: Int64Column, count: int, value: int) -> Int64Column:
+    """Return a column that may be empty, which means `value` in each row."""
+    return values if len(values) else np.full(count, value, dtype=np.int64)
+
+
+def _of_cells(multipliers: _Unsigned, cells: Sequence[int]) -> int:
+    products = zip(multipliers.tolist(), cells, strict=True)
+    return _mixed(sum(factor * cell for factor, cell in products) & _MASK)
+
+
+def _of_rows(multipliers: _Unsigned, columns: Sequence[Int64Column]) -> _Unsigned:
+    """Return a number for each row, what `_of_cells` returns for its cells."""
+    total: _Unsigned = columns[0].view(np.uint64) * multipliers[0]
+    for values, factor in zip(columns[1:], multipliers[1:], strict=True):
+        total += values.view(np.uint64) * factor
+    for _ in range(2):
+        total ^= total >> _SHIFT
+        total *= _MIX_SCALAR
+    total ^= total >> _SHIFT
+    return total
+
+
+def _sum(values: _Unsigned) -> int:
+    return int(np.add.reduce(values)) if len(values) else 0
+
+
+def _signed(total: int) -> int:
+    total &= _MASK
+    if total == NO_DIGEST:
+        return 1
+    return total - (1 << 64) if total >> 63 else total

@@ -1,0 +1,455 @@
+"""Compactions: judges commits of objects that replace others holding the same ranges.
+
+What the sources hold above the start of streams that exist must be held by the results, all of it
+and nothing else; then the index swaps rows of sources for rows of results within one log entry, and
+no reader ever sees a hole or an overlap. Ranges below a stream's start, or of streams that are
+gone, are dead: results may hold them or not. The results' own commit is replayed by `uploads`.
+
+A result holds no record that is in none of the sources. So results that come without time bounds
+get the bounds of all sources together: they may be wider than needed, which look-ups by time must
+live with anyway, and without them one compaction would make its streams' times unknown for good.
+Checksums are of other bytes and are not passed on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
+from streammeta.controller.metadata.commit_digests import digest_of_commit, digest_of_merge
+from streammeta.controller.metadata.coverage import judge
+from streammeta.controller.metadata.nodes import Nodes
+from streammeta.controller.metadata.object_facts import UNKNOWN, Facts, facts_of_one
+from streammeta.controller.metadata.objects import Objects
+from streammeta.controller.metadata.pending_uploads import StreamSpans
+from streammeta.controller.metadata.repeats import Repeat, Repeats, failed_commit
+from streammeta.controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
+from streammeta.controller.metadata.stream_index import range_rows
+from streammeta.controller.metadata.streams import Streams
+from streammeta.controller.metadata.uploads import Uploads
+from streammeta.controller.metadata.values import (
+    COMPOSITE_BITS,
+    EMPTY_COLUMN,
+    KIND_MASK,
+    Int64Column,
+    ObjectKind,
+    ObjectState,
+    SourceOperation,
+    StreamObjectColumns,
+    column,
+)
+from streammeta.controller.records.record import (
+    ObjectAttributesSet,
+    ObjectsDestroyed,
+    ObjectsLinked,
+    Record,
+    SetObjectRanges,
+    StreamObjectsCommitted,
+    StreamSetObjectsCommitted,
+)
+
+_NONE = ErrorCode.NONE
+_NOT_FOUND = ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Verdicts:
+    """One `ErrorCode` number a row, and whether the results hold all that the sources do."""
+
+    ranges: Int64Column
+    stream_objects: Int64Column
+    covered: bool
+
+    def error(self) -> ErrorCode:
+        """Return the first row's error that is one; without one, that something is missing."""
+        for verdicts in (self.ranges, self.stream_objects):
+            if np.count_nonzero(verdicts):
+                return ErrorCode(int(verdicts[np.argmax(verdicts != 0)]))
+        return _NONE if self.covered else ErrorCode.OFFSET_NOT_MATCHED
+
+    def answer(self) -> CommitStreamSetObjectAnswer:
+        """Return the answer to the commit."""
+        return CommitStreamSetObjectAnswer(
+            error=self.error(),
+            range_errors=self.ranges,
+            stream_object_errors=self.stream_objects,
+        )
+
+
+class Compactions:
+    """Decides CommitStreamSetObject with sources, and CommitStreamObject."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        streams: Streams,
+        objects: Objects,
+        uploads: Uploads,
+        repeats: Repeats,
+    ) -> None:
+        self._nodes = nodes
+        self._streams = streams
+        self._objects = objects
+        self._uploads = uploads
+        self._repeats = repeats
+
+    # ---- set objects ----
+
+    def decide_set_object(
+        self, request: CommitStreamSetObject, now_ms: int
+    ) -> tuple[list[Record], CommitStreamSetObjectAnswer]:
+        """Judge a compaction of set objects; the request is well-formed."""
+        error = self._nodes.check(request.node, fence_failover=not request.failover)
+        if error is not _NONE:
+            return [], failed_commit(request, error)
+        ids, rows = _looked_up(self._objects, request.compacted_object_ids)
+        fit = self._is_set_object_of(rows, request.node.node_id)
+        if ids.tolist() == [request.object_id]:
+            records, error = self._replace_attributes(request, rows, fit)
+            return records, failed_commit(request, error)
+        error = self._result_error(request.object_id)
+        if error is not _NONE:
+            return [], failed_commit(request, error)
+        digest = digest_of_commit(request)
+        repeat = self._set_repeat(request, digest)
+        if repeat is Repeat.SAME:
+            return [], self._repeats.first_answer(request)
+        if repeat is Repeat.OTHER_CONTENT:
+            return [], failed_commit(request, ErrorCode.OBJECT_CONTENT_MISMATCH)
+        if not fit.all() or not _usable(ids, request.object_id):
+            return [], failed_commit(request, _NOT_FOUND)
+        verdicts = self._judge_set(request, rows)
+        if verdicts.error() is not _NONE:
+            return [], verdicts.answer()
+        self._objects.counts.require_room(request.object_size, request.stream_objects.object_size)
+        return list(self._set_records(request, rows, digest, now_ms)), verdicts.answer()
+
+    def _is_set_object_of(self, rows: Int64Column, node_id: int) -> npt.NDArray[np.bool_]:
+        objects = self._objects
+        fit = self._in_state(rows, ObjectState.COMMITTED)
+        present = rows[fit]
+        in_set = objects["kind"][present] == ObjectKind.STREAM_SET
+        fit[fit] = in_set & (objects["node_id"][present] == node_id)
+        return fit
+
+    def _in_state(self, rows: Int64Column, state: ObjectState) -> npt.NDArray[np.bool_]:
+        fit = rows >= 0
+        fit[fit] = self._objects["state"][rows[fit]] == state
+        return fit
+
+    def _result_error(self, object_id: int) -> ErrorCode:
+        """Return OBJECT_NOT_EXIST if there is, and was, no such object to commit."""
+        if object_id < 0 or self._is_prepared(object_id) or self._was_committed(object_id):
+            return _NONE
+        return ErrorCode.OBJECT_NOT_EXIST
+
+    def _is_prepared(self, object_id: int) -> bool:
+        row = self._objects.row(object_id)
+        return row >= 0 and self._objects["state"][row] == ObjectState.PREPARED
+
+    def _was_committed(self, object_id: int) -> bool:
+        return bool(self._objects.was_committed(np.array([object_id]))[0])
+
+    def _set_repeat(self, request: CommitStreamSetObject, digest: int) -> Repeat:
+        if request.object_id >= 0:
+            return self._repeats.judge((request.object_id,), digest)
+        results = request.stream_objects.object_id
+        if len(results):
+            # All results are committed together, so the first one tells.
+            return self._repeats.judge((int(results[0]),), digest)
+        gone = self._were_destroyed(request.compacted_object_ids, dropped=EMPTY_COLUMN)
+        return Repeat.SAME if gone else Repeat.NEW
+
+    def _were_destroyed(self, ids: Int64Column, dropped: Int64Column) -> bool:
+        """Return whether all sources are gone that a compaction without result replaced.
+
+        Those of `dropped` may never have been committed, but not all of them.
+        """
+        states = self._objects.states(ids)
+        gone = (states == ObjectState.MARK_DESTROYED) | (states == ObjectState.REMOVED)
+        committed = self._objects.was_committed(ids)
+        excused = (states == ObjectState.MARK_DESTROYED) & np.isin(ids, dropped)
+        return bool(gone.all() and committed.any() and (committed | excused).all())
+
+    def _judge_set(self, request: CommitStreamSetObject, rows: Int64Column) -> _Verdicts:
+        ranges, others = request.ranges, request.stream_objects
+        stream_id = np.concatenate((ranges.stream_id, others.stream_id))
+        outputs = StreamSpans(
+            stream_id,
+            np.concatenate((ranges.start_offset, others.start_offset)),
+            np.concatenate((ranges.end_offset, others.end_offset)),
+        )
+        verdicts, covered = self._judge_outputs(outputs, self._live_parts(rows))
+        of_ranges, of_others = np.split(verdicts, [len(ranges.stream_id)])
+        if len(others.object_id):
+            states = self._objects.states(others.object_id)
+            of_others[states != ObjectState.PREPARED] = ErrorCode.OBJECT_NOT_EXIST
+            committed = self._objects.was_committed(others.object_id)
+            of_others[committed] = ErrorCode.INVALID_REQUEST
+        return _Verdicts(of_ranges, of_others, covered)
+
+    def _judge_outputs(
+        self, outputs: StreamSpans, sources: StreamSpans
+    ) -> tuple[Int64Column, bool]:
+        """Judge outputs, which don't overlap, against the live parts of what they replace."""
+        verdicts = np.zeros(len(outputs), dtype=np.int64)
+        issued = np.flatnonzero(outputs.stream_id < len(self._streams))
+        if len(issued) < len(outputs):
+            # No source holds anything of a stream that was never created.
+            verdicts[outputs.stream_id >= len(self._streams)] = ErrorCode.OFFSET_NOT_MATCHED
+        starts = self._streams.live_starts(outputs.take(issued))
+        live = starts < outputs.end_offset[issued]
+        rows = issued[live]
+        order = np.argsort(outputs.stream_id[rows])
+        rows = rows[order]
+        parts = StreamSpans(outputs.stream_id[rows], starts[live][order], outputs.end_offset[rows])
+        outside, covered = judge(parts, sources)
+        verdicts[rows[outside]] = ErrorCode.OFFSET_NOT_MATCHED
+        return verdicts, covered
+
+    def _live_parts(self, rows: Int64Column) -> StreamSpans:
+        """Return what objects hold above the starts of streams that exist."""
+        objects = self._objects
+        held = range_rows(objects["first_range"][rows], objects["range_count"][rows])
+        spans = StreamSpans(*objects.ranges.columns(held))
+        starts = self._streams.live_starts(spans)
+        live = starts < spans.end_offset
+        parts = StreamSpans(spans.stream_id, starts, spans.end_offset)
+        return parts if np.count_nonzero(live) == len(live) else parts.take(live)
+
+    def _set_records(
+        self, request: CommitStreamSetObject, rows: Int64Column, digest: int, now_ms: int
+    ) -> Iterator[Record]:
+        orders = self._objects["order_id"][rows]
+        ranges = request.ranges
+        bounds = self._objects.facts.bounds(rows)
+        if request.object_id >= 0:
+            facts = _result_facts(request, bounds)
+            yield StreamSetObjectsCommitted(
+                node_id=request.node.node_id,
+                committed_at_ms=now_ms,
+                data_time_ms=int(self._objects["data_time_ms"][rows].min()),
+                object_id=column([request.object_id]),
+                order_id=column([request.order_id if request.order_id >= 0 else orders.min()]),
+                object_size=column([request.object_size]),
+                attributes=column([request.attributes]),
+                range_count=column([len(ranges.stream_id)]),
+                ranges=SetObjectRanges(
+                    stream_id=ranges.stream_id,
+                    start_offset=ranges.start_offset,
+                    end_offset=ranges.end_offset,
+                ),
+                min_timestamp_ms=facts.min_timestamp_ms,
+                max_timestamp_ms=facts.max_timestamp_ms,
+                crc32c=facts.crc32c,
+                content_digest=column([digest]),
+            )
+        others = _bounded(request.stream_objects, bounds)
+        every = np.ones(len(others.stream_id), dtype=np.bool_)
+        yield from self._uploads.stream_object_records(others, every, digest, now_ms)
+        yield ObjectsDestroyed(object_id=request.compacted_object_ids, marked_at_ms=now_ms)
+
+    # ---- stream objects ----
+
+    def decide_stream_object(
+        self, request: CommitStreamObject, now_ms: int
+    ) -> tuple[list[Record], ErrorAnswer]:
+        """Judge a compaction of stream objects; the request is well-formed."""
+        records, error = self._decide_stream_object(request, now_ms)
+        return records, ErrorAnswer(error=error)
+
+    def _decide_stream_object(
+        self, request: CommitStreamObject, now_ms: int
+    ) -> tuple[list[Record], ErrorCode]:
+        node_id = request.node.node_id
+        error = self._nodes.check(request.node)
+        if error is _NONE:
+            error = self._streams.ownership(request.stream_id, request.stream_epoch, node_id)
+        if error is not _NONE:
+            return [], error
+        ids, rows = _looked_up(self._objects, request.source_object_ids)
+        fit = self._is_object_of(rows, request.stream_id)
+        if ids.tolist() == [request.object_id]:
+            return self._replace_attributes(request, rows, fit)
+        sources = _Sources(ids, rows, _operations(request))
+        error = self._result_error(request.object_id)
+        if error is not _NONE:
+            return [], error
+        digest = digest_of_merge(request)
+        repeat = self._merge_repeat(request, sources, digest)
+        if repeat is Repeat.SAME:
+            return [], _NONE
+        if repeat is Repeat.OTHER_CONTENT:
+            return [], ErrorCode.OBJECT_CONTENT_MISMATCH
+        error = self._source_error(request, sources, fit)
+        if error is not _NONE:
+            return [], error
+        self._objects.counts.require_room(request.object_size, EMPTY_COLUMN)
+        return list(self._stream_object_records(request, sources, digest, now_ms)), _NONE
+
+    def _is_object_of(self, rows: Int64Column, stream_id: int) -> npt.NDArray[np.bool_]:
+        """Return which rows are those of committed stream objects or composites of a stream."""
+        objects = self._objects
+        fit = self._in_state(rows, ObjectState.COMMITTED)
+        fit[fit] = objects["kind"][rows[fit]] != ObjectKind.STREAM_SET
+        streams, _, _ = objects.ranges.columns(objects["first_range"][rows[fit]])
+        fit[fit] = streams == stream_id
+        return fit
+
+    def _merge_repeat(
+        self, request: CommitStreamObject, sources: "_Sources", digest: int
+    ) -> Repeat:
+        if request.object_id >= 0:
+            return self._repeats.judge((request.object_id,), digest)
+        dropped = sources.ids[sources.operations == SourceOperation.DELETE]
+        return Repeat.SAME if self._were_destroyed(sources.ids, dropped) else Repeat.NEW
+
+    def _source_error(
+        self, request: CommitStreamObject, sources: "_Sources", fit: npt.NDArray[np.bool_]
+    ) -> ErrorCode:
+        objects, rows = self._objects, sources.rows
+        dropped = self._in_state(rows, ObjectState.PREPARED)
+        dropped &= sources.operations == SourceOperation.DELETE
+        if not (fit | dropped).all() or not _usable(sources.ids, request.object_id):
+            return _NOT_FOUND
+        kept = sources.operations == SourceOperation.KEEP_DATA
+        if (objects["kind"][rows[kept]] == ObjectKind.COMPOSITE).any():
+            return ErrorCode.INVALID_REQUEST
+        outputs = StreamSpans()
+        if request.object_id >= 0:
+            outputs = StreamSpans(
+                column([request.stream_id]),
+                column([request.start_offset]),
+                column([request.end_offset]),
+            )
+        verdicts, covered = self._judge_outputs(outputs, self._live_parts(rows))
+        return _NONE if covered and not verdicts.any() else ErrorCode.OFFSET_NOT_MATCHED
+
+    def _stream_object_records(
+        self, request: CommitStreamObject, sources: "_Sources", digest: int, now_ms: int
+    ) -> Iterator[Record]:
+        composite = False
+        if request.object_id >= 0:
+            composite = request.attributes & KIND_MASK == COMPOSITE_BITS
+            committed = sources.rows[self._in_state(sources.rows, ObjectState.COMMITTED)]
+            facts = _result_facts(request, self._objects.facts.bounds(committed))
+            yield StreamObjectsCommitted(
+                committed_at_ms=now_ms,
+                object_id=column([request.object_id]),
+                object_size=column([request.object_size]),
+                attributes=column([request.attributes]),
+                stream_id=column([request.stream_id]),
+                start_offset=column([request.start_offset]),
+                end_offset=column([request.end_offset]),
+                min_timestamp_ms=facts.min_timestamp_ms,
+                max_timestamp_ms=facts.max_timestamp_ms,
+                crc32c=facts.crc32c,
+                content_digest=digest,
+            )
+        kept_above = request.start_offset if composite else None
+        linked = [sources.with_operation(SourceOperation.KEEP_DATA)]
+        destroyed: list[ObjectsDestroyed] = []
+        for operation in (SourceOperation.DELETE, SourceOperation.DEEP_DELETE):
+            named = sources.with_operation(operation)
+            kept, gone = self._links_of(named, kept_above)
+            linked.append(kept)
+            ids = np.concatenate((named, gone))
+            if len(ids):
+                deep = operation is SourceOperation.DEEP_DELETE
+                destroyed.append(ObjectsDestroyed(object_id=ids, marked_at_ms=now_ms, deep=deep))
+        held = np.concatenate(linked)
+        if len(held):
+            yield ObjectsLinked(composite_id=request.object_id, object_id=held)
+        yield from destroyed
+
+    def _links_of(
+        self, composites: Int64Column, kept_above: int | None
+    ) -> tuple[Int64Column, Int64Column]:
+        """Return what objects link: what of it ends above an offset, and the rest."""
+        objects = self._objects
+        parts = [objects.links.of(object_id) for object_id in composites.tolist()]
+        ids = np.concatenate((EMPTY_COLUMN, *parts))
+        if kept_above is None or not len(ids):
+            return EMPTY_COLUMN, ids
+        _, _, ends = objects.ranges.columns(objects["first_range"][objects.rows(ids)])
+        kept = ends > kept_above
+        return ids[kept], ids[~kept]
+
+    # ---- attributes alone ----
+
+    def _replace_attributes(
+        self,
+        request: CommitStreamSetObject | CommitStreamObject,
+        rows: Int64Column,
+        fit: npt.NDArray[np.bool_],
+    ) -> tuple[list[Record], ErrorCode]:
+        row = int(rows[0])
+        if row < 0:
+            return [], ErrorCode.OBJECT_NOT_EXIST
+        if self._objects["state"][row] != ObjectState.COMMITTED:
+            return [], ErrorCode.OBJECT_NOT_COMMITED
+        if not fit[0]:
+            return [], _NOT_FOUND
+        if self._objects["attributes"][row] == request.attributes:
+            return [], _NONE
+        record = ObjectAttributesSet(object_id=request.object_id, attributes=request.attributes)
+        return [record], _NONE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sources:
+    """Sources of a compaction of stream objects, with what is done to each."""
+
+    ids: Int64Column
+    rows: Int64Column
+    operations: Int64Column
+
+    def with_operation(self, operation: SourceOperation) -> Int64Column:
+        """Return the ids that this is done to."""
+        named: Int64Column = self.ids[self.operations == operation]
+        return named
+
+
+def _result_facts(
+    request: CommitStreamSetObject | CommitStreamObject, bounds: tuple[int, int]
+) -> Facts:
+    if request.max_timestamp_ms != UNKNOWN:
+        bounds = request.min_timestamp_ms, request.max_timestamp_ms
+    return facts_of_one(*bounds, request.crc32c)
+
+
+def _bounded(rows: StreamObjectColumns, bounds: tuple[int, int]) -> StreamObjectColumns:
+    """Return rows with these time bounds where they have none."""
+    low, high = bounds
+    if high == UNKNOWN:
+        return rows
+    if not len(rows.max_timestamp_ms):
+        given = np.full(len(rows.object_id), UNKNOWN)
+        rows = replace(rows, min_timestamp_ms=given, max_timestamp_ms=given)
+    missing = rows.max_timestamp_ms == UNKNOWN
+    return replace(
+        rows,
+        min_timestamp_ms=np.where(missing, low, rows.min_timestamp_ms),
+        max_timestamp_ms=np.where(missing, high, rows.max_timestamp_ms),
+    )
+
+
+def _looked_up(objects: Objects, ids: Int64Column) -> tuple[Int64Column, Int64Column]:
+    """Return ids with their rows, -1 where there is none."""
+    rows: Int64Column = np.maximum(objects.rows(ids), -1)
+    return ids, rows
+
+
+def _operations(request: CommitStreamObject) -> Int64Column:
+    if request.operations:
+        return column(request.operations)
+    return np.full(len(request.source_object_ids), int(SourceOperation.DELETE), dtype=np.int64)
+
+
+def _usable(ids: Int64Column, object_id: int) -> bool:
+    """Return whether no source is named twice, and none is the result."""
+    named = set(ids.tolist())
+    return len(named) == len(ids) and object_id not in named

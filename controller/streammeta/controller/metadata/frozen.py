@@ -1,0 +1,337 @@
+"""An immutable view of the map, as sections of columns, and the map back from them.
+
+The columns of a view are shared with the live map and copied page by page when the map first
+writes to them (see `columns`), as are dictionaries and windows (see `shared_dict`, `request_log`);
+only the nodes are copied when the view is made. Rows are in no order there; sections are in a fixed order and their rows are sorted by key, so equal maps have equal
+sections whatever happened to them. A view may be read in another thread.
+
+| section | rows | columns |
+|---|---|---|
+| counters | 1 | next_stream_id, next_object_id, last_node_id, deletions_held_since_ms, deletions_held_until_ms |
+| streams | one a stream | stream_id, epoch, range_index, start_offset, end_offset, state, node_id |
+| stream_tags | one a tag | stream_id, key, value |
+| ranges | one a range, current ones too | stream_id, range_index, epoch, start_offset, end_offset, node_id |
+| objects | one an object (order_id of a linked one: its composite) | object_id, state, kind, attributes, node_id, object_size, timestamp_ms, order_id, data_time_ms, range_count, content_digest |
+| object_ranges | what objects hold, in object order | object_id, stream_id, start_offset, end_offset |
+| object_facts | one an object of whose content something is known, see `object_facts` | object_id, min_timestamp_ms, max_timestamp_ms, crc32c |
+| pending_uploads | one a stream a node owes an upload of | node_id, stream_id, start_offset, end_offset |
+| lost_ranges | offsets that were given up | stream_id, start_offset, end_offset |
+| nodes | one a node | node_id, node_epoch, failover, wal_config, locked, departed, recovered_by, supervised |
+| node_tags | one a tag | node_id, key, value |
+| free_node_ids | ids that can be issued again | node_id |
+| kvs | one a key | namespace, key, value, version |
+| requests | remembered requests, oldest first | kind, node_id, request_id, first_id, count, deadline_ms, content_digest |
+| rejected_rows | remembered verdicts, oldest first | object_id, stream_id, error |
+| removed_objects | remembered removals, oldest first | object_id, content_digest |
+| bucket_claim | 1 | cluster_uuid, issued_below |
+"""  # noqa: E501 - a table's row is one line
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.metadata.bucket_claim import Claim
+from streammeta.controller.metadata.columns import TableView
+from streammeta.controller.metadata.kv import StoredValue
+from streammeta.controller.metadata.nodes import Node
+from streammeta.controller.metadata.object_facts import facts_in_view
+from streammeta.controller.metadata.object_upkeep import DeletionHold
+from streammeta.controller.metadata.past_ranges import RANGE_COLUMNS
+from streammeta.controller.metadata.pending_uploads import StreamSpans
+from streammeta.controller.metadata.request_log import IssuedIds, RequestKey, WindowView
+from streammeta.controller.metadata.shared_dict import SharedDictView
+from streammeta.controller.metadata.stream_index import range_rows
+from streammeta.controller.metadata.streams import DELETED
+from streammeta.controller.metadata.values import Int64Column, ObjectState, column
+from streammeta.controller.records.record import FACT_COLUMNS
+
+SectionColumn: TypeAlias = npt.NDArray[Any] | Sequence[Any]
+Section: TypeAlias = dict[str, SectionColumn]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenParts:
+    """What the map hands over when it is frozen: shared views, and copies of dictionaries."""
+
+    streams: TableView
+    past_ranges: TableView
+    tags: SharedDictView[int, tuple[str, ...]]
+    pending: list[tuple[int, StreamSpans]]
+    lost: StreamSpans
+    objects: TableView
+    object_ranges: TableView
+    object_facts: TableView
+    next_object_id: int
+    deletion_hold: DeletionHold
+    bucket_claim: Claim
+    nodes: list[Node]
+    last_node_id: int
+    free_node_ids: frozenset[int]
+    kvs: SharedDictView[tuple[str, str], StoredValue]
+    requests: tuple[WindowView[RequestKey, IssuedIds], ...]
+    rejected: WindowView[tuple[int, int], int]
+    removed: WindowView[int, int]
+
+
+class FrozenMap:
+    """The map as it was below `end_offset` of the log."""
+
+    def __init__(self, end_offset: int, parts: FrozenParts) -> None:
+        self.end_offset = end_offset
+        self._parts = parts
+
+    def sections(self) -> Mapping[str, Section]:
+        """Return the sections by name; each is computed when it is asked for."""
+        return _Sections(self._parts)
+
+    def digest(self) -> bytes:
+        """Return 32 bytes: equal maps have equal digests. Takes time in proportion to the map."""
+        state = hashlib.sha256()
+        for name, section in self.sections().items():
+            state.update(f"{name}\n".encode())
+            for column_name, values in section.items():
+                state.update(f"{column_name} {len(values)}\n".encode())
+                _hash_column(state.update, values)
+        return state.digest()
+
+
+class _Sections(Mapping[str, Section]):
+    """Sections computed on demand, so that only one at a time takes memory."""
+
+    def __init__(self, parts: FrozenParts) -> None:
+        self._parts = parts
+
+    def __getitem__(self, name: str) -> Section:
+        return _SECTIONS[name](self._parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_SECTIONS)
+
+    def __len__(self) -> int:
+        return len(_SECTIONS)
+
+
+def _counters(parts: FrozenParts) -> Section:
+    return {
+        "next_stream_id": column([len(parts.streams)]),
+        "next_object_id": column([parts.next_object_id]),
+        "last_node_id": column([parts.last_node_id]),
+        "deletions_held_since_ms": column([parts.deletion_hold.since_ms]),
+        "deletions_held_until_ms": column([parts.deletion_hold.until_ms]),
+    }
+
+
+def _streams(parts: FrozenParts) -> Section:
+    live = parts.streams.column("state") != DELETED
+    section: Section = {"stream_id": np.flatnonzero(live)}
+    for name in ("epoch", "range_index", "start_offset", "end_offset", "state", "node_id"):
+        section[name] = parts.streams.column(name)[live]
+    return section
+
+
+def _stream_tags(parts: FrozenParts) -> Section:
+    return _tag_section("stream_id", sorted(parts.tags.items()))
+
+
+def _ranges(parts: FrozenParts) -> Section:
+    current = _current_ranges(parts)
+    used = parts.past_ranges.column("stream_id") >= 0
+    section: Section = {}
+    for name in RANGE_COLUMNS:
+        past = parts.past_ranges.column(name)[used]
+        section[name] = np.concatenate((past, current[name].astype(past.dtype)))
+    order = np.lexsort((np.asarray(section["range_index"]), np.asarray(section["stream_id"])))
+    return {name: np.asarray(values)[order] for name, values in section.items()}
+
+
+def _current_ranges(parts: FrozenParts) -> dict[str, Int64Column]:
+    index = parts.streams.column("range_index")
+    owned = (parts.streams.column("state") != DELETED) & (index >= 0)
+    names = {"start_offset": "range_start"}
+    columns = {
+        name: parts.streams.column(names.get(name, name))[owned]
+        for name in RANGE_COLUMNS
+        if name != "stream_id"
+    }
+    return {"stream_id": np.flatnonzero(owned), **columns}
+
+
+_SPAN_COLUMNS = ("stream_id", "start_offset", "end_offset")
+_OBJECT_SECTION = (
+    "object_id",
+    "state",
+    "kind",
+    "attributes",
+    "node_id",
+    "object_size",
+    "timestamp_ms",
+    "order_id",
+    "data_time_ms",
+    "range_count",
+    "content_digest",
+)
+
+
+def _objects(parts: FrozenParts) -> Section:
+    rows = _object_rows(parts)
+    return {name: parts.objects.column(name)[rows] for name in _OBJECT_SECTION}
+
+
+def _object_ranges(parts: FrozenParts) -> Section:
+    held_by = _object_rows(parts)
+    first, count = (parts.objects.column(name)[held_by] for name in ("first_range", "range_count"))
+    rows = range_rows(first, count)
+    names = ("object_id", "stream_id", "start_offset", "end_offset")
+    return {name: parts.object_ranges.column(name)[rows].astype(np.int64) for name in names}
+
+
+def _object_facts(parts: FrozenParts) -> Section:
+    rows = _object_rows(parts)
+    found, facts = facts_in_view(parts.object_facts, rows)
+    return {
+        "object_id": parts.objects.column("object_id")[rows[found]],
+        **{name: getattr(facts, name) for name in FACT_COLUMNS},
+    }
+
+
+def _object_rows(parts: FrozenParts) -> Int64Column:
+    """Return the rows that are an object's, in id order."""
+    state = parts.objects.column("state")
+    rows = np.flatnonzero((state != ObjectState.NOT_ISSUED) & (state != ObjectState.REMOVED))
+    ordered: Int64Column = rows[np.argsort(parts.objects.column("object_id")[rows])]
+    return ordered
+
+
+def _pending_uploads(parts: FrozenParts) -> Section:
+    nothing = column()
+    return {
+        "node_id": np.concatenate(
+            [nothing, *(np.full(len(spans), node_id) for node_id, spans in parts.pending)]
+        ),
+        **{
+            name: np.concatenate([nothing, *(getattr(spans, name) for _, spans in parts.pending)])
+            for name in _SPAN_COLUMNS
+        },
+    }
+
+
+def _lost_ranges(parts: FrozenParts) -> Section:
+    return {name: getattr(parts.lost, name) for name in _SPAN_COLUMNS}
+
+
+def _nodes(parts: FrozenParts) -> Section:
+    return {
+        "node_id": column([node.node_id for node in parts.nodes]),
+        "node_epoch": column([node.node_epoch for node in parts.nodes]),
+        "failover": np.array([node.failover for node in parts.nodes], dtype=np.bool_),
+        "wal_config": [node.wal_config for node in parts.nodes],
+        "locked": np.array([node.locked for node in parts.nodes], dtype=np.bool_),
+        "departed": np.array([node.departed for node in parts.nodes], dtype=np.bool_),
+        "recovered_by": column([node.recovered_by for node in parts.nodes]),
+        "supervised": np.array([node.supervised for node in parts.nodes], dtype=np.bool_),
+    }
+
+
+def _free_node_ids(parts: FrozenParts) -> Section:
+    return {"node_id": column(sorted(parts.free_node_ids))}
+
+
+def _node_tags(parts: FrozenParts) -> Section:
+    flat = [
+        (node.node_id, tuple(text for tag in node.tags for text in tag)) for node in parts.nodes
+    ]
+    return _tag_section("node_id", flat)
+
+
+def _kvs(parts: FrozenParts) -> Section:
+    items = sorted(parts.kvs.items())
+    return {
+        "namespace": [namespace for (namespace, _), _ in items],
+        "key": [key for (_, key), _ in items],
+        "value": [stored.value for _, stored in items],
+        "version": column([stored.version for _, stored in items]),
+    }
+
+
+def _requests(parts: FrozenParts) -> Section:
+    keys = [key for window in parts.requests for key, _ in window]
+    issued = [ids for window in parts.requests for _, ids in window]
+    return {
+        "kind": column([int(key.kind) for key in keys]),
+        "node_id": column([key.node_id for key in keys]),
+        "request_id": [key.request_id for key in keys],
+        "first_id": column([ids.first_id for ids in issued]),
+        "count": column([ids.count for ids in issued]),
+        "deadline_ms": column([ids.deadline_ms for ids in issued]),
+        "content_digest": column([ids.content_digest for ids in issued]),
+    }
+
+
+def _rejected_rows(parts: FrozenParts) -> Section:
+    return {
+        "object_id": column([object_id for (object_id, _), _ in parts.rejected]),
+        "stream_id": column([stream_id for (_, stream_id), _ in parts.rejected]),
+        "error": column([error for _, error in parts.rejected]),
+    }
+
+
+def _removed_objects(parts: FrozenParts) -> Section:
+    return {
+        "object_id": column([object_id for object_id, _ in parts.removed]),
+        "content_digest": column([digest for _, digest in parts.removed]),
+    }
+
+
+def _bucket_claim(parts: FrozenParts) -> Section:
+    return {
+        "cluster_uuid": [parts.bucket_claim.cluster_uuid],
+        "issued_below": column([parts.bucket_claim.issued_below]),
+    }
+
+
+_SECTIONS: dict[str, Callable[[FrozenParts], Section]] = {
+    "counters": _counters,
+    "streams": _streams,
+    "stream_tags": _stream_tags,
+    "ranges": _ranges,
+    "objects": _objects,
+    "object_ranges": _object_ranges,
+    "object_facts": _object_facts,
+    "pending_uploads": _pending_uploads,
+    "lost_ranges": _lost_ranges,
+    "nodes": _nodes,
+    "node_tags": _node_tags,
+    "free_node_ids": _free_node_ids,
+    "kvs": _kvs,
+    "requests": _requests,
+    "rejected_rows": _rejected_rows,
+    "removed_objects": _removed_objects,
+    "bucket_claim": _bucket_claim,
+}
+
+
+def _tag_section(owner: str, flat: Iterable[tuple[int, tuple[str, ...]]]) -> Section:
+    rows = [
+        (owner_id, key, value)
+        for owner_id, texts in flat
+        for key, value in zip(texts[::2], texts[1::2], strict=True)
+    ]
+    return {
+        owner: column([row[0] for row in rows]),
+        "key": [row[1] for row in rows],
+        "value": [row[2] for row in rows],
+    }
+
+
+def _hash_column(update: Callable[[bytes], None], values: SectionColumn) -> None:
+    if isinstance(values, np.ndarray):
+        update(np.ascontiguousarray(values, dtype="<i8").tobytes())
+        return
+    for value in values:
+        encoded = value if isinstance(value, bytes) else value.encode()
+        update(len(encoded).to_bytes(8, "little"))
+        update(encoded)

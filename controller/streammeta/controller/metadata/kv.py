@@ -1,0 +1,179 @@
+"""Keys and values, in namespaces, with versions.
+
+A version is the log offset that wrote the value, plus 1, so 0 can stand for an absent key. Knows no
+other subject.
+"""
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.answers import KVEntry, KVResult, KVResultsAnswer, ListKVsAnswer
+from streammeta.controller.metadata.columns import Undo
+from streammeta.controller.metadata.paging import page_size
+from streammeta.controller.metadata.requests import DeleteKVs, GetKVs, KVToPut, ListKVs, PutKVs
+from streammeta.controller.metadata.shared_dict import SharedDict, SharedDictView
+from streammeta.controller.records.record import KVsDeleted, KVsPut
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """A value and the version it has."""
+
+    value: bytes
+    version: int
+
+
+class KVs:
+    """Values by (namespace, key)."""
+
+    def __init__(self) -> None:
+        self._values: SharedDict[tuple[str, str], StoredValue] = SharedDict()
+        self._sorted: list[tuple[str, str]] | None = []
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def snapshot(self) -> SharedDictView[tuple[str, str], StoredValue]:
+        """Return an immutable view of all values as they are now."""
+        return self._values.view()
+
+    def load(self, values: Mapping[tuple[str, str], StoredValue]) -> None:
+        """Fill an empty store."""
+        self._values.load(values.items())
+        self._sorted = None
+
+    # ---- deciding ----
+
+    def decide_put(self, request: PutKVs, offset: int) -> tuple[KVsPut | None, KVResultsAnswer]:
+        """Store the values whose condition holds; `offset` is where the record will be."""
+        stored: list[KVToPut] = []
+        results = []
+        for item in request.items:
+            current = self._values.get((item.namespace, item.key))
+            if _may_put(item, current):
+                stored.append(item)
+                results.append(_result(StoredValue(item.value, offset + 1)))
+            else:
+                results.append(_result(current, ErrorCode.KEY_EXIST))
+        answer = KVResultsAnswer(results=tuple(results))
+        if not stored:
+            return None, answer
+        record = KVsPut(
+            namespaces=tuple(item.namespace for item in stored),
+            keys=tuple(item.key for item in stored),
+            values=tuple(item.value for item in stored),
+        )
+        return record, answer
+
+    def decide_delete(self, request: DeleteKVs) -> tuple[KVsDeleted | None, KVResultsAnswer]:
+        """Delete the keys that exist and whose condition holds."""
+        deleted: list[tuple[str, str]] = []
+        results = []
+        for item in request.keys:
+            current = self._values.get((item.namespace, item.key))
+            if current is None:
+                results.append(_result(None, ErrorCode.KEY_NOT_EXIST))
+            elif item.expected_version not in (None, current.version):
+                results.append(_result(current, ErrorCode.KEY_EXIST))
+            else:
+                deleted.append((item.namespace, item.key))
+                results.append(_result(current))
+        answer = KVResultsAnswer(results=tuple(results))
+        if not deleted:
+            return None, answer
+        record = KVsDeleted(
+            namespaces=tuple(namespace for namespace, _ in deleted),
+            keys=tuple(key for _, key in deleted),
+        )
+        return record, answer
+
+    # ---- reading ----
+
+    def get(self, request: GetKVs) -> KVResultsAnswer:
+        """Return values; an absent key is no error."""
+        found = (self._values.get((key.namespace, key.key)) for key in request.keys)
+        return KVResultsAnswer(results=tuple(_result(value) for value in found))
+
+    def list(self, request: ListKVs) -> ListKVsAnswer:
+        """Return one page of keys, or of namespaces; a token is the last key of a page."""
+        if request.namespaces:
+            return self._list_namespaces(request)
+        keys = self._sorted_keys()
+        size = page_size(request.page)
+        after = max(request.prefix, request.page.page_token)
+        first = bisect.bisect_left(keys, (request.namespace, after))
+        # A token below the prefix excludes no key: only its own key was on the page before.
+        if keys[first : first + 1] == [(request.namespace, request.page.page_token)]:
+            first += 1
+        page = [
+            (namespace, key)
+            for namespace, key in keys[first : first + size + 1]
+            if namespace == request.namespace and key.startswith(request.prefix)
+        ]
+        entries = tuple(self._entry(key, keys_only=request.keys_only) for key in page[:size])
+        token = entries[-1].key if len(page) > size else ""
+        return ListKVsAnswer(entries=entries, next_page_token=token)
+
+    def _list_namespaces(self, request: ListKVs) -> ListKVsAnswer:
+        names = sorted(
+            {
+                namespace
+                for (namespace, _), _ in self._values.items()
+                if namespace.startswith(request.prefix) and namespace >= request.page.page_token
+            }
+        )
+        size = page_size(request.page)
+        # The next name, not the last: the default namespace has the empty name, which ends a list.
+        token = names[size] if len(names) > size else ""
+        return ListKVsAnswer(namespace_names=tuple(names[:size]), next_page_token=token)
+
+    def _entry(self, key: tuple[str, str], *, keys_only: bool) -> KVEntry:
+        stored = self._values[key]
+        value = b"" if keys_only else stored.value
+        return KVEntry(key=key[1], value=value, version=stored.version)
+
+    def _sorted_keys(self) -> Sequence[tuple[str, str]]:
+        if self._sorted is None:
+            self._sorted = sorted(self._values.keys())
+        return self._sorted
+
+    # ---- replaying ----
+
+    def replay_put(self, record: KVsPut, offset: int, undo: Undo) -> None:
+        """See `KVsPut`."""
+        for namespace, key, value in zip(
+            record.namespaces, record.keys, record.values, strict=True
+        ):
+            self._set((namespace, key), StoredValue(value, offset + 1), undo)
+
+    def replay_deleted(self, record: KVsDeleted, undo: Undo) -> None:
+        """See `KVsDeleted`."""
+        for namespace, key in zip(record.namespaces, record.keys, strict=True):
+            self._set((namespace, key), None, undo)
+
+    def _set(self, key: tuple[str, str], value: StoredValue | None, undo: Undo) -> None:
+        before = self._values.get(key)
+        self._write(key, value)
+        undo.append(lambda: self._write(key, before))
+
+    def _write(self, key: tuple[str, str], value: StoredValue | None) -> None:
+        if (key in self._values) != (value is not None):
+            self._sorted = None
+        if value is None:
+            self._values.pop(key)
+        else:
+            self._values[key] = value
+
+
+def _may_put(item: KVToPut, current: StoredValue | None) -> bool:
+    if item.expected_version is not None:
+        return item.expected_version == (0 if current is None else current.version)
+    return current is None or item.overwrite
+
+
+def _result(stored: StoredValue | None, error: ErrorCode = ErrorCode.NONE) -> KVResult:
+    if stored is None:
+        return KVResult(error=error)
+    return KVResult(error=error, value=stored.value, version=stored.version, found=True)

@@ -1,0 +1,314 @@
+"""The nodes: brokers, the epoch of each one's newest process, what fences it, and their ids.
+
+One registry serves fencing and registration. A node that unregisters while it holds set objects
+departs: it is kept until the last of them is gone, so that they can be compacted in its name.
+Whether a node is alive is not known here.
+"""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from streammeta.controller.errors import ErrorCode, LimitExceededError
+from streammeta.controller.metadata.answers import AssignRecoveriesAnswer, ErrorAnswer, NodeIdAnswer
+from streammeta.controller.metadata.columns import Undo
+from streammeta.controller.metadata.node_objects import NodeObjects
+from streammeta.controller.metadata.request_log import (
+    REQUESTS_MAX,
+    IssuedIds,
+    RequestKey,
+    RequestKind,
+    Window,
+)
+from streammeta.controller.metadata.requests import (
+    AssignRecoveries,
+    GetNextNodeId,
+    RegisterNode,
+    SetNodeLock,
+    SuperviseNode,
+)
+from streammeta.controller.metadata.values import NodeIdentity, Tags
+from streammeta.controller.records.record import (
+    NodeEpochSet,
+    NodeIdIssued,
+    NodeLocked,
+    NodeRegistered,
+    NodeSupervised,
+    NodeUnregistered,
+    RecoveryAssigned,
+)
+
+NODE_ID_MIN = 1_000
+"""The first id of the counter; those below are left to whoever names nodes by hand."""
+NODE_ID_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One broker.
+
+    `failover`: another node recovers its data. `locked`: streams it owned last can be opened by
+    itself alone. `departed`: unregistered, but it holds set objects. `recovered_by`: who is to
+    recover its data, or -1. `supervised`: it has sent heartbeats, so its silence means something.
+    """
+
+    node_id: int
+    node_epoch: int
+    failover: bool = False
+    wal_config: str = ""
+    tags: Tags = ()
+    locked: bool = False
+    departed: bool = False
+    recovered_by: int = -1
+    supervised: bool = False
+
+
+class Nodes:
+    """Nodes by id, and which ids were issued and can be issued again."""
+
+    def __init__(self, set_objects: NodeObjects) -> None:
+        self._set_objects = set_objects
+        self._nodes: dict[int, Node] = {}
+        self._departed: set[int] = set()
+        self.free_ids: frozenset[int] = frozenset()
+        self.last_issued_id = -1
+        self.requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def get(self, node_id: int) -> Node | None:
+        """Return a node, or None if it never registered or is forgotten."""
+        return self._nodes.get(node_id)
+
+    def in_order(self) -> list[Node]:
+        """Return all nodes by id."""
+        return [self._nodes[node_id] for node_id in sorted(self._nodes)]
+
+    def is_locked(self, node_id: int) -> bool:
+        """Whether only the node itself may open streams it owned last."""
+        node = self._nodes.get(node_id)
+        return node is not None and node.locked
+
+    def set_object_count(self, node_id: int) -> int:
+        """Return how many committed set objects a node holds."""
+        return self._set_objects.get(node_id)
+
+    def check(self, identity: NodeIdentity, *, fence_failover: bool = True) -> ErrorCode:
+        """Return NONE if this process may speak for its node.
+
+        An epoch newer than the registered one passes and is not recorded. `fence_failover` False
+        lets calls pass that others make in the name of a node that is recovered or has departed.
+        """
+        node = self._nodes.get(identity.node_id)
+        if node is None:
+            return ErrorCode.NODE_EPOCH_NOT_EXIST
+        if node.node_epoch > identity.node_epoch:
+            return ErrorCode.NODE_EPOCH_EXPIRED
+        if fence_failover and (node.failover or node.departed):
+            return ErrorCode.NODE_FENCED
+        return ErrorCode.NONE
+
+    # ---- deciding ----
+
+    def decide_register(self, request: RegisterNode) -> tuple[NodeRegistered | None, ErrorAnswer]:
+        """Create or replace a node unless a newer process has registered."""
+        identity = request.node
+        node = self._nodes.get(identity.node_id)
+        if node is not None and node.node_epoch > identity.node_epoch:
+            return None, ErrorAnswer(error=ErrorCode.NODE_EPOCH_EXPIRED)
+        tags = tuple(sorted(request.tags))
+        answer = ErrorAnswer(error=ErrorCode.NONE)
+        known = (identity.node_epoch, request.wal_config, tags)
+        if node is not None and (node.node_epoch, node.wal_config, node.tags) == known:
+            return None, answer
+        record = NodeRegistered(
+            node_id=identity.node_id,
+            node_epoch=identity.node_epoch,
+            wal_config=request.wal_config,
+            tags=tags,
+        )
+        return record, answer
+
+    def decide_epoch(
+        self, identity: NodeIdentity, *, failover: bool
+    ) -> tuple[NodeEpochSet | None, ErrorCode]:
+        """Set a node's epoch and failover flag unless a newer process has registered."""
+        node = self._nodes.get(identity.node_id)
+        if node is not None and node.node_epoch > identity.node_epoch:
+            return None, ErrorCode.NODE_EPOCH_EXPIRED
+        known = (identity.node_epoch, failover)
+        if node is not None and (node.node_epoch, node.failover) == known:
+            return None, ErrorCode.NONE
+        record = NodeEpochSet(
+            node_id=identity.node_id, node_epoch=identity.node_epoch, failover=failover
+        )
+        return record, ErrorCode.NONE
+
+    def decide_unregister(
+        self, identity: NodeIdentity, *, owes_streams: bool
+    ) -> tuple[NodeUnregistered | None, ErrorAnswer]:
+        """Forget a node, or let it depart.
+
+        `owes_streams`: it has streams open or uploads pending. A node that is gone already, or has
+        departed, is answered NONE.
+        """
+        error = self.check(identity, fence_failover=False)
+        node = self._nodes.get(identity.node_id)
+        if node is None:
+            return None, ErrorAnswer(error=ErrorCode.NONE)
+        if error is ErrorCode.NONE and owes_streams:
+            error = ErrorCode.STREAM_NOT_CLOSED
+        if error is ErrorCode.NONE and node.locked:
+            error = ErrorCode.NODE_LOCKED
+        if error is not ErrorCode.NONE or node.departed:
+            return None, ErrorAnswer(error=error)
+        return NodeUnregistered(node_id=node.node_id), ErrorAnswer(error=ErrorCode.NONE)
+
+    def decide_lock(self, request: SetNodeLock) -> tuple[NodeLocked | None, ErrorAnswer]:
+        """Lock or unlock a node."""
+        node = self._nodes.get(request.node_id)
+        if node is None:
+            return None, ErrorAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+        answer = ErrorAnswer(error=ErrorCode.NONE)
+        if node.locked == request.locked:
+            return None, answer
+        return NodeLocked(node_id=request.node_id, locked=request.locked), answer
+
+    def decide_supervise(self, request: SuperviseNode) -> tuple[NodeSupervised | None, ErrorAnswer]:
+        """Remember that a node sends heartbeats."""
+        error = self.check(request.node)
+        node = self._nodes.get(request.node.node_id)
+        if error is not ErrorCode.NONE or node is None or node.supervised:
+            return None, ErrorAnswer(error=error)
+        return NodeSupervised(node_id=node.node_id), ErrorAnswer(error=ErrorCode.NONE)
+
+    def decide_next_id(self, request: GetNextNodeId) -> tuple[NodeIdIssued | None, NodeIdAnswer]:
+        """Issue the smallest id that is free again, else one above all others."""
+        issued = self.requests.get(_request_key(request.request_id))
+        if issued is not None:
+            return None, NodeIdAnswer(node_id=issued.first_id)
+        node_id = self._next_id()
+        record = NodeIdIssued(request_id=request.request_id, node_id=node_id)
+        return record, NodeIdAnswer(node_id=node_id)
+
+    def _next_id(self) -> int:
+        if self.free_ids:
+            return min(self.free_ids)
+        above_issued = max(NODE_ID_MIN, self.last_issued_id + 1)
+        node_id = max(above_issued, max(self._nodes, default=-1) + 1)
+        if node_id > NODE_ID_MAX:  # somebody chose a very large one; there is room below it
+            node_id = next(
+                number for number in itertools.count(above_issued) if not self.get(number)
+            )
+        if node_id > NODE_ID_MAX:
+            raise LimitExceededError(f"no node id is left below {NODE_ID_MAX}; unregister some")
+        return node_id
+
+    def decide_recoveries(
+        self, request: AssignRecoveries
+    ) -> tuple[list[RecoveryAssigned], AssignRecoveriesAnswer]:
+        """Say who recovers whose data, where the node's process is still the one meant."""
+        records = []
+        for target in request.targets:
+            node = self._nodes.get(target.node_id)
+            if node is None or node.node_epoch != target.node_epoch:
+                continue
+            if node.recovered_by != target.target_id:
+                records.append(RecoveryAssigned(node_id=node.node_id, target_id=target.target_id))
+        return records, AssignRecoveriesAnswer(assigned=len(records))
+
+    # ---- replaying ----
+
+    def replay_registered(self, record: NodeRegistered, undo: Undo) -> None:
+        """See `NodeRegistered`."""
+        before = self._of_epoch(record.node_id, record.node_epoch)
+        self._set(replace(before, wal_config=record.wal_config, tags=record.tags), undo)
+
+    def replay_epoch_set(self, record: NodeEpochSet, undo: Undo) -> None:
+        """See `NodeEpochSet`."""
+        before = self._of_epoch(record.node_id, record.node_epoch)
+        self._set(replace(before, failover=record.failover), undo)
+
+    def _of_epoch(self, node_id: int, node_epoch: int) -> Node:
+        """Return the node as it is for that process: a new one has nothing to be recovered."""
+        node = self._nodes.get(node_id)
+        if node is None:
+            return Node(node_id, node_epoch)
+        if node.node_epoch == node_epoch:
+            return node
+        return replace(node, node_epoch=node_epoch, failover=False, departed=False, recovered_by=-1)
+
+    def replay_unregistered(self, record: NodeUnregistered, undo: Undo) -> None:
+        """See `NodeUnregistered`."""
+        # Nobody is to wait for its heartbeats any more.
+        self._set(replace(self._nodes[record.node_id], departed=True, supervised=False), undo)
+        self.forget_departed(undo)
+
+    def forget_departed(self, undo: Undo) -> None:
+        """Forget the departed nodes that hold no set object any more, and free their ids."""
+        if not self._departed:
+            return
+        gone = [node_id for node_id in sorted(self._departed) if not self._set_objects.get(node_id)]
+        for node_id in gone:
+            self._write(node_id, None, undo)
+        free = [node_id for node_id in gone if node_id >= NODE_ID_MIN]
+        if free:
+            self._set_free_ids(self.free_ids.union(free), undo)
+
+    def replay_locked(self, record: NodeLocked, undo: Undo) -> None:
+        """See `NodeLocked`."""
+        self._set(replace(self._nodes[record.node_id], locked=record.locked), undo)
+
+    def replay_supervised(self, record: NodeSupervised, undo: Undo) -> None:
+        """See `NodeSupervised`."""
+        self._set(replace(self._nodes[record.node_id], supervised=True), undo)
+
+    def replay_recovery_assigned(self, record: RecoveryAssigned, undo: Undo) -> None:
+        """See `RecoveryAssigned`."""
+        self._set(replace(self._nodes[record.node_id], recovered_by=record.target_id), undo)
+
+    def replay_id_issued(self, record: NodeIdIssued, undo: Undo) -> None:
+        """See `NodeIdIssued`."""
+        before = self.last_issued_id
+        self.last_issued_id = max(before, record.node_id)
+        undo.append(lambda: setattr(self, "last_issued_id", before))
+        self._set_free_ids(self.free_ids - {record.node_id}, undo)
+        self.requests.put(_request_key(record.request_id), IssuedIds(record.node_id, 1), undo)
+
+    def load(self, nodes: Iterable[Node], last_issued_id: int, free_ids: Iterable[int]) -> None:
+        """Fill an empty registry."""
+        for node in nodes:
+            self._put(node.node_id, node)
+        self.last_issued_id = last_issued_id
+        self.free_ids = frozenset(free_ids)
+
+    def _set(self, node: Node, undo: Undo) -> None:
+        self._write(node.node_id, node, undo)
+        if node.node_id in self.free_ids:
+            self._set_free_ids(self.free_ids - {node.node_id}, undo)
+
+    def _write(self, node_id: int, node: Node | None, undo: Undo) -> None:
+        before = self._nodes.get(node_id)
+        self._put(node_id, node)
+        undo.append(lambda: self._put(node_id, before))
+
+    def _put(self, node_id: int, node: Node | None) -> None:
+        if node is not None and node.departed:
+            self._departed.add(node_id)
+        else:
+            self._departed.discard(node_id)
+        if node is None:
+            self._nodes.pop(node_id, None)
+        else:
+            self._nodes[node_id] = node
+
+    def _set_free_ids(self, free_ids: frozenset[int], undo: Undo) -> None:
+        before = self.free_ids
+        self.free_ids = free_ids
+        undo.append(lambda: setattr(self, "free_ids", before))
+
+
+def _request_key(request_id: str) -> RequestKey:
+    # Who asks has no node id yet.
+    return RequestKey(RequestKind.NEXT_NODE_ID, -1, request_id)

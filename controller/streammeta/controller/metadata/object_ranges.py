@@ -1,0 +1,261 @@
+"""Which objects hold which ranges of which streams.
+
+One table row per range; an object's rows are consecutive. For each stream an index lists its rows
+by end offset, so that the object holding an offset is found by binary search, and what follows it
+is the rest of the list: above a stream's start offset ends grow strictly, because commits continue
+where the stream's data ends. The index is derived from the table.
+
+Rows of objects that are gone are used again, a block of them for an object of about as many
+ranges. Neither what an object is nor what a stream is, is known here.
+"""
+
+import bisect
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.metadata.columns import Table, TableView, Undo
+from streammeta.controller.metadata.free_blocks import FreeBlocks, block_rows, block_size
+from streammeta.controller.metadata.section_checks import check_apart
+from streammeta.controller.metadata.stream_index import StreamIndex, range_rows
+from streammeta.controller.metadata.values import Int64Column
+from streammeta.controller.records.record import SetObjectRanges, StreamObjectsCommitted
+
+_RANGE_COLUMNS = {
+    "stream_id": np.int32,  # like row numbers: a map of more streams would not fit into memory
+    "start_offset": np.int64,
+    "end_offset": np.int64,
+    "object_id": np.int64,
+}
+
+
+class ObjectRanges:
+    """The table of ranges and its index by stream."""
+
+    def __init__(self) -> None:
+        self._table = Table(_RANGE_COLUMNS)
+        self._index = StreamIndex()
+        self._unused = FreeBlocks()
+
+    def __len__(self) -> int:
+        """Return how many rows are in use, those that round up blocks included."""
+        return len(self._table) - self._unused.rows()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use."""
+        return self._table.nbytes + self._index.nbytes
+
+    def view(self) -> TableView:
+        """Return an immutable view of the table."""
+        return self._table.view()
+
+    # ---- rows ----
+
+    def add(
+        self,
+        object_id: Int64Column,
+        range_count: Int64Column,
+        ranges: SetObjectRanges | StreamObjectsCommitted,
+        undo: Undo,
+    ) -> tuple[Int64Column, Int64Column]:
+        """Store what objects hold; return each object's first row, and the row of every range.
+
+        The first `range_count[0]` of the ranges are the first object's, and so on.
+        """
+        if len(range_count) == 1:
+            firsts = self._allocate_one(len(ranges.stream_id), undo)
+            first = int(firsts[0])
+            rows = np.arange(first, first + len(ranges.stream_id), dtype=np.int64)
+            at: slice | Int64Column = slice(first, first + len(rows))
+            owners = object_id
+        elif len(range_count) == len(ranges.stream_id):
+            at = rows = firsts = self._allocate(range_count, undo)
+            owners = object_id
+        else:
+            firsts = self._allocate(range_count, undo)
+            at = rows = range_rows(firsts, range_count)
+            owners = np.repeat(object_id, range_count)
+        table = self._table
+        table.write("stream_id", at, ranges.stream_id)
+        table.write("start_offset", at, ranges.start_offset)
+        table.write("end_offset", at, ranges.end_offset)
+        table.write("object_id", at, owners)
+        return firsts, rows
+
+    def _allocate_one(self, count: int, undo: Undo) -> Int64Column:
+        size = block_size(count)
+        firsts = self._blocks(size, 1)
+        undo.append(lambda: self._unused.give(size, firsts))
+        return firsts
+
+    def _allocate(self, counts: Int64Column, undo: Undo) -> Int64Column:
+        sizes = block_rows(counts)
+        size = int(sizes[0])
+        if len(sizes) == 1 or np.count_nonzero(sizes == size) == len(sizes):
+            firsts = self._blocks(size, len(sizes))
+        else:
+            firsts = np.zeros(len(sizes), dtype=np.int64)
+            for size in np.unique(sizes).tolist():
+                alike = np.flatnonzero(sizes == size)
+                firsts[alike] = self._blocks(size, len(alike))
+        undo.append(lambda: self._unused.give_each(sizes, firsts))
+        return firsts
+
+    def _blocks(self, size: int, count: int) -> Int64Column:
+        if not size:
+            return np.zeros(count, dtype=np.int64)
+        reused = self._unused.take(size, count)
+        fresh = count - len(reused)
+        if not fresh:
+            return reused
+        start = self._table.extend(fresh * size).start
+        added = start + size * np.arange(fresh, dtype=np.int64)
+        return np.concatenate((reused, added)) if len(reused) else added
+
+    def release(self, firsts: Int64Column, counts: Int64Column, undo: Undo) -> None:
+        """Free the rows of objects that hold nothing any more, once that is committed."""
+        sizes = block_rows(counts)
+        undo.when_committed.append(lambda: self._unused.give_each(sizes, firsts))
+
+    def columns(
+        self, rows: npt.NDArray[np.integer]
+    ) -> tuple[Int64Column, Int64Column, Int64Column]:
+        """Return (stream ids, starts, ends) of rows."""
+        table = self._table
+        stream_id = table["stream_id"][rows].astype(np.int64)
+        return stream_id, table["start_offset"][rows], table["end_offset"][rows]
+
+    def object_ids(self, rows: npt.NDArray[np.integer]) -> Int64Column:
+        """Return the objects rows belong to."""
+        result: Int64Column = self._table["object_id"][rows]
+        return result
+
+    # ---- lists by stream ----
+
+    def link_last(self, stream_id: Int64Column, rows: Int64Column, undo: Undo) -> None:
+        """Add rows to the ends of their streams' lists; no stream twice."""
+        self._index.append(stream_id, rows, undo)
+
+    def link_many(self, stream_id: Int64Column, rows: Int64Column, undo: Undo) -> None:
+        """Add rows to their streams' lists where their end offsets put them.
+
+        A stream may get several at once, as from a compaction.
+        """
+        ends, ids = self._table["end_offset"], self._table["object_id"]
+        order = np.lexsort((ids[rows], ends[rows], stream_id))
+        ordered, added = stream_id[order], rows[order]
+        first = np.flatnonzero(np.concatenate(([True], np.diff(ordered) > 0)))
+        streams = ordered[first]
+        several = np.diff(np.append(first, len(ordered)))
+        counts, listed = self._index.lists(streams)
+        lows = np.repeat(np.cumsum(counts) - counts, several)
+        places = self._places(listed, lows, lows + np.repeat(counts, several), added)
+        merged = np.insert(listed, places, added)
+        self._index.replace(streams, counts + several, merged, undo)
+
+    def _places(
+        self,
+        listed: npt.NDArray[np.int32],
+        lows: Int64Column,
+        highs: Int64Column,
+        rows: Int64Column,
+    ) -> Int64Column:
+        """Return where in `listed` each row belongs, between its `lows` and its `highs`."""
+        ends, ids = self._table["end_offset"], self._table["object_id"]
+        wanted_ends, wanted_ids = ends[rows], ids[rows]
+        while True:
+            searched = np.flatnonzero(lows < highs)
+            if not len(searched):
+                return lows
+            middle = (lows[searched] + highs[searched]) >> 1
+            found = listed[middle]
+            end, wanted_end = ends[found], wanted_ends[searched]
+            before = (end < wanted_end) | (
+                (end == wanted_end) & (ids[found] <= wanted_ids[searched])
+            )
+            lows[searched[before]] = middle[before] + 1
+            highs[searched[~before]] = middle[~before]
+
+    def unlink(self, rows: Int64Column, undo: Undo) -> None:
+        """Take rows out of their streams' lists; those that are in none are passed over."""
+        dead = np.zeros(len(self._table), dtype=np.bool_)
+        dead[rows] = True
+        streams = np.unique(self._table["stream_id"][rows]).astype(np.int64)
+        counts, listed = self._index.lists(streams)
+        self._keep(streams, counts, listed, ~dead[listed], undo)
+
+    def listed(self, streams: Int64Column) -> tuple[Int64Column, npt.NDArray[np.int32]]:
+        """Return how many rows each stream's list has, and the lists one behind the other."""
+        return self._index.lists(streams)
+
+    def keep_listed(self, streams: Int64Column, kept: npt.NDArray[np.bool_], undo: Undo) -> None:
+        """Drop from streams' lists what `kept`, one entry a row of `listed`, does not name."""
+        self._keep(streams, *self._index.lists(streams), kept, undo)
+
+    def _keep(
+        self,
+        streams: Int64Column,
+        counts: Int64Column,
+        listed: npt.NDArray[np.int32],
+        kept: npt.NDArray[np.bool_],
+        undo: Undo,
+    ) -> None:
+        if np.count_nonzero(kept) == len(kept):
+            return
+        owners = np.repeat(np.arange(len(streams)), counts)
+        left = np.bincount(owners[kept], minlength=len(streams))
+        self._index.replace(streams, left, listed[kept], undo)
+
+    def rows_of_stream(self, stream_id: int) -> Int64Column:
+        """Return a stream's rows, by end offset."""
+        return self._index.rows(stream_id).astype(np.int64)
+
+    def rows_from(
+        self, stream_id: int, start: int, end: int, limit: int
+    ) -> tuple[Int64Column, Int64Column, Int64Column]:
+        """Return (object ids, starts, ends) that hold a stream contiguously from `start` on.
+
+        The first one covers `start`, or the answer is empty. Stops at a gap, after `limit` rows,
+        or when `end` is reached; `end` -1 means no end.
+        """
+        ends = self._table["end_offset"]
+        rows = self._index.rows(stream_id)
+        first = bisect.bisect_right(rows, start, key=lambda row: int(ends[row]))
+        taken = rows[first : first + limit]
+        starts, stops = self._table["start_offset"][taken], ends[taken]
+        if not len(taken) or starts[0] > start:
+            return starts[:0], starts[:0], starts[:0]
+        goes_on = starts[1:] == stops[:-1]
+        if end != -1:
+            goes_on &= stops[:-1] < end
+        count = 1 + (len(goes_on) if goes_on.all() else int(np.argmin(goes_on)))
+        return self._table["object_id"][taken[:count]], starts[:count], stops[:count]
+
+    def load(
+        self,
+        columns: dict[str, Int64Column],
+        range_count: Int64Column,
+        indexed: npt.NDArray[np.bool_],
+        visible_from: Int64Column,
+    ) -> Int64Column:
+        """Fill an empty table with what objects hold; return each object's first row.
+
+        `columns` has the ranges of one object behind those of another, `range_count` one entry an
+        object, `indexed` one a range: whether it is found by its stream, and `visible_from` where
+        what is visible of the stream begins. Raises `DamagedMapError` if a visible offset is in two
+        ranges that are found.
+        """
+        sizes = block_rows(range_count)
+        firsts = np.cumsum(sizes) - sizes
+        rows = range_rows(firsts, range_count)
+        self._table.extend(int(sizes.sum()))
+        for name in _RANGE_COLUMNS:
+            self._table.write(name, rows, columns[name])
+        stream_id = columns["stream_id"][indexed]
+        end, object_id = columns["end_offset"][indexed], columns["object_id"][indexed]
+        order = np.lexsort((object_id, end, stream_id))
+        listed = np.flatnonzero(indexed)[order]
+        check_apart(columns, listed, visible_from)
+        self._index.load(stream_id[order], rows[listed])
+        return firsts

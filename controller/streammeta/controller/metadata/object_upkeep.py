@@ -1,0 +1,115 @@
+"""What the leader asks of the objects without any broker having asked for it.
+
+Expiry, removal, sweeping of deleted streams, set objects that hold nothing any more, and how long
+the bytes of destroyed objects are kept for those who read an older map.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from streammeta.controller.metadata.answers import (
+    DestroyDeadSetObjectsAnswer,
+    ExpireObjectsAnswer,
+    HoldDeletionsAnswer,
+    RemoveObjectsAnswer,
+    SweepAnswer,
+)
+from streammeta.controller.metadata.columns import Undo
+from streammeta.controller.metadata.objects import Objects
+from streammeta.controller.metadata.pending_uploads import StreamSpans
+from streammeta.controller.metadata.requests import (
+    DestroyDeadSetObjects,
+    ExpireObjects,
+    HoldDeletions,
+    RemoveObjects,
+    SweepDeletedStreams,
+)
+from streammeta.controller.metadata.stream_index import range_rows
+from streammeta.controller.metadata.streams import Streams
+from streammeta.controller.records.record import DeletionsHeld, ObjectsDestroyed, ObjectsRemoved
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionHold:
+    """The bytes of what is destroyed at or after `since_ms` are kept until `until_ms`."""
+
+    since_ms: int = -1
+    until_ms: int = -1
+
+
+class ObjectUpkeep:
+    """Decides the leader's own requests about objects; holds the replicated deletion hold."""
+
+    def __init__(self, streams: Streams, objects: Objects) -> None:
+        self._streams = streams
+        self._objects = objects
+        self.hold = DeletionHold()
+
+    def decide_expire(
+        self, request: ExpireObjects, now_ms: int
+    ) -> tuple[ObjectsDestroyed | None, ExpireObjectsAnswer]:
+        """Mark prepared objects past their deadline."""
+        record = self._objects.decide_expire(now_ms, request.limit)
+        return record, ExpireObjectsAnswer(expired=0 if record is None else len(record.object_id))
+
+    def decide_remove(
+        self, request: RemoveObjects
+    ) -> tuple[ObjectsRemoved | None, RemoveObjectsAnswer]:
+        """Forget destroyed objects whose bytes are gone."""
+        record = self._objects.decide_remove(request.object_ids)
+        return record, RemoveObjectsAnswer(removed=0 if record is None else len(record.object_id))
+
+    def decide_sweep(
+        self, request: SweepDeletedStreams, now_ms: int
+    ) -> tuple[ObjectsDestroyed | None, SweepAnswer]:
+        """Destroy what deleted streams have left."""
+        record = self._objects.decide_sweep(now_ms, request.limit)
+        return record, SweepAnswer(destroyed=0 if record is None else len(record.object_id))
+
+    def decide_destroy_dead(
+        self, request: DestroyDeadSetObjects, now_ms: int
+    ) -> tuple[ObjectsDestroyed | None, DestroyDeadSetObjectsAnswer]:
+        """Destroy those of a node's set objects that hold nothing live."""
+        objects = self._objects
+        limit = request.limit
+        ids = objects.set_objects_of(request.node_id, request.after_object_id, limit + 1)
+        next_after = int(ids[limit - 1]) if len(ids) > limit else -1
+        ids = ids[:limit]
+        rows = objects.rows(ids)
+        counts = objects["range_count"][rows].astype(np.int64)
+        spans = StreamSpans(
+            *objects.ranges.columns(range_rows(objects["first_range"][rows], counts))
+        )
+        live = self._streams.live_starts(spans) < spans.end_offset
+        owners = np.repeat(np.arange(len(ids)), counts)
+        dead = ids[np.bincount(owners[live], minlength=len(ids)) == 0]
+        answer = DestroyDeadSetObjectsAnswer(destroyed=len(dead), next_after=next_after)
+        if not len(dead):
+            return None, answer
+        return ObjectsDestroyed(object_id=dead, marked_at_ms=now_ms), answer
+
+    def decide_hold(
+        self, request: HoldDeletions, now_ms: int
+    ) -> tuple[DeletionsHeld | None, HoldDeletionsAnswer]:
+        """Begin to hold deletions, or go on for longer; a longer hold stays as it is."""
+        since_ms, until_ms = now_ms, now_ms + request.hold_ms
+        if now_ms < self.hold.until_ms:
+            since_ms = min(since_ms, self.hold.since_ms)
+            until_ms = max(until_ms, self.hold.until_ms)
+        answer = HoldDeletionsAnswer(until_ms=until_ms)
+        if DeletionHold(since_ms, until_ms) == self.hold:
+            return None, answer
+        return DeletionsHeld(since_ms=since_ms, until_ms=until_ms), answer
+
+    def replay_held(self, record: DeletionsHeld, undo: Undo) -> None:
+        """See `DeletionsHeld`."""
+        before = self.hold
+        self.hold = DeletionHold(record.since_ms, record.until_ms)
+        undo.append(lambda: setattr(self, "hold", before))
+
+    def deletable(self, marked_before_ms: int, limit: int, now_ms: int) -> tuple[int, ...]:
+        """Return at most `limit` objects destroyed before a time and not held, oldest first."""
+        if now_ms < self.hold.until_ms:
+            marked_before_ms = min(marked_before_ms, self.hold.since_ms)
+        return self._objects.destroyed.before(marked_before_ms, limit)

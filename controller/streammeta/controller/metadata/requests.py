@@ -1,0 +1,467 @@
+"""What the map is asked, as plain values.
+
+Mirrors the requests in `proto/`: same fields, same meaning, columns as read-only numpy int64
+arrays. Knows nothing of protobuf and checks nothing; `validation` does that before the map looks
+at its state.
+"""
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from streammeta.controller.metadata.values import (
+    EMPTY_COLUMN,
+    Int64Column,
+    NodeIdentity,
+    OnConflict,
+    PageRequest,
+    RangeColumns,
+    SourceOperation,
+    StreamObjectColumns,
+    Tags,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewStream:
+    """A stream to create."""
+
+    tags: Tags = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateStreams:
+    """Create closed, empty streams; a repeated `request_id` gets the first answer."""
+
+    request_id: str
+    node: NodeIdentity
+    streams: tuple[NewStream, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamToOpen:
+    """One stream of OpenStreams."""
+
+    stream_id: int
+    stream_epoch: int
+    tags: Tags = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStreams:
+    """Take ownership of streams."""
+
+    node: NodeIdentity
+    streams: tuple[StreamToOpen, ...]
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamToClose:
+    """One stream of CloseStreams.
+
+    `end_offset`: the end of what its owner acknowledged, to be uploaded later; None: all of that is
+    committed.
+    """
+
+    stream_id: int
+    stream_epoch: int
+    end_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseStreams:
+    """Give up ownership of streams."""
+
+    node: NodeIdentity
+    streams: tuple[StreamToClose, ...]
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamToTrim:
+    """One stream of TrimStreams."""
+
+    stream_id: int
+    stream_epoch: int
+    new_start_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimStreams:
+    """Move streams' visible start forward."""
+
+    node: NodeIdentity
+    streams: tuple[StreamToTrim, ...]
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamToDelete:
+    """One stream of DeleteStreams; `stream_epoch` -1 if it was never opened."""
+
+    stream_id: int
+    stream_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteStreams:
+    """Delete closed streams for good."""
+
+    node: NodeIdentity
+    streams: tuple[StreamToDelete, ...]
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetOpeningStreams:
+    """Register a node's epoch for fencing (first page only) and list the streams it has open."""
+
+    node: NodeIdentity
+    failover: bool = False
+    page: PageRequest = field(default_factory=PageRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeStreams:
+    """Read streams by id, by owner, or all of them, in id order."""
+
+    stream_ids: tuple[int, ...] = ()
+    owner_node_id: int | None = None
+    include_ranges: bool = False
+    include_stream_objects: bool = False
+    page: PageRequest = field(default_factory=PageRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareObjects:
+    """Issue consecutive object ids; a repeated `request_id` gets the first answer."""
+
+    request_id: str
+    node: NodeIdentity
+    count: int
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommitStreamSetObject:
+    """Register an upload, or with `compacted_object_ids` what these set objects were compacted to.
+
+    A repeated `object_id` gets the first answer. `object_id` -1: there is no set object, as when
+    everything was split into stream objects or has expired. The last three say what is known of the
+    set object's content, see `StreamObjectColumns`.
+    """
+
+    node: NodeIdentity
+    object_id: int
+    order_id: int
+    object_size: int
+    attributes: int = 0
+    ranges: RangeColumns = field(default_factory=RangeColumns)
+    stream_objects: StreamObjectColumns = field(default_factory=StreamObjectColumns)
+    compacted_object_ids: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    failover: bool = False
+    on_conflict: OnConflict = OnConflict.REJECT_ALL
+    request_id: str = ""
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommitUploads:
+    """Register uploads, one row a set object, judged one after the other.
+
+    The first `range_count[0]` rows of `ranges` are the first object's, and so on. A bad range
+    rejects its own upload. An object's order is its id. The last three say what is known of the
+    objects' content, see `StreamObjectColumns`; each may be empty.
+    """
+
+    node: NodeIdentity
+    object_id: Int64Column
+    object_size: Int64Column
+    range_count: Int64Column
+    ranges: RangeColumns
+    min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommitStreamObject:
+    """Register what stream objects of one stream were compacted to; `object_id` -1: to nothing.
+
+    `operations` has one entry a source, or is empty: DELETE for each. Offsets are -1 without a
+    result. The last three say what is known of the result's content, see `StreamObjectColumns`.
+    """
+
+    node: NodeIdentity
+    object_id: int
+    object_size: int
+    stream_id: int
+    stream_epoch: int
+    start_offset: int
+    end_offset: int
+    attributes: int = 0
+    source_object_ids: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    operations: tuple[SourceOperation, ...] = ()
+    request_id: str = ""
+    min_timestamp_ms: int = -1
+    max_timestamp_ms: int = -1
+    crc32c: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonUploads:
+    """Give up what a node owes of these streams, or with none of all."""
+
+    node_id: int
+    stream_ids: tuple[int, ...] = ()
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectQuery:
+    """Which objects hold a range; `end_offset` -1: as far as `limit` (0 means 1000) allows."""
+
+    stream_id: int
+    start_offset: int
+    end_offset: int
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetObjects:
+    """Read which objects hold ranges of streams."""
+
+    queries: tuple[ObjectQuery, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeObjects:
+    """Read objects by id or page by page."""
+
+    object_ids: tuple[int, ...] = ()
+    page: PageRequest = field(default_factory=PageRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckObjects:
+    """Read the states of ids, issued or not."""
+
+    object_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireObjects:
+    """Mark prepared objects past their deadline destroyed, at most `limit` of them."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveObjects:
+    """Forget destroyed objects whose bytes are gone; other ids are passed over."""
+
+    object_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepDeletedStreams:
+    """Destroy stream objects of streams that were deleted, at most `limit` of them."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestroyDeadSetObjects:
+    """Destroy set objects of a node that hold nothing of any stream any more.
+
+    Looks at its `limit` committed set objects with the smallest ids above `after_object_id`.
+    """
+
+    node_id: int
+    after_object_id: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldDeletions:
+    """Keep the bytes of objects destroyed from now on for `hold_ms`; a longer hold stays."""
+
+    hold_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimBucket:
+    """Give the cluster a UUID unless it has one, and let object ids below a bound be issued.
+
+    The UUID that is there stays; so does a higher bound.
+    """
+
+    cluster_uuid: str
+    issued_below: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnregisterNode:
+    """Forget a node that owns nothing."""
+
+    node: NodeIdentity
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetNextNodeId:
+    """Issue a node id; a repeated `request_id` gets the first answer."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetNodeLock:
+    """Lock or unlock a node."""
+
+    node_id: int
+    locked: bool
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuperviseNode:
+    """Remember that a node sends heartbeats, so that its silence means something."""
+
+    node: NodeIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryTarget:
+    """Who is to recover the data of a node's process; `target_id` -1: nobody any more."""
+
+    node_id: int
+    node_epoch: int
+    target_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignRecoveries:
+    """Say who recovers whose data; what no longer fits the nodes is passed over."""
+
+    targets: tuple[RecoveryTarget, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterNode:
+    """Register a broker process; a larger epoch fences older ones."""
+
+    node: NodeIdentity
+    wal_config: str = ""
+    tags: Tags = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetNodes:
+    """Read nodes by id or all."""
+
+    node_ids: tuple[int, ...] = ()
+    include_stream_set_objects: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListStreamSetObjects:
+    """Read one node's committed set objects page by page, in object id order."""
+
+    node_id: int
+    page: PageRequest = field(default_factory=PageRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVToPut:
+    """One value to put; `expected_version` None: no condition, 0: only if absent."""
+
+    key: str
+    value: bytes
+    namespace: str = ""
+    overwrite: bool = False
+    expected_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutKVs:
+    """Put values, each on its own condition."""
+
+    items: tuple[KVToPut, ...]
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVKey:
+    """One key; `expected_version` is a condition of deletes only."""
+
+    key: str
+    namespace: str = ""
+    expected_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetKVs:
+    """Read values."""
+
+    keys: tuple[KVKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteKVs:
+    """Delete keys, each on its own condition."""
+
+    keys: tuple[KVKey, ...]
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListKVs:
+    """Read keys with a prefix in key order, or with `namespaces` the namespaces."""
+
+    namespace: str = ""
+    prefix: str = ""
+    keys_only: bool = False
+    namespaces: bool = False
+    page: PageRequest = field(default_factory=PageRequest)
+
+
+WriteRequest: TypeAlias = (
+    CreateStreams
+    | OpenStreams
+    | CloseStreams
+    | TrimStreams
+    | DeleteStreams
+    | GetOpeningStreams
+    | PrepareObjects
+    | CommitStreamSetObject
+    | CommitUploads
+    | CommitStreamObject
+    | AbandonUploads
+    | ExpireObjects
+    | RemoveObjects
+    | SweepDeletedStreams
+    | DestroyDeadSetObjects
+    | HoldDeletions
+    | ClaimBucket
+    | RegisterNode
+    | UnregisterNode
+    | GetNextNodeId
+    | SetNodeLock
+    | SuperviseNode
+    | AssignRecoveries
+    | PutKVs
+    | DeleteKVs
+)
+ReadRequest: TypeAlias = (
+    DescribeStreams
+    | GetObjects
+    | DescribeObjects
+    | CheckObjects
+    | GetNodes
+    | ListStreamSetObjects
+    | GetKVs
+    | ListKVs
+)

@@ -1,0 +1,218 @@
+"""Fills an empty map's managers from the sections `frozen` describes."""
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from streammeta.controller.errors import DamagedMapError
+from streammeta.controller.metadata.bucket_claim import BucketClaim, Claim
+from streammeta.controller.metadata.checks import INT64_MAX
+from streammeta.controller.metadata.kv import KVs, StoredValue
+from streammeta.controller.metadata.nodes import Node, Nodes
+from streammeta.controller.metadata.object_facts import Facts
+from streammeta.controller.metadata.object_upkeep import DeletionHold, ObjectUpkeep
+from streammeta.controller.metadata.objects import Objects
+from streammeta.controller.metadata.pending_uploads import StreamSpans
+from streammeta.controller.metadata.request_log import IssuedIds, RequestKey, RequestKind, Window
+from streammeta.controller.metadata.section_checks import check_ends
+from streammeta.controller.metadata.section_rules import SectionChecker
+from streammeta.controller.metadata.streams import DELETED, Streams
+from streammeta.controller.metadata.values import Int64Column
+from streammeta.controller.records.record import FACT_COLUMNS
+
+
+def restore(
+    sections: Mapping[str, Mapping[str, Any]],
+    *,
+    streams: Streams,
+    objects: Objects,
+    nodes: Nodes,
+    kvs: KVs,
+    upkeep: ObjectUpkeep,
+    bucket_claim: BucketClaim,
+    rejected: Window[tuple[int, int], int],
+) -> None:
+    """Fill empty managers; columns may be arrays or lists.
+
+    Raises:
+        DamagedMapError: a section breaks a rule of `section_rules`; the managers are of no use.
+    """
+    checked = _Checked(sections)
+    counters = checked["counters"]
+    node_rows = _nodes(checked["nodes"], checked["node_tags"])
+    free_ids = checked["free_node_ids"]["node_id"].tolist()
+    nodes.load(node_rows, int(counters["last_node_id"][0]), free_ids)
+    stream_rows = dict(checked["streams"])
+    tags = dict(_flat_tags(checked["stream_tags"], "stream_id"))
+    streams.load(int(counters["next_stream_id"][0]), stream_rows, dict(checked["ranges"]), tags)
+    _restore_objects(checked, streams, objects, int(counters["next_object_id"][0]))
+    upkeep.hold = _hold(counters)
+    if "bucket_claim" in sections:  # older versions claimed nothing
+        bucket_claim.current = _claim(checked["bucket_claim"])
+    streams.pending.load(_pending(checked["pending_uploads"]))
+    streams.lost.spans = _spans(checked["lost_ranges"])
+    kvs.load(_kvs(checked["kvs"]))
+    _restore_requests(checked["requests"], streams, objects, nodes)
+    _restore_windows(checked, objects, rejected)
+
+
+class _Checked:
+    """Sections with numbers as int64 arrays, each checked when it is asked for."""
+
+    def __init__(self, sections: Mapping[str, Mapping[str, Any]]) -> None:
+        self._sections = sections
+        self._checker = SectionChecker()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sections
+
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        if name not in self._sections:
+            raise DamagedMapError(name, -1, "its columns", "no such section", "there")
+        columns: dict[str, Any] = {
+            column: values if column in _TEXTS else np.asarray(values, dtype=np.int64)
+            for column, values in self._sections[name].items()
+        }
+        self._checker.check(name, columns)
+        return columns
+
+
+def _restore_objects(
+    sections: _Checked, streams: Streams, objects: Objects, next_object_id: int
+) -> None:
+    columns = dict(sections["objects"])
+    ranges = dict(sections["object_ranges"])
+    if "content_digest" not in columns:  # older versions kept none
+        columns["content_digest"] = np.zeros_like(columns["object_id"])
+    ids = ranges["stream_id"]
+    exists = streams["state"][ids] != DELETED
+    check_ends(ranges, exists, streams["end_offset"][ids])
+    # Nothing is visible of a stream that does not exist.
+    starts = np.where(exists, streams["start_offset"][ids], INT64_MAX)
+    objects.load(columns, ranges, exists, starts, next_object_id)
+    if "object_facts" in sections:  # older versions knew none
+        known = sections["object_facts"]
+        facts = Facts(**{name: known[name] for name in FACT_COLUMNS})
+        objects.load_facts(known["object_id"], facts)
+
+
+def _hold(counters: Mapping[str, Any]) -> DeletionHold:
+    return DeletionHold(
+        since_ms=int(counters["deletions_held_since_ms"][0]),
+        until_ms=int(counters["deletions_held_until_ms"][0]),
+    )
+
+
+def _claim(section: Mapping[str, Any]) -> Claim:
+    return Claim(str(section["cluster_uuid"][0]), int(section["issued_below"][0]))
+
+
+def _flat_tags(section: Mapping[str, Any], owner: str) -> list[tuple[int, tuple[str, ...]]]:
+    rows = zip(
+        (int(item) for item in section[owner]), section["key"], section["value"], strict=True
+    )
+    return [
+        (owner_id, tuple(text for _, key, value in group for text in (key, value)))
+        for owner_id, group in groupby(rows, key=lambda row: row[0])
+    ]
+
+
+def _nodes(section: Mapping[str, Any], tags: Mapping[str, Any]) -> list[Node]:
+    flat = dict(_flat_tags(tags, "node_id"))
+    result = []
+    cells = zip(*(section[name] for name in _NODE_COLUMNS), strict=True)
+    for node_id, epoch, failover, wal_config, locked, departed, recovered_by, supervised in cells:
+        texts = flat.get(int(node_id), ())
+        node = Node(
+            node_id=int(node_id),
+            node_epoch=int(epoch),
+            failover=bool(failover),
+            wal_config=wal_config,
+            tags=tuple(zip(texts[::2], texts[1::2], strict=True)),
+            locked=bool(locked),
+            departed=bool(departed),
+            recovered_by=int(recovered_by),
+            supervised=bool(supervised),
+        )
+        result.append(node)
+    return result
+
+
+def _spans(section: Mapping[str, Int64Column]) -> StreamSpans:
+    return StreamSpans(section["stream_id"], section["start_offset"], section["end_offset"])
+
+
+def _pending(section: Mapping[str, Int64Column]) -> Iterator[tuple[int, StreamSpans]]:
+    owners = section["node_id"]
+    for node_id in np.unique(owners).tolist():
+        yield node_id, _spans(section).take(owners == node_id)
+
+
+def _kvs(section: Mapping[str, Any]) -> dict[tuple[str, str], StoredValue]:
+    return {
+        (namespace, key): StoredValue(value, int(version))
+        for namespace, key, value, version in zip(
+            section["namespace"], section["key"], section["value"], section["version"], strict=True
+        )
+    }
+
+
+def _restore_requests(
+    section: Mapping[str, Any], streams: Streams, objects: Objects, nodes: Nodes
+) -> None:
+    # Older versions kept no digests.
+    digests = section.get("content_digest", [0] * len(section["kind"]))
+    entries = [
+        (
+            RequestKey(RequestKind(int(kind)), int(node_id), request_id),
+            IssuedIds(int(first_id), int(count), int(deadline_ms), int(digest)),
+        )
+        for kind, node_id, request_id, first_id, count, deadline_ms, digest in zip(
+            *(section[name] for name in _REQUEST_COLUMNS), digests, strict=True
+        )
+    ]
+    for kind, window in (
+        (RequestKind.CREATE_STREAMS, streams.requests),
+        (RequestKind.PREPARE_OBJECTS, objects.requests),
+        (RequestKind.NEXT_NODE_ID, nodes.requests),
+    ):
+        window.load(entry for entry in entries if entry[0].kind is kind)
+
+
+def _restore_windows(
+    sections: _Checked,
+    objects: Objects,
+    rejected: Window[tuple[int, int], int],
+) -> None:
+    rows = sections["rejected_rows"]
+    rejected.load(
+        ((object_id, stream_id), error)
+        for object_id, stream_id, error in zip(
+            rows["object_id"].tolist(),
+            rows["stream_id"].tolist(),
+            rows["error"].tolist(),
+            strict=True,
+        )
+    )
+    removed = sections["removed_objects"]
+    ids = removed["object_id"].tolist()
+    # Older versions kept no digests.
+    digests = removed["content_digest"].tolist() if "content_digest" in removed else [0] * len(ids)
+    objects.removed.load(zip(ids, digests, strict=True))
+
+
+_NODE_COLUMNS = (
+    "node_id",
+    "node_epoch",
+    "failover",
+    "wal_config",
+    "locked",
+    "departed",
+    "recovered_by",
+    "supervised",
+)
+_TEXTS = frozenset(("cluster_uuid", "key", "value", "namespace", "wal_config", "request_id"))
+"""Columns that hold no numbers, in whichever section."""
+_REQUEST_COLUMNS = ("kind", "node_id", "request_id", "first_id", "count", "deadline_ms")

@@ -1,0 +1,216 @@
+"""Checks a section of a checkpoint before it is loaded: its columns, its order, what it refers to.
+
+Owns the kinds of rules and how a violation is told; which rules a section has is in
+`section_rules`. Sections are checked in the order in which they are loaded, so a rule may refer to
+those before it. Each rule is a few vector operations over whole columns.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.errors import DamagedMapError
+from streammeta.controller.metadata.values import Int64Column
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Columns: TypeAlias = Mapping[str, Int64Column]
+"""A section; columns of texts are lists, and no rule computes with them."""
+Loaded: TypeAlias = Mapping[str, Columns]
+"""Sections by name: the one that is checked, and those before it."""
+
+
+class Rule(Protocol):
+    """Rules that a section must keep."""
+
+    def check(self, section: str, loaded: Loaded) -> None:
+        """Raise `DamagedMapError` for the first row that breaks the rule."""
+        ...
+
+
+def require(
+    section: str, field: str, good: Mask | bool, values: Any, wanted: str, first_row: int = 0
+) -> None:
+    """Raise for the first row of `good` that is false; it begins with row `first_row`."""
+    if np.count_nonzero(good) < np.size(good):
+        row = int(np.argmin(good)) + first_row
+        raise DamagedMapError(section, row, field, values[row], wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Each value of a column lies in `[low, high]`; `high` may be a counter, which is above."""
+
+    field: str
+    low: int
+    high: int | str
+
+    def check(self, section: str, loaded: Loaded) -> None:
+        """See `Rule`."""
+        values = np.asarray(loaded[section][self.field])
+        if not len(values):
+            return
+        high, wanted = self.high, f"{self.low} to {self.high}"
+        if isinstance(high, str):
+            wanted = f"{self.low} or more, and below {high}"
+            high = int(loaded["counters"][high][0]) - 1
+        if values.min() < self.low or values.max() > high:
+            good = (values >= self.low) & (values <= high)
+            require(section, self.field, good, values, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Ascending:
+    """Rows are in the order of these columns, and no two have equal ones."""
+
+    fields: tuple[str, ...]
+
+    def check(self, section: str, loaded: Loaded) -> None:
+        """See `Rule`."""
+        columns: list[Any] = [loaded[section][name] for name in self.fields]
+        if len(columns[0]) < 2:
+            return
+        numeric = all(isinstance(values, np.ndarray) for values in columns)
+        above = _numbers_ascend(columns) if numeric else _rows_ascend(columns)
+        if np.count_nonzero(above) < len(above):
+            shown = (
+                list(zip(*map(_as_list, columns), strict=True)) if len(columns) > 1 else columns[0]
+            )
+            wanted = "above the row before, as rows are sorted and unique"
+            require(section, ", ".join(self.fields), above, shown, wanted, 1)
+
+
+def _numbers_ascend(columns: Sequence[npt.NDArray[np.int64]]) -> Mask:
+    *first, last = columns
+    above: Mask = last[1:] > last[:-1]
+    for values in reversed(first):
+        above = (values[1:] > values[:-1]) | ((values[1:] == values[:-1]) & above)
+    return above
+
+
+def _rows_ascend(columns: Sequence[Sequence[Any]]) -> Mask:
+    rows = list(zip(*columns, strict=True))
+    return np.array([low < high for low, high in itertools.pairwise(rows)], dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """No two rows have equal values in these columns."""
+
+    fields: tuple[str, ...]
+
+    def check(self, section: str, loaded: Loaded) -> None:
+        """See `Rule`."""
+        columns = [loaded[section][name] for name in self.fields]
+        rows = list(zip(*(_as_list(values) for values in columns), strict=True))
+        if len(set(rows)) == len(rows):
+            return
+        seen: set[Any] = set()
+        good = np.ones(len(rows), dtype=np.bool_)
+        for index, row in enumerate(rows):
+            good[index] = row not in seen
+            seen.add(row)
+        require(section, ", ".join(self.fields), good, rows, "in one row only")
+
+
+@dataclass(frozen=True, slots=True)
+class Refers:
+    """A column names rows of another section by that one's first column, which is sorted.
+
+    `only` says for which rows that holds; None: for all.
+    """
+
+    field: str
+    target: str
+    only: Callable[[Columns], Mask] | None = None
+
+    def check(self, section: str, loaded: Loaded) -> None:
+        """See `Rule`."""
+        columns, target = loaded[section], loaded[self.target]
+        key = next(iter(target))
+        known = np.asarray(target[key])
+        values = np.asarray(columns[self.field])
+        if not len(values):
+            return
+        asked = np.ones(len(values), dtype=np.bool_) if self.only is None else self.only(columns)
+        good = ~asked | _is_in(values, known)
+        require(section, self.field, good, values, f"the {key} of a row of {self.target!r}")
+
+
+def _is_in(values: npt.NDArray[np.int64], known: npt.NDArray[np.int64]) -> Mask:
+    """Say which values are among `known`, which ascends."""
+    if not len(known):
+        return np.zeros(len(values), dtype=np.bool_)
+    first, last = int(known[0]), int(known[-1])
+    if last - first + 1 == len(known):
+        dense: Mask = (values >= first) & (values <= last)
+        return dense
+    at = np.minimum(known.searchsorted(values), len(known) - 1)
+    found: Mask = known[at] == values
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """Anything else that must hold for the rows of a section.
+
+    `good` gets the section's columns and all that are loaded, and says of each row whether it
+    holds.
+    """
+
+    field: str
+    wanted: str
+    good: Callable[[Columns, Loaded], Mask]
+
+    def check(self, section: str, loaded: Loaded) -> None:
+        """See `Rule`."""
+        columns = loaded[section]
+        if not len(columns[self.field]):
+            return
+        require(section, self.field, self.good(columns, loaded), columns[self.field], self.wanted)
+
+
+def check_columns(section: str, columns: Columns, names: Sequence[str]) -> None:
+    """Raise unless a section has these columns, all of one length."""
+    for name in names:
+        if name not in columns:
+            raise DamagedMapError(section, -1, name, "nothing", "a column of that name")
+    rows = len(columns[names[0]])
+    for name, values in columns.items():
+        length = len(values)
+        if rows != length:
+            raise DamagedMapError(section, -1, name, f"{length} rows", f"{rows} rows")
+
+
+def _as_list(values: Any) -> list[Any]:
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)
+
+
+def check_apart(
+    columns: dict[str, Int64Column], listed: Int64Column, visible_from: Int64Column
+) -> None:
+    """Raise if ranges, `listed` by stream and end, overlap where their streams are visible.
+
+    Look-ups find the range with the next end above an offset, so starts must ascend as well.
+    """
+    streams, end = columns["stream_id"][listed], columns["end_offset"][listed]
+    starts = np.maximum(columns["start_offset"], visible_from)[listed]
+    overlaps = (streams[1:] == streams[:-1]) & (starts[1:] < end[:-1])
+    if np.count_nonzero(overlaps):
+        row = int(listed[int(np.argmax(overlaps)) + 1])
+        raise DamagedMapError(
+            "object_ranges",
+            row,
+            "start_offset",
+            columns["start_offset"][row],
+            "the end of the range before it in its stream, or above",
+        )
+
+
+def check_ends(ranges: Columns, exists: Mask, ends: Int64Column) -> None:
+    """Raise for a range that ends behind its stream's end, one entry of `ends` a range."""
+    good = (ranges["end_offset"] <= ends) | ~exists
+    require("object_ranges", "end_offset", good, ranges["end_offset"], "at most its stream's end")

@@ -1,0 +1,234 @@
+"""Decides what is asked of streams: create, open, close, trim, delete, give up uploads.
+
+The node has been checked. Every stream of a request is judged against the state before it; the
+first check that fails is the answer: does the stream exist, its epoch, its state, its owner, then
+offsets. Replay is in `streams`.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.answers import (
+    AbandonUploadsAnswer,
+    CreateStreamsAnswer,
+    OpenedStream,
+    OpenStreamsAnswer,
+    PendingUpload,
+    StreamErrorsAnswer,
+)
+from streammeta.controller.metadata.nodes import Nodes
+from streammeta.controller.metadata.objects import Objects
+from streammeta.controller.metadata.requests import (
+    AbandonUploads,
+    CloseStreams,
+    CreateStreams,
+    DeleteStreams,
+    OpenStreams,
+    StreamToClose,
+    StreamToTrim,
+    TrimStreams,
+)
+from streammeta.controller.metadata.streams import Head, Streams, epoch_check, ownership
+from streammeta.controller.metadata.values import EMPTY_COLUMN, Int64Column, StreamState, column
+from streammeta.controller.records.record import (
+    ObjectsDestroyed,
+    RangesRemoved,
+    Record,
+    StreamsClosed,
+    StreamsCreated,
+    StreamsDeleted,
+    StreamsOpened,
+    StreamsReopened,
+    StreamsTrimmed,
+    UploadsAbandoned,
+)
+
+DESTROYED_AT_ONCE_MAX = 10_000
+"""Objects destroyed together with their stream; the others are swept later."""
+
+
+class StreamDecisions:
+    """Judges requests about streams."""
+
+    def __init__(self, streams: Streams, objects: Objects, nodes: Nodes) -> None:
+        self._streams = streams
+        self._objects = objects
+        self._nodes = nodes
+
+    def create(self, request: CreateStreams) -> tuple[list[Record], CreateStreamsAnswer]:
+        """Issue ids for new streams; the request is no repeat."""
+        first, count = len(self._streams), len(request.streams)
+        tags = tuple(tuple(sorted(stream.tags)) for stream in request.streams)
+        record = StreamsCreated(
+            request_id=request.request_id,
+            node_id=request.node.node_id,
+            first_stream_id=first,
+            count=count,
+            tags=tags if any(tags) else (),
+        )
+        ids = tuple(range(first, first + count))
+        return [record], CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
+
+    # ---- open ----
+
+    def open(self, request: OpenStreams) -> tuple[list[Record], OpenStreamsAnswer]:
+        """Give streams to the node."""
+        node_id = request.node.node_id
+        owed = set(self._streams.active_uploads(node_id).stream_id.tolist())
+        opened, reopened, answers = [], [], []
+        heads = self._streams.heads([item.stream_id for item in request.streams])
+        for item, head in zip(request.streams, heads, strict=True):
+            error = self._open_verdict(head, item.stream_epoch, node_id, item.stream_id in owed)
+            if head is None or error is not ErrorCode.NONE:
+                answers.append(OpenedStream(error))
+                continue
+            if head.epoch < item.stream_epoch:
+                opened.append(item)
+            elif head.state == StreamState.CLOSED:
+                reopened.append(item.stream_id)
+            answers.append(OpenedStream(error, head.start_offset, head.end_offset))
+        records: list[Record] = []
+        if opened:
+            tags = tuple(tuple(sorted(item.tags)) for item in opened)
+            ids = column([item.stream_id for item in opened])
+            epochs = column([item.stream_epoch for item in opened])
+            tag_sets = tags if any(tags) else ()
+            records.append(
+                StreamsOpened(node_id=node_id, stream_id=ids, stream_epoch=epochs, tags=tag_sets)
+            )
+            records.extend(self._removable_ranges(ids))
+        if reopened:
+            records.append(StreamsReopened(stream_id=column(reopened)))
+        return records, OpenStreamsAnswer(streams=tuple(answers))
+
+    def _open_verdict(self, head: Head | None, epoch: int, node_id: int, owed: bool) -> ErrorCode:
+        if head is None:
+            return ErrorCode.STREAM_NOT_EXIST
+        if head.epoch > epoch:
+            return ErrorCode.STREAM_FENCED
+        if head.epoch == epoch:
+            if head.node_id != node_id:
+                return ErrorCode.STREAM_FENCED
+        elif head.state == StreamState.OPENED:
+            return ErrorCode.STREAM_NOT_CLOSED
+        if owed:
+            # Its next upload would continue at the wrong offset.
+            return ErrorCode.STREAM_NOT_CLOSED
+        if head.node_id != node_id and self._nodes.is_locked(head.node_id):
+            return ErrorCode.NODE_LOCKED
+        return ErrorCode.NONE
+
+    def _removable_ranges(self, stream_ids: Int64Column) -> list[Record]:
+        # What stream objects cover needs no range: nobody will look for its node's set objects.
+        removed: list[tuple[int, int]] = []
+        heads, past = self._streams["past_head"][stream_ids], self._streams.past
+        for stream_id in stream_ids[heads > 0].tolist():
+            start, end = self._objects.stream_object_run(stream_id)
+            if start == end:
+                continue
+            for row in past.chain(int(self._streams["past_head"][stream_id])):
+                low, high = past.cell("start_offset", row), past.cell("end_offset", row)
+                if low == high or (start <= low and high <= end):
+                    removed.append((stream_id, past.cell("range_index", row)))
+        if not removed:
+            return []
+        ids, indexes = zip(*sorted(removed), strict=True)
+        return [RangesRemoved(stream_id=column(ids), range_index=column(indexes))]
+
+    # ---- close ----
+
+    def close(self, request: CloseStreams) -> tuple[list[Record], StreamErrorsAnswer]:
+        """Take streams from the node; closing a closed one is harmless."""
+        errors, closed = [], []
+        heads = self._streams.heads([item.stream_id for item in request.streams])
+        for item, head in zip(request.streams, heads, strict=True):
+            error = _close_verdict(head, item, request.node.node_id)
+            errors.append(error)
+            if error is ErrorCode.NONE and head is not None and head.state == StreamState.OPENED:
+                closed.append((item.stream_id, -1 if item.end_offset is None else item.end_offset))
+        answer = StreamErrorsAnswer(errors=tuple(errors))
+        if not closed:
+            return [], answer
+        ids, ends = zip(*closed, strict=True)
+        end_offset = column(ends) if max(ends) >= 0 else EMPTY_COLUMN
+        return [StreamsClosed(stream_id=column(ids), end_offset=end_offset)], answer
+
+    def abandon(self, request: AbandonUploads) -> tuple[list[Record], AbandonUploadsAnswer]:
+        """Give up uploads a node can never make; what it owes no more is passed over."""
+        node_id = request.node_id
+        if self._nodes.get(node_id) is None:
+            return [], AbandonUploadsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+        owed = self._streams.active_uploads(node_id)
+        if request.stream_ids:
+            owed = owed.of_streams(column(request.stream_ids))
+        abandoned = tuple(PendingUpload(node_id, *cells) for cells in owed.rows())
+        answer = AbandonUploadsAnswer(error=ErrorCode.NONE, abandoned=abandoned)
+        if not abandoned:
+            return [], answer
+        return [UploadsAbandoned(node_id=node_id, stream_id=owed.stream_id)], answer
+
+    # ---- trim and delete ----
+
+    def trim(self, request: TrimStreams) -> tuple[list[Record], StreamErrorsAnswer]:
+        """Raise streams' starts."""
+        errors, trimmed = [], []
+        heads = self._streams.heads([item.stream_id for item in request.streams])
+        for item, head in zip(request.streams, heads, strict=True):
+            error = _trim_verdict(head, item, request.node.node_id)
+            errors.append(error)
+            moves = head is not None and item.new_start_offset > head.start_offset
+            if error is ErrorCode.NONE and moves:
+                trimmed.append((item.stream_id, item.new_start_offset))
+        answer = StreamErrorsAnswer(errors=tuple(errors))
+        if not trimmed:
+            return [], answer
+        ids, starts = zip(*trimmed, strict=True)
+        return [StreamsTrimmed(stream_id=column(ids), start_offset=column(starts))], answer
+
+    def delete(
+        self, request: DeleteStreams, now_ms: int
+    ) -> tuple[list[Record], StreamErrorsAnswer]:
+        """Delete closed streams and destroy their stream objects; set objects stay.
+
+        Where a stream has very many, the rest is left to sweeps.
+        """
+        errors, deleted = [], []
+        heads = self._streams.heads([item.stream_id for item in request.streams])
+        for item, head in zip(request.streams, heads, strict=True):
+            error = epoch_check(head, item.stream_epoch)
+            if error is ErrorCode.STREAM_NOT_EXIST:
+                errors.append(ErrorCode.NONE)
+                continue
+            if error is ErrorCode.NONE and head is not None and head.state != StreamState.CLOSED:
+                error = ErrorCode.STREAM_NOT_CLOSED
+            errors.append(error)
+            if error is ErrorCode.NONE:
+                deleted.append(item.stream_id)
+        answer = StreamErrorsAnswer(errors=tuple(errors))
+        return list(self._deletion(deleted, now_ms)) if deleted else [], answer
+
+    def _deletion(self, stream_ids: Sequence[int], now_ms: int) -> Iterator[Record]:
+        yield StreamsDeleted(stream_id=column(stream_ids))
+        held = self._objects.to_destroy(stream_ids, DESTROYED_AT_ONCE_MAX)
+        if len(held):
+            yield ObjectsDestroyed(object_id=held, marked_at_ms=now_ms, deep=True)
+
+
+def _close_verdict(head: Head | None, item: StreamToClose, node_id: int) -> ErrorCode:
+    error = ownership(head, item.stream_epoch, node_id)
+    if error is not ErrorCode.NONE or head is None or item.end_offset is None:
+        return error
+    # A closed stream ends where it was closed at; an open one can't be closed below what it holds.
+    closed = head.state == StreamState.CLOSED
+    wrong = item.end_offset != head.end_offset if closed else item.end_offset < head.end_offset
+    return ErrorCode.OFFSET_NOT_MATCHED if wrong else ErrorCode.NONE
+
+
+def _trim_verdict(head: Head | None, item: StreamToTrim, node_id: int) -> ErrorCode:
+    error = ownership(head, item.stream_epoch, node_id)
+    if error is not ErrorCode.NONE or head is None:
+        return error
+    if head.state != StreamState.OPENED:
+        return ErrorCode.STREAM_NOT_OPENED
+    below = item.new_start_offset < head.start_offset
+    return ErrorCode.OFFSET_NOT_MATCHED if below else ErrorCode.NONE

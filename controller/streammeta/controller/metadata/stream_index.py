@@ -1,0 +1,255 @@
+"""For each stream a list of row numbers, in chains of blocks of one array.
+
+A list begins with one block; a list whose newest block is full gets another one that doubles its
+capacity, so nothing is ever copied to make a list longer, and an append to the lists of many
+streams is a few vector operations. A block but the oldest has one more slot in front of it, which
+says where the block before it ends. Undo never names a block: lists are put back where they fit
+then.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.metadata.columns import Undo, grown_array
+from streammeta.controller.metadata.free_blocks import FreeBlocks
+from streammeta.controller.metadata.values import Int64Column
+
+Slots = npt.NDArray[np.int32]
+
+_BLOCK_MIN = 2
+_FEW = 8
+"""Lists that grow one by one, because arrays would not be faster."""
+_SHRINK_ABOVE = 64
+"""A list gives up a block that is larger than this and hardly used."""
+
+
+def range_rows(first: npt.NDArray[np.integer], count: npt.NDArray[np.integer]) -> Int64Column:
+    """Return the row numbers `first[i] .. first[i] + count[i] - 1` of every i, in order."""
+    ends = np.cumsum(count, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    shift: Int64Column = np.repeat(first.astype(np.int64) - (ends - count), count)
+    shift += np.arange(total, dtype=np.int64)
+    return shift
+
+
+class StreamIndex:
+    """Lists of row numbers by stream id.
+
+    Per stream: where its next row goes (`_next`) and where its newest block ends (`_end`), how many
+    rows all its blocks hold (`_held`, 0 or a power of two) and how many blocks come before the
+    newest (`_older`), which holds half of them if there are any. All blocks but the newest are
+    full, and the newest of several is never empty.
+
+    numpy is several times slower where it converts on the way in or out of a chosen row, so indexes
+    are int64 and values have the column's type before they meet.
+    """
+
+    def __init__(self) -> None:
+        self._slots: Slots = np.zeros(1024, dtype=np.int32)
+        self._used = 0
+        self._unused = FreeBlocks()
+        self._covered = 0
+        self._next = np.zeros(1024, dtype=np.int32)
+        self._end = np.zeros(1024, dtype=np.int32)
+        self._held = np.zeros(1024, dtype=np.int32)
+        self._older = np.zeros(1024, dtype=np.int8)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use."""
+        arrays = (self._next, self._end, self._held, self._older)
+        per_stream = sum(array.itemsize for array in arrays)
+        return self._used * self._slots.itemsize + self._covered * per_stream
+
+    # ---- reading ----
+
+    def rows(self, stream_id: int) -> Slots:
+        """Return a stream's list; valid until the next change."""
+        if stream_id >= self._covered:
+            return self._slots[:0]
+        end, stop = int(self._end[stream_id]), int(self._next[stream_id])
+        held = int(self._held[stream_id])
+        parts = []
+        for _ in range(int(self._older[stream_id])):
+            held //= 2
+            parts.append(self._slots[end - held : stop])
+            end = stop = int(self._slots[end - held - 1])
+        oldest = self._slots[end - held : stop]
+        return np.concatenate((oldest, *reversed(parts))) if parts else oldest
+
+    def lists(self, streams: Int64Column) -> tuple[Int64Column, Slots]:
+        """Return the lengths of streams' lists, and the lists one behind the other."""
+        if len(streams):
+            self._cover(int(np.maximum.reduce(streams)))
+        held = self._held[streams].astype(np.int64)
+        ends = self._end[streams].astype(np.int64)
+        stops = self._next[streams].astype(np.int64)
+        older = self._older[streams]
+        counts = held - (ends - stops)
+        if not np.count_nonzero(older):
+            return counts, self._slots[range_rows(ends - held, counts)]
+        places = np.cumsum(counts)
+        lists = np.empty(int(places[-1]), dtype=np.int32)
+        while len(ends):
+            # Newest blocks first, then those before them where there are any.
+            more = older > 0
+            held = np.where(more, held >> 1, held)
+            firsts = ends - held
+            length = stops - firsts
+            places = places - length
+            lists[range_rows(places, length)] = self._slots[range_rows(firsts, length)]
+            ends = stops = self._slots[firsts[more] - 1].astype(np.int64)
+            held, places, older = held[more], places[more], older[more] - 1
+        return counts, lists
+
+    # ---- changing ----
+
+    def append(self, streams: Int64Column, rows: Int64Column, undo: Undo) -> None:
+        """Append one row to each stream's list; no stream twice."""
+        self._cover(int(np.maximum.reduce(streams)))
+        at = self._next[streams]
+        full = at == self._end[streams]
+        count = np.count_nonzero(full)
+        if count:
+            self._grow(streams if count == len(streams) else streams[np.flatnonzero(full)])
+            at = self._next[streams]
+        self._slots[at.astype(np.int64)] = rows.astype(np.int32)
+        self._next[streams] = at + 1
+        undo.append(lambda: self._shorten(streams))
+
+    def replace(
+        self, streams: Int64Column, counts: Int64Column, rows: npt.NDArray[np.integer], undo: Undo
+    ) -> None:
+        """Replace lists, given as `lists` returns them; no stream twice."""
+        before = self.lists(streams)
+        self._write(streams, counts, rows)
+        undo.append(lambda: self._write(streams, *before))
+
+    def load(self, streams: Int64Column, rows: Int64Column) -> None:
+        """Fill an empty index; stream ids ascend, and equal ones are in list order."""
+        if not len(streams):
+            return
+        first = np.flatnonzero(np.concatenate(([True], streams[1:] != streams[:-1])))
+        counts = np.diff(np.append(first, len(streams)))
+        self._cover(int(streams[-1]))
+        self._write(streams[first], counts, rows)
+
+    def _write(
+        self, streams: Int64Column, counts: Int64Column, rows: npt.NDArray[np.integer]
+    ) -> None:
+        self._fit(streams, counts)
+        firsts = self._end[streams] - self._held[streams]
+        self._slots[range_rows(firsts, counts)] = rows.astype(np.int32)
+        self._next[streams] = firsts + counts.astype(np.int32)
+
+    def _shorten(self, streams: Int64Column) -> None:
+        """Take the last row from lists that have one; no stream twice."""
+        at = self._next[streams] - 1
+        self._next[streams] = at
+        held = self._held[streams]
+        empty = (self._older[streams] > 0) & (self._end[streams] - at == held >> 1)
+        if not np.count_nonzero(empty):
+            return
+        streams, links, held = streams[empty], at[empty].astype(np.int64) - 1, held[empty] >> 1
+        self._unused.give_each(held.astype(np.int64) + 1, links)
+        self._next[streams] = self._end[streams] = self._slots[links]
+        self._held[streams] = held
+        self._older[streams] -= 1
+
+    # ---- blocks ----
+
+    def _fit(self, streams: Int64Column, counts: Int64Column) -> None:
+        """Give each list one block, large enough for `counts` and not far too large."""
+        held = self._held[streams]
+        right = (self._older[streams] == 0) & (counts <= held) & ((counts > 0) | (held == 0))
+        right &= (held <= _SHRINK_ABOVE) | (8 * counts >= held)
+        if np.count_nonzero(right) == len(right):
+            return
+        self._release(streams[~right])
+        new = ~right & (counts > 0)
+        streams = streams[new]
+        lengths = np.maximum(_BLOCK_MIN, 1 << np.frexp(counts[new] - 1)[1].astype(np.int64))
+        self._held[streams] = lengths
+        self._end[streams] = self._allocate(lengths) + lengths
+
+    def _release(self, streams: Int64Column) -> None:
+        streams = streams[self._held[streams] > 0]
+        held = self._held[streams].astype(np.int64)
+        ends, older = self._end[streams].astype(np.int64), self._older[streams]
+        while len(ends):
+            more = older > 0
+            held = np.where(more, held >> 1, held)
+            lengths = held + more
+            firsts = ends - lengths
+            self._unused.give_each(lengths, firsts)
+            ends = self._slots[firsts[more]].astype(np.int64)
+            held, older = held[more], older[more] - 1
+        for column in (self._next, self._end, self._held, self._older):
+            column[streams] = 0
+
+    def _cover(self, stream_id: int) -> None:
+        if stream_id < self._covered:
+            return
+        self._covered = stream_id + 1
+        used = len(self._next)
+        if self._covered <= used:
+            return
+        self._next = grown_array(self._next, self._covered, used)
+        self._end = grown_array(self._end, self._covered, used)
+        self._held = grown_array(self._held, self._covered, used)
+        self._older = grown_array(self._older, self._covered, used)
+
+    def _grow(self, streams: Int64Column) -> None:
+        """Add a block to lists that are full; no stream twice."""
+        if len(streams) <= _FEW:
+            for stream_id in streams.tolist():
+                self._grow_one(stream_id)
+            return
+        held = self._held[streams].astype(np.int64)
+        linked = held > 0
+        added = np.maximum(held, _BLOCK_MIN)
+        firsts = self._allocate(added + linked)
+        if np.count_nonzero(linked):
+            older = np.flatnonzero(linked)
+            self._slots[firsts[older]] = self._end[streams[older]]
+            self._older[streams] += linked
+            firsts += linked
+        self._next[streams] = firsts.astype(np.int32)
+        self._end[streams] = (firsts + added).astype(np.int32)
+        self._held[streams] = (held + added).astype(np.int32)
+
+    def _grow_one(self, stream_id: int) -> None:
+        held = int(self._held[stream_id])
+        added = held or _BLOCK_MIN
+        length = added + (held > 0)
+        reused = self._unused.take_alike(length, 1)
+        first = int(reused[0]) if len(reused) else self._extend(length)
+        if held:
+            self._slots[first] = self._end[stream_id]
+            self._older[stream_id] += 1
+            first += 1
+        self._next[stream_id] = first
+        self._end[stream_id] = first + added
+        self._held[stream_id] = held + added
+
+    def _allocate(self, lengths: Int64Column) -> Int64Column:
+        """Return the first slots of blocks of these lengths."""
+        ends = np.cumsum(lengths)
+        if not self._unused:
+            return self._extend(int(ends[-1])) + ends - lengths
+        firsts = np.zeros(len(lengths), dtype=np.int64)
+        for length in np.flatnonzero(np.bincount(lengths)).tolist():
+            alike = np.flatnonzero(lengths == length)
+            reused = self._unused.take_alike(length, len(alike))
+            fresh = len(alike) - len(reused)
+            first = self._extend(fresh * length)
+            firsts[alike[: len(reused)]] = reused
+            firsts[alike[len(reused) :]] = first + length * np.arange(fresh)
+        return firsts
+
+    def _extend(self, count: int) -> int:
+        first = self._used
+        self._used += count
+        if self._used > len(self._slots):
+            self._slots = grown_array(self._slots, self._used, first)
+        return first

@@ -1,0 +1,354 @@
+"""The streams: who owns each, from which offset to which it reaches, and its ranges of ownership.
+
+A stream's row is its id: ids come from a counter and a deleted stream's row stays, empty. A row
+holds the stream and its current range; ended ranges are in `past_ranges`. What objects hold of a
+stream is asked of `objects`. Requests are judged in `stream_decisions` and `uploads`.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.errors import ErrorCode, InvariantError
+from streammeta.controller.metadata.columns import Table, TableView, Undo
+from streammeta.controller.metadata.node_counts import NodeCounts
+from streammeta.controller.metadata.objects import Objects
+from streammeta.controller.metadata.past_ranges import PastRanges
+from streammeta.controller.metadata.pending_uploads import LostRanges, PendingUploads, StreamSpans
+from streammeta.controller.metadata.request_log import (
+    REQUESTS_MAX,
+    IssuedIds,
+    RequestKey,
+    RequestKind,
+    Window,
+    digest_of_tags,
+)
+from streammeta.controller.metadata.shared_dict import SharedDict, SharedDictView
+from streammeta.controller.metadata.values import Int64Column, StreamState, Tags
+from streammeta.controller.records.record import (
+    PendingUploadsSet,
+    RangesRemoved,
+    StreamsClosed,
+    StreamsCreated,
+    StreamsDeleted,
+    StreamsOpened,
+    StreamsReopened,
+    StreamsTrimmed,
+    UploadsAbandoned,
+)
+
+DELETED = -1
+"""State of a row whose stream is gone."""
+
+STREAM_COLUMNS = {
+    "epoch": np.int64,
+    "range_index": np.int32,
+    "start_offset": np.int64,
+    "end_offset": np.int64,
+    "state": np.int8,
+    "node_id": np.int32,
+    "range_start": np.int64,
+}
+
+_OPENED = int(StreamState.OPENED)
+_INT64_MAX = 2**63 - 1
+
+
+class Head(NamedTuple):
+    """What requests about a stream are judged by."""
+
+    epoch: int
+    state: int
+    node_id: int
+    start_offset: int
+    end_offset: int
+
+
+_HEAD_COLUMNS = Head._fields
+
+
+class Streams:
+    """Streams by id, what their former owners still owe of them, and what is lost."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.pending = PendingUploads()
+        self.lost = LostRanges()
+        self.open_counts = NodeCounts()
+        self._table = Table({**STREAM_COLUMNS, "past_head": np.int32})
+        self._live = 0
+        self.past = PastRanges()
+        self.requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
+        self._tags: SharedDict[int, tuple[str, ...]] = SharedDict()
+
+    # ---- reading ----
+
+    def __getitem__(self, name: str) -> npt.NDArray[np.int64]:
+        return self._table[name]
+
+    def __len__(self) -> int:
+        """Return the next stream id: how many streams there have ever been."""
+        return len(self._table)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for rows and ranges, without tags."""
+        return self._table.nbytes + self.past.nbytes
+
+    def live_count(self) -> int:
+        """Return how many streams exist."""
+        return self._live
+
+    def exists(self, stream_id: int) -> bool:
+        """Return whether the stream was created and not deleted."""
+        return stream_id < len(self._table) and self._table["state"][stream_id] != DELETED
+
+    def tags(self, stream_id: int) -> Tags:
+        """Return a stream's tags, sorted by key."""
+        flat = self._tags.get(stream_id) or ()
+        return tuple(zip(flat[::2], flat[1::2], strict=True))
+
+    def heads(self, stream_ids: Sequence[int]) -> list[Head | None]:
+        """Return what requests are judged by, None where there is no such stream."""
+        ids = np.array(stream_ids, dtype=np.int64)
+        issued = ids < len(self._table)
+        at = ids[issued]
+        columns = (self._table[name][at].tolist() for name in _HEAD_COLUMNS)
+        found = (
+            None if head.state == DELETED else head
+            for head in map(Head._make, zip(*columns, strict=True))
+        )
+        return [next(found) if known else None for known in issued.tolist()]
+
+    def ownership(self, stream_id: int, epoch: int, node_id: int) -> ErrorCode:
+        """Return NONE if `node_id` owns the stream under exactly this epoch, open or closed."""
+        return ownership(self.heads((stream_id,))[0], epoch, node_id)
+
+    def live_starts(self, spans: StreamSpans) -> Int64Column:
+        """Return where each range's part above its stream's start begins.
+
+        That is at or above the range's end if there is no such part, or the stream is gone.
+        """
+        exists = self._table["state"][spans.stream_id] != DELETED
+        starts = np.maximum(self._table["start_offset"][spans.stream_id], spans.start_offset)
+        return np.where(exists, starts, _INT64_MAX)
+
+    def active_uploads(self, node_id: int) -> StreamSpans:
+        """Return what a node owes still, each from the next offset to commit on."""
+        spans = self.pending.of_node(node_id)
+        if not len(spans):
+            return spans
+        starts = self.live_starts(spans)
+        owed = StreamSpans(spans.stream_id, starts, spans.end_offset)
+        return owed.take(starts < spans.end_offset)
+
+    def view(self) -> tuple[TableView, TableView, SharedDictView[int, tuple[str, ...]]]:
+        """Return immutable views of streams, past ranges and flattened tags."""
+        return self._table.view(), self.past.view(), self._tags.view()
+
+    # ---- replaying ----
+
+    def replay_created(self, record: StreamsCreated, undo: Undo) -> None:
+        """See `StreamsCreated`."""
+        first = record.first_stream_id
+        if first != len(self._table):
+            raise InvariantError(
+                f"record creates streams from {first}, but the next stream id is {len(self._table)}"
+            )
+        rows = self._table.append(record.count, undo)
+        for name in ("epoch", "range_index", "node_id"):
+            self._table.write(name, rows, -1)
+        self._count_live(record.count, undo)
+        for stream_id, tags in enumerate(record.tags, first):
+            self._set_tags(stream_id, tags, undo)
+        key = RequestKey(RequestKind.CREATE_STREAMS, record.node_id, record.request_id)
+        digest = digest_of_tags(record.tags)
+        self.requests.put(key, IssuedIds(first, record.count, content_digest=digest), undo)
+
+    def replay_opened(self, record: StreamsOpened, undo: Undo) -> None:
+        """See `StreamsOpened`."""
+        rows = record.stream_id
+        self._end_ranges(rows[self._table["range_index"][rows] >= 0], undo)
+        self._count_open(rows, -1, undo)
+        ends = self._table["end_offset"][rows]
+        self._table.put("range_start", rows, ends, undo)
+        self._table.put("range_index", rows, self._table["range_index"][rows] + 1, undo)
+        self._table.put("epoch", rows, record.stream_epoch, undo)
+        self._table.put("node_id", rows, record.node_id, undo)
+        self._table.put("state", rows, _OPENED, undo)
+        self._count_open(rows, 1, undo)
+        for stream_id, tags in zip(rows.tolist(), record.tags, strict=False):
+            if stream_id not in self._tags:
+                self._set_tags(stream_id, tags, undo)
+
+    def _end_ranges(self, rows: Int64Column, undo: Undo) -> None:
+        if not len(rows):
+            return
+        ended = {
+            "stream_id": rows,
+            "range_index": self._table["range_index"][rows],
+            "epoch": self._table["epoch"][rows],
+            "start_offset": self._table["range_start"][rows],
+            "end_offset": self._table["end_offset"][rows],
+            "node_id": self._table["node_id"][rows],
+        }
+        heads = self.past.add(ended, self._table["past_head"][rows], undo)
+        self._table.put("past_head", rows, heads, undo)
+
+    def replay_reopened(self, record: StreamsReopened, undo: Undo) -> None:
+        """See `StreamsReopened`."""
+        self._table.put("state", record.stream_id, _OPENED, undo)
+        self._count_open(record.stream_id, 1, undo)
+
+    def replay_closed(self, record: StreamsClosed, undo: Undo) -> None:
+        """See `StreamsClosed`."""
+        rows = record.stream_id
+        self._count_open(rows, -1, undo)
+        self._table.put("state", rows, StreamState.CLOSED, undo)
+        if not len(record.end_offset):
+            return
+        before = self.raise_ends(rows, record.end_offset, undo)
+        owed = record.end_offset > before
+        spans = StreamSpans(rows, before, record.end_offset)
+        owners = self._table["node_id"][rows]
+        for node_id in np.unique(owners[owed]).tolist():
+            self.pending.put(node_id, spans.take(owed & (owners == node_id)), undo)
+
+    def _count_live(self, delta: int, undo: Undo) -> None:
+        before = self._live
+        self._live += delta
+        undo.append(lambda: setattr(self, "_live", before))
+
+    def _count_open(self, rows: Int64Column, delta: int, undo: Undo) -> None:
+        """Count streams that are open now under their owners."""
+        opened = rows[self._table["state"][rows] == _OPENED]
+        self.open_counts.add_each(self._table["node_id"][opened], delta, undo)
+
+    def replay_pending_set(self, record: PendingUploadsSet, undo: Undo) -> None:
+        """See `PendingUploadsSet`."""
+        spans = StreamSpans(record.stream_id, record.start_offset, record.end_offset)
+        self.pending.put(record.node_id, spans, undo)
+
+    def replay_abandoned(self, record: UploadsAbandoned, undo: Undo) -> None:
+        """See `UploadsAbandoned`."""
+        spans = self.active_uploads(record.node_id).of_streams(record.stream_id)
+        self.lost.add(spans, undo)
+        nothing = np.zeros_like(record.stream_id)
+        self.pending.put(record.node_id, StreamSpans(record.stream_id, nothing, nothing), undo)
+
+    def replay_trimmed(self, record: StreamsTrimmed, undo: Undo) -> None:
+        """See `StreamsTrimmed`."""
+        rows, starts = record.stream_id, record.start_offset
+        self._table.put("start_offset", rows, starts, undo)
+        self._table.put(
+            "range_start", rows, np.maximum(self._table["range_start"][rows], starts), undo
+        )
+        self.raise_ends(rows, starts, undo)
+        self.lost.trim(rows, starts, undo)
+        has_past = self._table["past_head"][rows] > 0
+        for row, start in zip(rows[has_past].tolist(), starts[has_past].tolist(), strict=True):
+            self._trim_past(row, start, undo)
+
+    def _trim_past(self, stream_id: int, start: int, undo: Undo) -> None:
+        below = set()
+        head = int(self._table["past_head"][stream_id])
+        for row in self.past.chain(head):
+            if self.past.cell("end_offset", row) <= start:
+                below.add(row)
+            elif self.past.cell("start_offset", row) < start:
+                self.past.clip(row, start, undo)
+        if below:
+            self._table.put("past_head", stream_id, self.past.remove(head, below, undo), undo)
+
+    def replay_ranges_removed(self, record: RangesRemoved, undo: Undo) -> None:
+        """See `RangesRemoved`."""
+        for stream_id in sorted(set(record.stream_id.tolist())):
+            indexes = set(record.range_index[record.stream_id == stream_id].tolist())
+            head = int(self._table["past_head"][stream_id])
+            rows = {r for r in self.past.chain(head) if self.past.cell("range_index", r) in indexes}
+            self._table.put("past_head", stream_id, self.past.remove(head, rows, undo), undo)
+
+    def replay_deleted(self, record: StreamsDeleted, undo: Undo) -> None:
+        """See `StreamsDeleted`."""
+        rows = record.stream_id
+        self._count_open(rows, -1, undo)
+        self._count_live(-len(rows), undo)
+        self.lost.drop(rows, undo)
+        for stream_id in rows.tolist():
+            head = int(self._table["past_head"][stream_id])
+            self.past.remove(head, set(self.past.chain(head)), undo)
+            self._drop_tags(stream_id, undo)
+        self._objects.drop_streams(rows, undo)
+        for name in (*STREAM_COLUMNS, "past_head"):
+            self._table.put(name, rows, DELETED if name == "state" else 0, undo)
+
+    def raise_ends(self, rows: Int64Column, ends: Int64Column, undo: Undo) -> Int64Column:
+        """Raise end offsets to at least `ends`; return what they were."""
+        before = self._table["end_offset"][rows]
+        self._table.write("end_offset", rows, np.maximum(before, ends))
+        undo.append(lambda: self._table.write("end_offset", rows, before))
+        return before
+
+    def load(
+        self,
+        next_stream_id: int,
+        streams: dict[str, Int64Column],
+        ranges: dict[str, Int64Column],
+        tags: dict[int, tuple[str, ...]],
+    ) -> None:
+        """Fill an empty registry: streams in id order, all ranges by stream and index."""
+        if not next_stream_id:
+            return
+        rows = streams["stream_id"]
+        self._live = len(rows)
+        full = {name: np.zeros(next_stream_id, dtype) for name, dtype in STREAM_COLUMNS.items()}
+        full["past_head"] = np.zeros(next_stream_id, dtype=np.int32)
+        full["state"][:] = DELETED
+        for name in STREAM_COLUMNS:
+            if name != "range_start":
+                full[name][rows] = streams[name]
+        of_range = ranges["stream_id"]
+        is_current = ranges["range_index"] == full["range_index"][of_range]
+        full["range_start"][of_range[is_current]] = ranges["start_offset"][is_current]
+        ids, heads = self.past.load({n: values[~is_current] for n, values in ranges.items()})
+        full["past_head"][ids] = heads
+        self._table.load(full)
+        self.open_counts.load(full["node_id"][full["state"] == _OPENED])
+        self._tags.load((owner, tuple(map(sys.intern, texts))) for owner, texts in tags.items())
+
+    # ---- tags ----
+
+    def _set_tags(self, stream_id: int, tags: Tags, undo: Undo) -> None:
+        if not tags:
+            return
+        # Many streams share keys and values; interning keeps one copy of each.
+        self._tags[stream_id] = tuple(sys.intern(text) for tag in tags for text in tag)
+        undo.append(lambda: self._forget_tags(stream_id))
+
+    def _forget_tags(self, stream_id: int) -> None:
+        self._tags.pop(stream_id)
+
+    def _drop_tags(self, stream_id: int, undo: Undo) -> None:
+        tags = self._tags.pop(stream_id)
+        if tags is not None:
+            undo.append(lambda: self._tags.__setitem__(stream_id, tags))
+
+
+def epoch_check(head: Head | None, epoch: int) -> ErrorCode:
+    """Return NONE if the stream exists and has exactly this epoch."""
+    if head is None:
+        return ErrorCode.STREAM_NOT_EXIST
+    if head.epoch > epoch:
+        return ErrorCode.STREAM_FENCED
+    return ErrorCode.NONE if head.epoch == epoch else ErrorCode.STREAM_INNER_ERROR
+
+
+def ownership(head: Head | None, epoch: int, node_id: int) -> ErrorCode:
+    """Return NONE if `node_id` owns the stream under exactly this epoch."""
+    error = epoch_check(head, epoch)
+    if error is ErrorCode.NONE and head is not None and head.node_id != node_id:
+        return ErrorCode.STREAM_FENCED
+    return error

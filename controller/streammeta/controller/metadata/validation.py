@@ -1,0 +1,360 @@
+"""What a request must be before the map looks at its state.
+
+Every check here depends on the request alone. A malformed request raises `InvalidRequestError`
+naming the field as in `proto/`, one over a limit `LimitExceededError`; neither changes anything.
+"""
+
+from collections.abc import Callable, Sequence
+
+from streammeta.controller.errors import LimitExceededError
+from streammeta.controller.metadata.checks import (
+    BATCH_MAX,
+    INT32_MAX,
+    INT64_MAX,
+    check_batch,
+    check_between,
+    check_no_repeat,
+    check_node,
+    fail,
+)
+from streammeta.controller.metadata.commit_validation import (
+    check_commit,
+    check_commit_stream_object,
+    check_commit_uploads,
+)
+from streammeta.controller.metadata.requests import (
+    AbandonUploads,
+    AssignRecoveries,
+    CheckObjects,
+    ClaimBucket,
+    CloseStreams,
+    CommitStreamObject,
+    CommitStreamSetObject,
+    CommitUploads,
+    CreateStreams,
+    DeleteKVs,
+    DeleteStreams,
+    DescribeObjects,
+    DescribeStreams,
+    DestroyDeadSetObjects,
+    ExpireObjects,
+    GetKVs,
+    GetNextNodeId,
+    GetNodes,
+    GetObjects,
+    GetOpeningStreams,
+    HoldDeletions,
+    ListKVs,
+    ListStreamSetObjects,
+    OpenStreams,
+    PrepareObjects,
+    PutKVs,
+    ReadRequest,
+    RegisterNode,
+    RemoveObjects,
+    SetNodeLock,
+    StreamToClose,
+    StreamToDelete,
+    StreamToOpen,
+    StreamToTrim,
+    SuperviseNode,
+    SweepDeletedStreams,
+    TrimStreams,
+    UnregisterNode,
+    WriteRequest,
+)
+from streammeta.controller.metadata.values import NodeIdentity, PageRequest, Tags
+
+PAGE_SIZE_MAX = 10_000
+TTL_MS_MIN = 1_000
+TTL_MS_MAX = 7 * 24 * 3_600_000
+TAGS_MAX = 16
+TAG_BYTES_MAX = 1_024
+REQUEST_ID_LENGTH_MAX = 64
+CLUSTER_UUID_LENGTH_MAX = 64
+KEY_BYTES_MAX = 1_024
+VALUE_BYTES_MAX = 1 << 20
+WAL_CONFIG_BYTES_MAX = 16_384
+_ID_DIGITS_MAX = len(str(INT64_MAX))
+
+
+def validate(request: WriteRequest | ReadRequest) -> None:
+    """Raise unless the request is well-formed.
+
+    Raises:
+        InvalidRequestError: a field is malformed.
+        LimitExceededError: the request is larger than a limit.
+    """
+    _CHECKS[type(request)](request)
+
+
+def _check_request_id(request_id: str) -> None:
+    if not 1 <= len(request_id) <= REQUEST_ID_LENGTH_MAX:
+        raise fail("request_id", repr(request_id), f"1 to {REQUEST_ID_LENGTH_MAX} characters")
+
+
+def _check_tags(field: str, tags: Tags) -> None:
+    if not tags:
+        return
+    if len(tags) > TAGS_MAX:
+        raise LimitExceededError(f"{field}: got {len(tags)}, at most {TAGS_MAX}")
+    check_no_repeat(f"{field}.key", [key for key, _ in tags])
+    for part in (part for tag in tags for part in tag):
+        if len(part.encode()) > TAG_BYTES_MAX:
+            raise LimitExceededError(f"{field}: a key or value is over {TAG_BYTES_MAX} bytes")
+
+
+def _check_page(page: PageRequest) -> None:
+    check_between("page.page_size", page.page_size, 0, PAGE_SIZE_MAX)
+
+
+def _check_id_page(page: PageRequest) -> None:
+    _check_page(page)
+    token = page.page_token
+    if not token:
+        return
+    # The length comes first: `int` refuses very long texts with an error of its own.
+    is_number = len(token) <= _ID_DIGITS_MAX and token.isascii() and token.isdecimal()
+    if not is_number or int(token) > INT64_MAX:
+        got = repr(token if len(token) <= _ID_DIGITS_MAX else f"{token[:_ID_DIGITS_MAX]}...")
+        raise fail("page.page_token", got, "empty or a next_page_token")
+
+
+def _check_create_streams(request: CreateStreams) -> None:
+    _check_request_id(request.request_id)
+    check_node(request.node)
+    check_batch("streams", request.streams)
+    for index, stream in enumerate(request.streams):
+        _check_tags(f"streams[{index}].tags", stream.tags)
+
+
+def _check_streams(
+    node: NodeIdentity,
+    streams: Sequence[StreamToOpen | StreamToClose | StreamToTrim | StreamToDelete],
+    epoch_min: int,
+) -> None:
+    check_node(node)
+    check_batch("streams", streams)
+    for index, stream in enumerate(streams):
+        if not 0 <= stream.stream_id <= INT64_MAX:
+            raise fail(f"streams[{index}].stream_id", stream.stream_id, ">= 0")
+        if not epoch_min <= stream.stream_epoch <= INT64_MAX:
+            raise fail(f"streams[{index}].stream_epoch", stream.stream_epoch, f">= {epoch_min}")
+    check_no_repeat("streams.stream_id", [stream.stream_id for stream in streams])
+
+
+def _check_open_streams(request: OpenStreams) -> None:
+    _check_streams(request.node, request.streams, epoch_min=0)
+    for index, stream in enumerate(request.streams):
+        _check_tags(f"streams[{index}].tags", stream.tags)
+
+
+def _check_close_streams(request: CloseStreams) -> None:
+    _check_streams(request.node, request.streams, epoch_min=0)
+    for index, stream in enumerate(request.streams):
+        if stream.end_offset is not None:
+            check_between(f"streams[{index}].end_offset", stream.end_offset, 0, INT64_MAX)
+
+
+def _check_abandon_uploads(request: AbandonUploads) -> None:
+    check_between("node_id", request.node_id, 0, INT32_MAX)
+    _check_described("stream_ids", request.stream_ids)
+    check_no_repeat("stream_ids", request.stream_ids)
+
+
+def _check_trim_streams(request: TrimStreams) -> None:
+    _check_streams(request.node, request.streams, epoch_min=0)
+    for index, stream in enumerate(request.streams):
+        field = f"streams[{index}].new_start_offset"
+        check_between(field, stream.new_start_offset, 0, INT64_MAX)
+
+
+def _check_delete_streams(request: DeleteStreams) -> None:
+    _check_streams(request.node, request.streams, epoch_min=-1)
+
+
+def _check_get_opening_streams(request: GetOpeningStreams) -> None:
+    check_node(request.node)
+    _check_id_page(request.page)
+
+
+def _check_prepare_objects(request: PrepareObjects) -> None:
+    _check_request_id(request.request_id)
+    check_node(request.node)
+    check_between("count", request.count, 1, BATCH_MAX)
+    check_between("ttl_ms", request.ttl_ms, TTL_MS_MIN, TTL_MS_MAX)
+
+
+def _check_limit(request: ExpireObjects | SweepDeletedStreams) -> None:
+    check_between("limit", request.limit, 1, BATCH_MAX)
+
+
+def _check_destroy_dead(request: DestroyDeadSetObjects) -> None:
+    check_between("node_id", request.node_id, 0, INT32_MAX)
+    check_between("after_object_id", request.after_object_id, -1, INT64_MAX - 1)
+    check_between("limit", request.limit, 1, BATCH_MAX)
+
+
+def _check_hold(request: HoldDeletions) -> None:
+    check_between("hold_ms", request.hold_ms, 1, TTL_MS_MAX)
+
+
+def _check_claim_bucket(request: ClaimBucket) -> None:
+    if not 1 <= len(request.cluster_uuid) <= CLUSTER_UUID_LENGTH_MAX:
+        problem = f"1 to {CLUSTER_UUID_LENGTH_MAX} characters"
+        raise fail("cluster_uuid", repr(request.cluster_uuid), problem)
+    check_between("issued_below", request.issued_below, 0, INT64_MAX)
+
+
+def _check_object_ids(request: RemoveObjects | CheckObjects) -> None:
+    check_batch("object_ids", request.object_ids)
+    _check_id_range("object_ids", request.object_ids)
+
+
+def _check_id_range(field: str, ids: Sequence[int]) -> None:
+    if ids:
+        check_between(field, min(ids), 0, INT64_MAX)
+        check_between(field, max(ids), 0, INT64_MAX)
+
+
+def _check_register_node(request: RegisterNode) -> None:
+    check_node(request.node)
+    _check_tags("tags", request.tags)
+    if len(request.wal_config.encode()) > WAL_CONFIG_BYTES_MAX:
+        raise LimitExceededError(f"wal_config: over {WAL_CONFIG_BYTES_MAX} bytes")
+
+
+def _check_node_request(request: UnregisterNode | SuperviseNode) -> None:
+    check_node(request.node)
+
+
+def _check_next_node_id(request: GetNextNodeId) -> None:
+    _check_request_id(request.request_id)
+
+
+def _check_set_node_lock(request: SetNodeLock) -> None:
+    check_between("node_id", request.node_id, 0, INT32_MAX)
+
+
+def _check_assign_recoveries(request: AssignRecoveries) -> None:
+    check_batch("targets", request.targets)
+    for index, target in enumerate(request.targets):
+        field = f"targets[{index}]"
+        check_between(f"{field}.node_id", target.node_id, 0, INT32_MAX)
+        check_between(f"{field}.node_epoch", target.node_epoch, 0, INT64_MAX)
+        check_between(f"{field}.target_id", target.target_id, -1, INT32_MAX)
+        if target.target_id == target.node_id:
+            raise fail(f"{field}.target_id", target.target_id, "another node than node_id")
+    check_no_repeat("targets.node_id", [target.node_id for target in request.targets])
+
+
+def _check_key(field: str, namespace: str, key: str) -> None:
+    if not key:
+        raise fail(f"{field}.key", "an empty text", "not empty")
+    for name, text in (("key", key), ("namespace", namespace)):
+        if len(text.encode()) > KEY_BYTES_MAX:
+            raise LimitExceededError(f"{field}.{name}: over {KEY_BYTES_MAX} bytes")
+
+
+def _check_put_kvs(request: PutKVs) -> None:
+    check_batch("items", request.items)
+    for index, item in enumerate(request.items):
+        _check_key(f"items[{index}]", item.namespace, item.key)
+        if len(item.value) > VALUE_BYTES_MAX:
+            raise LimitExceededError(f"items[{index}].value: over {VALUE_BYTES_MAX} bytes")
+        _check_version(f"items[{index}]", item.expected_version)
+    check_no_repeat("items.key", [(item.namespace, item.key) for item in request.items])
+
+
+def _check_version(field: str, expected_version: int | None) -> None:
+    if expected_version is not None:
+        check_between(f"{field}.expected_version", expected_version, 0, INT64_MAX)
+
+
+def _check_kv_keys(request: GetKVs | DeleteKVs) -> None:
+    check_batch("keys", request.keys)
+    for index, key in enumerate(request.keys):
+        _check_key(f"keys[{index}]", key.namespace, key.key)
+        _check_version(f"keys[{index}]", key.expected_version)
+    if isinstance(request, DeleteKVs):
+        check_no_repeat("keys.key", [(key.namespace, key.key) for key in request.keys])
+
+
+def _check_list_kvs(request: ListKVs) -> None:
+    _check_page(request.page)
+
+
+def _check_describe_streams(request: DescribeStreams) -> None:
+    _check_id_page(request.page)
+    _check_described("stream_ids", request.stream_ids)
+    if request.owner_node_id is not None:
+        check_between("owner_node_id", request.owner_node_id, 0, INT32_MAX)
+
+
+def _check_describe_objects(request: DescribeObjects) -> None:
+    _check_id_page(request.page)
+    _check_described("object_ids", request.object_ids)
+
+
+def _check_described(field: str, ids: Sequence[int]) -> None:
+    if len(ids) > BATCH_MAX:
+        raise LimitExceededError(f"{field}: got {len(ids)}, at most {BATCH_MAX} in one request")
+    _check_id_range(field, ids)
+
+
+def _check_get_objects(request: GetObjects) -> None:
+    check_batch("queries", request.queries)
+    for index, query in enumerate(request.queries):
+        field = f"queries[{index}]"
+        check_between(f"{field}.stream_id", query.stream_id, 0, INT64_MAX)
+        check_between(f"{field}.start_offset", query.start_offset, 0, INT64_MAX)
+        check_between(f"{field}.limit", query.limit, 0, BATCH_MAX)
+        if query.end_offset != -1 and query.end_offset < query.start_offset:
+            raise fail(f"{field}.end_offset", query.end_offset, "-1 or >= start_offset")
+
+
+def _check_get_nodes(request: GetNodes) -> None:
+    _check_described("node_ids", request.node_ids)
+
+
+def _check_list_set_objects(request: ListStreamSetObjects) -> None:
+    check_between("node_id", request.node_id, 0, INT32_MAX)
+    _check_id_page(request.page)
+
+
+# Each value takes exactly its key's type, which a dictionary's type can't say.
+_CHECKS: dict[type, Callable[..., None]] = {
+    CreateStreams: _check_create_streams,
+    OpenStreams: _check_open_streams,
+    CloseStreams: _check_close_streams,
+    TrimStreams: _check_trim_streams,
+    DeleteStreams: _check_delete_streams,
+    GetOpeningStreams: _check_get_opening_streams,
+    PrepareObjects: _check_prepare_objects,
+    CommitStreamSetObject: check_commit,
+    CommitUploads: check_commit_uploads,
+    AbandonUploads: _check_abandon_uploads,
+    CommitStreamObject: check_commit_stream_object,
+    ExpireObjects: _check_limit,
+    SweepDeletedStreams: _check_limit,
+    DestroyDeadSetObjects: _check_destroy_dead,
+    HoldDeletions: _check_hold,
+    ClaimBucket: _check_claim_bucket,
+    RemoveObjects: _check_object_ids,
+    RegisterNode: _check_register_node,
+    UnregisterNode: _check_node_request,
+    SuperviseNode: _check_node_request,
+    GetNextNodeId: _check_next_node_id,
+    SetNodeLock: _check_set_node_lock,
+    AssignRecoveries: _check_assign_recoveries,
+    PutKVs: _check_put_kvs,
+    DeleteKVs: _check_kv_keys,
+    DescribeStreams: _check_describe_streams,
+    GetObjects: _check_get_objects,
+    DescribeObjects: _check_describe_objects,
+    CheckObjects: _check_object_ids,
+    GetNodes: _check_get_nodes,
+    ListStreamSetObjects: _check_list_set_objects,
+    GetKVs: _check_kv_keys,
+    ListKVs: _check_list_kvs,
+}

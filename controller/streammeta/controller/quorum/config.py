@@ -1,0 +1,112 @@
+"""What a replica is told before it starts: who votes, how long to wait, how much to hold.
+
+Voter sets are values: a change of membership makes a new one. Times are milliseconds on a
+monotonic clock; nothing here reads one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from streammeta.controller.ids import ClusterId, Epoch, NodeId
+from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumTimings:
+    """Waits, in milliseconds. Each election timeout is drawn from [T, 2T)."""
+
+    election_timeout_ms: int = 1000
+    fetch_timeout_ms: int = 2000
+    """A voter that had no successful Fetch for this long asks for pre-votes."""
+    fetch_max_wait_ms: int = 500
+    request_timeout_ms: int = 2000
+    retry_backoff_ms: int = 20
+    failover_stagger_ms: int = 30
+    """Voters that saw the connection to the leader break campaign this far apart."""
+    catch_up_rounds: int = 10
+    """A new voter must catch up with what the leader had at the start of a round within an
+    election timeout; after this many slower rounds it is refused."""
+    high_watermark_linger_ms: int = 5
+    """How long a higher high watermark may wait for new batches to travel with."""
+
+    def __post_init__(self) -> None:
+        for name in ("election_timeout_ms", "fetch_timeout_ms", "request_timeout_ms"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)}; must be at least 1")
+        if self.fetch_max_wait_ms >= self.request_timeout_ms:
+            raise ValueError(
+                f"fetch_max_wait_ms: {self.fetch_max_wait_ms}; must be below "
+                f"request_timeout_ms ({self.request_timeout_ms}), or every long poll times out"
+            )
+        if self.fetch_max_wait_ms >= self.fetch_timeout_ms:
+            raise ValueError(
+                f"fetch_max_wait_ms: {self.fetch_max_wait_ms}; must be below "
+                f"fetch_timeout_ms ({self.fetch_timeout_ms}), or an idle leader is deposed"
+            )
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """Return how often a leader announces itself to voters that don't fetch."""
+        return max(1, self.fetch_timeout_ms // 2)
+
+    @property
+    def check_quorum_ms(self) -> int:
+        """Return how long a leader goes on without Fetches from a majority."""
+        return self.fetch_timeout_ms * 3 // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumLimits:
+    """Sizes, in bytes unless said."""
+
+    max_batch_bytes: int = 8 << 20
+    max_fetch_bytes: int = 8 << 20
+    """At least one whole batch is always sent, even if larger."""
+    max_uncommitted_bytes: int = 64 << 20
+    """Appended and not yet committed; beyond it appends are refused."""
+    tail_bytes: int = 32 << 20
+    """Committed batches kept in memory for followers that lag a little."""
+    max_parked_fetches: int = 64
+    """Count of Fetches held back at once; one more is answered at once."""
+    max_pending_reads: int = 1024
+    """Count of rounds of linearizable reads without a majority's echo; one more is refused."""
+    snapshot_chunk_bytes: int = 1 << 20
+    """Bytes of a snapshot asked for at once."""
+    snapshots_kept: int = 2
+    """The log reaches back to the oldest of these, so that slow followers need no snapshot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumConfig:
+    """A replica's identity and surroundings.
+
+    `bootstrap_voters` vote until the log or a snapshot names others; empty for a replica that joins
+    a cluster. `seeds` are whom a replica without a vote asks for the leader. `endpoint` is where
+    this replica listens.
+    """
+
+    cluster_id: ClusterId
+    local: ReplicaKey
+    endpoint: str
+    bootstrap_voters: VoterSet
+    seeds: tuple[NodeId, ...] = ()
+    timings: QuorumTimings = field(default_factory=QuorumTimings)
+    limits: QuorumLimits = field(default_factory=QuorumLimits)
+
+
+PRIMORDIAL_EPOCH = Epoch(0)
+"""The epoch before the first election; it never has a leader or a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumState:
+    """What must survive a crash besides the log (KIP-595's quorum-state file).
+
+    Leader and vote are kept both: with pre-votes a voter can fall back from following a leader
+    within one epoch, and must not vote twice then.
+    """
+
+    epoch: Epoch = PRIMORDIAL_EPOCH
+    vote: ReplicaKey | None = None
+    leader_id: NodeId | None = None

@@ -1,0 +1,487 @@
+"""The quorum's state machine: time and one event in, effects out.
+
+No clock, socket, disk or logger lives here, and randomness is the `random.Random` given to the
+constructor, so one seed replays one run exactly. The same object runs in production and in the
+simulator. Messages may be lost, doubled, reordered or ages late; an `InvariantError` means that
+the quorum's rules were broken, and the process must end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import assert_never
+
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.quorum.config import QuorumConfig, QuorumState
+from streammeta.controller.quorum.election import Election
+from streammeta.controller.quorum.events import (
+    Append,
+    DiskFull,
+    Effect,
+    Event,
+    LogReadDone,
+    PeerConnectionLost,
+    ReadIndexRequested,
+    Received,
+    RequestFailed,
+    Resign,
+    SnapshotInstalled,
+    SnapshotReadDone,
+    SnapshotTaken,
+    Tick,
+    TransferRequested,
+    VoterChangeRequested,
+    WriteDone,
+)
+from streammeta.controller.quorum.following import Following
+from streammeta.controller.quorum.leading import Leading
+from streammeta.controller.quorum.log_view import LogStart, LogView
+from streammeta.controller.quorum.membership import Membership
+from streammeta.controller.quorum.messages import (
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    Message,
+    QuorumError,
+    Request,
+    Response,
+    SnapshotId,
+    UpdateVoterRequest,
+    UpdateVoterResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from streammeta.controller.quorum.replica import Replica
+from streammeta.controller.quorum.roles import (
+    Candidate,
+    Follower,
+    Leader,
+    Prospective,
+    Resigned,
+    Role,
+    Unattached,
+)
+from streammeta.controller.quorum.voters import VoterSet
+
+
+class QuorumCore:
+    """One replica of the quorum."""
+
+    def __init__(
+        self,
+        config: QuorumConfig,
+        state: QuorumState,
+        log_start: LogStart,
+        rng: random.Random,
+    ) -> None:
+        self._replica = Replica(config, state, log_start, rng)
+        last_epoch = self._replica.log.last_epoch
+        if last_epoch > state.epoch:
+            raise InvariantError(
+                f"the log holds a batch of epoch {last_epoch}, the quorum-state only knows "
+                f"epoch {state.epoch}: the quorum-state file was lost or put back to an older one"
+            )
+        self._election = Election(self._replica)
+        self._membership = Membership(self._replica)
+        self._leading = Leading(self._replica, self._membership)
+        self._following = Following(self._replica, self._election)
+
+    # -- what the driver may look at
+
+    @property
+    def role(self) -> Role:
+        """Return the present role; not to be changed."""
+        return self._replica.role
+
+    @property
+    def epoch(self) -> Epoch:
+        """Return the present epoch."""
+        return self._replica.epoch
+
+    @property
+    def leader_id(self) -> NodeId | None:
+        """Return the leader of the present epoch, if known and not resigned here."""
+        return None if isinstance(self._replica.role, Resigned) else self._replica.leader_id
+
+    @property
+    def high_watermark(self) -> EndOffset:
+        """Return the end of what is known to be committed; grows only."""
+        return self._replica.high_watermark
+
+    @property
+    def log(self) -> LogView:
+        """Return the index of the log; not to be changed."""
+        return self._replica.log
+
+    @property
+    def is_established(self) -> bool:
+        """Whether this replica leads and may append and read."""
+        return self._leading.is_established()
+
+    @property
+    def voters(self) -> VoterSet:
+        """Return the voters in force, committed or not; empty while they are unknown."""
+        return self._replica.voters
+
+    def voters_at(self, end_offset: EndOffset) -> VoterSet:
+        """Return the voters that the log below `end_offset` puts in force."""
+        return self._replica.voters_at(end_offset)
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this replica is one of the voters in force."""
+        return self._replica.is_voter
+
+    @property
+    def is_repairing(self) -> bool:
+        """Whether damage has cut away acknowledged batches that are not back yet; it can't vote."""
+        return self._replica.lost is not None
+
+    @property
+    def is_transferring(self) -> bool:
+        """Whether leadership is promised to a voter that has yet to catch up."""
+        role = self._replica.role
+        return isinstance(role, Leader) and role.transfer is not None
+
+    @property
+    def full_majority(self) -> tuple[NodeId, ...]:
+        """Return the voters that have no room, if this leader can commit nothing without them."""
+        role = self._replica.role
+        return role.full_majority if isinstance(role, Leader) else ()
+
+    @property
+    def newest_snapshot(self) -> SnapshotId | None:
+        """Return the newest durable snapshot of this replica."""
+        return self._replica.snapshots[-1] if self._replica.snapshots else None
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """Return the payload bytes a leader has appended and not committed."""
+        role = self._replica.role
+        return role.uncommitted_bytes if isinstance(role, Leader) else 0
+
+    @property
+    def uncommitted_batches(self) -> int:
+        """Return how many data batches a leader has appended and not committed."""
+        role = self._replica.role
+        return len(role.uncommitted) if isinstance(role, Leader) else 0
+
+    def next_deadline(self) -> int | None:
+        """Return when a `Tick` is due, or None if only events can change anything."""
+        return min(self._deadlines(), default=None)
+
+    # -- stepping
+
+    def start(self, now_ms: int) -> list[Effect]:
+        """Take up the role that the recovered state calls for; once, before any step.
+
+        A replica recorded as the leader starts Resigned: what it had appended and not flushed is
+        gone, and it must not reuse those offsets in the same epoch.
+        """
+        replica = self._replica
+        replica.now = now_ms
+        if replica.leader_id == replica.local.node_id:
+            successors = tuple(voter.key for voter in replica.others)
+            replica.become_resigned(successors, "restarted")
+        elif replica.leader_id is not None:
+            replica.become_follower(replica.epoch, replica.leader_id)
+        else:
+            replica.become_unattached(replica.epoch)
+        if replica.may_campaign and len(replica.voters) == 1:
+            self._election.campaign()
+        return self._finish()
+
+    def step(self, now_ms: int, event: Event) -> list[Effect]:
+        """Advance by one event at a time that never runs backwards."""
+        self._replica.now = max(self._replica.now, now_ms)
+        match event:
+            case Tick():
+                pass
+            case Received(message=message):
+                self._on_message(message)
+            case WriteDone(token=token):
+                self._replica.log.write_done(token)
+                self._leading.update_high_watermark()
+                self._following.on_flushed()
+            case DiskFull(is_full=is_full):
+                self._following.on_disk_full(is_full=is_full)
+            case Append(payloads=payloads):
+                self._leading.append(payloads)
+                # What is due waits for the next event, so that nothing is appended in between.
+                self._leading.serve_parked()
+                return self._replica.finish()
+            case ReadIndexRequested(read_id=read_id):
+                self._leading.request_read_index(read_id)
+            case LogReadDone(read_id=read_id, batches=batches):
+                self._leading.on_log_read(read_id, batches)
+            case RequestFailed(peer=peer, request_id=request_id):
+                self._on_request_failed(peer, request_id)
+            case PeerConnectionLost(peer=peer):
+                self._following.on_leader_gone(peer)
+            case Resign():
+                self._leading.resign("asked to resign")
+            case _:
+                self._on_maintenance(event)
+        return self._finish()
+
+    def _on_maintenance(
+        self,
+        event: TransferRequested
+        | VoterChangeRequested
+        | SnapshotTaken
+        | SnapshotReadDone
+        | SnapshotInstalled,
+    ) -> None:
+        match event:
+            case TransferRequested(to=to):
+                self._membership.request_transfer(to)
+            case VoterChangeRequested(change_id=change_id, change=change):
+                self._membership.request_change(change_id, change)
+                self._leading.update_high_watermark()
+            case SnapshotTaken(snapshot_id=snapshot_id):
+                self._on_snapshot_taken(snapshot_id)
+            case SnapshotReadDone(read_id=read_id, chunk=chunk):
+                self._leading.on_snapshot_read(read_id, chunk)
+            case SnapshotInstalled():
+                self._following.on_snapshot_installed(event)
+            case _:
+                assert_never(event)
+
+    def _on_snapshot_taken(self, snapshot_id: SnapshotId) -> None:
+        """Let the log begin at the oldest snapshot that is kept."""
+        replica = self._replica
+        newest = self.newest_snapshot
+        is_news = newest is None or snapshot_id.end_offset > newest.end_offset
+        if not is_news or replica.installing is not None:
+            return
+        is_committed = snapshot_id.end_offset <= replica.high_watermark
+        if (
+            not is_committed
+            or replica.log.epoch_before(snapshot_id.end_offset) != snapshot_id.epoch
+        ):
+            raise InvariantError(
+                f"{snapshot_id} was taken; committed is the log below {replica.high_watermark}"
+            )
+        replica.snapshots.append(snapshot_id)
+        del replica.snapshots[: -replica.config.limits.snapshots_kept]
+        has_enough = len(replica.snapshots) == replica.config.limits.snapshots_kept
+        if has_enough and replica.snapshots[0].end_offset > replica.log.start_offset:
+            replica.trim(replica.snapshots[0].end_offset)
+
+    def _finish(self) -> list[Effect]:
+        self._election.on_time()
+        self._leading.on_time()
+        self._following.on_time()
+        self._leading.serve_parked()
+        return self._replica.finish()
+
+    def _on_request_failed(self, peer: NodeId, request_id: int) -> None:
+        kind = self._replica.take_failed(peer, request_id)
+        if kind is VoteResponse:
+            self._election.on_vote_request_failed(peer)
+        elif kind in (FetchResponse, FetchSnapshotResponse):
+            self._following.on_fetch_failed(peer)
+        elif kind is BeginQuorumEpochResponse:
+            self._leading.on_announcement_failed(peer)
+        elif kind is EndQuorumEpochResponse:
+            self._leading.on_end_not_told(peer)
+
+    # -- messages
+
+    def _on_message(self, message: Message) -> None:
+        match message:
+            case (
+                VoteRequest()
+                | BeginQuorumEpochRequest()
+                | EndQuorumEpochRequest()
+                | FetchRequest()
+                | FetchSnapshotRequest()
+                | UpdateVoterRequest()
+            ):
+                self._on_request(message)
+            case _:
+                self._on_response(message)
+
+    def _on_request(self, request: Request) -> None:
+        if request.header.cluster_id != self._replica.config.cluster_id:
+            self._refuse(request, QuorumError.INCONSISTENT_CLUSTER_ID)
+        elif isinstance(request, FetchRequest | FetchSnapshotRequest | UpdateVoterRequest):
+            self._on_leader_request(request)
+        else:
+            self._on_voter_request(request)
+
+    def _on_leader_request(
+        self, request: FetchRequest | FetchSnapshotRequest | UpdateVoterRequest
+    ) -> None:
+        error = self._leading.check(request)
+        if error is not QuorumError.NONE:
+            self._refuse(request, error)
+            return
+        match request:
+            case FetchRequest():
+                self._leading.on_fetch(request)
+            case FetchSnapshotRequest():
+                self._leading.on_fetch_snapshot(request)
+            case UpdateVoterRequest():
+                self._membership.on_update_voter(request)
+
+    def _on_voter_request(
+        self, request: VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest
+    ) -> None:
+        replica = self._replica
+        epoch = request.header.epoch
+        if isinstance(request, VoteRequest) and not _is_valid_vote(request):
+            self._refuse(request, QuorumError.INVALID_REQUEST)
+            return
+        if epoch < replica.epoch:
+            self._refuse(request, QuorumError.FENCED_LEADER_EPOCH)
+            return
+        match request:
+            case VoteRequest():
+                if epoch > replica.epoch:
+                    replica.become_unattached(epoch)
+                self._election.on_vote_request(request)
+            case BeginQuorumEpochRequest():
+                self._following.on_begin_quorum_epoch(request)
+            case EndQuorumEpochRequest():
+                if epoch > replica.epoch:
+                    replica.become_follower(epoch, request.header.sender.node_id)
+                self._following.on_end_quorum_epoch(request)
+
+    def _refuse(self, request: Request, error: QuorumError) -> None:
+        replica = self._replica
+        header = replica.answer(request.header, error)
+        response: Response
+        match request:
+            case FetchRequest():
+                replica.answer_fetch(request, error=error)
+                return
+            case FetchSnapshotRequest():
+                replica.answer_fetch_snapshot(request, error=error)
+                return
+            case UpdateVoterRequest():
+                response = UpdateVoterResponse(header=header)
+            case VoteRequest():
+                response = VoteResponse(header=header, pre_vote=request.pre_vote, granted=False)
+            case BeginQuorumEpochRequest():
+                response = BeginQuorumEpochResponse(header=header)
+            case EndQuorumEpochRequest():
+                response = EndQuorumEpochResponse(header=header)
+        replica.send(request.header.sender.node_id, response)
+
+    def _on_response(self, response: Response) -> None:
+        replica = self._replica
+        header = response.header
+        if not replica.take_answered(header, type(response)):
+            return
+        if header.error in (QuorumError.INCONSISTENT_CLUSTER_ID, QuorumError.UNKNOWN_LEADER_EPOCH):
+            self._on_useless_response(response)
+            return
+        if header.epoch < replica.epoch:
+            self._on_useless_response(response)
+            return
+        if header.epoch > replica.epoch:
+            if header.leader_id is None:
+                replica.become_unattached(header.epoch)
+            else:
+                replica.become_follower(header.epoch, header.leader_id)
+            return
+        if header.leader_id is not None and self._is_news(header.leader_id):
+            replica.become_follower(header.epoch, header.leader_id)
+            return
+        self._on_answer(response)
+
+    def _is_news(self, leader_id: NodeId) -> bool:
+        """Whether following this leader of the present epoch would change anything."""
+        replica = self._replica
+        if leader_id != replica.leader_id:
+            return True
+        # Having lost sight of its leader, a replica that may not campaign looks for it again.
+        return isinstance(replica.role, Unattached) and leader_id != replica.local.node_id
+
+    def _on_useless_response(self, response: Response) -> None:
+        if isinstance(response, FetchResponse | FetchSnapshotResponse):
+            self._following.on_fetch_failed(response.header.sender)
+
+    def _on_answer(self, response: Response) -> None:
+        match response:
+            case VoteResponse():
+                self._election.on_vote_response(response)
+            case FetchResponse():
+                self._following.on_fetch_response(response)
+            case EndQuorumEpochResponse():
+                self._leading.on_end_acknowledged(response.header.sender)
+            case FetchSnapshotResponse():
+                self._following.on_fetch_snapshot_response(response)
+            case BeginQuorumEpochResponse() | UpdateVoterResponse():
+                pass  # the voter's Fetches, and the log, tell what came of it
+
+    # -- time
+
+    def _deadlines(self) -> Iterator[int]:
+        replica = self._replica
+        match replica.role:
+            case Unattached(election_deadline=deadline, next_search=next_search):
+                if replica.may_campaign:
+                    yield deadline
+                elif replica.installing is None:
+                    yield next_search
+            case Prospective(starts_at=starts_at, deadline=deadline, asked=asked):
+                yield deadline if asked else starts_at
+            case Candidate(deadline=deadline):
+                yield deadline
+            case Resigned(election_deadline=deadline, unacknowledged=unacknowledged):
+                yield deadline
+                yield from unacknowledged.values()
+            case Follower() as follower:
+                if replica.installing is None:
+                    yield from self._follower_deadlines(follower)
+            case Leader() as leader:
+                yield from self._leader_deadlines(leader)
+            case _:
+                assert_never(replica.role)
+
+    def _follower_deadlines(self, follower: Follower) -> Iterator[int]:
+        replica = self._replica
+        yield follower.fetch_deadline
+        waiting = [
+            until
+            for kind in (FetchResponse, FetchSnapshotResponse)
+            if (until := replica.outstanding_until(follower.leader_id, kind)) is not None
+            and until > replica.now
+        ]
+        yield max(waiting, default=follower.next_fetch)
+        if self._following.must_update(follower):
+            yield follower.next_update
+
+    def _leader_deadlines(self, leader: Leader) -> Iterator[int]:
+        quorum_deadline = self._leading.quorum_deadline(leader)
+        if quorum_deadline is not None:
+            yield quorum_deadline
+        if (room_deadline := self._leading.next_look_at_room(leader)) is not None:
+            yield room_deadline
+        for voter in self._replica.others:
+            yield self._leading.next_heartbeat(leader, leader.progress[voter.key])
+        for parked in leader.parked.values():
+            yield parked.answer_by
+        if leader.transfer is not None:
+            yield self._membership.next_look(leader.transfer, leader)
+        change = leader.voter_change
+        if change is not None and (due := self._membership.round_deadline(change)) is not None:
+            yield due
+
+
+def _is_valid_vote(request: VoteRequest) -> bool:
+    if request.last_epoch < 0 or request.end_offset < 0:
+        return False
+    # A pre-vote opens no epoch, so the sender's present one may hold batches already.
+    if request.pre_vote:
+        return request.last_epoch <= request.header.epoch
+    return request.last_epoch < request.header.epoch

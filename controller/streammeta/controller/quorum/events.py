@@ -1,0 +1,357 @@
+"""What a replica is fed and what it asks for in return.
+
+Each step of the core takes the time and one `Event` and returns `Effect`s, which the driver carries
+out in order. Writes carry a *token* that counts upwards; they reach the disk in that order, and a
+message leaves only when the write it depends on, `Send.after`, is durable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.messages import Batch, Message, QuorumError, SnapshotId
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message arrived; it may be late, doubled, reordered or from another cluster."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The transport knows that this request will not be answered."""
+
+    peer: NodeId
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConnectionLost:
+    """The peer's end of a connection was reset or refused: its process is probably gone."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Replicate these payloads as one batch; only for an established leader."""
+
+    payloads: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteDone:
+    """Every write up to this token is durable."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFull:
+    """The disk has no room but the reserve, or has room again; what waits is in the log already."""
+
+    is_full: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogReadDone:
+    """The batches that `ReadLog` asked for; empty if they are gone."""
+
+    read_id: int
+    batches: tuple[Batch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadIndexRequested:
+    """A linearizable read wants to know up to where it must have applied."""
+
+    read_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """Give up leadership, if held, and say so to the voters."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRequested:
+    """Hand leadership to this voter, or with None to the one with the longest log."""
+
+    to: NodeId | None
+
+
+@dataclass(frozen=True, slots=True)
+class VoterChangeRequested:
+    """Add a voter (a `Voter`) or remove one (a `ReplicaKey`); only one change runs at a time."""
+
+    change_id: int
+    change: Voter | ReplicaKey
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """The state machine has written a snapshot of its own, durably, at a committed batch's end."""
+
+    snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotChunk:
+    """Bytes of a snapshot file of `total_bytes` whose SHA-256 is `digest`."""
+
+    total_bytes: int
+    data: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReadDone:
+    """The bytes that `ReadSnapshot` asked for; None if there is no such snapshot."""
+
+    read_id: int
+    chunk: SnapshotChunk | None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInstalled:
+    """`InstallSnapshot` is done: the log begins and ends at the snapshot's end.
+
+    `voters` are those the snapshot names; None if the file was refused and removed, which leaves
+    the log as it was.
+    """
+
+    snapshot_id: SnapshotId
+    voters: VoterSet | None
+
+
+Event: TypeAlias = (
+    Tick
+    | Received
+    | RequestFailed
+    | PeerConnectionLost
+    | Append
+    | WriteDone
+    | DiskFull
+    | LogReadDone
+    | ReadIndexRequested
+    | Resign
+    | TransferRequested
+    | VoterChangeRequested
+    | SnapshotTaken
+    | SnapshotReadDone
+    | SnapshotInstalled
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeadershipEnded:
+    """The replica stopped leading `epoch`, for a reason that operators read.
+
+    Always the first effect of its step.
+    """
+
+    epoch: Epoch
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PersistQuorumState:
+    """Replace the quorum-state, durably."""
+
+    token: int
+    state: QuorumState
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLog:
+    """Write these batches at the end of the log, durably."""
+
+    token: int
+    batches: tuple[Batch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateLog:
+    """Cut the log so that it ends at `end_offset`, durably."""
+
+    token: int
+    end_offset: EndOffset
+
+
+@dataclass(frozen=True, slots=True)
+class TrimLog:
+    """Forget batches below `start_offset`, a snapshot's end, and the snapshots that end below it.
+
+    Nothing waits for it: what a crash leaves is removed by the next one.
+    """
+
+    token: int
+    start_offset: EndOffset
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSnapshotChunk:
+    """Write bytes of a snapshot that is being downloaded; `position` 0 begins it anew."""
+
+    snapshot_id: SnapshotId
+    position: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class InstallSnapshot:
+    """Check the downloaded file, make it durable, and begin the log at its end.
+
+    Answered by `SnapshotInstalled`. The order matters: the snapshot is durable before the log goes.
+    """
+
+    token: int
+    snapshot_id: SnapshotId
+    total_bytes: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClearDamage:
+    """What damage had cut from this log is back; forget, durably, that there was any."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSnapshot:
+    """Read at most `max_bytes` of a snapshot from `position`; answered by `SnapshotReadDone`."""
+
+    read_id: int
+    snapshot_id: SnapshotId
+    position: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """Read whole batches from `start_offset`, at least one, about `max_bytes` of them."""
+
+    read_id: int
+    start_offset: EndOffset
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Hand `message` to the transport once the write `after` is durable; it may be lost.
+
+    Without `vouches_for_log` it waits for the quorum-state alone: for the last one up to `after`,
+    however much that was asked for before it is not written yet.
+    """
+
+    to: NodeId
+    message: Message
+    after: int
+    vouches_for_log: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAdvanced:
+    """Everything below `high_watermark` is committed."""
+
+    high_watermark: EndOffset
+
+
+@dataclass(frozen=True, slots=True)
+class LeadershipStarted:
+    """The replica was elected; it may be announced once it has applied past `epoch_start`."""
+
+    epoch: Epoch
+    epoch_start: EndOffset
+
+
+@dataclass(frozen=True, slots=True)
+class ReadIndexReady:
+    """The read is linearizable when everything below `index` has been applied."""
+
+    read_id: int
+    index: EndOffset
+
+
+@dataclass(frozen=True, slots=True)
+class ReadIndexRefused:
+    """The replica can't prove that it leads."""
+
+    read_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class VotersChanged:
+    """These voters are in force from now on, committed or not."""
+
+    voters: VoterSet
+
+
+@dataclass(frozen=True, slots=True)
+class VoterChangeDone:
+    """A requested change is committed below `end_offset`."""
+
+    change_id: int
+    end_offset: EndOffset
+
+
+@dataclass(frozen=True, slots=True)
+class VoterChangeRefused:
+    """A requested change did not happen, or with NOT_LEADER may or may not have."""
+
+    change_id: int
+    error: QuorumError
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoomChanged:
+    """Nothing can be committed, for these voters' disks are full; empty: a majority has room.
+
+    Of the leader's voters; `LeadershipEnded` ends what was told before.
+    """
+
+    full_voters: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRefused:
+    """Leadership stays here; `LeadershipEnded` tells of success."""
+
+    reason: str
+
+
+Effect: TypeAlias = (
+    LeadershipEnded
+    | PersistQuorumState
+    | AppendLog
+    | TruncateLog
+    | TrimLog
+    | WriteSnapshotChunk
+    | InstallSnapshot
+    | ClearDamage
+    | ReadSnapshot
+    | VotersChanged
+    | VoterChangeDone
+    | VoterChangeRefused
+    | RoomChanged
+    | TransferRefused
+    | ReadLog
+    | Send
+    | CommitAdvanced
+    | LeadershipStarted
+    | ReadIndexReady
+    | ReadIndexRefused
+)

@@ -1,0 +1,381 @@
+"""Rules of a follower: fetching, truncating what diverges, and noticing that its leader is gone.
+
+One Fetch is in flight at most, and it leaves only when everything below its offset is flushed.
+"""
+
+from __future__ import annotations
+
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import EndOffset, NodeId
+from streammeta.controller.quorum.election import Election
+from streammeta.controller.quorum.events import SnapshotInstalled, WriteSnapshotChunk
+from streammeta.controller.quorum.messages import (
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
+    EpochEnd,
+    FetchRequest,
+    FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    QuorumError,
+    ResponseHeader,
+    SnapshotId,
+    UpdateVoterRequest,
+    UpdateVoterResponse,
+)
+from streammeta.controller.quorum.replica import Replica
+from streammeta.controller.quorum.roles import Download, Follower, Leader, Unattached
+from streammeta.controller.quorum.voters import ReplicaKey, Voter
+
+_SMALLEST_CHUNK_BYTES = 64
+"""Over a link that takes a whole request timeout for so little, nothing can be done."""
+
+
+class Following:
+    """Follows a leader, or looks for one, on behalf of a replica."""
+
+    def __init__(self, replica: Replica, election: Election) -> None:
+        self._replica = replica
+        self._election = election
+
+    def on_time(self) -> None:
+        """Fetch, look for the leader, or campaign when it has been silent for too long."""
+        replica = self._replica
+        if replica.installing is not None:
+            return
+        match replica.role:
+            case Unattached() as role:
+                if not replica.may_campaign and replica.now >= role.next_search:
+                    self._search(role)
+            case Follower() as role:
+                if replica.now < role.fetch_deadline:
+                    self._follow(role)
+                elif replica.may_campaign:
+                    self._election.campaign()
+                else:
+                    replica.become_unattached(replica.epoch)
+
+    def _search(self, role: Unattached) -> None:
+        """Ask somebody, by a Fetch, who leads; whoever knows names the leader in the answer."""
+        replica = self._replica
+        known = {voter.key.node_id for voter in replica.others} | set(replica.config.seeds)
+        known.discard(replica.local.node_id)
+        role.next_search = replica.now + replica.config.timings.heartbeat_ms // 2 + 1
+        if known:
+            self._fetch_from(replica.choose(sorted(known)), read_round=0, max_wait_ms=0)
+
+    def _follow(self, role: Follower) -> None:
+        replica = self._replica
+        is_waiting = replica.has_outstanding(role.leader_id, FetchResponse)
+        is_waiting |= replica.has_outstanding(role.leader_id, FetchSnapshotResponse)
+        if replica.now >= role.next_fetch and not is_waiting:
+            if role.download is None:
+                self._fetch_from(
+                    role.leader_id, role.read_round, replica.config.timings.fetch_max_wait_ms
+                )
+            else:
+                self._fetch_snapshot(role, role.download)
+        if self.must_update(role) and replica.now >= role.next_update:
+            self._tell_whereabouts(role)
+
+    def _fetch_from(self, node_id: NodeId, read_round: int, max_wait_ms: int) -> None:
+        replica = self._replica
+        role = replica.role
+        log = replica.log
+        timings = replica.config.timings
+        fetch_offset = log.flushed_end if replica.is_disk_full else log.end_offset
+        if isinstance(role, Follower):
+            role.fetch_offset = fetch_offset
+        request = FetchRequest(
+            header=replica.request_header(node_id, FetchResponse, timings.request_timeout_ms),
+            fetch_offset=fetch_offset,
+            last_epoch=log.epoch_before(fetch_offset),
+            high_watermark=replica.high_watermark,
+            read_round=read_round,
+            max_wait_ms=max_wait_ms,
+            max_bytes=0 if self._is_stuck() else replica.config.limits.max_fetch_bytes,
+            answered_request_id=role.answered_request_id if isinstance(role, Follower) else 0,
+            is_disk_full=replica.is_disk_full,
+        )
+        replica.send(node_id, request)
+
+    def _fetch_snapshot(self, role: Follower, download: Download) -> None:
+        replica = self._replica
+        timeout = replica.config.timings.request_timeout_ms
+        if replica.is_chunk_awaited:  # the last one did not come in time
+            replica.chunk_bytes = max(replica.chunk_bytes // 2, _SMALLEST_CHUNK_BYTES)
+        replica.is_chunk_awaited = True
+        request = FetchSnapshotRequest(
+            header=replica.request_header(role.leader_id, FetchSnapshotResponse, timeout),
+            snapshot_id=download.snapshot_id,
+            position=download.position,
+            max_bytes=replica.chunk_bytes,
+            answered_request_id=role.answered_request_id,
+        )
+        replica.send(role.leader_id, request)
+
+    # -- a full disk
+
+    def on_disk_full(self, *, is_full: bool) -> None:
+        """Fetch from what is flushed while the rest can't be written, so that reads can go on.
+
+        A follower that went silent would cost its leader the majority that linearizable reads and
+        check-quorum need, although neither needs a disk.
+        """
+        replica = self._replica
+        replica.is_disk_full = is_full
+        if is_full:
+            replica.full_since = replica.now
+        self._fetch_anew()  # an earlier Fetch may wait for the disk
+
+    def on_flushed(self) -> None:
+        """Tell the leader what was flushed without room: the Fetch that waits does not say."""
+        if self._replica.is_disk_full and not self._is_stuck():
+            self._fetch_anew()
+
+    def _fetch_anew(self) -> None:
+        role = self._replica.role
+        if isinstance(role, Follower):
+            self._replica.forget_request(role.leader_id, FetchResponse)
+
+    def _is_stuck(self) -> bool:
+        """True if what was appended waits for room, so that nothing more can be taken."""
+        replica = self._replica
+        return replica.is_disk_full and replica.log.flushed_end < replica.log.end_offset
+
+    # -- telling the leader where this voter is (KIP-853)
+
+    def must_update(self, role: Follower) -> bool:
+        """Whether the log names another endpoint or no disk for this voter."""
+        return role.has_fetched and self._replica.is_voter and not self._replica.is_known
+
+    def _tell_whereabouts(self, role: Follower) -> None:
+        replica = self._replica
+        role.next_update = replica.now + replica.config.timings.heartbeat_ms
+        header = replica.request_header(
+            role.leader_id, UpdateVoterResponse, replica.config.timings.request_timeout_ms
+        )
+        voter = Voter(replica.local, replica.config.endpoint)
+        replica.send(role.leader_id, UpdateVoterRequest(header=header, voter=voter))
+
+    # -- what the leader answers
+
+    def on_fetch_response(self, response: FetchResponse) -> None:
+        """Take what the leader sent; the caller has dealt with epochs and found the request."""
+        replica = self._replica
+        role = replica.role
+        if not isinstance(role, Follower) or response.header.sender != role.leader_id:
+            return
+        is_usable = self._is_stuck() or self._fits(response)
+        if response.header.error is not QuorumError.NONE or not is_usable:
+            self._fetch_later(role)
+            if response.header.error is QuorumError.NOT_LEADER and not replica.may_campaign:
+                # A voter waits for EndQuorumEpoch, which tells it whether it is its turn; one that
+                # hurried would compete with the successor that its leader has chosen.
+                self.on_leader_gone(role.leader_id)
+            return
+        is_refused = self._has_no_room_for(response)
+        if is_refused:
+            # It will be asked for again.
+            if response.snapshot_id is None:  # else the leader has not compared the logs
+                known = min(role.fetch_offset, replica.log.flushed_end)
+                replica.raise_high_watermark(EndOffset(min(response.high_watermark, known)))
+        elif response.snapshot_id is not None:
+            self._begin_download(role, response.snapshot_id)
+        elif response.diverging is not None:
+            replica.truncate(self._truncation_point(response.diverging))
+        else:
+            if response.batches:
+                replica.append(response.batches)
+            end = min(response.high_watermark, replica.log.end_offset)
+            replica.raise_high_watermark(EndOffset(end))
+            self._look_whether_repaired(response.high_watermark)
+        role.read_round = max(role.read_round, response.read_round)
+        self._heard_from_leader(role, response.header)
+        if is_refused and (response.batches or response.snapshot_id is not None):
+            # The same would come again and again; the leader need only know of this replica.
+            role.next_fetch = replica.now + replica.config.timings.fetch_max_wait_ms // 5
+
+    def _has_no_room_for(self, response: FetchResponse) -> bool:
+        """True if what was sent can't be written; batches may fit the reserve of a full disk."""
+        if not self._replica.is_disk_full or response.diverging is not None:
+            return False
+        return self._is_stuck() or response.snapshot_id is not None
+
+    def _heard_from_leader(self, role: Follower, header: ResponseHeader) -> None:
+        replica = self._replica
+        role.answered_request_id = header.request_id
+        role.has_fetched = True
+        role.leader_gone = False
+        role.fetch_deadline = replica.next_fetch_deadline(role.leader_id)
+        role.next_fetch = replica.now
+        replica.lost_elections = 0
+
+    def _fetch_later(self, role: Follower) -> None:
+        role.next_fetch = self._replica.now + self._replica.config.timings.retry_backoff_ms
+
+    def _look_whether_repaired(self, leader_high_watermark: EndOffset) -> None:
+        """Vote again once nothing that this replica ever acknowledged can be missing.
+
+        Everything committed before the present epoch lies below a high watermark of that epoch.
+        What was acknowledged in the present epoch may be committed later, on the strength of that
+        acknowledgement, so all of it must be back.
+        """
+        replica = self._replica
+        lost, log = replica.lost, replica.log
+        if lost is None or log.last_epoch != replica.epoch:
+            return
+        is_of_this_epoch = (
+            leader_high_watermark > log.last_epoch_start or log.start_epoch == replica.epoch
+        )
+        has_committed = is_of_this_epoch and log.flushed_end >= leader_high_watermark
+        if has_committed and (replica.epoch > lost.epoch or log.flushed_end >= lost.end_offset):
+            replica.clear_damage()
+
+    # -- snapshots
+
+    def _begin_download(self, role: Follower, snapshot_id: SnapshotId) -> None:
+        if snapshot_id.end_offset <= self._replica.high_watermark:
+            raise InvariantError(
+                f"the leader sends a snapshot that ends at {snapshot_id.end_offset}; committed "
+                f"here is everything below {self._replica.high_watermark}"
+            )
+        role.download = Download(snapshot_id)
+
+    def on_fetch_snapshot_response(self, response: FetchSnapshotResponse) -> None:
+        """Write a chunk, and install the snapshot with the last one."""
+        replica = self._replica
+        role = replica.role
+        if not isinstance(role, Follower) or response.header.sender != role.leader_id:
+            return
+        replica.is_chunk_awaited = False
+        download = role.download
+        if download is None or response.snapshot_id != download.snapshot_id:
+            return
+        if response.header.error is not QuorumError.NONE or not _continues(download, response):
+            role.download = None
+            self._fetch_later(role)
+            return
+        chunk = WriteSnapshotChunk(download.snapshot_id, download.position, response.data)
+        replica.write_chunk(chunk)
+        download.position += len(response.data)
+        download.total_bytes, download.digest = response.total_bytes, response.digest
+        self._heard_from_leader(role, response.header)
+        if download.position == download.total_bytes:
+            role.download = None
+            replica.chunk_bytes = replica.config.limits.snapshot_chunk_bytes
+            replica.install(download.snapshot_id, download.total_bytes, download.digest)
+
+    def on_snapshot_installed(self, event: SnapshotInstalled) -> None:
+        """Go on from the snapshot's end, or fetch again if the file was no good."""
+        replica = self._replica
+        if event.snapshot_id != replica.installing:
+            raise InvariantError(f"{event.snapshot_id} was installed, wanted {replica.installing}")
+        replica.installing = None
+        role = replica.role
+        if event.voters is not None:
+            replica.begin_anew(event.snapshot_id, event.voters)
+        if isinstance(role, Follower):
+            role.fetch_deadline = replica.next_fetch_deadline(role.leader_id)
+            if event.voters is None:
+                self._fetch_later(role)
+
+    def _fits(self, response: FetchResponse) -> bool:
+        """Whether the batches continue this log; a sender's defect must not end up in it."""
+        end, epoch = self._replica.log.end_offset, self._replica.log.last_epoch
+        for batch in response.batches:
+            if batch.base_offset != end or not batch.payloads:
+                return False
+            if not epoch <= batch.epoch <= response.header.epoch:
+                return False
+            end, epoch = batch.end_offset, batch.epoch
+        return True
+
+    def _truncation_point(self, theirs: EpochEnd) -> EndOffset:
+        log = self._replica.log
+        if theirs.epoch < log.start_epoch:
+            raise InvariantError(
+                f"the leader's log parts from this one in epoch {theirs.epoch}; committed here is "
+                f"the log below {log.start_offset}, which ends in epoch {log.start_epoch}"
+            )
+        if theirs.epoch == 0:
+            return min(theirs.end_offset, log.end_offset)
+        ours = log.end_of_epoch(theirs.epoch)
+        if ours.epoch != theirs.epoch:
+            return ours.end_offset
+        return min(ours.end_offset, theirs.end_offset)
+
+    def on_fetch_failed(self, peer: NodeId) -> None:
+        """Try again a little later, or ask somebody else for the leader."""
+        role = self._replica.role
+        if isinstance(role, Follower) and role.leader_id == peer:
+            self._fetch_later(role)
+        elif isinstance(role, Unattached):
+            retry = self._replica.now + self._replica.config.timings.retry_backoff_ms
+            role.next_search = min(role.next_search, retry)
+
+    def on_leader_gone(self, peer: NodeId) -> None:
+        """Campaign soon instead of waiting for the fetch timeout.
+
+        Voters that saw the same crash start apart from each other, in the order of their ids, so
+        that they rarely split the vote.
+        """
+        replica = self._replica
+        role = replica.role
+        if not isinstance(role, Follower) or role.leader_id != peer or role.leader_gone:
+            return
+        delay = replica.failover_delay(peer) + replica.draw_backoff()
+        role.leader_gone = True
+        role.fetch_deadline = min(role.fetch_deadline, replica.now + delay)
+
+    def on_begin_quorum_epoch(self, request: BeginQuorumEpochRequest) -> None:
+        """Follow the sender; the caller has checked the cluster and refused an older epoch."""
+        replica = self._replica
+        leader_id = request.header.sender.node_id
+        role = replica.role
+        if isinstance(role, Leader) and request.header.epoch == replica.epoch:
+            raise InvariantError(
+                f"node {leader_id} claims to lead epoch {replica.epoch}, which this node leads"
+            )
+        is_known = isinstance(role, Follower) and role.leader_id == leader_id
+        if request.header.epoch > replica.epoch or not is_known:
+            replica.become_follower(request.header.epoch, leader_id)
+        is_for_us = replica.is_meant(request.header.receiver)
+        error = QuorumError.NONE if is_for_us else QuorumError.INVALID_VOTER_KEY
+        header = replica.answer(request.header, error)
+        replica.send(leader_id, BeginQuorumEpochResponse(header=header))
+
+    def on_end_quorum_epoch(self, request: EndQuorumEpochRequest) -> None:
+        """Campaign when it is this voter's turn among the successors."""
+        replica = self._replica
+        leader_id = request.header.sender.node_id
+        role = replica.role
+        if isinstance(role, Follower) and role.leader_id == leader_id:
+            delay = self._successor_delay(request.preferred_successors)
+            role.leader_gone = True
+            role.fetch_deadline = min(role.fetch_deadline, replica.now + delay)
+        header = replica.answer(request.header, QuorumError.NONE)
+        replica.send(leader_id, EndQuorumEpochResponse(header=header))
+
+    def _successor_delay(self, successors: tuple[ReplicaKey, ...]) -> int:
+        replica = self._replica
+        for position, key in enumerate(successors):
+            if replica.is_meant(key):
+                return position * replica.config.timings.failover_stagger_ms
+        return replica.draw_election_timeout()
+
+
+def _continues(download: Download, response: FetchSnapshotResponse) -> bool:
+    """Whether a chunk belongs to the same file as those before, and brings it on."""
+    end = response.position + len(response.data)
+    if response.position != download.position or not response.data:
+        return False
+    if end > response.total_bytes:
+        return False
+    is_first = download.position == 0
+    return is_first or (response.total_bytes, response.digest) == (
+        download.total_bytes,
+        download.digest,
+    )

@@ -1,0 +1,477 @@
+"""Rules of a leader: serving Fetches, committing, proving that it still leads, letting go.
+
+A Fetch that names the leader's epoch is credited when it arrives, never when its parked answer
+leaves; the leader counts itself only up to what it has flushed.
+"""
+
+from __future__ import annotations
+
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import EndOffset, NodeId
+from streammeta.controller.quorum.events import (
+    ReadIndexReady,
+    ReadIndexRefused,
+    ReadLog,
+    ReadSnapshot,
+    RoomChanged,
+    SnapshotChunk,
+)
+from streammeta.controller.quorum.majority import committed_end, majority
+from streammeta.controller.quorum.membership import Membership
+from streammeta.controller.quorum.messages import (
+    Batch,
+    BatchKind,
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
+    FetchRequest,
+    FetchSnapshotRequest,
+    QuorumError,
+    RequestHeader,
+    UpdateVoterRequest,
+)
+from streammeta.controller.quorum.replica import Replica
+from streammeta.controller.quorum.roles import (
+    Leader,
+    ParkedFetch,
+    PendingRead,
+    ReplicaProgress,
+    Resigned,
+    Transfer,
+)
+from streammeta.controller.quorum.room import Room
+from streammeta.controller.quorum.voters import ReplicaKey, Voter
+
+_OBSERVER_SESSION_MS = 300_000
+"""An observer that has not fetched for this long is forgotten, as in KRaft."""
+
+
+class Leading:
+    """Leads on behalf of a replica, and says so when it stops."""
+
+    def __init__(self, replica: Replica, membership: Membership) -> None:
+        self._replica = replica
+        self._membership = membership
+        self._room = Room(replica)
+        self._next_read_id = 0
+
+    def is_established(self) -> bool:
+        """Whether this replica leads and has committed a batch of its own epoch."""
+        role = self._replica.role
+        return isinstance(role, Leader) and self._replica.high_watermark > role.epoch_start
+
+    # -- appending and committing
+
+    def append(self, payloads: tuple[bytes, ...]) -> None:
+        """Append one data batch; the driver has made sure that it may."""
+        replica = self._replica
+        role = replica.role
+        if not isinstance(role, Leader) or not self.is_established():
+            raise InvariantError("append to a replica that is not an established leader")
+        batch = Batch(replica.log.end_offset, replica.epoch, BatchKind.DATA, payloads)
+        replica.append((batch,))
+        role.uncommitted.append((batch.end_offset, batch.size))
+        role.uncommitted_bytes += batch.size
+
+    def update_high_watermark(self) -> None:
+        """Commit what a majority has flushed."""
+        replica = self._replica
+        role = replica.role
+        if not isinstance(role, Leader):
+            return
+        ends = [self._flushed_end(role, voter) for voter in replica.voters]
+        end = committed_end(ends, role.epoch_start)
+        if end is None or not replica.raise_high_watermark(end):
+            return
+        while role.uncommitted and role.uncommitted[0][0] <= end:
+            role.uncommitted_bytes -= role.uncommitted.popleft()[1]
+        if self._membership.on_committed(role, end):
+            # Its successors know of the change.
+            self.resign("this controller was removed from the voters")
+
+    def _flushed_end(self, role: Leader, voter: Voter) -> EndOffset:
+        if self._replica.is_meant(voter.key):
+            return self._replica.log.flushed_end
+        return role.progress[voter.key].end_offset
+
+    # -- serving Fetches
+
+    def on_fetch(self, request: FetchRequest) -> None:
+        """Credit and answer a Fetch of this epoch, now or later."""
+        replica = self._replica
+        role = replica.role
+        assert isinstance(role, Leader)
+        progress = self._heard_from(role, request)
+        progress.is_disk_full = request.is_disk_full
+        if self._needs_snapshot(request):
+            replica.answer_fetch(
+                request, read_round=role.read_round, snapshot_id=replica.snapshots[-1]
+            )
+            return
+        agreed = replica.log.end_of_epoch(request.last_epoch)
+        is_start = request.fetch_offset == replica.log.start_offset == 0
+        if not is_start and (
+            agreed.epoch != request.last_epoch or agreed.end_offset < request.fetch_offset
+        ):
+            replica.answer_fetch(request, read_round=role.read_round, diverging=agreed)
+            return
+        self._credit(role, progress, request)
+        self._park(role, progress.key, request)
+        self._membership.on_fetched(role, progress)
+        self.update_high_watermark()
+        if replica.role is role:  # a leader that was removed has just resigned
+            self._confirm_reads(role)
+
+    def _heard_from(
+        self, role: Leader, request: FetchRequest | FetchSnapshotRequest
+    ) -> ReplicaProgress:
+        progress = self._progress_of(role, request.header)
+        progress.earned_by = request.header.sender
+        answered = (request.header.incarnation, request.answered_request_id)
+        is_same_life = answered[0] == progress.last_answered[0]
+        if request.answered_request_id and (not is_same_life or answered > progress.last_answered):
+            progress.last_answered = answered
+            progress.heard_us_at = self._replica.now
+        progress.previous_fetch = progress.last_fetch if progress.has_fetched else None
+        progress.last_fetch = self._replica.now
+        progress.has_fetched = True
+        return progress
+
+    def _needs_snapshot(self, request: FetchRequest) -> bool:
+        """Whether the log does not reach back to where the sender's ends."""
+        log = self._replica.log
+        if not self._replica.snapshots:
+            return False
+        if request.fetch_offset == 0:
+            return True  # cheaper than the whole log (KAFKA-15078)
+        if request.fetch_offset <= log.start_offset:
+            return request.fetch_offset < log.start_offset or request.last_epoch != log.start_epoch
+        return request.last_epoch < log.start_epoch
+
+    def _park(self, role: Leader, key: ReplicaKey, request: FetchRequest) -> None:
+        replica = self._replica
+        earlier = role.parked.pop(key, None)
+        if earlier is not None:
+            replica.answer_fetch(earlier.request, read_round=role.read_round)
+        wait = min(request.max_wait_ms, replica.config.timings.fetch_max_wait_ms)
+        if len(role.parked) >= replica.config.limits.max_parked_fetches:
+            wait = 0
+        role.parked[key] = ParkedFetch(request, replica.now + wait)
+
+    # -- serving snapshots
+
+    def on_fetch_snapshot(self, request: FetchSnapshotRequest) -> None:
+        """Have bytes of a snapshot read; asking for them shows that the sender is alive."""
+        replica = self._replica
+        role = replica.role
+        assert isinstance(role, Leader)
+        self._heard_from(role, request)
+        if request.position < 0 or request.max_bytes < 1:
+            replica.answer_fetch_snapshot(request, error=QuorumError.POSITION_OUT_OF_RANGE)
+            return
+        if len(role.snapshot_reads) >= replica.config.limits.max_parked_fetches:
+            replica.answer_fetch_snapshot(request, error=QuorumError.REQUEST_TIMED_OUT)
+            return
+        self._next_read_id += 1
+        role.snapshot_reads[self._next_read_id] = request
+        size = min(request.max_bytes, replica.config.limits.snapshot_chunk_bytes)
+        replica.emit(ReadSnapshot(self._next_read_id, request.snapshot_id, request.position, size))
+
+    def on_snapshot_read(self, read_id: int, chunk: SnapshotChunk | None) -> None:
+        """Send what was read, if this is still the leader that asked for it."""
+        role = self._replica.role
+        if not isinstance(role, Leader) or read_id not in role.snapshot_reads:
+            return
+        request = role.snapshot_reads.pop(read_id)
+        error = QuorumError.NONE
+        if chunk is None:
+            error = QuorumError.SNAPSHOT_NOT_FOUND
+        elif request.position >= chunk.total_bytes:
+            error = QuorumError.POSITION_OUT_OF_RANGE
+        self._replica.answer_fetch_snapshot(request, error=error, chunk=chunk)
+
+    def _progress_of(self, role: Leader, header: RequestHeader) -> ReplicaProgress:
+        key = self._counted_as(role, header)
+        if key not in role.progress:
+            self._forget_idle_observers(role)
+            now = self._replica.now
+            role.progress[key] = ReplicaProgress(key, last_fetch=now, heard_us_at=now)
+        return role.progress[key]
+
+    def _counted_as(self, role: Leader, header: RequestHeader) -> ReplicaKey:
+        """Return under which key a sender earns credit: that of a voter only if it is its disk.
+
+        A voter named without a disk is the one its node was formed with, which may have voted for
+        another leader by now. A disk in its place would commit, and prove leadership, in its name.
+        """
+        sender = header.sender
+        unnamed = ReplicaKey(sender.node_id)
+        voter = self._replica.voters.find(sender.node_id)
+        if voter is None or voter.key != unnamed or not header.is_founder:
+            return sender
+        is_taken = role.progress[unnamed].earned_by not in (None, sender)
+        return sender if is_taken else unnamed
+
+    def _forget_idle_observers(self, role: Leader) -> None:
+        replica = self._replica
+        oldest = replica.now - _OBSERVER_SESSION_MS
+        voters = {voter.key for voter in replica.voters}
+        idle = [
+            key
+            for key, progress in role.progress.items()
+            if progress.last_fetch < oldest and key not in voters
+        ]
+        for key in idle:
+            del role.progress[key]
+
+    def _credit(self, role: Leader, progress: ReplicaProgress, request: FetchRequest) -> None:
+        now, leader_end = self._replica.now, self._replica.log.end_offset
+        progress.end_offset = request.fetch_offset
+        progress.read_round = max(progress.read_round, min(request.read_round, role.read_round))
+        if request.fetch_offset >= leader_end:
+            progress.caught_up_at = now
+        elif (
+            progress.previous_fetch is not None
+            and request.fetch_offset >= progress.leader_end_at_previous_fetch
+        ):
+            progress.caught_up_at = max(progress.caught_up_at or 0, progress.previous_fetch)
+        progress.leader_end_at_previous_fetch = leader_end
+
+    def serve_parked(self) -> None:
+        """Answer every parked Fetch that there is something to say to, or that waited enough."""
+        replica = self._replica
+        role = replica.role
+        if not isinstance(role, Leader) or not role.parked:
+            return
+        for key, parked in list(role.parked.items()):
+            request = parked.request
+            has_batches = replica.log.end_offset > request.fetch_offset and _takes(role, request)
+            if min(replica.high_watermark, request.fetch_offset) > request.high_watermark:
+                linger = replica.now + replica.config.timings.high_watermark_linger_ms
+                parked.answer_by = min(parked.answer_by, linger)
+            is_due = role.read_round > request.read_round or replica.now >= parked.answer_by
+            if has_batches or is_due:
+                del role.parked[key]
+                self._answer(role, request)
+
+    def _answer(self, role: Leader, request: FetchRequest) -> None:
+        replica = self._replica
+        if not _takes(role, request):
+            replica.answer_fetch(request, read_round=role.read_round)
+            return
+        max_bytes = min(request.max_bytes, replica.config.limits.max_fetch_bytes)
+        batches = replica.log.read(request.fetch_offset, max_bytes=max_bytes)
+        if batches is None:
+            self._next_read_id += 1
+            role.log_reads[self._next_read_id] = request
+            replica.emit(ReadLog(self._next_read_id, request.fetch_offset, max_bytes))
+            return
+        replica.answer_fetch(request, read_round=role.read_round, batches=batches)
+
+    def on_log_read(self, read_id: int, batches: tuple[Batch, ...]) -> None:
+        """Send what was read from disk, if this is still the leader that asked for it."""
+        role = self._replica.role
+        if isinstance(role, Leader) and read_id in role.log_reads:
+            request = role.log_reads.pop(read_id)
+            self._replica.answer_fetch(request, read_round=role.read_round, batches=batches)
+
+    # -- linearizable reads
+
+    def request_read_index(self, read_id: int) -> None:
+        """Prove leadership from now on: a majority must echo a round that starts here."""
+        replica = self._replica
+        role = replica.role
+        if not isinstance(role, Leader) or not self.is_established():
+            replica.emit(ReadIndexRefused(read_id))
+            return
+        role.read_round += 1
+        role.pending_reads.append(PendingRead(read_id, role.read_round, replica.high_watermark))
+        self._confirm_reads(role)
+
+    def _confirm_reads(self, role: Leader) -> None:
+        if not role.pending_reads:
+            return
+        voters = self._replica.voters
+        rounds = sorted(
+            (
+                role.read_round
+                if self._replica.is_meant(voter.key)
+                else role.progress[voter.key].read_round
+                for voter in voters
+            ),
+            reverse=True,
+        )
+        confirmed = rounds[majority(len(voters)) - 1]
+        while role.pending_reads and role.pending_reads[0].read_round <= confirmed:
+            read = role.pending_reads.popleft()
+            self._replica.emit(ReadIndexReady(read.read_id, read.index))
+
+    # -- keeping and losing leadership
+
+    def on_time(self) -> None:
+        """Announce the epoch, resign when that is due, repeat the end of an epoch."""
+        role = self._replica.role
+        if isinstance(role, Leader):
+            self._lead_on(role)
+        if isinstance(self._replica.role, Resigned):
+            self._tell_end(self._replica.role)
+
+    def _lead_on(self, role: Leader) -> None:
+        if self._has_lost_majority(role):
+            limit_ms = self._replica.config.timings.check_quorum_ms
+            self.resign(f"no majority of the voters was heard from for {limit_ms} ms")
+            return
+        transfer = self._membership.on_time(role)
+        if transfer is None:
+            self._announce(role)
+            # Carried out with the next event, once callers know what this one has committed.
+            self._look_at_room(role)
+        else:
+            successor = transfer.to.node_id
+            reason = f"handed over to controller {successor}, {transfer.reason}"
+            self.resign(reason, transfer.to)
+
+    def _look_at_room(self, role: Leader) -> None:
+        """Tell when nothing can be committed for want of room; hand over where another can."""
+        replica = self._replica
+        full = self._room.full_majority(role)
+        if full != role.full_majority:
+            role.full_majority = full
+            replica.emit(RoomChanged(full))
+        if (successor := self._room.successor(role)) is not None:
+            deadline = replica.now + replica.config.timings.election_timeout_ms
+            role.transfer = Transfer(successor, deadline, "for want of room on this disk")
+
+    def next_look_at_room(self, role: Leader) -> int | None:
+        """Return when room has to be looked at though nothing else happens; None: never."""
+        return self._room.next_look(role)
+
+    def quorum_deadline(self, role: Leader) -> int | None:
+        """When the leader must resign unless more voters hear it; None for the only voter.
+
+        Voters whose disks are full keep a leader in office for the sake of its reads, unless those
+        with room, silent ones included, are a majority that another leader could commit with. One
+        that needs this replica's disk would have to be in touch with it.
+        """
+        replica = self._replica
+        others = [role.progress[voter.key] for voter in replica.others]
+        writable = [progress for progress in others if not progress.is_disk_full]
+        deadlines = [self._unheard_at(others, counts_itself=replica.is_voter)]
+        if len(writable) < len(others) or replica.is_disk_full:
+            counts_itself = (
+                replica.is_voter and not replica.is_disk_full and self._any_hears(writable)
+            )
+            deadlines.append(self._unheard_at(writable, counts_itself=counts_itself))
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def _any_hears(self, others: list[ReplicaProgress]) -> bool:
+        oldest = self._replica.now - self._replica.config.timings.check_quorum_ms
+        return any(progress.heard_us_at > oldest for progress in others)
+
+    def _unheard_at(self, others: list[ReplicaProgress], *, counts_itself: bool) -> int | None:
+        """When a majority made of these will not have heard this leader for too long."""
+        needed = majority(len(self._replica.voters)) - counts_itself
+        if not 0 < needed <= len(others):
+            return None
+        heard = sorted((progress.heard_us_at for progress in others), reverse=True)
+        return heard[needed - 1] + self._replica.config.timings.check_quorum_ms
+
+    def next_heartbeat(self, role: Leader, progress: ReplicaProgress) -> int:
+        """When this voter must be told of the epoch; a voter that fetches knows it."""
+        if not progress.has_fetched:
+            return progress.next_heartbeat
+        heartbeat = self._replica.config.timings.heartbeat_ms
+        return max(progress.next_heartbeat, progress.last_fetch + heartbeat)
+
+    def _has_lost_majority(self, role: Leader) -> bool:
+        deadline = self.quorum_deadline(role)
+        return deadline is not None and self._replica.now >= deadline
+
+    def resign(self, reason: str, successor: ReplicaKey | None = None) -> None:
+        """Stop leading; `successor` should follow, or else the voter with the longest log."""
+        role = self._replica.role
+        if not isinstance(role, Leader):
+            return
+        voters = [role.progress[voter.key] for voter in self._replica.others]
+        voters.sort(key=lambda item: (-item.end_offset, item.is_disk_full, item.key.node_id))
+        # Others named beside a chosen successor would compete with it a few milliseconds later.
+        keys = (successor,) if successor else tuple(item.key for item in voters)
+        self._replica.become_resigned(keys, reason)
+
+    def _announce(self, role: Leader) -> None:
+        replica = self._replica
+        timings = replica.config.timings
+        for voter in replica.others:
+            progress = role.progress[voter.key]
+            if replica.now < self.next_heartbeat(role, progress):
+                continue
+            progress.next_heartbeat = replica.now + timings.heartbeat_ms
+            header = replica.request_header(
+                voter.key.node_id, BeginQuorumEpochResponse, timings.request_timeout_ms
+            )
+            replica.send(voter.key.node_id, BeginQuorumEpochRequest(header=header))
+
+    def on_announcement_failed(self, peer: NodeId) -> None:
+        """Try a voter that could not be reached again, sooner than the next heartbeat."""
+        role = self._replica.role
+        voter = self._replica.voters.find(peer)
+        if isinstance(role, Leader) and voter is not None and voter.key in role.progress:
+            role.progress[voter.key].next_heartbeat = self._next_attempt()
+
+    def _tell_end(self, role: Resigned) -> None:
+        replica = self._replica
+        timings = replica.config.timings
+        for node_id, due in role.unacknowledged.items():
+            if replica.now < due:
+                continue
+            role.unacknowledged[node_id] = replica.now + timings.heartbeat_ms
+            header = replica.request_header(
+                node_id, EndQuorumEpochResponse, timings.request_timeout_ms
+            )
+            replica.send(
+                node_id,
+                EndQuorumEpochRequest(header=header, preferred_successors=role.successors),
+            )
+
+    def on_end_not_told(self, peer: NodeId) -> None:
+        """Try a voter that could not be reached again: it waits to be told whose turn it is."""
+        role = self._replica.role
+        if isinstance(role, Resigned) and peer in role.unacknowledged:
+            role.unacknowledged[peer] = self._next_attempt()
+
+    def _next_attempt(self) -> int:
+        return self._replica.now + self._replica.config.timings.heartbeat_ms // 4 + 1
+
+    def on_end_acknowledged(self, sender: NodeId) -> None:
+        """A voter knows that the epoch has ended."""
+        if isinstance(self._replica.role, Resigned):
+            self._replica.role.unacknowledged.pop(sender, None)
+
+    def check(
+        self, request: FetchRequest | FetchSnapshotRequest | UpdateVoterRequest
+    ) -> QuorumError:
+        """Return why what only the leader answers can't be answered here, or NONE."""
+        replica = self._replica
+        if isinstance(request, FetchRequest) and not _is_valid_fetch(request):
+            return QuorumError.INVALID_REQUEST
+        if request.header.epoch < replica.epoch:
+            return QuorumError.FENCED_LEADER_EPOCH
+        if request.header.epoch > replica.epoch:
+            return QuorumError.UNKNOWN_LEADER_EPOCH
+        return QuorumError.NONE if isinstance(replica.role, Leader) else QuorumError.NOT_LEADER
+
+
+def _takes(role: Leader, request: FetchRequest) -> bool:
+    """True if batches are of use to the sender.
+
+    A full disk has room for what is in its reserve only, which is kept for when it is needed to
+    commit.
+    """
+    return not request.is_disk_full or (request.max_bytes > 0 and bool(role.full_majority))
+
+
+def _is_valid_fetch(request: FetchRequest) -> bool:
+    if min(request.fetch_offset, request.last_epoch, request.max_wait_ms) < 0:
+        return False
+    return request.last_epoch <= request.header.epoch

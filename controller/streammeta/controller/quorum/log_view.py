@@ -1,0 +1,200 @@
+"""What the core knows of its log: offsets, epochs, what is durable, and the newest batches.
+
+The log itself is on disk, behind the driver. Old batches are not held here; who needs them asks
+the driver to read them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.quorum.messages import Batch, EpochEnd, SnapshotId
+from streammeta.controller.quorum.voters import VoterSet
+
+EMPTY_LOG_END = EndOffset(0)
+_NO_EPOCH = Epoch(0)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """The base offset of the first batch of an epoch."""
+
+    epoch: Epoch
+    start_offset: EndOffset
+
+
+@dataclass(frozen=True, slots=True)
+class LostPromise:
+    """Damage has cut away what this replica had acknowledged, up to here, until this epoch."""
+
+    end_offset: EndOffset
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class LogStart:
+    """What recovery found on disk, all of it durable. `tail` ends at `end_offset`.
+
+    A log that does not begin at 0 begins at or below the end of a snapshot, with `start_epoch` the
+    epoch of the last batch before it. `control` are all control batches of the log, `snapshots`
+    ascend, and `snapshot_voters` are those that the newest of them names.
+    """
+
+    start_offset: EndOffset = EMPTY_LOG_END
+    end_offset: EndOffset = EMPTY_LOG_END
+    epoch_starts: tuple[EpochStart, ...] = ()
+    tail: tuple[Batch, ...] = ()
+    start_epoch: Epoch = _NO_EPOCH
+    control: tuple[Batch, ...] = ()
+    snapshots: tuple[SnapshotId, ...] = ()
+    snapshot_voters: VoterSet | None = None
+    lost: LostPromise | None = None
+
+
+class LogView:
+    """An in-memory index of one replica's log with its newest batches."""
+
+    def __init__(self, recovered: LogStart, tail_bytes: int) -> None:
+        self.start_offset = recovered.start_offset
+        self.start_epoch = recovered.start_epoch
+        self.end_offset = recovered.end_offset
+        self.flushed_end = recovered.end_offset
+        self._epochs = [item.epoch for item in recovered.epoch_starts]
+        self._starts = [item.start_offset for item in recovered.epoch_starts]
+        self._enter_epoch_at_start()
+        self._tail: list[Batch] = list(recovered.tail)
+        self._tail_size = sum(batch.size for batch in self._tail)
+        self._tail_limit = tail_bytes
+        self._unflushed: deque[tuple[int, EndOffset]] = deque()
+
+    def _enter_epoch_at_start(self) -> None:
+        """Have an entry for the epoch the log begins in, which may have begun before it."""
+        begins_within = not self._starts or self._starts[0] > self.start_offset
+        if begins_within and self.end_offset > self.start_offset:
+            self._epochs.insert(0, self.start_epoch)
+            self._starts.insert(0, self.start_offset)
+
+    @property
+    def last_epoch(self) -> Epoch:
+        """Epoch of the last batch, of the one before the start for an empty log."""
+        return self._epochs[-1] if self._epochs else self.start_epoch
+
+    @property
+    def last_epoch_start(self) -> EndOffset:
+        """Where the last epoch begins, as far as the log reaches back."""
+        return self._starts[-1] if self._starts else self.start_offset
+
+    @property
+    def tail_start(self) -> EndOffset:
+        """Batches from here on are in memory."""
+        return self._tail[0].base_offset if self._tail else self.end_offset
+
+    def append(self, batches: Sequence[Batch], token: int) -> None:
+        """Add batches that continue the log; the write `token` makes them durable."""
+        for batch in batches:
+            if batch.base_offset != self.end_offset or batch.epoch < self.last_epoch:
+                raise InvariantError(
+                    f"batch at {batch.base_offset} of epoch {batch.epoch} does not continue a log "
+                    f"that ends at {self.end_offset} in epoch {self.last_epoch}"
+                )
+            if not self._epochs or batch.epoch > self.last_epoch:
+                self._epochs.append(batch.epoch)
+                self._starts.append(batch.base_offset)
+            self._tail.append(batch)
+            self._tail_size += batch.size
+            self.end_offset = batch.end_offset
+        self._unflushed.append((token, self.end_offset))
+
+    def truncate(self, end_offset: EndOffset) -> None:
+        """Forget everything from `end_offset` on; it must be where a batch begins."""
+        while self._tail and self._tail[-1].base_offset >= end_offset:
+            self._tail_size -= self._tail.pop().size
+        if self._tail and self._tail[-1].end_offset != end_offset:
+            raise InvariantError(
+                f"truncation to {end_offset} would cut the batch at {self._tail[-1].base_offset}"
+            )
+        keep = bisect_left(self._starts, end_offset)
+        del self._epochs[keep:], self._starts[keep:]
+        self.end_offset = end_offset
+        self.flushed_end = min(self.flushed_end, end_offset)
+        # A write in flight may finish later; it must not vouch for what replaces its batches.
+        self._unflushed = deque((token, min(end, end_offset)) for token, end in self._unflushed)
+
+    def write_done(self, token: int) -> None:
+        """Note that every write up to `token` is durable."""
+        while self._unflushed and self._unflushed[0][0] <= token:
+            self.flushed_end = max(self.flushed_end, self._unflushed.popleft()[1])
+
+    def trim(self, start_offset: EndOffset) -> None:
+        """Forget everything below `start_offset`, a committed batch's end."""
+        self.start_epoch = self.epoch_before(start_offset)
+        self.start_offset = start_offset
+        drop = max(0, bisect_right(self._starts, start_offset) - 1)
+        del self._epochs[:drop], self._starts[:drop]
+
+    def begin_anew(self, snapshot_id: SnapshotId) -> None:
+        """Forget everything: the log begins and ends at the end of a durable snapshot."""
+        self.start_offset = self.end_offset = self.flushed_end = snapshot_id.end_offset
+        self.start_epoch = snapshot_id.epoch
+        self._epochs, self._starts = [], []
+        self._tail, self._tail_size = [], 0
+        self._unflushed.clear()
+
+    def epoch_before(self, end_offset: EndOffset) -> Epoch:
+        """Return the epoch of the batch that holds the last offset below `end_offset`."""
+        index = bisect_left(self._starts, end_offset) - 1
+        return self._epochs[index] if index >= 0 else self.start_epoch
+
+    def end_of_epoch(self, epoch: Epoch) -> EpochEnd:
+        """Return the largest epoch here that is <= `epoch`, and where it ends.
+
+        What lies before the start is known by its last epoch only; an older one is answered with
+        epoch 0.
+        """
+        index = bisect_right(self._epochs, epoch) - 1
+        if index < 0:
+            known = self.start_epoch if epoch >= self.start_epoch else _NO_EPOCH
+            return EpochEnd(known, self.start_offset)
+        is_last = index + 1 == len(self._starts)
+        return EpochEnd(
+            self._epochs[index], self.end_offset if is_last else self._starts[index + 1]
+        )
+
+    def read(
+        self, start: EndOffset, *, max_bytes: int, end: EndOffset | None = None
+    ) -> tuple[Batch, ...] | None:
+        """Return whole batches from `start`, at least one if there is any, or None if too old.
+
+        Stops at `end` and after about `max_bytes`.
+        """
+        if start < self.tail_start:
+            return None
+        limit = self.end_offset if end is None else end
+        index = bisect_left(self._tail, start, key=lambda batch: batch.base_offset)
+        chosen: list[Batch] = []
+        size = 0
+        while index < len(self._tail) and self._tail[index].end_offset <= limit:
+            size += self._tail[index].size
+            if chosen and size > max_bytes:
+                break
+            chosen.append(self._tail[index])
+            index += 1
+        return tuple(chosen)
+
+    def trim_tail(self, high_watermark: EndOffset) -> None:
+        """Drop the oldest committed batches from memory when there are too many."""
+        if self._tail_size <= self._tail_limit:
+            return
+        drop = 0
+        target = self._tail_limit * 3 // 4
+        for batch in self._tail:
+            if self._tail_size <= target or batch.end_offset > high_watermark:
+                break
+            self._tail_size -= batch.size
+            drop += 1
+        del self._tail[:drop]

@@ -1,0 +1,255 @@
+"""Rules of changing the voters, one at a time, and of handing over leadership.
+
+Follows KIP-853: a change takes effect when its record is appended, and none begins before the
+leader has committed a batch of its own epoch and the change before it; without that gate two
+leaders' changes can have majorities that do not meet (Ongaro, raft-dev 2015).
+"""
+
+from __future__ import annotations
+
+from streammeta.controller.ids import EndOffset, NodeId
+from streammeta.controller.quorum.control import encode_voters
+from streammeta.controller.quorum.events import TransferRefused, VoterChangeDone, VoterChangeRefused
+from streammeta.controller.quorum.messages import (
+    Batch,
+    BatchKind,
+    QuorumError,
+    UpdateVoterRequest,
+)
+from streammeta.controller.quorum.replica import Replica
+from streammeta.controller.quorum.roles import Leader, ReplicaProgress, Transfer, VoterChange
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+
+
+class Membership:
+    """Changes the voters on behalf of a leader."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    # -- asked by operators
+
+    def request_change(self, change_id: int, change: Voter | ReplicaKey) -> None:
+        """Begin to add or to remove a voter, or refuse."""
+        role = self._replica.role
+        if not isinstance(role, Leader):
+            self._refuse(change_id, QuorumError.NOT_LEADER, "this node does not lead")
+        elif (busy := self._why_not_now(role)) is not None:
+            self._refuse(change_id, QuorumError.REQUEST_TIMED_OUT, busy)
+        elif isinstance(change, Voter):
+            self._begin_adding(role, change_id, change)
+        else:
+            self._remove(role, change_id, change)
+
+    def _why_not_now(self, role: Leader) -> str | None:
+        replica = self._replica
+        if replica.high_watermark <= role.epoch_start:
+            return "the leader has not committed a batch of its epoch yet; try again"
+        if role.voter_change is not None:
+            return "another change of the voters is under way; try again when it has ended"
+        if replica.voters_named_at > replica.high_watermark:
+            return "the last change of the voters is not committed yet; try again"
+        return None
+
+    def _begin_adding(self, role: Leader, change_id: int, voter: Voter) -> None:
+        replica = self._replica
+        key = voter.key
+        if replica.voters.find(key.node_id) is not None:
+            reason = f"node {key.node_id} votes already; remove its old disk first to replace it"
+            self._refuse(change_id, QuorumError.DUPLICATE_VOTER, reason)
+            return
+        progress = role.progress.get(key)
+        if progress is None or not self._fetches(progress):
+            reason = (
+                f"node {key.node_id} with directory {key.directory_id} does not fetch from this "
+                "leader; start it, and try again when it shows up among the observers"
+            )
+            self._refuse(change_id, QuorumError.REQUEST_TIMED_OUT, reason)
+            return
+        role.voter_change = VoterChange(
+            change_id,
+            adding=voter,
+            round_end=replica.log.end_offset,
+            round_started_at=replica.now,
+        )
+        self.on_fetched(role, progress)
+
+    def _fetches(self, progress: ReplicaProgress) -> bool:
+        timings = self._replica.config.timings
+        age = self._replica.now - progress.last_fetch
+        return progress.has_fetched and age <= timings.fetch_timeout_ms
+
+    def _remove(self, role: Leader, change_id: int, key: ReplicaKey) -> None:
+        replica = self._replica
+        voter = replica.voters.find(key.node_id)
+        if voter is None or not voter.key.matches(key):
+            reason = f"node {key.node_id} with directory {key.directory_id} does not vote"
+            self._refuse(change_id, QuorumError.VOTER_NOT_FOUND, reason)
+        elif len(replica.voters) == 1:
+            reason = f"node {key.node_id} is the only voter; add another one first"
+            self._refuse(change_id, QuorumError.INVALID_REQUEST, reason)
+        else:
+            role.voter_change = VoterChange(change_id, removing=voter.key)
+            self._append(role, replica.voters.removed(key.node_id))
+
+    def _refuse(self, change_id: int, error: QuorumError, reason: str) -> None:
+        self._replica.emit(VoterChangeRefused(change_id, error, reason))
+
+    # -- a change under way
+
+    def on_fetched(self, role: Leader, progress: ReplicaProgress) -> None:
+        """End a round of catching up; the voter is added after one that was quick enough.
+
+        A voter that lags would hold up every commit as soon as it counts (Ongaro, section 4.2.1).
+        """
+        change, replica = role.voter_change, self._replica
+        if change is None or change.adding is None or change.end_offset is not None:
+            return
+        if change.adding.key != progress.key or progress.end_offset < change.round_end:
+            return
+        if replica.now - change.round_started_at <= replica.config.timings.election_timeout_ms:
+            self._append(role, replica.voters.added(change.adding))
+            return
+        change.rounds += 1
+        if change.rounds >= replica.config.timings.catch_up_rounds:
+            self._give_up(role, change, f"did not catch up in {change.rounds} rounds")
+            return
+        change.round_end, change.round_started_at = replica.log.end_offset, replica.now
+
+    def round_deadline(self, change: VoterChange) -> int | None:
+        """When the present round has taken so long that the replica will not be added."""
+        if change.adding is None or change.end_offset is not None:
+            return None
+        timings = self._replica.config.timings
+        return change.round_started_at + timings.catch_up_rounds * timings.election_timeout_ms
+
+    def _give_up(self, role: Leader, change: VoterChange, why: str) -> None:
+        assert change.adding is not None
+        role.voter_change = None
+        reason = f"node {change.adding.key.node_id} {why}; it stays an observer"
+        self._refuse(change.change_id, QuorumError.REQUEST_TIMED_OUT, reason)
+
+    def _append(self, role: Leader, voters: VoterSet) -> None:
+        replica = self._replica
+        batch = Batch(
+            replica.log.end_offset, replica.epoch, BatchKind.CONTROL, (encode_voters(voters),)
+        )
+        replica.append((batch,))
+        if role.voter_change is not None:
+            role.voter_change.end_offset = batch.end_offset
+        self._follow_progress_of(role, voters)
+
+    def _follow_progress_of(self, role: Leader, voters: VoterSet) -> None:
+        """Have an entry for every voter, under the key that the set knows it by."""
+        replica = self._replica
+        for voter in voters.others(replica.local.node_id):
+            unnamed = ReplicaKey(voter.key.node_id)
+            if voter.key != unnamed and unnamed in role.progress:
+                self._name_disk(role, unnamed, voter.key)
+            if voter.key not in role.progress:
+                role.progress[voter.key] = ReplicaProgress(
+                    voter.key,
+                    last_fetch=replica.now,
+                    heard_us_at=replica.now,
+                    next_heartbeat=replica.now,
+                )
+
+    def _name_disk(self, role: Leader, unnamed: ReplicaKey, named: ReplicaKey) -> None:
+        """Let what a voter without a known disk has earned stay with the disk that earned it."""
+        progress = role.progress.pop(unnamed)
+        parked = role.parked.pop(unnamed, None)
+        if progress.earned_by is not None:
+            progress.key = progress.earned_by
+            role.progress[progress.key] = progress
+        if parked is not None:
+            role.parked[parked.request.header.sender] = parked
+        if role.transfer is not None and role.transfer.to == unnamed:
+            role.transfer.to = named
+
+    def on_committed(self, role: Leader, end_offset: EndOffset) -> bool:
+        """Report a change that is committed; return whether the leader itself votes no more."""
+        replica = self._replica
+        change = role.voter_change
+        if change is not None and change.end_offset is not None and change.end_offset <= end_offset:
+            role.voter_change = None
+            if change.removing is not None:
+                role.progress.pop(change.removing, None)  # an observer from now on, if it fetches
+            replica.emit(VoterChangeDone(change.change_id, change.end_offset))
+        return not replica.is_voter and replica.voters_named_at <= end_offset
+
+    # -- what voters tell of themselves
+
+    def on_update_voter(self, request: UpdateVoterRequest) -> None:
+        """Take down where a voter listens and which disk it has; the answer waits for nothing."""
+        role = self._replica.role
+        assert isinstance(role, Leader)
+        self._replica.answer_update_voter(request, self._update(role, request.voter))
+
+    def _update(self, role: Leader, voter: Voter) -> QuorumError:
+        replica = self._replica
+        named = replica.voters.find(voter.key.node_id)
+        if named is None or not named.key.matches(voter.key):
+            return QuorumError.VOTER_NOT_FOUND
+        if voter.key.directory_id is None or not voter.endpoint:
+            return QuorumError.INVALID_REQUEST
+        if named == voter:
+            return QuorumError.NONE
+        if self._why_not_now(role) is not None:
+            return QuorumError.REQUEST_TIMED_OUT
+        self._append(role, replica.voters.updated(voter))
+        return QuorumError.NONE
+
+    # -- handing over
+
+    def request_transfer(self, to: NodeId | None) -> None:
+        """Promise leadership to a voter, or refuse; it is handed over when it has caught up."""
+        replica = self._replica
+        role = replica.role
+        if not isinstance(role, Leader) or replica.high_watermark <= role.epoch_start:
+            replica.emit(TransferRefused("this node does not lead"))
+            return
+        voters = [voter for voter in replica.others if to is None or voter.key.node_id == to]
+        if not voters:
+            whom = "it is the only voter" if to is None else f"node {to} is not a voter"
+            if to == replica.local.node_id:
+                whom = "it leads already"
+            replica.emit(TransferRefused(f"this leader has no successor: {whom}"))
+            return
+        progress = [role.progress[voter.key] for voter in voters]
+        best = max(progress, key=lambda item: (not item.is_disk_full, item.end_offset))
+        deadline = replica.now + replica.config.timings.election_timeout_ms
+        role.transfer = Transfer(best.key, deadline)
+
+    # -- time
+
+    def on_time(self, role: Leader) -> Transfer | None:
+        """Do what is due; return the transfer that is to be carried out now."""
+        replica = self._replica
+        change = role.voter_change
+        if change is not None:
+            deadline = self.round_deadline(change)
+            if deadline is not None and replica.now >= deadline:
+                self._give_up(role, change, "stopped catching up")
+        if replica.is_voter and not replica.is_known:
+            self._update(role, Voter(replica.local, replica.config.endpoint))
+        return self._due_transfer(role)
+
+    def next_look(self, transfer: Transfer, role: Leader) -> int:
+        """Return when a transfer is to be looked at: at once if it can be carried out."""
+        progress = role.progress.get(transfer.to)
+        is_due = progress is not None and progress.end_offset >= self._replica.log.end_offset
+        return self._replica.now if is_due else transfer.deadline
+
+    def _due_transfer(self, role: Leader) -> Transfer | None:
+        replica = self._replica
+        transfer = role.transfer
+        if transfer is None:
+            return None
+        progress = role.progress.get(transfer.to)
+        if progress is not None and progress.end_offset >= replica.log.end_offset:
+            return transfer
+        if progress is None or replica.now >= transfer.deadline:
+            role.transfer = None
+            reason = f"node {transfer.to.node_id} did not catch up within an election timeout"
+            replica.emit(TransferRefused(reason))
+        return None

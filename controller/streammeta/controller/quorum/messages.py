@@ -1,0 +1,274 @@
+"""What replicas of the quorum say to one another, and the batch that is replicated.
+
+The vocabulary is KRaft's (KIP-595, KIP-853, KIP-996, KIP-1166): replication is pulled, and a Fetch
+at an offset is the durable acknowledgement of everything below it. These values know no wire
+format; `streammeta.controller.rpc` translates them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, unique
+from typing import TypeAlias
+
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId
+from streammeta.controller.quorum.voters import ReplicaKey, Voter
+
+
+@unique
+class BatchKind(IntEnum):
+    """Who a batch is for: the state machine above, or the quorum itself."""
+
+    DATA = 1
+    CONTROL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The unit of replication, written and truncated as a whole.
+
+    Each payload is opaque, takes one offset, and is atomic for the state machine. `base_offset` is
+    the offset of the first payload, hence the end offset of the log before this batch.
+    """
+
+    base_offset: EndOffset
+    epoch: Epoch
+    kind: BatchKind
+    payloads: tuple[bytes, ...]
+    size: int = field(init=False, compare=False, repr=False)
+    """Bytes of payload, without framing."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", sum(map(len, self.payloads)))
+
+    @property
+    def end_offset(self) -> EndOffset:
+        """The offset after the last payload."""
+        return EndOffset(self.base_offset + len(self.payloads))
+
+
+@unique
+class QuorumError(IntEnum):
+    """Why a quorum request was refused; numbers are those of the protobuf enum."""
+
+    NONE = 0
+    NOT_LEADER = 6
+    REQUEST_TIMED_OUT = 7
+    INVALID_REQUEST = 42
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    SNAPSHOT_NOT_FOUND = 98
+    POSITION_OUT_OF_RANGE = 99
+    INCONSISTENT_CLUSTER_ID = 104
+    INVALID_VOTER_KEY = 125
+    DUPLICATE_VOTER = 126
+    VOTER_NOT_FOUND = 127
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHeader:
+    """Who asks whom, in which epoch.
+
+    `incarnation` is drawn anew whenever a process starts and `request_id` counts within it, so an
+    answer can't be taken for that to a request of an earlier life.
+    """
+
+    cluster_id: ClusterId
+    sender: ReplicaKey
+    receiver: ReplicaKey
+    epoch: Epoch
+    incarnation: int
+    request_id: int
+    is_founder: bool = False
+    """The sender's disk was formatted as a first voter's: a voter key without a disk may mean it.
+
+    A disk that replaced another one, or joined later, never says so.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHeader:
+    """Who answers which request, and what the answerer knows of epoch and leader."""
+
+    sender: NodeId
+    receiver: NodeId
+    epoch: Epoch
+    leader_id: NodeId | None
+    error: QuorumError
+    incarnation: int
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteRequest:
+    """Asks for a vote in the header's epoch or, with `pre_vote`, whether one could be had.
+
+    A pre-vote is asked at the sender's present epoch and binds nobody (KIP-996).
+    """
+
+    header: RequestHeader
+    pre_vote: bool
+    last_epoch: Epoch
+    end_offset: EndOffset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteResponse:
+    """The answer to a `VoteRequest`."""
+
+    header: ResponseHeader
+    pre_vote: bool
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginQuorumEpochRequest:
+    """The sender leads the header's epoch; repeated as a heartbeat to voters that don't fetch."""
+
+    header: RequestHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginQuorumEpochResponse:
+    """The answer to a `BeginQuorumEpochRequest`."""
+
+    header: ResponseHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndQuorumEpochRequest:
+    """The sender no longer leads the header's epoch; the best successors come first.
+
+    A voter that isn't named waits an election timeout before it campaigns.
+    """
+
+    header: RequestHeader
+    preferred_successors: tuple[ReplicaKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndQuorumEpochResponse:
+    """The answer to an `EndQuorumEpochRequest`."""
+
+    header: ResponseHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    """Everything below `fetch_offset` is flushed here; send what follows.
+
+    `high_watermark` (KIP-1166) and `read_round` are the highest the sender has seen, the latter in
+    this epoch only. The answer may be held back for `max_wait_ms`. `answered_request_id` is the
+    sender's newest request that this leader has answered in this epoch, 0 before any: who can be
+    heard and hears nothing must not keep its leader in office.
+    """
+
+    header: RequestHeader
+    fetch_offset: EndOffset
+    last_epoch: Epoch
+    high_watermark: EndOffset
+    read_round: int
+    max_wait_ms: int
+    max_bytes: int
+    answered_request_id: int = 0
+    is_disk_full: bool = False
+    """The sender can write nothing now, whatever it is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """Where an epoch ends in a log: the end offset of the last batch of `epoch`."""
+
+    epoch: Epoch
+    end_offset: EndOffset
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SnapshotId:
+    """A snapshot holds everything below `end_offset`, where a batch ends; its last is of `epoch`.
+
+    The end is exclusive, as all ends are (KAFKA-14618 was a mix-up of the two).
+    """
+
+    end_offset: EndOffset
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchResponse:
+    """Batches from the fetch offset on, or what to do instead.
+
+    With `diverging` the logs part at or below that point; with `snapshot_id` the leader's log no
+    longer reaches back to the fetch offset, and the snapshot has what is missing.
+    """
+
+    header: ResponseHeader
+    high_watermark: EndOffset
+    log_start_offset: EndOffset
+    read_round: int
+    diverging: EpochEnd | None = None
+    snapshot_id: SnapshotId | None = None
+    batches: tuple[Batch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSnapshotRequest:
+    """Send bytes of a snapshot, from `position` on, at most `max_bytes`.
+
+    `answered_request_id` is as in a `FetchRequest`.
+    """
+
+    header: RequestHeader
+    snapshot_id: SnapshotId
+    position: int
+    max_bytes: int
+    answered_request_id: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSnapshotResponse:
+    """Bytes of a snapshot file of `total_bytes`, whose SHA-256 is `digest`.
+
+    Files of two replicas for the same id need not be equal byte by byte, hence the digest.
+    """
+
+    header: ResponseHeader
+    snapshot_id: SnapshotId
+    total_bytes: int = 0
+    position: int = 0
+    data: bytes = b""
+    digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateVoterRequest:
+    """The sender votes, and this is where it listens and which disk it has (KIP-853)."""
+
+    header: RequestHeader
+    voter: Voter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateVoterResponse:
+    """The answer to an `UpdateVoterRequest`; the change may not be committed yet."""
+
+    header: ResponseHeader
+
+
+Request: TypeAlias = (
+    VoteRequest
+    | BeginQuorumEpochRequest
+    | EndQuorumEpochRequest
+    | FetchRequest
+    | FetchSnapshotRequest
+    | UpdateVoterRequest
+)
+Response: TypeAlias = (
+    VoteResponse
+    | BeginQuorumEpochResponse
+    | EndQuorumEpochResponse
+    | FetchResponse
+    | FetchSnapshotResponse
+    | UpdateVoterResponse
+)
+Message: TypeAlias = Request | Response

@@ -1,0 +1,548 @@
+"""One replica's state and the legal ways to change it; the rules of who changes it lie elsewhere.
+
+Owns epoch, vote, leader and role, the outstanding requests and the effects collected in a step. A
+change of epoch, vote or leader becomes a `PersistQuorumState` ahead of every other write of the
+step, and every message of the step waits for it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.quorum.config import QuorumConfig, QuorumState
+from streammeta.controller.quorum.control import voters_named_by
+from streammeta.controller.quorum.events import (
+    AppendLog,
+    ClearDamage,
+    CommitAdvanced,
+    Effect,
+    InstallSnapshot,
+    LeadershipEnded,
+    LeadershipStarted,
+    PersistQuorumState,
+    ReadIndexRefused,
+    Send,
+    SnapshotChunk,
+    TrimLog,
+    TruncateLog,
+    VoterChangeRefused,
+    VotersChanged,
+    WriteSnapshotChunk,
+)
+from streammeta.controller.quorum.log_view import EMPTY_LOG_END, LogStart, LogView
+from streammeta.controller.quorum.messages import (
+    Batch,
+    BatchKind,
+    EpochEnd,
+    FetchRequest,
+    FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    Message,
+    QuorumError,
+    RequestHeader,
+    ResponseHeader,
+    SnapshotId,
+    UpdateVoterRequest,
+    UpdateVoterResponse,
+)
+from streammeta.controller.quorum.roles import (
+    Candidate,
+    Follower,
+    Leader,
+    Prospective,
+    ReplicaProgress,
+    Resigned,
+    Role,
+    Unattached,
+)
+from streammeta.controller.quorum.voter_history import VoterHistory
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """A request without an answer yet; one of each type for a peer at most."""
+
+    request_id: int
+    expires_at: int
+
+
+class Replica:
+    """State shared by the rules of election, leading and following."""
+
+    def __init__(
+        self,
+        config: QuorumConfig,
+        state: QuorumState,
+        recovered: LogStart,
+        rng: random.Random,
+    ) -> None:
+        self.config = config
+        self.log = LogView(recovered, config.limits.tail_bytes)
+        self.snapshots = list(recovered.snapshots)
+        self.lost = recovered.lost
+        self.installing: SnapshotId | None = None
+        self.is_disk_full = False
+        self.full_since = 0
+        """Time at which the disk was last found full, in ms of the monotonic clock."""
+        self.chunk_bytes = config.limits.snapshot_chunk_bytes
+        """Bytes of a snapshot to ask for at once: fewer over a link that is too slow for more."""
+        self.is_chunk_awaited = False
+        self.epoch = state.epoch
+        self.vote = state.vote
+        self.leader_id = state.leader_id
+        self.role: Role = Unattached(0)
+        self.high_watermark = (
+            self.snapshots[-1].end_offset if self.snapshots else self.log.start_offset
+        )
+        self.now = 0
+        self.lost_elections = 0
+        self.is_founder = config.bootstrap_voters.contains(config.local)
+        """True if this disk was formatted as that of a first voter."""
+        self._history = self._recover_voters(recovered)
+        self._note_voters()
+        self._rng = rng
+        self._incarnation = rng.getrandbits(62)
+        self._next_request_id = 0
+        self._outstanding: dict[tuple[NodeId, type[Message]], Outstanding] = {}
+        self._persisted = state
+        self._announced_voters = VoterSet()
+        self._token = 0
+        self._state_token = 0
+        self._last_write = 0
+        self._writes_in_step = 0
+        self._writes: list[Effect] = []
+        self._first: list[Effect] = []
+        self._sends: list[tuple[NodeId, Message]] = []
+        self._last: list[Effect] = []
+
+    def _recover_voters(self, recovered: LogStart) -> VoterHistory:
+        history = VoterHistory(
+            recovered.snapshot_voters or self.config.bootstrap_voters,
+            recovered.snapshots[-1].end_offset if recovered.snapshots else EMPTY_LOG_END,
+        )
+        for batch in recovered.control:
+            voters = voters_named_by(batch)
+            if voters is not None and batch.end_offset > history.latest_end:
+                history.append(batch.end_offset, voters)
+        return history
+
+    def _note_voters(self) -> None:
+        """Take the voters in force from the history; asked for in every step, so kept at hand."""
+        self.voters = self._history.latest
+        """The voters in force: the last that the log names, committed or not."""
+        self.others = self.voters.others(self.local.node_id)
+        """The voters in force but this replica."""
+        named = self.voters.find(self.local.node_id)
+        self.is_voter = named is not None and self.is_meant(named.key)
+        """Whether this replica votes."""
+        self.is_known = named == Voter(self.local, self.config.endpoint)
+        """Whether the voters in force name this replica's disk and where it listens."""
+
+    # -- who and when
+
+    @property
+    def local(self) -> ReplicaKey:
+        """Return this replica's own key."""
+        return self.config.local
+
+    @property
+    def voters_named_at(self) -> EndOffset:
+        """Return the end of the batch that names the voters in force, 0 if none does."""
+        return self._history.latest_end
+
+    def voters_at(self, end_offset: EndOffset) -> VoterSet:
+        """Return the voters that the log below `end_offset` puts in force."""
+        return self._history.at(end_offset)
+
+    @property
+    def may_campaign(self) -> bool:
+        """Whether this replica may ask for votes.
+
+        Not while its log lacks what damage has cut away, or is being replaced by a snapshot.
+        """
+        if self.lost is not None or self.installing is not None:
+            return False
+        return self.is_voter or self._may_be_voter()
+
+    def _may_be_voter(self) -> bool:
+        """Whether it was a voter before a change that is not known to be committed.
+
+        It may be the only one that has the change, and then nobody else can be elected; as the
+        leader it does not count itself (Ongaro, section 4.2.2). The set before the last one is
+        committed, for changes are made one at a time.
+        """
+        if self.voters_named_at <= self.high_watermark:
+            return False
+        before = self.voters_at(EndOffset(self.voters_named_at - 1))
+        named = before.find(self.local.node_id)
+        return named is not None and self.is_meant(named.key)
+
+    def is_meant(self, key: ReplicaKey) -> bool:
+        """Whether `key` is this replica.
+
+        A key without a directory stands for the disk that was there from the beginning, so it is
+        never a replica that joined later: that one may have replaced a disk that had voted.
+        """
+        if key.directory_id is None:
+            return self.is_founder and key.node_id == self.local.node_id
+        return key == self.local
+
+    def choose(self, nodes: Sequence[NodeId]) -> NodeId:
+        """Return one of `nodes` at random."""
+        return self._rng.choice(nodes)
+
+    def draw_election_timeout(self) -> int:
+        """Return a random wait in [T, 2T)."""
+        timeout = self.config.timings.election_timeout_ms
+        return timeout + self._rng.randrange(timeout)
+
+    def next_fetch_deadline(self, leader_id: NodeId) -> int:
+        """Return until when a Fetch from now on must succeed, or the leader counts as gone.
+
+        Followers that last heard of the leader together would campaign together and split the
+        vote, so each waits a little longer than those before it.
+        """
+        timings = self.config.timings
+        return self.now + timings.fetch_timeout_ms + self.failover_delay(leader_id)
+
+    def failover_delay(self, leader_id: NodeId) -> int:
+        """Return how much later than others this voter campaigns when `leader_id` is gone."""
+        earlier = sum(
+            voter.key.node_id < self.local.node_id and voter.key.node_id != leader_id
+            for voter in self.others
+        )
+        return earlier * self.config.timings.failover_stagger_ms
+
+    def draw_backoff(self) -> int:
+        """Return a random wait that grows with the elections lost in a row, up to 2T."""
+        timeout = self.config.timings.election_timeout_ms
+        bound = min(timeout * 2, max(2, timeout // 50) << min(self.lost_elections, 10))
+        return self._rng.randrange(bound)
+
+    # -- transitions
+
+    def become_unattached(self, epoch: Epoch) -> None:
+        """Adopt `epoch`, if newer, without a leader; or fall back within it, keeping the vote."""
+        if epoch > self.epoch:
+            self._adopt_epoch(epoch, None)
+        self._change_role(Unattached(self.now + self.draw_election_timeout()))
+
+    def become_follower(self, epoch: Epoch, leader_id: NodeId) -> None:
+        """Follow the leader of `epoch`; the vote of the same epoch is kept."""
+        if leader_id == self.local.node_id and not self.is_voter:
+            # An earlier disk of this node led; this one learns who leads when it is replaced.
+            self.become_unattached(epoch)
+            return
+        if leader_id == self.local.node_id:
+            raise InvariantError(
+                f"node {leader_id} was told that it leads epoch {epoch}, which its data directory "
+                f"does not know (it is at epoch {self.epoch}): the directory was lost or replaced"
+            )
+        if epoch > self.epoch:
+            self._adopt_epoch(epoch, leader_id)
+        elif self.leader_id not in (None, leader_id):
+            raise InvariantError(
+                f"epoch {epoch} has two leaders: node {self.leader_id} and node {leader_id}"
+            )
+        self.leader_id = leader_id
+        deadline = self.next_fetch_deadline(leader_id)
+        self._change_role(Follower(leader_id, deadline, next_fetch=self.now))
+
+    def become_prospective(self, delay: int = 0) -> None:
+        """Ask for pre-votes after `delay` milliseconds."""
+        starts_at = self.now + delay
+        role = Prospective(starts_at, starts_at + self.draw_election_timeout(), granted=self._own())
+        self._change_role(role)
+
+    def become_candidate(self) -> None:
+        """Open a new epoch and vote for itself in it."""
+        self._adopt_epoch(Epoch(self.epoch + 1), None)
+        self.vote = self.local
+        self._change_role(Candidate(self.now + self.draw_election_timeout(), granted=self._own()))
+
+    def _own(self) -> set[NodeId]:
+        """Return the votes a campaign begins with: its own, if that one counts."""
+        return {self.local.node_id} if self.is_voter else set()
+
+    def become_leader(self) -> None:
+        """Lead the epoch of the won election."""
+        self.leader_id = self.local.node_id
+        self.lost_elections = 0
+        progress = {
+            voter.key: ReplicaProgress(
+                voter.key, last_fetch=self.now, heard_us_at=self.now, next_heartbeat=self.now
+            )
+            for voter in self.others
+        }
+        start = self.log.end_offset
+        self._change_role(Leader(start, self.now, progress))
+        self._last.append(LeadershipStarted(self.epoch, start))
+
+    def become_resigned(self, successors: tuple[ReplicaKey, ...], reason: str) -> None:
+        """Stop leading the present epoch, and tell the voters; operators read the reason."""
+        role = Resigned(
+            self.now + self.draw_election_timeout(),
+            successors,
+            {voter.key.node_id: self.now for voter in self.others},
+        )
+        self._change_role(role, reason)
+
+    def _adopt_epoch(self, epoch: Epoch, leader_id: NodeId | None) -> None:
+        if epoch <= self.epoch:
+            raise InvariantError(f"epoch {epoch} does not follow epoch {self.epoch}")
+        self.epoch = epoch
+        self.vote = None
+        self.leader_id = leader_id
+
+    def _change_role(self, role: Role, reason: str = "") -> None:
+        old = self.role
+        if isinstance(old, Leader):
+            why = reason or f"epoch {self.epoch} has begun elsewhere"
+            self._first.append(LeadershipEnded(self._persisted.epoch, why))
+            self._last.extend(ReadIndexRefused(read.read_id) for read in old.pending_reads)
+            self._refuse_waiting(old)
+        self._outstanding.clear()
+        self.role = role
+
+    def _refuse_waiting(self, old: Leader) -> None:
+        parked = [item.request for item in old.parked.values()]
+        for request in (*parked, *old.log_reads.values()):
+            self.answer_fetch(request, error=QuorumError.NOT_LEADER)
+        for snapshot_request in old.snapshot_reads.values():
+            self.answer_fetch_snapshot(snapshot_request, error=QuorumError.NOT_LEADER)
+        if old.voter_change is not None:
+            self._last.append(
+                VoterChangeRefused(
+                    old.voter_change.change_id,
+                    QuorumError.NOT_LEADER,
+                    "leadership was lost; the change may or may not happen, look before repeating",
+                )
+            )
+
+    # -- the log
+
+    def append(self, batches: tuple[Batch, ...]) -> None:
+        """Append to the log; voters that the batches name are in force from now on."""
+        token = self._next_write()
+        self.log.append(batches, token)
+        self._writes.append(AppendLog(token, batches))
+        for batch in batches:
+            if batch.kind is BatchKind.CONTROL and (voters := voters_named_by(batch)) is not None:
+                self._history.append(batch.end_offset, voters)
+                self._note_voters()
+
+    def truncate(self, end_offset: EndOffset) -> None:
+        """Cut the log, never below the high watermark."""
+        if end_offset < self.high_watermark:
+            raise InvariantError(
+                f"truncation to {end_offset} would remove what is committed up to "
+                f"{self.high_watermark}"
+            )
+        self.log.truncate(end_offset)
+        self._history.truncate(end_offset)
+        self._note_voters()
+        self._writes.append(TruncateLog(self._next_write(), end_offset))
+
+    def trim(self, start_offset: EndOffset) -> None:
+        """Forget the log below the end of a durable snapshot."""
+        if not any(start_offset == snapshot.end_offset for snapshot in self.snapshots):
+            raise InvariantError(f"no snapshot ends at {start_offset}, where the log is to begin")
+        self.log.trim(start_offset)
+        self._history.trim(start_offset)
+        self._writes.append(TrimLog(self._next_write(), start_offset))
+
+    def install(self, snapshot_id: SnapshotId, total_bytes: int, digest: bytes) -> None:
+        """Replace the log by a downloaded snapshot; nothing else is written until that is done."""
+        self.installing = snapshot_id
+        self._writes.append(InstallSnapshot(self._next_write(), snapshot_id, total_bytes, digest))
+
+    def begin_anew(self, snapshot_id: SnapshotId, voters: VoterSet) -> None:
+        """Take note that the log begins and ends at the end of an installed snapshot."""
+        self.log.begin_anew(snapshot_id)
+        self.snapshots = [snapshot_id]
+        self._history = VoterHistory(voters, snapshot_id.end_offset)
+        self._note_voters()
+        self.raise_high_watermark(snapshot_id.end_offset)
+
+    def clear_damage(self) -> None:
+        """Vote again: everything that damage had cut away is back."""
+        self.lost = None
+        self._writes.append(ClearDamage(self._next_write()))
+
+    def _next_write(self) -> int:
+        # One token is reserved for the state, which is written ahead of everything else.
+        self._writes_in_step += 1
+        return self._token + 1 + self._writes_in_step
+
+    def raise_high_watermark(self, end_offset: EndOffset) -> bool:
+        """Commit up to `end_offset`; a lower one than known changes nothing."""
+        if end_offset <= self.high_watermark:
+            return False
+        if end_offset > self.log.end_offset:
+            raise InvariantError(
+                f"high watermark {end_offset} lies beyond the log's end {self.log.end_offset}"
+            )
+        # Up to the old one only: what is committed now is yet to be delivered from memory.
+        self.log.trim_tail(self.high_watermark)
+        self.high_watermark = end_offset
+        self._last.append(CommitAdvanced(end_offset))
+        return True
+
+    # -- messages
+
+    def request_header(self, to: NodeId, kind: type[Message], timeout_ms: int) -> RequestHeader:
+        """Begin a request; an earlier one of the same type to that peer is forgotten."""
+        self._next_request_id += 1
+        self._outstanding[to, kind] = Outstanding(self._next_request_id, self.now + timeout_ms)
+        voter = self.voters.find(to)
+        return RequestHeader(
+            cluster_id=self.config.cluster_id,
+            sender=self.local,
+            receiver=voter.key if voter else ReplicaKey(to),
+            epoch=self.epoch,
+            incarnation=self._incarnation,
+            request_id=self._next_request_id,
+            is_founder=self.is_founder,
+        )
+
+    def has_outstanding(self, to: NodeId, kind: type[Message]) -> bool:
+        """Whether a request of this type waits for that peer's answer; expired ones don't count."""
+        waiting = self._outstanding.get((to, kind))
+        return waiting is not None and self.now < waiting.expires_at
+
+    def outstanding_until(self, to: NodeId, kind: type[Message]) -> int | None:
+        """When the request that waits for that peer expires."""
+        waiting = self._outstanding.get((to, kind))
+        return waiting.expires_at if waiting else None
+
+    def take_answered(self, header: ResponseHeader, kind: type[Message]) -> bool:
+        """Whether this answers an outstanding request, which thereby ends."""
+        if header.incarnation != self._incarnation:
+            return False
+        waiting = self._outstanding.get((header.sender, kind))
+        if waiting is None or waiting.request_id != header.request_id:
+            return False
+        del self._outstanding[header.sender, kind]
+        return True
+
+    def take_failed(self, peer: NodeId, request_id: int) -> type[Message] | None:
+        """End the outstanding request with this id and return its type."""
+        for (to, kind), waiting in self._outstanding.items():
+            if to == peer and waiting.request_id == request_id:
+                del self._outstanding[to, kind]
+                return kind
+        return None
+
+    def answer(self, header: RequestHeader, error: QuorumError) -> ResponseHeader:
+        """Begin an answer that tells what this replica knows of epoch and leader."""
+        return ResponseHeader(
+            sender=self.local.node_id,
+            receiver=header.sender.node_id,
+            epoch=self.epoch,
+            leader_id=self.leader_id,
+            error=error,
+            incarnation=header.incarnation,
+            request_id=header.request_id,
+        )
+
+    def answer_fetch(
+        self,
+        request: FetchRequest,
+        *,
+        error: QuorumError = QuorumError.NONE,
+        read_round: int = 0,
+        diverging: EpochEnd | None = None,
+        snapshot_id: SnapshotId | None = None,
+        batches: tuple[Batch, ...] = (),
+    ) -> None:
+        """Answer a Fetch with what is known now."""
+        response = FetchResponse(
+            header=self.answer(request.header, error),
+            high_watermark=self.high_watermark,
+            log_start_offset=self.log.start_offset,
+            read_round=read_round,
+            diverging=diverging,
+            snapshot_id=snapshot_id,
+            batches=batches,
+        )
+        self.send(request.header.sender.node_id, response)
+
+    def answer_fetch_snapshot(
+        self,
+        request: FetchSnapshotRequest,
+        *,
+        error: QuorumError = QuorumError.NONE,
+        chunk: SnapshotChunk | None = None,
+    ) -> None:
+        """Answer with bytes of a snapshot, or why there are none."""
+        response = FetchSnapshotResponse(
+            header=self.answer(request.header, error),
+            snapshot_id=request.snapshot_id,
+            total_bytes=chunk.total_bytes if chunk else 0,
+            position=request.position,
+            data=chunk.data if chunk else b"",
+            digest=chunk.digest if chunk else b"",
+        )
+        self.send(request.header.sender.node_id, response)
+
+    def answer_update_voter(self, request: UpdateVoterRequest, error: QuorumError) -> None:
+        """Tell a voter whether its whereabouts were taken down."""
+        response = UpdateVoterResponse(header=self.answer(request.header, error))
+        self.send(request.header.sender.node_id, response)
+
+    def send(self, to: NodeId, message: Message) -> None:
+        """Send at the end of the step, after the writes it depends on."""
+        self._sends.append((to, message))
+
+    def emit(self, effect: Effect) -> None:
+        """Add an effect that needs no write."""
+        self._last.append(effect)
+
+    def write_chunk(self, chunk: WriteSnapshotChunk) -> None:
+        """Write part of a download, in order with the other writes; nothing waits for it."""
+        self._writes.append(chunk)
+
+    def forget_request(self, to: NodeId, kind: type[Message]) -> None:
+        """Wait no longer for the answer to a request; it counts no more if it comes."""
+        self._outstanding.pop((to, kind), None)
+
+    # -- the end of a step
+
+    def _send_after(self, to: NodeId, message: Message) -> Send:
+        """Return the effect that sends a message after the write that it depends on.
+
+        A Fetch acknowledges the log below its offset; all else vouches for the state only, and so
+        does a Fetch while nothing more can be written, which begins at what is flushed.
+        """
+        if isinstance(message, FetchRequest) and not self.is_disk_full:
+            return Send(to, message, self._last_write)
+        return Send(to, message, self._state_token, vouches_for_log=False)
+
+    def finish(self) -> list[Effect]:
+        """Return the step's effects in the order they must be carried out."""
+        effects = self._first
+        state = QuorumState(self.epoch, self.vote, self.leader_id)
+        self._token += 1
+        if state != self._persisted:
+            self._persisted = state
+            self._state_token = self._last_write = self._token
+            effects.append(PersistQuorumState(self._token, state))
+        effects.extend(self._writes)
+        if self._writes_in_step:
+            self._token += self._writes_in_step
+            self._last_write = self._token
+        for to, message in self._sends:
+            effects.append(self._send_after(to, message))
+        if self.voters != self._announced_voters:
+            self._announced_voters = self.voters
+            effects.append(VotersChanged(self.voters))
+        effects.extend(self._last)
+        self._first, self._sends, self._last = [], [], []
+        self._writes, self._writes_in_step = [], 0
+        return effects

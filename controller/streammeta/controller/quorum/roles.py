@@ -1,0 +1,178 @@
+"""The roles a replica plays, and what it remembers only while it plays them.
+
+Epoch, vote and known leader are not here: they outlive a role. All times are absolute
+milliseconds on the driver's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from streammeta.controller.ids import EndOffset, NodeId
+from streammeta.controller.quorum.log_view import EMPTY_LOG_END
+from streammeta.controller.quorum.messages import FetchRequest, FetchSnapshotRequest, SnapshotId
+from streammeta.controller.quorum.voters import ReplicaKey, Voter
+
+
+@dataclass(slots=True)
+class Unattached:
+    """Knows an epoch and follows nobody; it may have voted.
+
+    Who may not campaign looks for the leader by asking others in turn, next at `next_search`.
+    """
+
+    election_deadline: int
+    next_search: int = 0
+
+
+@dataclass(slots=True)
+class Prospective:
+    """Asks for pre-votes at its present epoch (KIP-996); leaves no durable trace."""
+
+    starts_at: int
+    deadline: int
+    asked: bool = False
+    granted: set[NodeId] = field(default_factory=set)
+    denied: set[NodeId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """Has voted for itself in a new epoch and asks for votes."""
+
+    deadline: int
+    granted: set[NodeId] = field(default_factory=set)
+    denied: set[NodeId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Download:
+    """A snapshot of which everything below `position` was fetched from the present leader."""
+
+    snapshot_id: SnapshotId
+    position: int = 0
+    total_bytes: int = 0
+    digest: bytes = b""
+
+
+@dataclass(slots=True)
+class Follower:
+    """Fetches from the leader of its epoch."""
+
+    leader_id: NodeId
+    fetch_deadline: int
+    next_fetch: int
+    has_fetched: bool = False
+    leader_gone: bool = False
+    """The leader resigned or its process ended; pre-votes may be granted against it."""
+    read_round: int = 0
+    fetch_offset: EndOffset = EMPTY_LOG_END
+    """Offset of the newest Fetch: the leader's answer compares the logs up to there."""
+    answered_request_id: int = 0
+    """The newest request that this leader has answered."""
+    download: Download | None = None
+    next_update: int = 0
+    """When the leader may be told again where this voter listens."""
+
+
+@dataclass(slots=True)
+class ReplicaProgress:
+    """What a leader knows of one other replica."""
+
+    key: ReplicaKey
+    """The key under which the voter set has it, which may lack the disk."""
+    last_fetch: int
+    """Arrival of its last valid Fetch; the start of the epoch before the first."""
+    heard_us_at: int
+    """Arrival of its last Fetch that told of a new answer of ours; before, as above."""
+    last_answered: tuple[int, int] = (0, 0)
+    """Its incarnation, and the newest request that it has had an answer to."""
+    is_disk_full: bool = False
+    """True if its last Fetch said that its disk has no room."""
+    has_fetched: bool = False
+    end_offset: EndOffset = EMPTY_LOG_END
+    read_round: int = 0
+    caught_up_at: int | None = None
+    previous_fetch: int | None = None
+    leader_end_at_previous_fetch: EndOffset = EMPTY_LOG_END
+    next_heartbeat: int = 0
+    earned_by: ReplicaKey | None = None
+    """The replica whose requests all this is from, disk included; None before the first."""
+
+
+@dataclass(slots=True)
+class ParkedFetch:
+    """A Fetch held back until there is something to say."""
+
+    request: FetchRequest
+    answer_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRead:
+    """A read waiting for a majority to echo `read_round`."""
+
+    read_id: int
+    read_round: int
+    index: EndOffset
+
+
+@dataclass(slots=True)
+class VoterChange:
+    """A change of the voters that somebody waits for.
+
+    A replica to be added catches up in rounds: each ends when it has what the leader had when the
+    round began. `end_offset` is that of the record, once it is appended.
+    """
+
+    change_id: int
+    adding: Voter | None = None
+    removing: ReplicaKey | None = None
+    round_end: EndOffset = EMPTY_LOG_END
+    round_started_at: int = 0
+    rounds: int = 0
+    end_offset: EndOffset | None = None
+
+
+@dataclass(slots=True)
+class Transfer:
+    """Leadership is promised to a voter, which must have caught up by the deadline."""
+
+    to: ReplicaKey
+    deadline: int
+    reason: str = "as asked"
+
+
+@dataclass(slots=True)
+class Leader:
+    """Appends, serves Fetches, decides what is committed."""
+
+    epoch_start: EndOffset
+    started_at: int
+    progress: dict[ReplicaKey, ReplicaProgress]
+    parked: dict[ReplicaKey, ParkedFetch] = field(default_factory=dict)
+    read_round: int = 0
+    pending_reads: deque[PendingRead] = field(default_factory=deque)
+    log_reads: dict[int, FetchRequest] = field(default_factory=dict)
+    snapshot_reads: dict[int, FetchSnapshotRequest] = field(default_factory=dict)
+    voter_change: VoterChange | None = None
+    transfer: Transfer | None = None
+    uncommitted: deque[tuple[EndOffset, int]] = field(default_factory=deque)
+    uncommitted_bytes: int = 0
+    full_majority: tuple[NodeId, ...] = ()
+    """Voters without room, if those with room that fetch are no majority."""
+
+
+@dataclass(slots=True)
+class Resigned:
+    """Led this epoch and does no more; grants no vote in it. Restarted leaders begin here."""
+
+    election_deadline: int
+    successors: tuple[ReplicaKey, ...]
+    unacknowledged: dict[NodeId, int]
+    """Voters that have not confirmed the end of the epoch, and when to tell them again."""
+
+
+Role: TypeAlias = Unattached | Prospective | Candidate | Follower | Leader | Resigned

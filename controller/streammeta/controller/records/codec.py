@@ -1,0 +1,192 @@
+"""Record sets to bytes and back; the only place that knows `proto/streammeta/v1/records.proto`.
+
+A record class and its message have the same fields. Columns travel as little-endian int64 bytes
+and come back as read-only arrays over the received bytes, without a copy. What can't be read is
+refused as a whole: a record set is never replayed in part.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from streammeta.controller.records import record as record_module
+from streammeta.controller.records.record import (
+    FACT_COLUMNS,
+    Int64Column,
+    Record,
+    SetObjectRanges,
+    StreamObjectsCommitted,
+    StreamsClosed,
+    StreamSetObjectsCommitted,
+    Tags,
+)
+from streammeta.v1.records_pb2 import RecordSet
+
+_COLUMN_DTYPE = np.dtype("<i8")
+
+
+class RecordCodecError(Exception):
+    """Bytes that are no record set this version can replay; the message says where and why."""
+
+
+def encode_records(records: Sequence[Record]) -> bytes:
+    """Return the payload of one log entry. `records` is not empty."""
+    record_set = RecordSet()
+    for record in records:
+        layout = _LAYOUTS[type(record)]
+        message = getattr(record_set.records.add(), layout.name)
+        message.SetInParent()
+        for name, encode, _ in layout.fields:
+            encode(message, name, getattr(record, name))
+    return record_set.SerializeToString()
+
+
+def decode_records(payload: bytes) -> tuple[Record, ...]:
+    """Return the records of one log entry.
+
+    Raises:
+        RecordCodecError: the bytes are damaged, empty, or hold a kind of record this version does
+            not know.
+    """
+    try:
+        record_set = RecordSet.FromString(payload)
+    except DecodeError as error:
+        raise RecordCodecError(f"payload of {len(payload)} bytes is no record set") from error
+    if not record_set.records:
+        raise RecordCodecError(f"payload of {len(payload)} bytes holds no record")
+    return tuple(_decode(index, message) for index, message in enumerate(record_set.records))
+
+
+def _decode(index: int, message: Any) -> Record:
+    name = message.WhichOneof("kind")
+    layout = _LAYOUTS_BY_NAME.get(name)
+    if layout is None:
+        raise RecordCodecError(
+            f"record {index} is of a kind this version does not know; "
+            "a newer controller wrote it, upgrade this one"
+        )
+    try:
+        record: Record = layout.decode(getattr(message, name))
+    except ValueError as error:
+        raise RecordCodecError(f"record {index} ({name}) holds a broken column: {error}") from error
+    if type(record) is StreamSetObjectsCommitted:
+        _check_range_counts(index, record)
+    return record
+
+
+def _check_range_counts(index: int, record: StreamSetObjectsCommitted) -> None:
+    counts = record.range_count
+    counted = int(counts[0]) if len(counts) == 1 else int(np.add.reduce(counts))
+    rows = len(record.ranges.stream_id)
+    if counted != rows:
+        raise RecordCodecError(
+            f"record {index} (stream_set_objects_committed) counts {counted} ranges in "
+            f"range_count, but holds {rows}"
+        )
+
+
+_Encoder = Callable[[Any, str, Any], None]
+_Decoder = Callable[[Any], Any]
+
+
+def _encode_column(message: Any, name: str, value: Int64Column) -> None:
+    if value.dtype != _COLUMN_DTYPE:
+        value = value.astype(_COLUMN_DTYPE)
+    setattr(message, name, value.tobytes())
+
+
+def _decode_column(value: bytes) -> Int64Column:
+    return np.frombuffer(value, _COLUMN_DTYPE)
+
+
+def _encode_repeated(message: Any, name: str, value: Iterable[Any]) -> None:
+    getattr(message, name).extend(value)
+
+
+def _encode_tags(message: Any, name: str, value: Tags) -> None:
+    target = getattr(message, name)
+    for key, text in value:
+        target.add(key=key, value=text)
+
+
+def _decode_tags(value: Any) -> Tags:
+    return tuple((tag.key, tag.value) for tag in value)
+
+
+def _encode_tag_sets(message: Any, name: str, value: tuple[Tags, ...]) -> None:
+    target = getattr(message, name)
+    for tags in value:
+        _encode_tags(target.add(), "tags", tags)
+
+
+def _decode_tag_sets(value: Any) -> tuple[Tags, ...]:
+    return tuple(_decode_tags(tag_set.tags) for tag_set in value)
+
+
+def _encode_ranges(message: Any, name: str, value: SetObjectRanges) -> None:
+    target = getattr(message, name)
+    for field, encode, _ in _RANGES_LAYOUT.fields:
+        encode(target, field, getattr(value, field))
+
+
+def _decode_ranges(value: Any) -> Any:
+    return _RANGES_LAYOUT.decode(value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_CODECS: dict[Any, tuple[_Encoder, _Decoder]] = {
+    int: (setattr, _same),
+    bool: (setattr, _same),
+    str: (setattr, _same),
+    Int64Column: (_encode_column, _decode_column),
+    Tags: (_encode_tags, _decode_tags),
+    tuple[Tags, ...]: (_encode_tag_sets, _decode_tag_sets),
+    tuple[str, ...]: (_encode_repeated, tuple),
+    tuple[bytes, ...]: (_encode_repeated, tuple),
+    SetObjectRanges: (_encode_ranges, _decode_ranges),
+}
+_PARALLEL_TYPES = (Int64Column, tuple[str, ...], tuple[bytes, ...])
+_MAY_BE_EMPTY: dict[type[Any], tuple[str, ...]] = {
+    StreamsClosed: ("end_offset",),
+    StreamSetObjectsCommitted: (*FACT_COLUMNS, "content_digest"),
+    StreamObjectsCommitted: FACT_COLUMNS,
+}
+
+
+class _Layout:
+    """How one record class maps to its message: fields with their codecs, and which are columns."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        hints = get_type_hints(cls, vars(record_module))
+        self.cls = cls
+        self.name = _message_field(cls.__name__)
+        self.fields = [(field.name, *_CODECS[hints[field.name]]) for field in fields(cls)]
+        self.may_be_empty = _MAY_BE_EMPTY.get(cls, ())
+        columns = [f.name for f in fields(cls) if hints[f.name] in _PARALLEL_TYPES]
+        self.parallel = [name for name in columns if name not in self.may_be_empty]
+
+    def decode(self, body: Any) -> Any:
+        """Return the record; raises ValueError unless its columns are whole and equally long."""
+        values = {field: decode(getattr(body, field)) for field, _, decode in self.fields}
+        lengths = [len(values[field]) for field in self.parallel]
+        lengths += [len(values[field]) for field in self.may_be_empty if len(values[field])]
+        if len(lengths) > 1 and min(lengths) != max(lengths):
+            named = {name: len(values[name]) for name in (*self.parallel, *self.may_be_empty)}
+            raise ValueError(f"columns of unequal lengths {named}")
+        return self.cls(**values)
+
+
+def _message_field(class_name: str) -> str:
+    spelled = class_name.replace("KVs", "Kvs")
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in spelled).lstrip("_")
+
+
+_RANGES_LAYOUT = _Layout(SetObjectRanges)
+_LAYOUTS = {cls: _Layout(cls) for cls in get_args(Record)}
+_LAYOUTS_BY_NAME = {layout.name: layout for layout in _LAYOUTS.values()}

@@ -1,0 +1,313 @@
+"""Cuts the records of a log entry down to what somebody asked for, by kind, stream and node.
+
+A row is left out only if the record shows that it is no change of what was asked for: of another
+kind, of another stream or node, or of none at all. Rows that name an object and not whose it is,
+such as `ObjectsDestroyed`, may concern any stream and any node, so they stay whatever streams and
+nodes are asked for; so do rows that name a stream and not its owner when nodes are asked for.
+
+Every record type has one rule here. Pure; knows neither the map nor who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum, auto
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.records.record import (
+    FACT_COLUMNS,
+    BucketClaimed,
+    CommitRowsRejected,
+    DeletionsHeld,
+    Int64Column,
+    KVsDeleted,
+    KVsPut,
+    NodeEpochSet,
+    NodeIdIssued,
+    NodeLocked,
+    NodeRegistered,
+    NodeSupervised,
+    NodeUnregistered,
+    ObjectAttributesSet,
+    ObjectsDestroyed,
+    ObjectsLinked,
+    ObjectsPrepared,
+    ObjectsRemoved,
+    PendingUploadsSet,
+    RangesRemoved,
+    Record,
+    RecoveryAssigned,
+    SetObjectRanges,
+    StreamObjectsCommitted,
+    StreamsClosed,
+    StreamsCreated,
+    StreamsDeleted,
+    StreamSetObjectsCommitted,
+    StreamsOpened,
+    StreamsReopened,
+    StreamsTrimmed,
+    UploadsAbandoned,
+)
+
+Mask = npt.NDArray[np.bool_]
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+class Kind(Enum):
+    """What a change is of; one change may be of several kinds."""
+
+    STREAM = auto()  # streams, their ranges and ends, and what is owed or lost of them
+    OBJECT = auto()
+    NODE = auto()
+    KV = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is asked for: changes of one of the kinds, streams and nodes; an empty set means all."""
+
+    kinds: frozenset[Kind] = frozenset()
+    stream_ids: frozenset[int] = frozenset()
+    node_ids: frozenset[int] = frozenset()
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether nothing is ever left out."""
+        return not (self.kinds or self.stream_ids or self.node_ids)
+
+    def streams(self, stream_id: Int64Column) -> Mask:
+        """Return which of these streams are asked for."""
+        if not self.stream_ids:
+            return np.ones(len(stream_id), dtype=np.bool_)
+        if len(self.stream_ids) * len(stream_id) <= _FEW:
+            wanted = [each in self.stream_ids for each in stream_id.tolist()]
+            return np.array(wanted, dtype=np.bool_)
+        return np.isin(stream_id, np.fromiter(self.stream_ids, np.int64, len(self.stream_ids)))
+
+    def has_node(self, *node_ids: int) -> bool:
+        """Return whether a change of these nodes is asked for."""
+        return not self.node_ids or not self.node_ids.isdisjoint(node_ids)
+
+
+_FEW = 4096
+"""Up to so many comparisons a set is faster than sorting."""
+
+
+def select(records: Sequence[Record], selection: Selection) -> tuple[Record, ...] | None:
+    """Return what is asked for of one log entry's records, in order; None if that is nothing."""
+    if selection.is_everything:
+        return tuple(records)
+    chosen: list[Record] = []
+    for record in records:
+        rule = _RULES[type(record)]
+        if not selection.kinds or not selection.kinds.isdisjoint(rule.kinds):
+            chosen.extend(rule.cut(record, selection))
+    return tuple(chosen) or None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Of which kinds a record is, and how it is cut down."""
+
+    kinds: frozenset[Kind]
+    cut: Callable[[Any, Selection], Sequence[Record]]
+
+
+def _cut_created(record: StreamsCreated, selection: Selection) -> Sequence[Record]:
+    """Streams that follow each other stay one record; `first_stream_id` and `count` say which."""
+    if not selection.has_node(record.node_id):
+        return ()
+    ids = np.arange(record.first_stream_id, record.first_stream_id + record.count)
+    rows = np.flatnonzero(selection.streams(ids))
+    if len(rows) == record.count:
+        return (record,)
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
+    return [
+        replace(
+            record,
+            first_stream_id=record.first_stream_id + int(run[0]),
+            count=len(run),
+            tags=record.tags[int(run[0]) : int(run[-1]) + 1],
+        )
+        for run in runs
+    ]
+
+
+def _cut_set_objects(record: StreamSetObjectsCommitted, selection: Selection) -> Sequence[Record]:
+    """Objects without a row that is asked for go; the others keep the rows asked for."""
+    if not selection.has_node(record.node_id):
+        return ()
+    wanted = selection.streams(record.ranges.stream_id)
+    if wanted.all():
+        return (record,)
+    owner = np.repeat(np.arange(len(record.object_id)), record.range_count)
+    range_count = np.bincount(owner[wanted], minlength=len(record.object_id)).astype(np.int64)
+    objects = range_count > 0
+    if not objects.any():
+        return ()
+    ranges = SetObjectRanges(
+        stream_id=record.ranges.stream_id[wanted],
+        start_offset=record.ranges.start_offset[wanted],
+        end_offset=record.ranges.end_offset[wanted],
+    )
+    return (
+        replace(
+            record,
+            object_id=record.object_id[objects],
+            order_id=record.order_id[objects],
+            object_size=record.object_size[objects],
+            attributes=record.attributes[objects],
+            range_count=range_count[objects],
+            ranges=ranges,
+            **{
+                name: getattr(record, name)[objects]
+                for name in (*FACT_COLUMNS, "content_digest")
+                if len(getattr(record, name))
+            },
+        ),
+    )
+
+
+def _cut_rows(record: Any, selection: Selection) -> Sequence[Record]:
+    """Cut a record whose columns are parallel to `stream_id`, and whose node, if any, is `node_id`.
+
+    Columns that may be empty stay so.
+    """
+    if hasattr(record, "node_id") and not selection.has_node(record.node_id):
+        return ()
+    wanted = selection.streams(record.stream_id)
+    if wanted.all():
+        return (record,)
+    if not wanted.any():
+        return ()
+    return (replace(record, **_cut_columns(record, wanted)),)
+
+
+def _cut_columns(record: Any, wanted: Mask) -> dict[str, Any]:
+    cut: dict[str, Any] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, np.ndarray) and len(value):
+            cut[field.name] = value[wanted]
+        elif isinstance(value, tuple) and value:
+            cut[field.name] = tuple(value[row] for row in np.flatnonzero(wanted))
+    return cut
+
+
+def _of_unnamed_owner(record: RecordT, _selection: Selection) -> Sequence[RecordT]:
+    """Objects by id alone: of whichever stream and node."""
+    return (record,)
+
+
+def _of_node(record: Any, selection: Selection) -> Sequence[Record]:
+    """Of a node and of no stream."""
+    wanted = not selection.stream_ids and selection.has_node(record.node_id)
+    return (record,) if wanted else ()
+
+
+def _of_two_nodes(record: RecoveryAssigned, selection: Selection) -> Sequence[Record]:
+    wanted = not selection.stream_ids and selection.has_node(record.node_id, record.target_id)
+    return (record,) if wanted else ()
+
+
+def _of_neither(record: RecordT, selection: Selection) -> Sequence[RecordT]:
+    """Of no stream and of no node."""
+    return () if selection.stream_ids or selection.node_ids else (record,)
+
+
+ANY: Final = None
+"""In place of a set of ids: any id may be concerned."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mention:
+    """Streams and nodes that one record may concern."""
+
+    kinds: frozenset[Kind]
+    stream_ids: frozenset[int] | None
+    node_ids: frozenset[int] | None
+
+
+class EntryIndex:
+    """Index of one log entry's records, for many selections.
+
+    `may_concern` costs a look-up, whatever the number of rows; it may err towards True.
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._mentions = tuple(map(_mention, records))
+
+    def may_concern(self, selection: Selection) -> bool:
+        """Return False only if `select` would return None."""
+        return any(
+            (not selection.kinds or not selection.kinds.isdisjoint(mention.kinds))
+            and _may_hold(mention.stream_ids, selection.stream_ids)
+            and _may_hold(mention.node_ids, selection.node_ids)
+            for mention in self._mentions
+        )
+
+
+def _may_hold(mentioned: frozenset[int] | None, wanted: frozenset[int]) -> bool:
+    return not wanted or mentioned is ANY or not wanted.isdisjoint(mentioned)
+
+
+def _mention(record: Record) -> _Mention:
+    rule = _RULES[type(record)]
+    return _Mention(rule.kinds, _streams_of(record, rule), _nodes_of(record, rule))
+
+
+def _streams_of(record: Any, rule: _Rule) -> frozenset[int] | None:
+    if rule.cut is _of_unnamed_owner:
+        return ANY
+    if rule.cut is _cut_created:
+        return frozenset(range(record.first_stream_id, record.first_stream_id + record.count))
+    if rule.cut is _cut_set_objects:
+        return frozenset(record.ranges.stream_id.tolist())
+    return frozenset(record.stream_id.tolist()) if rule.cut is _cut_rows else frozenset()
+
+
+def _nodes_of(record: Any, rule: _Rule) -> frozenset[int] | None:
+    if rule.cut is _of_neither:
+        return frozenset()
+    if rule.cut is _of_two_nodes:
+        return frozenset({record.node_id, record.target_id})
+    if rule.cut is not _of_unnamed_owner and hasattr(record, "node_id"):
+        return frozenset({record.node_id})
+    return ANY
+
+
+_RULES: dict[type, _Rule] = {
+    StreamsCreated: _Rule(frozenset({Kind.STREAM}), _cut_created),
+    StreamsOpened: _Rule(frozenset({Kind.STREAM}), _cut_rows),
+    StreamsReopened: _Rule(frozenset({Kind.STREAM}), _cut_rows),
+    StreamsClosed: _Rule(frozenset({Kind.STREAM}), _cut_rows),
+    StreamsTrimmed: _Rule(frozenset({Kind.STREAM}), _cut_rows),
+    RangesRemoved: _Rule(frozenset({Kind.STREAM}), _cut_rows),
+    StreamsDeleted: _Rule(frozenset({Kind.STREAM}), _cut_rows),
+    # Commits move the ends of streams.
+    StreamSetObjectsCommitted: _Rule(frozenset({Kind.STREAM, Kind.OBJECT}), _cut_set_objects),
+    StreamObjectsCommitted: _Rule(frozenset({Kind.STREAM, Kind.OBJECT}), _cut_rows),
+    CommitRowsRejected: _Rule(frozenset({Kind.OBJECT}), _cut_rows),
+    ObjectsPrepared: _Rule(frozenset({Kind.OBJECT}), _of_node),
+    ObjectsDestroyed: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
+    ObjectsRemoved: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
+    ObjectsLinked: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
+    ObjectAttributesSet: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
+    DeletionsHeld: _Rule(frozenset({Kind.OBJECT}), _of_neither),
+    BucketClaimed: _Rule(frozenset({Kind.OBJECT}), _of_neither),
+    PendingUploadsSet: _Rule(frozenset({Kind.STREAM, Kind.NODE}), _cut_rows),
+    UploadsAbandoned: _Rule(frozenset({Kind.STREAM, Kind.NODE}), _cut_rows),
+    NodeRegistered: _Rule(frozenset({Kind.NODE}), _of_node),
+    NodeEpochSet: _Rule(frozenset({Kind.NODE}), _of_node),
+    NodeLocked: _Rule(frozenset({Kind.NODE}), _of_node),
+    NodeSupervised: _Rule(frozenset({Kind.NODE}), _of_node),
+    NodeUnregistered: _Rule(frozenset({Kind.NODE}), _of_node),
+    NodeIdIssued: _Rule(frozenset({Kind.NODE}), _of_node),
+    RecoveryAssigned: _Rule(frozenset({Kind.NODE}), _of_two_nodes),
+    KVsPut: _Rule(frozenset({Kind.KV}), _of_neither),
+    KVsDeleted: _Rule(frozenset({Kind.KV}), _of_neither),
+}

@@ -1,0 +1,297 @@
+"""CommitPipeline: batches of commits on one stream of messages, answered in order.
+
+Messages are read ahead of the answers, and what has been read is decided together: its entries
+share a batch of the log and a flush. Beyond a number of bytes nothing more is read, which is how
+the caller is held back. Whatever ends the stream, the answers to the messages before it are given
+first. The caller may repeat every message on another stream: commits are idempotent by object id.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+from streammeta.controller.errors import InvalidRequestError, TooManyPipelinesError
+from streammeta.controller.loop.controller import MetadataController, Submission
+from streammeta.controller.loop.turn_budget import TurnBudget
+from streammeta.controller.metadata.answers import (
+    Answer,
+    CommitStreamSetObjectAnswer,
+    CommitUploadsAnswer,
+)
+from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
+from streammeta.controller.rpc.status import Context, abort
+from streammeta.controller.rpc.wire_columns import (
+    commit_stream_set_object_in,
+    commit_stream_set_object_out,
+    parse_batch,
+    uploads_in,
+    uploads_out,
+)
+from streammeta.v1 import columns_pb2 as pb
+
+BYTES_AHEAD = 4 << 20
+"""Bytes of one stream that may be read and not yet answered; one message may be larger."""
+
+MESSAGES_AHEAD = 256
+
+ROWS_A_PART = 20_000
+"""Rows decided before the event loop has a turn for others: as many as one commit may hold.
+
+All pipelines share them.
+"""
+
+ROWS_A_COMMIT = 300
+"""What a commit costs however few rows it has, in rows."""
+
+ROWS_A_MESSAGE = 700
+"""Least cost of a message, in rows."""
+
+BYTES_A_ROW = 32
+"""Size of a row in a message, for the cost of parsing it."""
+
+PIPELINES_MAX = 1_000
+"""Pipelines open on one controller at a time."""
+
+PIPELINES_PER_CONNECTION = 100
+"""Pipelines open on one connection at a time."""
+
+_Commit: TypeAlias = CommitStreamSetObject | CommitUploads
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """A message whose commits are decided and appended."""
+
+    sequence: int
+    submissions: Sequence[Submission]
+    has_uploads: bool
+    rows: int
+    """How much work it was."""
+
+    async def response(self) -> bytes:
+        """Wait until all is committed; return the answer."""
+        answers: list[Answer] = []
+        for submission in self.submissions:
+            await submission.committed()
+            answers.extend(submission.answers)
+        response = pb.CommitBatchResponse(sequence=self.sequence)
+        if self.has_uploads:
+            response.uploads.CopyFrom(uploads_out(cast(CommitUploadsAnswer, answers.pop())))
+        response.commits.extend(
+            commit_stream_set_object_out(cast(CommitStreamSetObjectAnswer, answer))
+            for answer in answers
+        )
+        return response.SerializeToString()
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A message that ends the stream; `sequence` None if it could not be read."""
+
+    sequence: int | None
+    error: Exception
+
+    async def response(self) -> bytes:
+        """Raise what is wrong with it."""
+        raise self.error
+
+
+class _Ahead:
+    """Messages that were read and not answered yet; those not decided yet wait in order."""
+
+    def __init__(self, messages_max: int) -> None:
+        self._messages_max = messages_max
+        self._sizes: deque[int] = deque()
+        self._undecided: deque[bytes] = deque()
+        self._is_over = False
+        self._changed = asyncio.Condition()
+
+    async def room(self) -> None:
+        """Wait until another message may be read."""
+        async with self._changed:
+            await self._changed.wait_for(self._has_room)
+
+    async def put(self, data: bytes | None) -> None:
+        """Add a message that was read; None: there will be no more."""
+        async with self._changed:
+            if data is None:
+                self._is_over = True
+            else:
+                self._sizes.append(len(data))
+                self._undecided.append(data)
+            self._changed.notify_all()
+
+    async def wait(self) -> bool:
+        """Wait until there is something to decide; False: there will be nothing more."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._undecided or self._is_over)
+        return bool(self._undecided)
+
+    def take(self) -> bytes | None:
+        """Return the next message to decide, if there is one now."""
+        return self._undecided.popleft() if self._undecided else None
+
+    async def answered(self) -> None:
+        """The oldest message has its answer."""
+        async with self._changed:
+            self._sizes.popleft()
+            self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return len(self._sizes) < self._messages_max and sum(self._sizes) < BYTES_AHEAD
+
+
+class CommitPipeline:
+    """The handler of ObjectService.CommitPipeline; messages are bytes in and out."""
+
+    def __init__(
+        self, controller: MetadataController, messages_ahead: int = MESSAGES_AHEAD
+    ) -> None:
+        self._controller = controller
+        self._messages_ahead = messages_ahead
+        self._budget = TurnBudget(ROWS_A_PART)
+        self._open: Counter[str] = Counter()
+
+    async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:
+        """Serve one stream until its caller has no more messages, or one ends it."""
+        try:
+            opened = self._counted(context.peer())
+        except TooManyPipelinesError as error:
+            await abort(context, error)
+        with opened:
+            await self._serve(messages, context)
+
+    def _counted(self, connection: str) -> contextlib.AbstractContextManager[None]:
+        """Count a pipeline in until the context ends."""
+        for count, limit, place in (
+            (self._open[connection], PIPELINES_PER_CONNECTION, "connection"),
+            (self._open.total(), PIPELINES_MAX, "controller"),
+        ):
+            if count >= limit:
+                raise TooManyPipelinesError(
+                    f"{count} commit pipelines are open on this {place}, and no more may; "
+                    "commit on one that is open, or close one"
+                )
+        return self._held(connection)
+
+    @contextlib.contextmanager
+    def _held(self, connection: str) -> Iterator[None]:
+        self._open[connection] += 1
+        try:
+            yield
+        finally:
+            self._open[connection] -= 1
+            if not self._open[connection]:
+                del self._open[connection]
+
+    async def _serve(self, messages: AsyncIterator[bytes], context: Context) -> None:
+        ahead = _Ahead(self._messages_ahead)
+        taken: asyncio.Queue[_Decided | _Refused | None] = asyncio.Queue()
+        tasks = [
+            asyncio.create_task(self._read(messages, ahead)),
+            asyncio.create_task(self._decide_all(ahead, taken)),
+        ]
+        try:
+            while (message := await taken.get()) is not None:
+                await context.write(await _answer(message, context))
+                await ahead.answered()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, messages: AsyncIterator[bytes], ahead: _Ahead) -> None:
+        stream = aiter(messages)
+        try:
+            await ahead.room()
+            while (data := await anext(stream, None)) is not None:
+                # Many pipelines' messages may arrive at once; what follows is spread over turns.
+                await self._budget.take(ROWS_A_MESSAGE + len(data) // BYTES_A_ROW)
+                await ahead.put(data)
+                await ahead.room()
+        finally:
+            await ahead.put(None)
+
+    async def _decide_all(
+        self, ahead: _Ahead, taken: "asyncio.Queue[_Decided | _Refused | None]"
+    ) -> None:
+        try:
+            while await ahead.wait():
+                refusal = await self._turn()
+                rows = 0
+                while rows < ROWS_A_PART and (data := ahead.take()) is not None:
+                    message = await self._take(data, refusal)
+                    taken.put_nowait(message)
+                    if isinstance(message, _Refused):
+                        return
+                    rows += message.rows
+                await asyncio.sleep(0)
+        finally:
+            taken.put_nowait(None)
+
+    async def _turn(self) -> Exception | None:
+        try:
+            await self._controller.turn()
+        except Exception as error:  # noqa: BLE001 - told to the next message
+            return error
+        return None
+
+    async def _take(self, data: bytes, refusal: Exception | None) -> _Decided | _Refused:
+        sequence: int | None = None
+        try:
+            message = parse_batch(data)
+            sequence = message.sequence
+            if refusal is not None:
+                raise refusal
+            return await self._decide(message)
+        except Exception as error:  # noqa: BLE001 - told when it is its turn to be answered
+            return _Refused(sequence, error)
+
+    async def _decide(self, message: pb.CommitBatchRequest) -> _Decided:
+        # All is read before anything is decided: what can't be read changes nothing.
+        commits: list[_Commit] = []
+        for index, commit in enumerate(message.commits):
+            try:
+                commits.append(commit_stream_set_object_in(commit))
+            except InvalidRequestError as error:
+                reason = str(error).removeprefix(f"{error.field}: ")
+                raise InvalidRequestError(f"commits[{index}].{error.field}", reason) from None
+        has_uploads = message.HasField("uploads")
+        if has_uploads:
+            commits.append(uploads_in(message.uploads))
+        submissions: list[Submission] = []
+        for part in _parts(commits):
+            await self._budget.take(sum(map(_size, part)))
+            submissions.append(self._controller.submit(part))
+        rows = sum(map(_size, commits))
+        return _Decided(message.sequence, submissions, has_uploads, rows)
+
+
+async def _answer(message: _Decided | _Refused, context: Context) -> bytes:
+    try:
+        return await message.response()
+    except Exception as error:  # noqa: BLE001 - every failure of a message is a status
+        where = {} if message.sequence is None else {"sequence": str(message.sequence)}
+        await abort(context, error, where)
+
+
+def _parts(commits: Sequence[_Commit]) -> Iterator[list[_Commit]]:
+    """Divide commits so that each part holds the event loop for milliseconds at most."""
+    part: list[_Commit] = []
+    size = 0
+    for commit in commits:
+        if part and size + _size(commit) > ROWS_A_PART:
+            yield part
+            part, size = [], 0
+        part.append(commit)
+        size += _size(commit)
+    if part:
+        yield part
+
+
+def _size(commit: _Commit) -> int:
+    """How much work a commit is, in rows."""
+    return ROWS_A_COMMIT + len(commit.ranges.stream_id)

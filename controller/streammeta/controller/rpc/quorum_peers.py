@@ -1,0 +1,233 @@
+"""Carries the quorum's requests to the other controllers over gRPC.
+
+Owns the connections to peers and tells the driver what became of every request. A refused or reset
+connection is reported apart from mere silence: the peer's process is probably gone, while one that
+is stopped, or cut off, only answers nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+
+import grpc
+import structlog
+
+from streammeta.controller.ids import NodeId
+from streammeta.controller.loop.quorum_transport import PeerListener
+from streammeta.controller.quorum.messages import (
+    FetchSnapshotRequest,
+    QuorumError,
+    Request,
+    Response,
+)
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.rpc.grpc_options import bulk_options, control_options
+from streammeta.controller.rpc.peer_addresses import PeerAddresses
+from streammeta.controller.rpc.quorum_wire import EXCHANGES
+from streammeta.controller.rpc.quorum_wire_parts import BadMessageError
+from streammeta.v1 import quorum_pb2_grpc
+
+IN_FLIGHT_PER_PEER_MAX = 32
+"""Requests without an answer yet; the core has one of each kind under way, and those it gave up."""
+
+_MEANT_FOR_ANOTHER = {
+    QuorumError.INCONSISTENT_CLUSTER_ID: "peer_is_of_another_cluster",
+    QuorumError.INVALID_VOTER_KEY: "peer_has_another_disk",
+}
+"""Refusals by which the address may be wrong, and what the log says of them."""
+
+_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+_log = structlog.get_logger(component="quorum")
+
+
+@dataclass(slots=True)
+class _Link:
+    """The connections to one address: snapshots have their own, so that votes never queue."""
+
+    peer: NodeId
+    endpoint: str
+    timeout_ms: int
+    control: grpc.aio.Channel = field(init=False)
+    watcher: asyncio.Task[None] | None = None
+    _bulk: grpc.aio.Channel | None = None
+    _stubs: dict[bool, quorum_pb2_grpc.QuorumServiceAsyncStub] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.control = grpc.aio.insecure_channel(self.endpoint, control_options(self.timeout_ms))
+        self._stubs[False] = quorum_pb2_grpc.QuorumServiceStub(self.control)
+
+    def stub(self, *, for_bulk: bool) -> quorum_pb2_grpc.QuorumServiceAsyncStub:
+        """Return the stub over one of the connections; that for bulk is made when first asked."""
+        if for_bulk and self._bulk is None:
+            self._bulk = grpc.aio.insecure_channel(self.endpoint, bulk_options(self.timeout_ms))
+            self._stubs[True] = quorum_pb2_grpc.QuorumServiceStub(self._bulk)
+        return self._stubs[for_bulk]
+
+    async def close(self, grace_s: float) -> None:
+        """Disconnect once the requests under way have ended, or after `grace_s`."""
+        if self.watcher is not None:
+            self.watcher.cancel()
+            await asyncio.gather(self.watcher, return_exceptions=True)
+        channels = [self.control, *([self._bulk] if self._bulk else [])]
+        await asyncio.gather(*(channel.close(grace_s) for channel in channels))
+
+
+class GrpcPeerTransport:
+    """Implements `PeerTransport`; to be made on the event loop that uses it."""
+
+    def __init__(self, addresses: PeerAddresses, timeout_ms: int) -> None:
+        self._addresses = addresses
+        self._timeout_ms = timeout_ms
+        self._links: dict[tuple[NodeId, str], _Link] = {}
+        self._in_flight: Counter[NodeId] = Counter()
+        self._exchanges: set[asyncio.Task[None]] = set()
+        self._closings: set[asyncio.Task[None]] = set()
+        self._said: set[tuple[QuorumError, NodeId, str]] = set()
+        self._listener: PeerListener | None = None
+
+    def bind(self, listener: PeerListener) -> None:
+        """Connect the listener; once, before the first `send`."""
+        self._listener = listener
+
+    def set_voters(self, voters: VoterSet) -> None:
+        """Take over the addresses of the voters now in force; disconnect from what is none now."""
+        self._addresses.set_voters(voters)
+        self._drop_unused()
+
+    def endpoint(self, node_id: NodeId) -> str | None:
+        """Where to send others who look for this node; None if nobody has told."""
+        return self._addresses.published(node_id)
+
+    @property
+    def connected_to(self) -> set[tuple[NodeId, str]]:
+        """The peers, each with its address, for which connections are held."""
+        return set(self._links)
+
+    def send(self, request: Request) -> None:
+        """Start sending to the request's receiver; never blocks, never raises."""
+        _begin(self._exchange(request), self._exchanges)
+
+    async def close(self) -> None:
+        """Give up what is in flight and disconnect."""
+        for task in list(self._exchanges):
+            task.cancel()
+        await asyncio.gather(*self._exchanges, return_exceptions=True)
+        for key in list(self._links):
+            self._drop(key)
+        await asyncio.gather(*self._closings, return_exceptions=True)
+
+    async def _exchange(self, request: Request) -> None:
+        peer = request.header.receiver.node_id
+        endpoint = self._addresses.in_use(peer)
+        if endpoint is None or self._in_flight[peer] >= IN_FLIGHT_PER_PEER_MAX:
+            self._told().on_request_failed(peer, request.header.request_id)
+            return
+        self._in_flight[peer] += 1
+        try:
+            response = await self._call(self._link(peer, endpoint), request)
+        except grpc.aio.AioRpcError as error:
+            self._on_failure(request, endpoint, error)
+        except BadMessageError as error:
+            _log.error("bad_quorum_answer", peer=peer, endpoint=endpoint, error=str(error))
+            self._told().on_request_failed(peer, request.header.request_id)
+        else:
+            self._on_response(request, endpoint, response)
+        finally:
+            self._in_flight[peer] -= 1
+
+    async def _call(self, link: _Link, request: Request) -> Response:
+        exchange = EXCHANGES[type(request)]
+        stub = link.stub(for_bulk=isinstance(request, FetchSnapshotRequest))
+        answer = await getattr(stub, exchange.method)(
+            exchange.request_to_pb(request), timeout=self._timeout_ms / 1000
+        )
+        if answer.header.leader_endpoint and answer.header.leader_id >= 0:
+            leader_id = NodeId(answer.header.leader_id)
+            self._addresses.learn_leader(leader_id, answer.header.leader_endpoint)
+        response: Response = exchange.response_from_pb(answer)
+        return response
+
+    def _on_response(self, request: Request, endpoint: str, response: Response) -> None:
+        peer = request.header.receiver.node_id
+        if response.header.sender != peer:
+            _log.warning(
+                "wrong_peer_answers", peer=peer, endpoint=endpoint, sender=response.header.sender
+            )
+            self._addresses.failed(peer, endpoint)
+            self._told().on_request_failed(peer, request.header.request_id)
+            return
+        if response.header.error in _MEANT_FOR_ANOTHER:
+            self._addresses.failed(peer, endpoint)
+            self._say_once(response.header.error, peer, endpoint)
+        else:
+            self._addresses.worked(peer)
+        self._told().on_response(response)
+
+    def _on_failure(self, request: Request, endpoint: str, error: grpc.aio.AioRpcError) -> None:
+        peer = request.header.receiver.node_id
+        all_failed = False
+        if error.code() in _SILENT:
+            all_failed = self._addresses.failed(peer, endpoint)
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            # TCP may wait for minutes before it tries again after a cut; a new connection does not.
+            self._drop((peer, endpoint))
+        self._told().on_request_failed(peer, request.header.request_id)
+        if all_failed and _is_refused(error):
+            self._told().on_connection_lost(peer)
+
+    def _say_once(self, error: QuorumError, peer: NodeId, endpoint: str) -> None:
+        if (error, peer, endpoint) not in self._said:
+            self._said.add((error, peer, endpoint))
+            _log.warning(_MEANT_FOR_ANOTHER[error], peer=peer, endpoint=endpoint)
+
+    # -- connections
+
+    def _link(self, peer: NodeId, endpoint: str) -> _Link:
+        self._drop_unused()
+        key = (peer, endpoint)
+        if key not in self._links:
+            link = _Link(peer, endpoint, self._timeout_ms)
+            link.watcher = asyncio.get_running_loop().create_task(self._watch(link))
+            self._links[key] = link
+        return self._links[key]
+
+    def _drop_unused(self) -> None:
+        for key in [key for key in self._links if not self._addresses.is_candidate(*key)]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[NodeId, str]) -> None:
+        link = self._links.pop(key, None)
+        if link is not None:
+            # Requests under way have deadlines of their own and end before the grace does.
+            _begin(link.close(self._timeout_ms / 1000), self._closings)
+
+    async def _watch(self, link: _Link) -> None:
+        """Report when the connection breaks, even if no request is under way."""
+        state = link.control.get_state()
+        while True:
+            await link.control.wait_for_state_change(state)
+            before, state = state, link.control.get_state()
+            if before is grpc.ChannelConnectivity.READY:
+                self._told().on_connection_lost(link.peer)
+
+    def _told(self) -> PeerListener:
+        assert self._listener is not None, "bind comes before send"
+        return self._listener
+
+
+def _begin(work: Coroutine[None, None, None], among: set[asyncio.Task[None]]) -> None:
+    task = asyncio.get_running_loop().create_task(work)
+    among.add(task)
+    task.add_done_callback(among.discard)
+
+
+def _is_refused(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the host is there and says that nothing listens; a stopped process gives no such."""
+    return (
+        error.code() is grpc.StatusCode.UNAVAILABLE
+        and "connection refused" in (error.details() or "").lower()
+    )

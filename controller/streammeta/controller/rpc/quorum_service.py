@@ -1,0 +1,225 @@
+"""The gRPC face of the quorum: hands requests to the driver and its answers back.
+
+Peers' requests are answered by the core, operators' by the driver. How many of them may be under
+way at once is bounded here, apart for each kind, so that a flood of one leaves room for the others.
+"""
+
+# ruff: noqa: N802 (methods are named as in the contract)
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import grpc
+
+from streammeta.controller.errors import BusyError, InvalidRequestError
+from streammeta.controller.ids import ClusterId
+from streammeta.controller.loop.quorum_describe import QuorumDescription, ReplicaDescription
+from streammeta.controller.loop.quorum_driver import QuorumDriver
+from streammeta.controller.quorum.messages import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    FetchRequest,
+    FetchSnapshotRequest,
+    Request,
+    UpdateVoterRequest,
+    VoteRequest,
+)
+from streammeta.controller.rpc.door import UnaryHandler
+from streammeta.controller.rpc.quorum_wire import EXCHANGES
+from streammeta.controller.rpc.quorum_wire_parts import (
+    BadMessageError,
+    key_from_pb,
+    key_to_pb,
+    snapshot_id_to_pb,
+    voter_from_pb,
+)
+from streammeta.controller.rpc.status import abort
+from streammeta.v1 import quorum_pb2 as pb
+from streammeta.v1 import quorum_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+CHANGE_TIMEOUT_MS_DEFAULT = 30_000
+"""How long a change of voters may take if the caller does not say."""
+
+CHANGE_TIMEOUT_MS_MAX = 600_000
+"""How long it may take at most: a new voter first catches up."""
+
+
+class _Room:
+    """Counts what is under way and refuses what would be too much."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        self._what = what
+        self._limit = limit
+        self._taken = 0
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Take one place while the block runs; raises BusyError if there is none."""
+        if self._taken >= self._limit:
+            raise BusyError(
+                f"{self._taken} {self._what} are under way, as many as may be; try again later"
+            )
+        self._taken += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
+
+
+class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
+    """Serves one replica of the quorum."""
+
+    def __init__(self, driver: QuorumDriver, cluster_id: ClusterId) -> None:
+        self._driver = driver
+        self._cluster_id = cluster_id
+        control = _Room("votes and announcements", 128)
+        self._room: dict[type[Request], _Room] = {
+            VoteRequest: control,
+            BeginQuorumEpochRequest: control,
+            EndQuorumEpochRequest: control,
+            UpdateVoterRequest: control,
+            FetchRequest: _Room("fetches", 256),
+            FetchSnapshotRequest: _Room("reads of snapshots", 32),
+        }
+        self._operators = _Room("requests of operators", 32)
+
+    def unary(self) -> Mapping[str, UnaryHandler]:
+        """Return the handlers by method name."""
+        return {
+            method.name: getattr(self, method.name)
+            for method in pb.DESCRIPTOR.services_by_name["QuorumService"].methods
+        }
+
+    async def Vote(self, request: pb.VoteRequest, context: Context) -> Any:
+        """Judge a candidate."""
+        return await self._handle(VoteRequest, request, context)
+
+    async def BeginQuorumEpoch(self, request: pb.BeginQuorumEpochRequest, context: Context) -> Any:
+        """Hear who leads."""
+        return await self._handle(BeginQuorumEpochRequest, request, context)
+
+    async def EndQuorumEpoch(self, request: pb.EndQuorumEpochRequest, context: Context) -> Any:
+        """Hear who leads no more."""
+        return await self._handle(EndQuorumEpochRequest, request, context)
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> Any:
+        """Serve the log; may wait for batches."""
+        return await self._handle(FetchRequest, request, context)
+
+    async def FetchSnapshot(self, request: pb.FetchSnapshotRequest, context: Context) -> Any:
+        """Serve bytes of a snapshot."""
+        return await self._handle(FetchSnapshotRequest, request, context)
+
+    async def UpdateVoter(self, request: pb.UpdateVoterRequest, context: Context) -> Any:
+        """Hear where a voter listens and which disk it has."""
+        return await self._handle(UpdateVoterRequest, request, context)
+
+    async def AddVoter(self, request: pb.AddVoterRequest, context: Context) -> pb.AddVoterResponse:
+        """Make an observer a voter, and wait until that is committed."""
+        try:
+            with self._operators.one():
+                self._require_cluster(request.cluster_id)
+                voter = voter_from_pb("voter", request.voter)
+                if voter.key.directory_id is None:
+                    raise InvalidRequestError(
+                        "voter.key.directory_id",
+                        "empty; a new voter is named with its disk, see DescribeQuorum's observers",
+                    )
+                timeout_ms = _change_timeout_ms(request.timeout_ms, context)
+                end_offset = await self._driver.add_voter(voter, timeout_ms)
+        except Exception as error:  # noqa: BLE001 (every failure of a call is a status)
+            await abort(context, _as_answer(error))
+        return pb.AddVoterResponse(end_offset=end_offset)
+
+    async def RemoveVoter(
+        self, request: pb.RemoveVoterRequest, context: Context
+    ) -> pb.RemoveVoterResponse:
+        """Take a voter's vote away, and wait until that is committed."""
+        try:
+            with self._operators.one():
+                self._require_cluster(request.cluster_id)
+                key = key_from_pb("key", request.key)
+                timeout_ms = _change_timeout_ms(request.timeout_ms, context)
+                end_offset = await self._driver.remove_voter(key, timeout_ms)
+        except Exception as error:  # noqa: BLE001 (every failure of a call is a status)
+            await abort(context, _as_answer(error))
+        return pb.RemoveVoterResponse(end_offset=end_offset)
+
+    async def DescribeQuorum(
+        self, request: pb.DescribeQuorumRequest, context: Context
+    ) -> pb.DescribeQuorumResponse:
+        """Tell how this node sees the quorum."""
+        if request.leader_only and not self._driver.is_leader:
+            await abort(context, self._driver.leader_hint())
+        return _description_to_pb(self._cluster_id, self._driver.describe())
+
+    async def _handle(self, kind: type[Request], message: Any, context: Context) -> Any:
+        exchange = EXCHANGES[kind]
+        try:
+            with self._room[kind].one():
+                request = exchange.request_from_pb(message)
+                response = await self._driver.handle(request)
+        except Exception as error:  # noqa: BLE001 (every failure of a call is a status)
+            await abort(context, _as_answer(error))
+        leader = self._driver.leader  # may have changed since the answer was made
+        is_same = leader is not None and leader[0] == response.header.leader_id
+        return exchange.response_to_pb(response, leader[1] if leader and is_same else "")
+
+    def _require_cluster(self, cluster_id: str) -> None:
+        if cluster_id != self._cluster_id:
+            raise InvalidRequestError(
+                "cluster_id", f"{cluster_id!r}; this controller is of cluster {self._cluster_id!r}"
+            )
+
+
+def _as_answer(error: Exception) -> Exception:
+    return (
+        InvalidRequestError("request", str(error)) if isinstance(error, BadMessageError) else error
+    )
+
+
+def _change_timeout_ms(asked: int, context: Context) -> int:
+    """How long a change may take: as asked, and no longer than the caller itself waits."""
+    if not 0 <= asked <= CHANGE_TIMEOUT_MS_MAX:
+        raise InvalidRequestError("timeout_ms", f"{asked}; must be 0 to {CHANGE_TIMEOUT_MS_MAX}")
+    timeout_ms = asked or CHANGE_TIMEOUT_MS_DEFAULT
+    remaining_s = context.time_remaining()
+    return timeout_ms if remaining_s is None else min(timeout_ms, int(remaining_s * 1000))
+
+
+def _description_to_pb(cluster_id: str, seen: QuorumDescription) -> pb.DescribeQuorumResponse:
+    return pb.DescribeQuorumResponse(
+        cluster_id=cluster_id,
+        node_id=seen.node_id,
+        role=seen.role,
+        leader_id=_or_none(seen.leader_id),
+        epoch=seen.epoch,
+        high_watermark=seen.high_watermark,
+        end_offset=seen.end_offset,
+        flushed_end=seen.flushed_end,
+        voters=map(_replica_to_pb, seen.voters),
+        observers=map(_replica_to_pb, seen.observers),
+        log_start_offset=seen.log_start_offset,
+        snapshot_id=snapshot_id_to_pb(seen.snapshot_id),
+        repairing=seen.is_repairing,
+        disk_full=seen.is_disk_full,
+    )
+
+
+def _replica_to_pb(replica: ReplicaDescription) -> pb.ReplicaStatus:
+    return pb.ReplicaStatus(
+        key=key_to_pb(replica.key),
+        endpoint=replica.endpoint,
+        end_offset=_or_none(replica.end_offset),
+        last_fetch_age_ms=_or_none(replica.last_fetch_age_ms),
+        last_caught_up_age_ms=_or_none(replica.last_caught_up_age_ms),
+    )
+
+
+def _or_none(value: int | None) -> int:
+    return -1 if value is None else value

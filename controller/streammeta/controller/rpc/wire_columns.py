@@ -1,0 +1,194 @@
+"""Commits between bytes and values, column by column: no row becomes a Python object.
+
+A packed column of `sfixed64` is encoded as the little-endian bytes of its rows. The messages of
+`columns.proto` hand those bytes out as they came, and an array is laid over them. Senders
+that don't pack their columns, and fields this version does not know, take the way over the messages
+of the contract. Hosts with another byte order are not supported: the map reads the same bytes.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from streammeta.controller.errors import InvalidRequestError
+from streammeta.controller.metadata import answers, requests
+from streammeta.controller.metadata.values import (
+    EMPTY_COLUMN,
+    Int64Column,
+    OnConflict,
+    RangeColumns,
+    StreamObjectColumns,
+)
+from streammeta.controller.rpc.convert import column_in, enum_in, error_out, facts_in, node_identity
+from streammeta.v1 import columns_pb2 as pb
+from streammeta.v1 import objects_pb2
+
+_DTYPE = np.dtype("<i8")
+_ROW_BYTES = _DTYPE.itemsize
+_NO_RANGES = RangeColumns()
+_NO_STREAM_OBJECTS = StreamObjectColumns()
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def parse_commit(data: bytes) -> pb.CommitStreamSetObjectRequest:
+    """Parse a CommitStreamSetObjectRequest, however its columns are encoded.
+
+    Raises:
+        InvalidRequestError: the bytes are no such message.
+    """
+    message = _parse(pb.CommitStreamSetObjectRequest, data)
+    if not _is_unpacked(message):
+        return message
+    packed = _parse(objects_pb2.CommitStreamSetObjectRequest, data).SerializeToString()
+    return pb.CommitStreamSetObjectRequest.FromString(packed)
+
+
+def parse_batch(data: bytes) -> pb.CommitBatchRequest:
+    """Parse a CommitBatchRequest, however its columns are encoded.
+
+    Raises:
+        InvalidRequestError: the bytes are no such message.
+    """
+    message = _parse(pb.CommitBatchRequest, data)
+    uploads = message.uploads if message.HasField("uploads") else None
+    if not any(map(_is_unpacked, message.commits)) and not (
+        uploads is not None and (_has_unknown(uploads) or _has_unknown(uploads.ranges))
+    ):
+        return message
+    packed = _parse(objects_pb2.CommitBatchRequest, data).SerializeToString()
+    return pb.CommitBatchRequest.FromString(packed)
+
+
+def commit_stream_set_object_in(
+    message: pb.CommitStreamSetObjectRequest,
+) -> requests.CommitStreamSetObject:
+    """Read CommitStreamSetObject."""
+    min_timestamp_ms, max_timestamp_ms, crc32c = facts_in(message)
+    return requests.CommitStreamSetObject(
+        request_id=message.request_id,
+        node=node_identity(message.node),
+        object_id=message.object_id,
+        order_id=message.order_id if message.HasField("order_id") else -1,
+        object_size=message.object_size,
+        attributes=message.attributes,
+        ranges=_ranges_in(message.ranges, "ranges") if message.HasField("ranges") else _NO_RANGES,
+        stream_objects=(
+            _stream_objects_in(message.stream_objects)
+            if message.HasField("stream_objects")
+            else _NO_STREAM_OBJECTS
+        ),
+        compacted_object_ids=_column(message.compacted_object_ids, "compacted_object_ids"),
+        failover=message.failover,
+        on_conflict=enum_in(OnConflict, "on_conflict", message.on_conflict),
+        min_timestamp_ms=min_timestamp_ms,
+        max_timestamp_ms=max_timestamp_ms,
+        crc32c=crc32c,
+    )
+
+
+def uploads_in(message: pb.UploadColumns) -> requests.CommitUploads:
+    """Read the uploads of a CommitBatchRequest."""
+    return requests.CommitUploads(
+        node=node_identity(message.node),
+        object_id=_column(message.object_id, "uploads.object_id"),
+        object_size=_column(message.object_size, "uploads.object_size"),
+        range_count=_column(message.range_count, "uploads.range_count"),
+        ranges=_ranges_in(message.ranges, "uploads.ranges"),
+        min_timestamp_ms=_column(message.min_timestamp_ms, "uploads.min_timestamp_ms"),
+        max_timestamp_ms=_column(message.max_timestamp_ms, "uploads.max_timestamp_ms"),
+        crc32c=_column(message.crc32c, "uploads.crc32c"),
+    )
+
+
+def commit_stream_set_object_out(
+    answer: answers.CommitStreamSetObjectAnswer,
+) -> pb.CommitStreamSetObjectResponse:
+    """Write the answer to CommitStreamSetObject."""
+    if not answer.range_errors.any() and not answer.stream_object_errors.any():
+        return pb.CommitStreamSetObjectResponse(
+            error=error_out(answer.error),
+            range_errors=bytes(len(answer.range_errors)),
+            stream_object_errors=bytes(len(answer.stream_object_errors)),
+        )
+    response = objects_pb2.CommitStreamSetObjectResponse(
+        error=error_out(answer.error),
+        range_errors=answer.range_errors.tolist(),
+        stream_object_errors=answer.stream_object_errors.tolist(),
+    )
+    return pb.CommitStreamSetObjectResponse.FromString(response.SerializeToString())
+
+
+def uploads_out(answer: answers.CommitUploadsAnswer) -> objects_pb2.UploadErrors:
+    """Write the answer to the uploads of a CommitBatchRequest; all NONE is left out."""
+    errors, range_errors = answer.errors, answer.range_errors
+    return objects_pb2.UploadErrors(
+        errors=errors.tolist() if errors.any() else (),
+        range_errors=range_errors.tolist() if range_errors.any() else (),
+    )
+
+
+def _parse(kind: type[MessageT], data: bytes) -> MessageT:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise InvalidRequestError(
+            "message", f"{len(data)} bytes that are no {kind.DESCRIPTOR.name}; send one"
+        ) from None
+
+
+def _is_unpacked(message: pb.CommitStreamSetObjectRequest) -> bool:
+    return (
+        _has_unknown(message)
+        or (message.HasField("ranges") and _has_unknown(message.ranges))
+        or (message.HasField("stream_objects") and _has_unknown(message.stream_objects))
+    )
+
+
+def _has_unknown(message: Message) -> bool:
+    return len(UnknownFieldSet(message)) > 0
+
+
+def _ranges_in(message: pb.RangeColumns, field: str) -> RangeColumns:
+    return RangeColumns(
+        stream_id=_column(message.stream_id, field, "stream_id"),
+        stream_epoch=_column(message.stream_epoch, field, "stream_epoch"),
+        start_offset=_column(message.start_offset, field, "start_offset"),
+        end_offset=_column(message.end_offset, field, "end_offset"),
+    )
+
+
+def _stream_objects_in(message: pb.StreamObjectColumns) -> StreamObjectColumns:
+    field = "stream_objects"
+    return StreamObjectColumns(
+        object_id=_column(message.object_id, field, "object_id"),
+        object_size=_column(message.object_size, field, "object_size"),
+        stream_id=_column(message.stream_id, field, "stream_id"),
+        stream_epoch=_column(message.stream_epoch, field, "stream_epoch"),
+        start_offset=_column(message.start_offset, field, "start_offset"),
+        end_offset=_column(message.end_offset, field, "end_offset"),
+        attributes=column_in(message.attributes),
+        min_timestamp_ms=_column(message.min_timestamp_ms, field, "min_timestamp_ms"),
+        max_timestamp_ms=_column(message.max_timestamp_ms, field, "max_timestamp_ms"),
+        crc32c=_column(message.crc32c, field, "crc32c"),
+    )
+
+
+def _column(pieces: Sequence[bytes], *path: str) -> Int64Column:
+    """Lay a read-only column over received bytes; only several pieces are copied."""
+    if not pieces:
+        return EMPTY_COLUMN
+    data = pieces[0] if len(pieces) == 1 else _joined(pieces)
+    if len(data) % _ROW_BYTES:
+        raise InvalidRequestError(
+            ".".join(path),
+            f"a column of {len(data)} bytes; rows have {_ROW_BYTES}, send it as sfixed64",
+        )
+    return np.frombuffer(data, dtype=_DTYPE)
+
+
+def _joined(pieces: Iterable[Any]) -> bytes:
+    return b"".join(pieces)

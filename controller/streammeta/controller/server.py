@@ -1,0 +1,360 @@
+"""Composition root of one controller process: builds each part once, closes them in reverse.
+
+Holds no rule. What it builds: the journal on disk, the quorum driver over it, the map and its
+single-writer loop, the gRPC server with every service of the contract, and the lifecycle tasks,
+which work only while this node leads.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any, Protocol
+
+import grpc
+import structlog
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from streammeta.controller.config import ConfigError, ControllerConfig
+from streammeta.controller.journal.directory import check_identity, read_identity
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.lifecycle.bucket_claim import BucketClaims
+from streammeta.controller.lifecycle.deletion import Deletion
+from streammeta.controller.lifecycle.expiry import Expiry
+from streammeta.controller.lifecycle.failover import Failover
+from streammeta.controller.lifecycle.heartbeats import Heartbeats
+from streammeta.controller.lifecycle.sessions import Sessions
+from streammeta.controller.lifecycle.sweeping import SetObjectSweep, StreamSweep
+from streammeta.controller.lifecycle.unfinished_uploads import UploadSweep
+from streammeta.controller.loop.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.loop.clock import SystemClock
+from streammeta.controller.loop.controller import MetadataController
+from streammeta.controller.loop.object_ids import ObjectIdGate
+from streammeta.controller.loop.quorum_driver import QuorumDriver
+from streammeta.controller.loop.snapshot_check import snapshot_check
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
+from streammeta.controller.quorum.voters import ReplicaKey
+from streammeta.controller.rpc.admin_service import AdminHandlers
+from streammeta.controller.rpc.commit_pipeline import CommitPipeline
+from streammeta.controller.rpc.convert_nodes import LeaderView
+from streammeta.controller.rpc.grpc_options import SERVER_OPTIONS
+from streammeta.controller.rpc.metadata_service import MetadataHandlers
+from streammeta.controller.rpc.node_service import NodeHandlers
+from streammeta.controller.rpc.peer_addresses import PeerAddresses
+from streammeta.controller.rpc.quorum_peers import GrpcPeerTransport
+from streammeta.controller.rpc.quorum_service import QuorumServicer
+from streammeta.controller.rpc.routes import routed, routes, service_handler
+from streammeta.storage.durable_files import PosixFileSystem
+from streammeta.storage.installation import DISTRIBUTION
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.factory import open_object_store, without_secrets
+from streammeta.v1 import (
+    admin_pb2,
+    kv_pb2,
+    metadata_pb2,
+    nodes_pb2,
+    objects_pb2,
+    quorum_pb2,
+    streams_pb2,
+)
+
+_log = structlog.get_logger(component="server")
+
+STOP_GRACE_S = 1.0
+"""How long calls under way may go on when the server stops."""
+
+
+class PortInUseError(OSError):
+    """The address to listen on is taken."""
+
+
+def run(config: ControllerConfig) -> None:
+    """Run a controller until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigError: the store's URI does not parse.
+        PortInUseError: the address is taken.
+        JournalError: the data directory is not formatted, damaged, locked or another node's.
+        StorageError: the bucket can't be used.
+    """
+    uvloop.run(_serve(config))
+
+
+def check(config: ControllerConfig) -> None:
+    """Look at the bucket and the data directory as a start would; change neither.
+
+    The directory may be in use: whose it is, is read without its lock.
+
+    Raises:
+        ConfigError: the store's URI does not parse.
+        JournalError: the data directory is missing, not formatted, damaged or another node's.
+        StorageError: the bucket can't be used.
+    """
+    identity = read_identity(config.data_dir, PosixFileSystem(read_only=True))
+    check_identity(identity, config.data_dir, config.cluster_id, config.node_id)
+    store = _open_store(config.store_uri)
+    try:
+        store.check()
+    finally:
+        store.close()
+
+
+async def _serve(config: ControllerConfig) -> None:
+    _log_start(config)
+    store = _open_store(config.store_uri)
+    await asyncio.to_thread(store.check)
+    journal = Journal.open(
+        config.data_dir,
+        cluster_id=config.cluster_id,
+        node_id=config.node_id,
+        read_snapshot_voters=snapshot_check(config.cluster_id),
+    )
+    try:
+        controller_node = ControllerNode(config, journal, store)
+        await controller_node.run()
+    finally:
+        journal.close()
+        _log.info("controller_stopped", node_id=config.node_id)
+
+
+def _log_start(config: ControllerConfig) -> None:
+    """Log what runs here, and with which settings; the store's address without its secrets."""
+    settings = asdict(config)
+    del settings["node_id"], settings["cluster_id"]
+    settings["store_uri"] = without_secrets(config.store_uri)
+    settings["data_dir"] = str(config.data_dir)
+    _log.info(
+        "controller_starting",
+        version=metadata.version(DISTRIBUTION),
+        pid=os.getpid(),
+        node_id=config.node_id,
+        cluster_id=config.cluster_id,
+        settings=settings,
+    )
+
+
+def _open_store(uri: str) -> ObjectStore:
+    try:
+        return open_object_store(uri)
+    except ValueError as error:
+        raise ConfigError(f"store: {error}") from error
+
+
+class LifecycleTask(Protocol):
+    """What works while this node leads, and waits while it does not."""
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        ...
+
+
+class ControllerNode:
+    """The parts of one controller, wired."""
+
+    def __init__(self, config: ControllerConfig, journal: Journal, store: ObjectStore) -> None:
+        self._config = config
+        clock = SystemClock()
+        object_ids = ObjectIdGate()
+        self._controller = MetadataController(ClusterMap(), clock, object_ids)
+        quorum = _quorum_config(config, journal)
+        addresses = PeerAddresses(
+            config.node_id, config.advertise, config.seeds, config.peer_overrides
+        )
+        self._driver = QuorumDriver(
+            config=quorum,
+            journal=journal,
+            transport=GrpcPeerTransport(addresses, quorum.timings.request_timeout_ms),
+            state_machine=self._controller,
+            clock=clock,
+            checkpoints=CheckpointLimits(
+                log_bytes=config.snapshot_log_bytes, interval_ms=config.snapshot_interval_ms
+            ),
+        )
+        self._controller.bind(self._driver)
+        self._health = health.aio.HealthServicer()
+        self._sessions = Sessions(config.session_timeout_ms)
+        self._heartbeats = Heartbeats(self._controller, self._sessions, clock)
+        self._bucket = BucketClaims(
+            self._controller,
+            store,
+            object_ids,
+            clock,
+            cluster_id=config.cluster_id,
+            node_id=config.node_id,
+            namespace=config.namespace,
+            interval_ms=config.lifecycle_interval_ms,
+        )
+        self._lifecycle: tuple[LifecycleTask, ...] = (
+            self._bucket,
+            Expiry(self._controller, clock, config.lifecycle_interval_ms),
+            Deletion(
+                self._controller,
+                store,
+                config.namespace,
+                clock,
+                delay_ms=config.delete_delay_ms,
+                interval_ms=config.lifecycle_interval_ms,
+                may_delete=lambda: self._bucket.may_delete,
+                objects_per_s=config.delete_rate,
+            ),
+            Failover(
+                self._controller,
+                self._sessions,
+                self._heartbeats,
+                clock,
+                per_target=config.recoveries_per_node,
+            ),
+            StreamSweep(self._controller, config.lifecycle_interval_ms),
+            SetObjectSweep(self._controller, self._sessions, config.sweep_interval_ms),
+            UploadSweep(
+                self._controller,
+                store,
+                config.namespace,
+                config.sweep_interval_ms,
+                may_delete=lambda: self._bucket.may_delete,
+            ),
+        )
+        self._health_tasks: set[asyncio.Task[None]] = set()
+        self._controller.on_leadership(self._announce_leadership)
+
+    async def run(self) -> None:
+        """Serve until a signal asks to stop or the quorum can't go on."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop_asked, stop, number)
+        async with self._listening(), self._lifecycle_running() as lifecycle:
+            await self._set_health("leader", serving=False)
+            await self._driver.start()
+            await self._set_health("serving", serving=True)
+            # The supervisor of this process reads this line; everything else goes to the log.
+            print(f"ready endpoint={self._config.listen}", flush=True)
+            _log.info("controller_ready", listen=self._config.listen)
+            stopped = asyncio.create_task(stop.wait())
+            # A part that can't go on ends the process: limping would hide it.
+            ends: tuple[asyncio.Future[Any], ...] = (stopped, self._driver.fatal, *lifecycle)
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            await self._driver.stop()
+        for future in done:
+            future.result()
+
+    def _stop_asked(self, stop: asyncio.Event, number: signal.Signals) -> None:
+        _log.info("controller_stopping", signal=number.name)
+        stop.set()
+
+    @contextlib.asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers(self._handlers())
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection(_service_names(), server)
+        try:
+            server.add_insecure_port(self._config.listen)
+        except RuntimeError as error:
+            raise PortInUseError(
+                f"listen: can't listen on {self._config.listen}: {error}; "
+                f"is another process using the port? choose another with --listen"
+            ) from error
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(STOP_GRACE_S)
+
+    @contextlib.asynccontextmanager
+    async def _lifecycle_running(self) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
+        tasks = [asyncio.create_task(part.run()) for part in self._lifecycle]
+        try:
+            yield tasks
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _handlers(self) -> list[grpc.GenericRpcHandler]:
+        view = LeaderView(self._sessions.state, self._heartbeats.compacted_by)
+        unary = {
+            name: routed(route, self._controller)
+            for name, route in routes(self._config.cluster_id, view).items()
+        }
+        nodes = NodeHandlers(self._heartbeats, self._controller.gate)
+        unary |= {f"streammeta.v1.NodeService.{name}": call for name, call in nodes.unary().items()}
+        services = (
+            *streams_pb2.DESCRIPTOR.services_by_name.values(),
+            *objects_pb2.DESCRIPTOR.services_by_name.values(),
+            *nodes_pb2.DESCRIPTOR.services_by_name.values(),
+            *kv_pb2.DESCRIPTOR.services_by_name.values(),
+        )
+        pipelines = {"CommitPipeline": CommitPipeline(self._controller).handle}
+        admin = AdminHandlers(self._config, self._driver, self._controller, self._bucket)
+        metadata = MetadataHandlers(self._controller, on_copied=self._bucket.claim_soon)
+        quorum = QuorumServicer(self._driver, self._config.cluster_id)
+        return [
+            *(
+                service_handler(
+                    service,
+                    {
+                        method.name: unary[method.full_name]
+                        for method in service.methods
+                        if method.full_name in unary
+                    },
+                    {},
+                    pipelines if service.name == "ObjectService" else {},
+                )
+                for service in services
+            ),
+            service_handler(
+                quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"], quorum.unary(), {}
+            ),
+            service_handler(
+                admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin.unary(), {}
+            ),
+            service_handler(
+                metadata_pb2.DESCRIPTOR.services_by_name["MetadataService"], {}, metadata.streams()
+            ),
+        ]
+
+    def _announce_leadership(self, leads: bool) -> None:
+        task = asyncio.get_running_loop().create_task(self._set_health("leader", serving=leads))
+        self._health_tasks.add(task)
+        task.add_done_callback(self._health_tasks.discard)
+
+    async def _set_health(self, service: str, *, serving: bool) -> None:
+        states = health_pb2.HealthCheckResponse
+        await self._health.set(service, states.SERVING if serving else states.NOT_SERVING)
+
+
+def _quorum_config(config: ControllerConfig, journal: Journal) -> QuorumConfig:
+    return QuorumConfig(
+        cluster_id=config.cluster_id,
+        local=ReplicaKey(config.node_id, journal.identity.directory_id),
+        endpoint=config.advertise,
+        bootstrap_voters=journal.identity.bootstrap_voters,
+        seeds=tuple(sorted(set(config.seeds) - {config.node_id})),
+        timings=QuorumTimings(
+            election_timeout_ms=config.election_timeout_ms,
+            fetch_timeout_ms=config.fetch_timeout_ms,
+        ),
+    )
+
+
+def _service_names() -> list[str]:
+    modules = (
+        admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, quorum_pb2, streams_pb2,
+    )  # fmt: skip
+    return [
+        *(
+            service.full_name
+            for module in modules
+            for service in module.DESCRIPTOR.services_by_name.values()
+        ),
+        health.SERVICE_NAME,
+        reflection.SERVICE_NAME,
+    ]

@@ -1,0 +1,184 @@
+"""Applies a plan: asks the leader about every candidate again and deletes what it gives free.
+
+Does the same checks when it is told not to delete, and then says what it would have deleted.
+Applying a plan twice is harmless: what was deleted is found gone.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streammeta.reconcile import plan_folder
+from streammeta.reconcile.admission import check_identity, check_plan, check_store
+from streammeta.reconcile.deletion import OUTCOME_COLUMNS, DeletionOrder, Outcome, deleter
+from streammeta.reconcile.errors import ConfigurationError, PlanError
+from streammeta.reconcile.identity import check_bucket, check_standing, identify
+from streammeta.reconcile.leader import LeaderClient
+from streammeta.reconcile.plan_folder import PlanResult, Tally, read_plan_file
+from streammeta.reconcile.session import SparkConfig, job_errors, spark_session
+from streammeta.reconcile.store_address import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_OUTCOMES = "outcomes"
+_UNDO = "undo"
+_EXAMPLES = 10
+_CANDIDATE_COLUMNS = "key string, object_id long, size long, modified_ms long, etag string"
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyConfig:
+    """Which plan to apply and how.
+
+    `store` and `connect` None mean those of the plan; a store that needs credentials in its URI
+    has to be given again. `delete` False only says what would be deleted. `keys_per_s` is the
+    budget of the whole run, >= 1; `patience_s` how long to wait for a leader, each time.
+    """
+
+    folder: Path
+    store: str | None = None
+    connect: tuple[str, ...] | None = None
+    delete: bool = False
+    keys_per_s: int = 500
+    patience_s: float = 15.0
+    spark: SparkConfig = field(default_factory=SparkConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyResult:
+    """What became of the candidates; `run_folder` holds one row for each, and the undo records.
+
+    `examples` are a few keys that were, or would be, deleted; `problems` are distinct reasons of
+    failed and refused keys, a few of them.
+    """
+
+    run_folder: Path
+    deleted: bool
+    outcomes: Mapping[Outcome, Tally]
+    examples: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every candidate was settled, none failed, skipped or refused."""
+        unsettled = (Outcome.FAILED, Outcome.SKIPPED, Outcome.REFUSED)
+        return not any(self.outcomes.get(outcome) for outcome in unsettled)
+
+
+def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: None) -> ApplyResult:
+    """Check every candidate of a plan at the leader and, if told so, delete it.
+
+    Raises:
+        PlanError: there is no such plan, its guards failed, it is too old, or it is of another
+            cluster, bucket or endpoint.
+        ReconcileError: the controllers do not answer, or Spark failed. Keys may have been deleted
+            before a Spark failure, each of them after an undo record was written.
+        StorageError: the bucket can't be reached, or has no marker of the plan's cluster.
+    """
+    if config.keys_per_s < 1:
+        raise ConfigurationError(f"--rate is {config.keys_per_s} keys/s, wanted at least 1")
+    plan = read_plan_file(config.folder)
+    check_plan(config.folder, plan, time.time_ns() // 1_000_000)
+    store = config.store or plan.store
+    connect = config.connect or plan.connect
+    check_store(store, plan)
+    _check_cluster(store, connect, plan, config.patience_s)
+    run_folder = config.folder / plan_folder.RUNS / _run_name(config.delete)
+    progress(f"starting Spark on {config.spark.master}")
+    with spark_session(config.spark) as spark, _apply_errors(run_folder):
+        tasks = min(spark.sparkContext.defaultParallelism, config.keys_per_s)
+        order = DeletionOrder(
+            store=store,
+            connect=connect,
+            patience_s=config.patience_s,
+            identity=plan.identity,
+            next_object_id=plan.next_object_id or 0,
+            undo_folder=str((run_folder / _UNDO).absolute()),
+            keys_per_s=config.keys_per_s / tasks,
+            delete=config.delete,
+        )
+        candidates = _candidates(spark, config.folder, plan)
+        seconds = math.ceil(plan.candidates.keys / config.keys_per_s) if config.delete else 0
+        progress(
+            f"checking {plan.candidates.keys} candidates"
+            + (f" and deleting, {seconds} s or more at {config.keys_per_s} keys/s" * config.delete)
+        )
+        outcomes = str(run_folder / _OUTCOMES)
+        spread = candidates.repartition(tasks, "key")
+        spread.mapInArrow(deleter(order), OUTCOME_COLUMNS).write.parquet(outcomes)
+        written = spark.read.schema(OUTCOME_COLUMNS).parquet(outcomes)
+        return _summary(written, run_folder, config.delete)
+
+
+def _check_cluster(
+    store_uri: str, connect: tuple[str, ...], plan: PlanResult, patience_s: float
+) -> None:
+    """Ask controllers and bucket whether they still are what the plan was made of."""
+    with LeaderClient(connect, patience_s) as leader:
+        check_identity(identify(leader), plan, connect)
+        store = open_store(store_uri)
+        try:
+            claimed_below = check_bucket(store, plan.identity)
+        finally:
+            store.close()
+        check_standing(
+            leader.check_objects([0]),
+            plan.identity,
+            claimed_below=claimed_below,
+            next_object_id=plan.next_object_id or 0,
+        )
+
+
+def _apply_errors(run_folder: Path) -> AbstractContextManager[None]:
+    return job_errors(
+        f"applying the plan (what was deleted is recorded below {run_folder / _UNDO})"
+    )
+
+
+def _candidates(spark: SparkSession, folder: Path, plan: PlanResult) -> DataFrame:
+    path = folder / plan_folder.CANDIDATES
+    if not path.is_dir():
+        raise PlanError(f"{path} is missing from the plan; make a new plan")
+    candidates = spark.read.schema(_CANDIDATE_COLUMNS).parquet(str(path))
+    found = candidates.count()
+    if found != plan.candidates.keys:
+        raise PlanError(
+            f"{path} has {found} candidates, plan.json says {plan.candidates.keys}; the folder was"
+            " changed, make a new plan"
+        )
+    return candidates
+
+
+def _run_name(delete: bool) -> str:
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return f"{now}-{'delete' if delete else 'dry'}-{secrets.token_hex(2)}"
+
+
+def _summary(written: DataFrame, run_folder: Path, deleted: bool) -> ApplyResult:
+    from pyspark.sql import functions as sql
+
+    outcome = sql.col("outcome")
+    rows = (
+        written.groupBy("outcome")
+        .agg(sql.count("*").alias("keys"), sql.sum("size").alias("size"))
+        .collect()
+    )
+    done = str(Outcome.DELETED if deleted else Outcome.WOULD_DELETE)
+    examples = written.where(outcome == done).select("key").limit(_EXAMPLES).collect()
+    bad = written.where(outcome.isin(str(Outcome.FAILED), str(Outcome.REFUSED)))
+    problems = bad.select("detail").distinct().limit(_EXAMPLES).collect()
+    return ApplyResult(
+        run_folder=run_folder,
+        deleted=deleted,
+        outcomes={Outcome(row["outcome"]): Tally(row["keys"], row["size"]) for row in rows},
+        examples=tuple(row["key"] for row in examples),
+        problems=tuple(row["detail"] for row in problems),
+    )

@@ -1,0 +1,357 @@
+"""Checks candidates with the leader and deletes them, on Spark executors.
+
+A key is deleted only if the bucket bears the marker of the plan's cluster, the key is still the
+object of the plan, and the leader of that cluster says, just before, that the map issued its id
+once and has forgotten it. An error of the marker, the leader or the disk of the undo records spares
+the whole batch and ends the task. A key that the store is too busy for is tried again from the
+start, after a pause; what the store refuses of one key concerns no other. Before a batch is
+deleted, what is known of its objects is on disk.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing
+from streammeta.reconcile.leader import LeaderClient, removed, state_name
+from streammeta.reconcile.tables import record_batch
+from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.factory import open_object_store
+
+_HEADS_AT_ONCE = 8
+_LARGEST_BATCH = 1000
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+_HOPELESS = 20
+"""Failed keys in a row, with none between that was settled, after which a task ends."""
+
+OUTCOME_COLUMNS = "key string, object_id long, size long, outcome string, detail string"
+
+
+class Outcome(enum.StrEnum):
+    """What became of a candidate."""
+
+    DELETED = "deleted"
+    WOULD_DELETE = "would_delete"  # a dry run; with --yes it would be gone
+    KEPT = "kept"  # the leader does not say that it is forgotten
+    CHANGED = "changed"  # another object than the plan saw lies under the key
+    GONE = "gone"  # not in the bucket any more
+    REFUSED = "refused"  # the plan's key is not the key of the plan's id
+    FAILED = "failed"  # an error; not deleted unless `detail` says that deleting began
+    SKIPPED = "skipped"  # not tried, because of an error before
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A key to delete, as the plan saw it: bytes, Unix ms, the store's etag."""
+
+    key: str
+    object_id: int
+    size: int
+    modified_ms: int
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionOrder:
+    """What every task of a run is told. `keys_per_s` is one task's share of the budget.
+
+    `identity` and `next_object_id` are those of the plan. With `delete` False nothing is deleted
+    and no undo record is written.
+    """
+
+    store: str
+    connect: tuple[str, ...]
+    patience_s: float
+    identity: ClusterIdentity
+    next_object_id: int
+    undo_folder: str
+    keys_per_s: float
+    delete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A candidate and what became of it."""
+
+    candidate: Candidate
+    outcome: Outcome
+    detail: str = ""
+
+
+class Pacer:
+    """Lets keys through at no more than `keys_per_s`, on average over any stretch of time."""
+
+    def __init__(
+        self,
+        keys_per_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._keys_per_s = keys_per_s
+        self._clock = clock
+        self._sleep = sleep
+        self._free_at = clock()
+
+    @property
+    def batch_size(self) -> int:
+        """The most keys to take at once: a second's worth."""
+        return max(1, min(_LARGEST_BATCH, int(self._keys_per_s)))
+
+    def wait_for(self, keys: int) -> None:
+        """Return when all keys let through before have had their time, and count these."""
+        wait = self._free_at - self._clock()
+        if wait > 0:
+            self._sleep(wait)
+        self._free_at = max(self._free_at, self._clock()) + keys / self._keys_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Busy:
+    """A failure that a pause may mend: the store asked for fewer requests."""
+
+    judged: Judged
+
+
+@dataclass(slots=True)
+class _Round:
+    """One attempt at some keys: those with an outcome, and those the store is too busy for."""
+
+    settled: list[Judged]
+    busy: list[Judged] = field(default_factory=list)
+
+
+class Deleter:
+    """Works through the candidates of one task, batch by batch, until an error that concerns all.
+
+    `sleep` takes seconds.
+    """
+
+    def __init__(
+        self,
+        order: DeletionOrder,
+        task: str,
+        store: ObjectStore,
+        leader: LeaderClient,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._order = order
+        self._task = task
+        self._store = store
+        self._leader = leader
+        self._sleep = sleep
+        self._pacer = Pacer(order.keys_per_s)
+        self._claimed_below: int | None = None
+        self._undo_files = 0
+        self._asked_for: set[str] = set()
+        self._failed_in_a_row = 0
+        self._is_over = False
+
+    def run(self, candidates: Iterable[Candidate]) -> Iterator[list[Judged]]:
+        """The outcomes of every batch; what is not tried is skipped, not dropped."""
+        remaining = iter(candidates)
+        while not self._is_over:
+            batch = list(itertools.islice(remaining, self._pacer.batch_size))
+            if not batch:
+                return
+            judged = self._batch(batch)
+            self._count_failures(judged)
+            yield judged
+        while batch := list(itertools.islice(remaining, _LARGEST_BATCH)):
+            yield [Judged(one, Outcome.SKIPPED, "an earlier batch failed") for one in batch]
+
+    def _count_failures(self, judged: Sequence[Judged]) -> None:
+        failed = sum(one.outcome is Outcome.FAILED for one in judged)
+        self._failed_in_a_row = self._failed_in_a_row + failed if failed == len(judged) else 0
+        self._is_over = self._is_over or self._failed_in_a_row >= _HOPELESS
+
+    def _batch(self, batch: Sequence[Candidate]) -> list[Judged]:
+        """Settle a batch; keys that the store is too busy for come again, checks and all."""
+        done = self._round(batch)
+        judged = done.settled
+        for pause_s in _PAUSES_S:
+            if not done.busy or self._is_over:
+                break
+            self._sleep(pause_s)
+            done = self._round([one.candidate for one in done.busy])
+            judged += done.settled
+        return judged + done.busy
+
+    def _round(self, batch: Sequence[Candidate]) -> _Round:
+        try:
+            self._check_bucket()
+            sifted, free = self._sift(batch)
+            if not self._order.delete:
+                would = [Judged(one, Outcome.WOULD_DELETE) for one in free]
+                return _Round(sifted.settled + would, sifted.busy)
+            if free:
+                self._pacer.wait_for(len(free))
+                self._write_undo(free)
+        except (StorageError, OSError) as error:
+            self._is_over = True
+            failed = [Judged(one, Outcome.FAILED, f"nothing deleted: {error}") for one in batch]
+            return _Round(failed)
+        deleted = self._delete(free)
+        return _Round(sifted.settled + deleted.settled, sifted.busy + deleted.busy)
+
+    def _check_bucket(self) -> None:
+        """Once a task, before the leader is asked anything."""
+        if self._claimed_below is None:
+            self._claimed_below = check_bucket(self._store, self._order.identity)
+
+    def _sift(self, batch: Sequence[Candidate]) -> tuple[_Round, list[Candidate]]:
+        """Tell what must stay, and why, from what is free to be deleted."""
+        sifted = _Round([])
+        asked: list[Candidate] = []
+        for one in batch:
+            if one.key == key_for(one.object_id, self._order.identity.namespace):
+                asked.append(one)
+            else:
+                refused = Judged(one, Outcome.REFUSED, f"not the key of {one.object_id}")
+                sifted.settled.append(refused)
+        forgotten: list[Candidate] = []
+        for one, state in zip(asked, self._states(asked), strict=True):
+            if removed(state):
+                forgotten.append(one)
+            else:
+                kept = Judged(one, Outcome.KEPT, f"the map says {state_name(state)}")
+                sifted.settled.append(kept)
+        free: list[Candidate] = []
+        for seen in self._look_again(forgotten):
+            if isinstance(seen, Candidate):
+                free.append(seen)
+            elif isinstance(seen, _Busy):
+                sifted.busy.append(seen.judged)
+            else:
+                sifted.settled.append(seen)
+        return sifted, free
+
+    def _states(self, asked: Sequence[Candidate]) -> tuple[int, ...]:
+        if not asked:
+            return ()
+        standing = self._leader.check_objects([one.object_id for one in asked])
+        check_standing(
+            standing,
+            self._order.identity,
+            claimed_below=self._claimed_below or 0,
+            next_object_id=self._order.next_object_id,
+        )
+        return standing.states
+
+    def _look_again(self, batch: Sequence[Candidate]) -> list[Candidate | Judged | _Busy]:
+        """Compare with what lies in the bucket now; a `Candidate` is unchanged."""
+        if not batch:
+            return []
+        with ThreadPoolExecutor(min(_HEADS_AT_ONCE, len(batch))) as pool:
+            return list(pool.map(self._look_at, batch))
+
+    def _look_at(self, one: Candidate) -> Candidate | Judged | _Busy:
+        try:
+            info = self._store.head(one.key)
+        except ObjectNotFoundError:
+            if one.key in self._asked_for:
+                return Judged(one, Outcome.DELETED, "the request that failed had deleted it")
+            return Judged(one, Outcome.GONE)
+        except StoreUnavailableError as error:
+            failed = Judged(one, Outcome.FAILED, f"not deleted: {error}")
+            return _Busy(failed) if error.throttled else failed
+        # HEAD and list may tell the time with different precision: whole seconds must agree.
+        same_time = info.last_modified_ms // 1000 == one.modified_ms // 1000
+        if same_time and (info.size, info.etag) == (one.size, one.etag):
+            return one
+        return Judged(one, Outcome.CHANGED, "size, time or etag is not that of the plan")
+
+    def _write_undo(self, free: Sequence[Candidate]) -> None:
+        """Put on disk, durably, what is about to be deleted: one JSON object a line."""
+        number = self._undo_files
+        self._undo_files += 1
+        folder = Path(self._order.undo_folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        checked_ms = time.time_ns() // 1_000_000
+        path = folder / f"{self._task}-{number:06d}.jsonl"
+        draft = path.with_suffix(".draft")
+        with draft.open("w") as file:
+            for one in free:
+                file.write(json.dumps(asdict(one) | {"checked_ms": checked_ms}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+        _sync_folder(folder)
+
+    def _delete(self, free: Sequence[Candidate]) -> _Round:
+        if not free:
+            return _Round([])
+        try:
+            result = self._store.delete_many([one.key for one in free])
+        except StorageError as error:
+            doubt = f"deleting began and may have succeeded in part: {error}"
+            failed = [Judged(one, Outcome.FAILED, doubt) for one in free]
+            if isinstance(error, StoreUnavailableError) and error.throttled:
+                self._asked_for.update(one.key for one in free)
+                return _Round([], failed)
+            self._is_over = True
+            return _Round(failed)
+        done = _Round([])
+        for one in free:
+            if one.key not in result.failed:
+                done.settled.append(Judged(one, Outcome.DELETED))
+                continue
+            kept = Judged(one, Outcome.FAILED, f"the store kept it: {result.failed[one.key]}")
+            (done.busy if one.key in result.throttled else done.settled).append(kept)
+        return done
+
+
+def deleter(
+    order: DeletionOrder,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Make the function that an executor runs: candidates in, outcomes out."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        task = f"{context.partitionId():05d}-{context.attemptNumber()}" if context else "driver"
+        candidates = (Candidate(**row) for batch in batches for row in batch.to_pylist())
+        first = next(candidates, None)
+        if first is None:
+            return
+        store = open_object_store(order.store)
+        try:
+            with LeaderClient(order.connect, order.patience_s) as leader:
+                work = Deleter(order, task, store, leader)
+                for judged in work.run(itertools.chain([first], candidates)):
+                    yield _outcome_rows(judged)
+        finally:
+            store.close()
+
+    return run
+
+
+def _outcome_rows(judged: Sequence[Judged]) -> pa.RecordBatch:
+    values = {
+        "key": [one.candidate.key for one in judged],
+        "object_id": [one.candidate.object_id for one in judged],
+        "size": [one.candidate.size for one in judged],
+        "outcome": [str(one.outcome) for one in judged],
+        "detail": [one.detail for one in judged],
+    }
+    return record_batch(OUTCOME_COLUMNS, values)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,138 @@
+"""Identity of the cluster: controllers, map and bucket are of one, or nothing goes on.
+
+A cluster is known by its id, the UUID that was drawn for it, and the namespace of its keys. Ids are
+not unique ("dev"), UUIDs are. Whatever differs, is missing or can't be read is an error here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from streammeta.reconcile.errors import ControllerError
+from streammeta.reconcile.leader import Description, LeaderClient, Standing
+from streammeta.storage.bucket_marker import check_marker, read_claimed, read_marker
+from streammeta.storage.object_store.base import ObjectStore
+
+_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterIdentity:
+    """Id, UUID and namespace of a cluster; none of them empty."""
+
+    cluster_id: str
+    cluster_uuid: str
+    namespace: str
+
+    def described(self) -> str:
+        """The three of them, for messages."""
+        return _named(self.cluster_id, self.cluster_uuid, self.namespace)
+
+
+def identify(
+    leader: LeaderClient,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> ClusterIdentity:
+    """The cluster that the given controllers agree to be.
+
+    A leader that has just taken over has yet to look at its bucket: it is asked again for as long
+    as a leader is looked for.
+
+    Raises:
+        ControllerError: no leader answers, controllers are of different clusters, or the cluster
+            has not taken possession of its bucket.
+    """
+    deadline = clock() + leader.patience_s
+    while True:
+        try:
+            return _agreed(leader.describe())
+        except _NotYetError:
+            if clock() >= deadline:
+                raise
+        sleep(_PAUSE_S)
+
+
+class _NotYetError(ControllerError):
+    """The leader does not know its bucket, or not yet."""
+
+
+def _agreed(descriptions: tuple[Description, ...]) -> ClusterIdentity:
+    leading = descriptions[0]
+    if not leading.namespace:
+        raise ControllerError(
+            f"{leading.endpoint} tells no namespace of keys; run the same version of streammeta"
+            " here as on the controllers"
+        )
+    identity = ClusterIdentity(leading.cluster_id, leading.cluster_uuid, leading.namespace)
+    for one in descriptions[1:]:
+        # A follower learns the UUID late; any other difference is another cluster.
+        known = ClusterIdentity(
+            one.cluster_id, one.cluster_uuid or leading.cluster_uuid, one.namespace
+        )
+        if known != identity:
+            raise ControllerError(
+                f"{one.endpoint} is of {known.described()}, but the leader is of"
+                f" {identity.described()}; let --connect name controllers of one cluster"
+            )
+    if not identity.cluster_uuid:
+        raise _NotYetError(
+            f"cluster {identity.cluster_id!r} has no UUID and so no marker in a bucket; the leader"
+            " draws it once its bucket answers: see the leader's log, then repeat"
+        )
+    for one in descriptions:
+        if one.bucket_problem:
+            raise _NotYetError(
+                f"the controller at {one.endpoint} does not trust its bucket:"
+                f" {one.bucket_problem}; mend that first"
+            )
+    return identity
+
+
+def check_bucket(store: ObjectStore, identity: ClusterIdentity) -> int:
+    """The bound below which the bucket says that object ids were issued.
+
+    Raises:
+        WrongBucketError: the bucket has no marker of this cluster.
+        StorageError: marker or claims can't be read.
+    """
+    check_marker(
+        read_marker(store, identity.namespace),
+        cluster_id=identity.cluster_id,
+        cluster_uuid=identity.cluster_uuid,
+        namespace=identity.namespace,
+    )
+    return read_claimed(store, identity.namespace)
+
+
+def check_standing(
+    standing: Standing, identity: ClusterIdentity, *, claimed_below: int, next_object_id: int
+) -> None:
+    """Refuse the leader's word unless it speaks for `identity`, of a map that lost no ids.
+
+    `claimed_below` is the bound read in the bucket before the leader was asked, `next_object_id`
+    that of the plan.
+
+    Raises:
+        ControllerError: the leader is of another cluster, or its map is older than bucket or plan.
+    """
+    said = (standing.cluster_id, standing.cluster_uuid)
+    if said != (identity.cluster_id, identity.cluster_uuid):
+        raise ControllerError(
+            f"the controllers are of {_named(*said, '')}, but the plan is of"
+            f" {identity.described()}; apply it with --connect of its own cluster"
+        )
+    if standing.issued_below < claimed_below or standing.next_object_id < next_object_id:
+        raise ControllerError(
+            f"the map issues object ids below {standing.issued_below} and the next is"
+            f" {standing.next_object_id}, but the bucket's claims reach {claimed_below} and the"
+            f" plan saw {next_object_id}: the map was restored to an earlier state; nothing may be"
+            " deleted by it"
+        )
+
+
+def _named(cluster_id: str, cluster_uuid: str, namespace: str) -> str:
+    shown = f"cluster {cluster_id!r}, UUID {cluster_uuid or 'unknown'}"
+    return f"{shown}, namespace {namespace!r}" if namespace else shown

@@ -1,0 +1,357 @@
+"""Makes a plan: lists the bucket, then copies the map, and says of every key what it is.
+
+The listing ends before the copy of the map is taken. So an object committed meanwhile is in the
+map and never looks like an orphan, and an id found in the bucket was issued before the copy was
+taken. What can't be found out once the listing is there makes a report of the rest. Nothing here
+deletes anything.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from streammeta.reconcile import plan_folder
+from streammeta.reconcile.admission import CLOCK_SKEW_MS, check_grace
+from streammeta.reconcile.classify import (
+    ABSENT,
+    WITHOUT_MAP,
+    Int64Column,
+    JoinedColumns,
+    Owner,
+    Rules,
+    Verdict,
+    judge,
+)
+from streammeta.reconcile.errors import (
+    ConfigurationError,
+    ControllerError,
+    MapExportError,
+    PlanError,
+)
+from streammeta.reconcile.guards import Evidence, GuardSettings, check_guards, without_map
+from streammeta.reconcile.identity import ClusterIdentity, check_bucket, identify
+from streammeta.reconcile.leader import LeaderClient
+from streammeta.reconcile.listing import shards_of, write_listing, write_uploads
+from streammeta.reconcile.map_export import MAP_COLUMNS, MapExport, export_map
+from streammeta.reconcile.plan_folder import PlanResult, Tally
+from streammeta.reconcile.session import SparkConfig, job_errors, spark_session
+from streammeta.reconcile.store_address import open_store, place_of
+from streammeta.reconcile.tables import record_batch
+from streammeta.storage.errors import StorageError
+from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.factory import without_secrets
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Progress = Callable[[str], None]
+
+_VERDICT_COLUMNS = (
+    "key string, object_id long, verdict string, note string, size long, modified_ms long,"
+    " etag string, map_state long, map_size long"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """What to compare and how careful to be.
+
+    `store` may carry credentials, which are not written down. `connect` are HOST:PORT of
+    controllers. An unknown object younger than `grace_ms` when the listing starts is left alone;
+    less than `admission.GRACE_FLOOR_MS` needs `unsafe_grace`. More candidates than the fraction
+    `max_share` of the cluster's keys, or than `max_candidates`, make a plan that can't be applied.
+    `namespace` only confirms the cluster's own. `shard_digits` 1 lists in 17 shards, 2 in 257.
+    `patience_s` is how long to wait for a leader.
+    """
+
+    store: str
+    connect: tuple[str, ...]
+    folder: Path
+    grace_ms: int = 3_600_000
+    unsafe_grace: bool = False
+    max_share: float = 0.2
+    max_candidates: int = 10_000
+    allow_empty_map: bool = False
+    namespace: str | None = None
+    patience_s: float = 15.0
+    shard_digits: int = 1
+    spark: SparkConfig = field(default_factory=SparkConfig)
+
+
+def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanResult:
+    """Compare bucket and map, and write the plan folder; `progress` hears one line per stage.
+
+    The plan is written also when guards failed, or when the map or the unfinished uploads could not
+    be read after the bucket was listed: it is a report of what is known then.
+
+    Raises:
+        ReconcileError: what was asked for makes no sense, the controllers do not answer at the
+            start or are of another cluster than the bucket, the folder exists, or Spark failed.
+            There is no plan then.
+        StorageError: the bucket can't be read, or has no marker of the cluster.
+    """
+    _check_config(config)
+    plan_folder.refuse_existing(config.folder)
+    with LeaderClient(config.connect, config.patience_s) as leader:
+        identity = identify(leader)
+    _confirm_namespace(config, identity)
+    store = open_store(config.store)
+    try:
+        claimed_below = check_bucket(store, identity)
+        progress(f"starting Spark on {config.spark.master}")
+        with (
+            plan_folder.new_plan_folder(config.folder) as draft,
+            spark_session(config.spark) as spark,
+        ):
+            started_ms = _now_ms()
+            _list(spark, config, identity.namespace, draft, progress)
+            uploads, unlisted = _uploads(store, draft)
+            progress("copying the map")
+            exported = _export(config, identity, draft / plan_folder.MAP)
+            basis = _Basis(identity, started_ms, claimed_below, uploads, unlisted)
+            if isinstance(exported, MapExport):
+                progress(f"comparing with {exported.objects} objects of the map")
+                result = _compared(spark, config, draft, basis, exported)
+            else:
+                result = _report_without_map(spark, config, draft, basis, exported)
+            plan_folder.write_plan_file(draft, result)
+    finally:
+        store.close()
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """Grounds of a plan besides the map; `uploads` is None if `unlisted` says why."""
+
+    identity: ClusterIdentity
+    started_ms: int
+    claimed_below: int
+    uploads: int | None
+    unlisted: tuple[str, ...]
+
+
+def _check_config(config: PlanConfig) -> None:
+    if not config.connect:
+        raise ConfigurationError("--connect names no controller; give at least one HOST:PORT")
+    check_grace(config.grace_ms, is_unsafe=config.unsafe_grace)
+    if not 0 <= config.max_share <= 1:
+        raise ConfigurationError(f"--max-share is {config.max_share}, wanted 0..1")
+    if config.max_candidates < 0:
+        raise ConfigurationError(f"--max-candidates is {config.max_candidates}, wanted 0 or more")
+
+
+def _confirm_namespace(config: PlanConfig, identity: ClusterIdentity) -> None:
+    if config.namespace not in (None, identity.namespace):
+        raise ConfigurationError(
+            f"--namespace is {config.namespace!r}, but the controllers at"
+            f" {', '.join(config.connect)} are of {identity.described()}; leave the option out, or"
+            " let --connect name the cluster that owns this namespace"
+        )
+
+
+def _uploads(store: ObjectStore, draft: Path) -> tuple[int | None, tuple[str, ...]]:
+    """List unfinished uploads; without them the plan still holds, as nothing depends on them."""
+    folder = draft / plan_folder.UPLOADS
+    try:
+        return write_uploads(store, folder), ()
+    except StorageError as error:
+        shutil.rmtree(folder)
+        return None, (f"unfinished multipart uploads could not be listed: {error}",)
+
+
+def _export(config: PlanConfig, identity: ClusterIdentity, folder: Path) -> MapExport | str:
+    """Copy the map and make sure whose it is; if there is no copy, the reason."""
+    try:
+        with LeaderClient(config.connect, config.patience_s) as leader:
+            exported = export_map(leader, folder)
+    except (ControllerError, MapExportError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return f"the map could not be copied: {error}"
+    if (exported.cluster_id, exported.cluster_uuid) != (identity.cluster_id, identity.cluster_uuid):
+        raise PlanError(
+            f"the copy of the map is of cluster {exported.cluster_id!r}, UUID"
+            f" {exported.cluster_uuid or 'unknown'}, but the leader answered for"
+            f" {identity.described()}; let --connect name controllers of one cluster"
+        )
+    return exported
+
+
+def _list(
+    spark: SparkSession, config: PlanConfig, namespace: str, draft: Path, progress: Progress
+) -> None:
+    shards = shards_of(config.shard_digits)
+    progress(f"listing {without_secrets(config.store)} in {len(shards)} shards")
+    keys = write_listing(spark, config.store, namespace, shards, draft / plan_folder.LISTING)
+    progress(f"listed {keys} keys")
+
+
+def _compared(
+    spark: SparkSession, config: PlanConfig, draft: Path, basis: _Basis, exported: MapExport
+) -> PlanResult:
+    rules = Rules(
+        next_object_id=exported.next_object_id,
+        young_from_ms=basis.started_ms - config.grace_ms,
+        unlisted_from_ms=basis.started_ms - CLOCK_SKEW_MS,
+    )
+    classes = _write_verdicts(spark, draft, rules, basis.identity.namespace)
+    evidence = Evidence(
+        counts={verdict: tally.keys for verdict, tally in classes.items()},
+        map_objects=exported.committed_objects,
+        issued_below=exported.issued_below,
+        claimed_below=basis.claimed_below,
+    )
+    settings = GuardSettings(config.max_share, config.max_candidates, config.allow_empty_map)
+    return replace(
+        _without_map(config, basis),
+        map_end_offset=exported.end_offset,
+        map_epoch=exported.epoch,
+        next_object_id=exported.next_object_id,
+        map_objects=exported.objects,
+        classes=classes,
+        guards=check_guards(evidence, settings),
+    )
+
+
+def _report_without_map(
+    spark: SparkSession, config: PlanConfig, draft: Path, basis: _Basis, reason: str
+) -> PlanResult:
+    from pyspark.sql import functions as sql
+
+    with job_errors("counting the listing"):
+        listing = spark.read.parquet(str(draft / plan_folder.LISTING))
+        counted = listing.groupBy("owner").agg(
+            sql.count("*").alias("keys"), sql.sum("size").alias("size")
+        )
+        rows = counted.collect()
+    tallies = {WITHOUT_MAP[Owner(row["owner"])]: Tally(row["keys"], row["size"]) for row in rows}
+    return replace(
+        _without_map(config, basis),
+        classes={verdict: tallies[verdict] for verdict in Verdict if verdict in tallies},
+        unknown=(*basis.unlisted, reason),
+        guards=without_map(reason),
+    )
+
+
+def _without_map(config: PlanConfig, basis: _Basis) -> PlanResult:
+    """The part of the result that does not depend on the map."""
+    return PlanResult(
+        cluster_id=basis.identity.cluster_id,
+        cluster_uuid=basis.identity.cluster_uuid,
+        store=without_secrets(config.store),
+        place=place_of(config.store),
+        namespace=basis.identity.namespace,
+        connect=config.connect,
+        created_at_ms=_now_ms(),
+        listing_started_ms=basis.started_ms,
+        young_from_ms=basis.started_ms - config.grace_ms,
+        unsafe_grace=config.unsafe_grace,
+        map_end_offset=None,
+        map_epoch=None,
+        next_object_id=None,
+        map_objects=None,
+        classes={},
+        unfinished_uploads=basis.uploads,
+        unknown=basis.unlisted,
+        guards=(),
+    )
+
+
+def _write_verdicts(
+    spark: SparkSession, draft: Path, rules: Rules, namespace: str
+) -> dict[Verdict, Tally]:
+    """Write the verdict table and the candidates; returns keys and bytes per verdict."""
+    from pyspark.sql import functions as sql
+
+    verdicts_path = str(draft / plan_folder.VERDICTS)
+    with job_errors("comparing bucket and map"):
+        joined = _joined(spark, draft)
+        judged = joined.mapInArrow(_judge_rows(rules, namespace), _VERDICT_COLUMNS)
+        judged.write.parquet(verdicts_path)
+        verdicts = spark.read.schema(_VERDICT_COLUMNS).parquet(verdicts_path)
+        candidates = verdicts.where(sql.col("verdict") == str(Verdict.ORPHAN))
+        candidates.select("key", "object_id", "size", "modified_ms", "etag").write.parquet(
+            str(draft / plan_folder.CANDIDATES)
+        )
+        counted = verdicts.groupBy("verdict").agg(
+            sql.count("*").alias("keys"), sql.coalesce(sql.sum("size"), sql.lit(0)).alias("size")
+        )
+        rows = counted.collect()
+    shutil.rmtree(draft / plan_folder.LISTING)
+    found = {Verdict(row["verdict"]): Tally(row["keys"], row["size"]) for row in rows}
+    return {verdict: found[verdict] for verdict in Verdict if verdict in found}
+
+
+def _joined(spark: SparkSession, draft: Path) -> DataFrame:
+    """Keys of ours with what the map knows of them, objects without a key, and all other keys."""
+    from pyspark.sql import functions as sql
+
+    listing = spark.read.parquet(str(draft / plan_folder.LISTING))
+    of_map = spark.read.schema(MAP_COLUMNS).parquet(str(draft / plan_folder.MAP))
+    own = listing.where(sql.col("owner") == 0)
+    both = own.join(of_map, "object_id", "full_outer")
+    return both.unionByName(listing.where(sql.col("owner") != 0), allowMissingColumns=True)
+
+
+def _judge_rows(
+    rules: Rules, namespace: str
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Make the function that an executor runs: joined rows in, verdict rows out."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            verdicts = judge(_columns_of(batch), rules)
+            reported = pa.array(verdicts != "")
+            rows = _verdict_rows(batch, verdicts.tolist(), namespace)
+            yield rows.filter(reported)
+
+    return run
+
+
+def _columns_of(batch: pa.RecordBatch) -> JoinedColumns:
+    def column(name: str) -> Int64Column:
+        values: Int64Column = batch.column(name).fill_null(ABSENT).to_numpy(zero_copy_only=False)
+        return values.astype(np.int64)
+
+    return JoinedColumns(
+        owner=column("owner"),
+        object_id=column("object_id"),
+        listed_size=column("size"),
+        modified_ms=column("modified_ms"),
+        map_state=column("map_state"),
+        map_size=column("map_size"),
+        map_time_ms=column("map_time_ms"),
+        map_attributes=column("map_attributes"),
+    )
+
+
+def _verdict_rows(batch: pa.RecordBatch, verdicts: list[str], namespace: str) -> pa.RecordBatch:
+    """The report's rows; an object that the bucket lacks is given the key it should have."""
+    copied = ("note", "size", "modified_ms", "etag", "map_state", "map_size")
+    values: dict[str, Any] = {name: batch.column(name) for name in copied}
+    values |= {"object_id": batch.column("object_id"), "verdict": verdicts}
+    unnamed = batch.column("key").null_count > 0
+    values["key"] = _named(batch, namespace) if unnamed else batch.column("key")
+    return record_batch(_VERDICT_COLUMNS, values)
+
+
+def _named(batch: pa.RecordBatch, namespace: str) -> list[str]:
+    ids: list[Any] = batch.column("object_id").to_pylist()
+    keys: list[str | None] = batch.column("key").to_pylist()
+    return [
+        key_for(object_id, namespace) if key is None else key
+        for key, object_id in zip(keys, ids, strict=True)
+    ]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,184 @@
+"""The folder that a plan is kept in: what is where, how it appears whole, how it is read back.
+
+    plan.json      what was compared, the counts, the guards' findings
+    candidates/    Parquet: the keys that apply may delete
+    verdicts/      Parquet: every key of the bucket and every missing object, with its verdict
+    uploads/       Parquet: unfinished multipart uploads; missing if they could not be listed
+    map/           Parquet: the objects of the map that the listing was compared with
+    listing/       Parquet: every key of the bucket; instead of candidates, verdicts and map, if
+                   the map could not be copied
+    runs/          one folder for each time the plan was applied; see `deletion`
+
+A plan is built in a folder beside it and renamed, so a folder with a plan.json holds all of it.
+It holds no secret: store URIs are written without credentials.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from streammeta.reconcile.classify import Verdict
+from streammeta.reconcile.errors import PlanError
+from streammeta.reconcile.guards import GuardResult
+from streammeta.reconcile.identity import ClusterIdentity
+
+FORMAT_VERSION = 2
+PLAN_FILE = "plan.json"
+CANDIDATES = "candidates"
+VERDICTS = "verdicts"
+UPLOADS = "uploads"
+MAP = "map"
+LISTING = "listing"
+RUNS = "runs"
+
+_TIMES = ("created_at_ms", "listing_started_ms", "young_from_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many keys and, by the bucket's own sizes, bytes. A missing object counts 0 bytes."""
+
+    keys: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """What a plan found: the content of plan.json.
+
+    Times are Unix milliseconds. `place` is the one spelling of the store's endpoint and bucket.
+    `map_end_offset` and `map_epoch` name the state of the map that was compared; they,
+    `next_object_id` and `map_objects` are None if there was none. `young_from_ms` is when the grace
+    period began; `unsafe_grace` that a short one was asked for. `unfinished_uploads` is None if
+    they could not be listed. `unknown` says in sentences what could not be found out.
+    """
+
+    cluster_id: str
+    cluster_uuid: str
+    store: str
+    place: str
+    namespace: str
+    connect: tuple[str, ...]
+    created_at_ms: int
+    listing_started_ms: int
+    young_from_ms: int
+    unsafe_grace: bool
+    map_end_offset: int | None
+    map_epoch: int | None
+    next_object_id: int | None
+    map_objects: int | None
+    classes: Mapping[Verdict, Tally]
+    unfinished_uploads: int | None
+    unknown: tuple[str, ...]
+    guards: tuple[GuardResult, ...]
+
+    @property
+    def identity(self) -> ClusterIdentity:
+        """The cluster that was compared."""
+        return ClusterIdentity(self.cluster_id, self.cluster_uuid, self.namespace)
+
+    @property
+    def candidates(self) -> Tally:
+        """What apply may delete."""
+        return self.classes.get(Verdict.ORPHAN, Tally(0, 0))
+
+    @property
+    def missing(self) -> int:
+        """Number of objects that the map expects and the bucket lacks."""
+        return self.classes.get(Verdict.MISSING, Tally(0, 0)).keys
+
+    @property
+    def mismatched(self) -> int:
+        """Number of objects whose size in the bucket is not that in the map."""
+        return self.classes.get(Verdict.SIZE_MISMATCH, Tally(0, 0)).keys
+
+    @property
+    def failed_guards(self) -> tuple[GuardResult, ...]:
+        """The guards that forbid to apply this plan."""
+        return tuple(guard for guard in self.guards if not guard.passed)
+
+
+@contextmanager
+def new_plan_folder(folder: Path) -> Iterator[Path]:
+    """Give a draft folder that becomes `folder` when the block ends well, and vanishes otherwise.
+
+    Raises:
+        PlanError: `folder` exists already, or nothing can be written beside it.
+    """
+    refuse_existing(folder)
+    draft = folder.absolute().with_name(f".{folder.name}.draft-{secrets.token_hex(4)}")
+    try:
+        draft.mkdir(parents=True)
+    except OSError as error:
+        raise PlanError(
+            f"can't write a plan at {folder} ({error}); choose a folder that can be written to"
+        ) from error
+    try:
+        yield draft
+        refuse_existing(folder)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raise `PlanError` if there is anything at `folder`; a plan is never overwritten."""
+    if folder.exists() or folder.is_symlink():
+        raise PlanError(
+            f"{folder} exists already and a plan is never overwritten; name a new folder, or"
+            " delete this one"
+        )
+
+
+def write_plan_file(folder: Path, plan: PlanResult) -> None:
+    """Write plan.json durably; the last file of a draft to be written."""
+    document = {"version": FORMAT_VERSION} | asdict(plan)
+    with (folder / PLAN_FILE).open("w") as file:
+        json.dump(document, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_plan_file(folder: Path) -> PlanResult:
+    """Read the plan in `folder`. Raises `PlanError` if there is none that this version can read."""
+    path = folder / PLAN_FILE
+    try:
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise PlanError(
+            f"{path} can't be read ({error.strerror}); name a folder that"
+            " `streammeta reconcile plan` made"
+        ) from error
+    except ValueError as error:
+        raise PlanError(f"{path} is damaged ({error}); make a new plan") from error
+    version = document.get("version") if isinstance(document, dict) else None
+    if version != FORMAT_VERSION:
+        raise PlanError(
+            f"{path} has version {version!r}, wanted {FORMAT_VERSION}; make a new plan with this"
+            " version of streammeta"
+        )
+    try:
+        return _plan_from(document)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanError(f"{path} is damaged (field {error}); make a new plan") from error
+
+
+def _plan_from(document: dict[str, Any]) -> PlanResult:
+    fields = {name: value for name, value in document.items() if name != "version"}
+    for name in _TIMES:
+        if type(fields[name]) is not int:
+            raise TypeError(f"{name!r} is {fields[name]!r}, wanted Unix milliseconds")
+    fields["connect"] = tuple(fields["connect"])
+    fields["unknown"] = tuple(fields["unknown"])
+    fields["classes"] = {Verdict(name): Tally(**tally) for name, tally in fields["classes"].items()}
+    fields["guards"] = tuple(GuardResult(**guard) for guard in fields["guards"])
+    return PlanResult(**fields)

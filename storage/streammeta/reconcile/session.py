@@ -1,0 +1,172 @@
+"""Starts the Spark session that plan and apply run on, and says in one line why a job failed.
+
+Alone in setting Spark's options and the environment its processes inherit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import streammeta
+from streammeta.reconcile.errors import ConfigurationError, SparkJobError
+from streammeta.reconcile.java_runtime import find_java_home
+from streammeta.storage.errors import StorageError
+from streammeta.storage.installation import install_command
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway  # type: ignore[import-untyped]
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+DEFAULT_MASTER = "local[2]"
+_QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkConfig:
+    """Where Spark runs. `driver_memory` and the shuffle size suit up to about 10 million keys."""
+
+    master: str = DEFAULT_MASTER
+    driver_memory: str = "1g"
+    shuffle_partitions: int = 16
+
+
+@contextmanager
+def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
+    """Give the process's running session, or else a new one that is stopped at the end.
+
+    Raises:
+        ConfigurationError: pyspark or Java is missing.
+        SparkJobError: the session does not start.
+    """
+    _require_packages()
+    from pyspark.sql import SparkSession
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    session = _start(config)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+@contextmanager
+def job_errors(doing: str) -> Iterator[None]:
+    """Turn what Spark raises while `doing` something into a `SparkJobError` of one line."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        raise SparkJobError(f"{doing} failed: {_reason_of(str(error))}") from error
+
+
+def _require_packages() -> None:
+    missing = [name for name in ("pyspark", "pandas") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"reconciliation needs {' and '.join(missing)}: {install_command('reconcile')}"
+        )
+
+
+def _start(config: SparkConfig) -> SparkSession:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    _prepare_environment()
+    conf = SparkConf().setMaster(config.master).setAppName("streammeta reconcile")
+    conf.setAll(list(_options(config).items()))
+    # A JVM outlives its session; a second one in this process would be a stranger to pyspark.
+    gateway = _launch_jvm(conf) if SparkContext._gateway is None else None
+    with job_errors(f"starting Spark on master {config.master!r}"):
+        return SparkSession(SparkContext(gateway=gateway, conf=conf))
+
+
+class _WithoutFork(dict[str, object]):
+    """Arguments for starting a process that can't be given `preexec_fn`.
+
+    With it, the process would be made by a plain fork, and gRPC's fork handlers then kill or hang
+    parent or child once a channel has been used. It only keeps Ctrl-C from the JVM, which a
+    session of its own does as well.
+    """
+
+    def __setitem__(self, name: str, value: object) -> None:
+        if name != "preexec_fn":
+            super().__setitem__(name, value)
+
+
+def _launch_jvm(conf: SparkConf) -> JavaGateway:
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import launch_gateway
+
+    with tempfile.TemporaryFile() as log:
+        arguments = _WithoutFork(start_new_session=True, stdout=log, stderr=log)
+        try:
+            gateway: JavaGateway = launch_gateway(conf, arguments)  # type: ignore[no-untyped-call]
+        except (OSError, PySparkException) as error:
+            log.seek(0)
+            said = log.read().decode(errors="replace").strip().splitlines()[-3:]
+            raise SparkJobError(
+                f"Spark does not start on {os.environ['JAVA_HOME']}: {' '.join(said) or error};"
+                " set JAVA_HOME to another Java 17+ runtime, or free memory and disk space"
+            ) from error
+    return gateway
+
+
+def _prepare_environment() -> None:
+    """Set what the JVM and, through it, the Python workers inherit."""
+    os.environ["JAVA_HOME"] = str(find_java_home())
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    path = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    roots = [str(Path(part).parent) for part in streammeta.__path__]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*roots, *path]))
+
+
+def _options(config: SparkConfig) -> dict[str, str]:
+    options = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": config.driver_memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}",
+        "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+        # One wrong answer is an answer: a failed listing or deletion is reported, not repeated.
+        "spark.task.maxFailures": "1",
+    }
+    if config.master.startswith("local"):
+        options["spark.driver.host"] = "127.0.0.1"
+        options["spark.driver.bindAddress"] = "127.0.0.1"
+    return options
+
+
+def _reason_of(text: str) -> str:
+    """Find the last error of the Python traceback that a Spark message carries."""
+    known = "|".join(_error_names(StorageError))
+    found = re.findall(rf"^(?:[\w.]+\.)?(?:{known}): (.+)$", text, re.MULTILINE)
+    if found:
+        return str(found[-1]).strip()
+    raised = re.findall(r"^(?:[\w.]+\.)?\w+(?:Error|Exception): .+$", text, re.MULTILINE)
+    return str(raised[-1]).strip() if raised else text.strip().split("\n", 1)[0]
+
+
+def _error_names(base: type[StorageError]) -> list[str]:
+    names = [base.__name__]
+    for child in base.__subclasses__():
+        names += _error_names(child)
+    return names

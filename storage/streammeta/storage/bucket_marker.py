@@ -1,0 +1,207 @@
+"""The cluster's marker in its bucket, and its claims on object ids.
+
+The marker says which cluster a namespace of a bucket belongs to. It is created once, by the first
+controller that leads, and never replaced. A claim says below which bound the cluster may have
+issued object ids; its name is the bound, so that a late put can lower nothing and no store needs a
+compare-and-swap. Every put here creates; nothing is ever overwritten.
+
+Keys lie under `<namespace>/`, where no object's key begins (see `object_key`): reconciliation and
+deletion judge them foreign. Names under `claims/` that this module would not have made are ignored
+and never deleted. Knows nothing of controllers: only the `ObjectStore` protocol and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from streammeta.storage.errors import (
+    CorruptObjectError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreUnavailableError,
+    WrongBucketError,
+)
+from streammeta.storage.object_store.base import ObjectStore
+
+VERSION = 1
+"""Of the bodies of marker and claims; a reader refuses any other."""
+
+CLAIMS_KEPT = 3
+"""Newest claims that stay when older ones are deleted."""
+
+_BOUND_DIGITS = 20
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketMarker:
+    """Says which cluster a namespace belongs to; `created_ms` is in ms since 1970."""
+
+    cluster_id: str
+    cluster_uuid: str
+    namespace: str
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdClaim:
+    """Object ids below `issued_below` may have been issued by the cluster with this UUID.
+
+    `token` is random and tells this claim from any other of the same bound; `node_id` is the
+    controller that made it, `created_ms` in ms since 1970.
+    """
+
+    cluster_uuid: str
+    issued_below: int
+    node_id: int
+    token: str
+    created_ms: int
+
+
+def marker_key(namespace: str) -> str:
+    """Return the key of a namespace's marker."""
+    return f"{namespace}/cluster.json"
+
+
+def claims_prefix(namespace: str) -> str:
+    """Return the prefix under which a namespace's claims lie."""
+    return f"{namespace}/claims/"
+
+
+def claim_key(namespace: str, issued_below: int) -> str:
+    """Return the key of the claim of a bound."""
+    return f"{claims_prefix(namespace)}{issued_below:0{_BOUND_DIGITS}}{_SUFFIX}"
+
+
+def is_own_key(key: str, namespace: str) -> bool:
+    """True if a key is that of the namespace's marker or of one of its claims."""
+    return key == marker_key(namespace) or _bound_of(key, namespace) is not None
+
+
+def read_marker(store: ObjectStore, namespace: str) -> BucketMarker | None:
+    """Return the namespace's marker, or None if there is none.
+
+    Raises:
+        CorruptObjectError: there is one that this version can't read.
+    """
+    key = marker_key(namespace)
+    try:
+        data = store.get_range(key)
+    except ObjectNotFoundError:
+        return None
+    members = _parse(key, data)
+    return BucketMarker(**_members_of(BucketMarker, key, members))
+
+
+def create_marker(store: ObjectStore, marker: BucketMarker) -> BucketMarker:
+    """Create the marker, unless the namespace has one; return the one that is there.
+
+    Raises:
+        CorruptObjectError: there is one that this version can't read.
+    """
+    try:
+        store.put(marker_key(marker.namespace), _body(asdict(marker)), if_absent=True)
+    except ObjectExistsError:
+        found = read_marker(store, marker.namespace)
+        if found is None:
+            raise StoreUnavailableError(
+                f"object {marker_key(marker.namespace)!r} was there and is gone; try again"
+            ) from None
+        return found
+    return marker
+
+
+def check_marker(
+    found: BucketMarker | None, *, cluster_id: str, cluster_uuid: str, namespace: str
+) -> None:
+    """Raise `WrongBucketError` unless the namespace's marker is that of the expected cluster."""
+    expected = f"cluster {cluster_id!r} with UUID {cluster_uuid}"
+    if found is None:
+        raise WrongBucketError(namespace, "no marker of any cluster is there", expected)
+    if found.namespace != namespace:
+        there = f"the marker there is of namespace {found.namespace!r}, as if it were copied"
+        raise WrongBucketError(namespace, there, expected)
+    if (found.cluster_id, found.cluster_uuid) != (cluster_id, cluster_uuid):
+        there = f"it belongs to cluster {found.cluster_id!r} with UUID {found.cluster_uuid}"
+        raise WrongBucketError(namespace, there, expected)
+
+
+def read_claimed(store: ObjectStore, namespace: str) -> int:
+    """Return the highest bound that is claimed; object ids below it may be issued; 0: no claim."""
+    return max(_claimed_bounds(store, namespace), default=0)
+
+
+def put_claim(store: ObjectStore, namespace: str, claim: IdClaim) -> None:
+    """Create the claim; repeating the call with the same claim is safe.
+
+    Raises:
+        ObjectExistsError: another claim of this bound is there, so another history of the cluster
+            uses the bucket.
+    """
+    key = claim_key(namespace, claim.issued_below)
+    body = _body(asdict(claim))
+    try:
+        store.put(key, body, if_absent=True)
+    except ObjectExistsError:
+        if store.get_range(key) != body:
+            raise
+
+
+def delete_old_claims(store: ObjectStore, namespace: str) -> int:
+    """Delete all claims but the newest `CLAIMS_KEPT`; return how many are gone."""
+    bounds = sorted(_claimed_bounds(store, namespace))[:-CLAIMS_KEPT]
+    if not bounds:
+        return 0
+    return len(store.delete_many(claim_key(namespace, bound) for bound in bounds).deleted)
+
+
+def _claimed_bounds(store: ObjectStore, namespace: str) -> Iterator[int]:
+    for info in store.list_objects(claims_prefix(namespace)):
+        bound = _bound_of(info.key, namespace)
+        if bound is not None:
+            yield bound
+
+
+def _bound_of(key: str, namespace: str) -> int | None:
+    """Return the bound that a claim's key names; None: it is no claim's."""
+    digits = key.removeprefix(claims_prefix(namespace)).removesuffix(_SUFFIX)
+    if len(digits) != _BOUND_DIGITS or not (digits.isascii() and digits.isdigit()):
+        return None
+    bound = int(digits)
+    return bound if key == claim_key(namespace, bound) else None
+
+
+def _body(members: dict[str, Any]) -> bytes:
+    return json.dumps({"version": VERSION, **members}, sort_keys=True).encode() + b"\n"
+
+
+def _parse(key: str, data: bytes) -> dict[str, Any]:
+    try:
+        members = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        position = getattr(error, "pos", 0)
+        raise _unreadable(key, position, "body", f"{data[:40]!r}", "JSON") from error
+    if not isinstance(members, dict):
+        raise _unreadable(key, 0, "body", f"a {type(members).__name__}", "a JSON object")
+    if members.get("version") != VERSION:
+        raise _unreadable(key, 0, "version", repr(members.get("version")), str(VERSION))
+    return members
+
+
+def _members_of(cls: type[Any], key: str, members: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the class's fields; members it does not know are passed over."""
+    types = {"int": int, "str": str}
+    for field in fields(cls):
+        value = members.get(field.name)
+        if type(value) is not types[str(field.type)]:
+            raise _unreadable(key, 0, field.name, repr(value), f"of type {field.type}")
+    return {field.name: members[field.name] for field in fields(cls)}
+
+
+def _unreadable(
+    key: str, position: int, what: str, found: str, expected: str
+) -> CorruptObjectError:
+    return CorruptObjectError(key, position, what, found=found, expected=expected)

@@ -1,0 +1,194 @@
+"""The index entries of many objects as columns, and what of them is live.
+
+Owns the table that compaction is planned with. One node may have millions of entries, so they stay
+numpy columns (56 bytes an entry) from the index of an object to the index of another; a row becomes
+a value only for a message or a test. Knows nothing of plans, of bytes, or of how indexes were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streammeta.storage.object_format.index_block import INDEX_ENTRY_DTYPE, IndexBlock, StreamRange
+from streammeta.storage.object_format.record import INT32_MAX
+
+Column: TypeAlias = NDArray[np.int64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of a table: blocks of one stream that lie together in an object.
+
+    Offsets `[start_offset, end_offset)`; `position` is the first byte in the object, `size` bytes.
+    """
+
+    object_id: int
+    stream_id: int
+    start_offset: int
+    end_offset: int
+    record_count: int
+    position: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EntryTable:
+    """Index entries of any number of objects; the columns are the fields of `Entry`.
+
+    A table is never changed. Views share the memory of the table they were cut from.
+    """
+
+    object_id: Column
+    stream_id: Column
+    start_offset: Column
+    end_offset: Column
+    record_count: Column
+    position: Column
+    size: Column
+
+    @classmethod
+    def of_index(cls, object_id: int, index: IndexBlock) -> EntryTable:
+        """Return the entries of one object, which share the memory of its index."""
+        return cls(np.full(len(index), object_id, dtype=np.int64), *index.columns)
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Entry]) -> EntryTable:
+        """Return a table of some rows, in their order."""
+        values = [
+            (
+                *(r.object_id, r.stream_id, r.start_offset, r.end_offset),
+                *(r.record_count, r.position, r.size),
+            )
+            for r in rows
+        ]
+        return cls(*np.array(values, dtype=np.int64).reshape(-1, 7).T)
+
+    @classmethod
+    def concatenate(cls, tables: Sequence[EntryTable]) -> EntryTable:
+        """Return the rows of all tables in one, in their order; of no table, an empty one."""
+        if not tables:
+            return cls.of_rows(())
+        each = zip(*(table._columns for table in tables), strict=True)
+        return cls(*(np.concatenate(columns) for columns in each))
+
+    def __len__(self) -> int:
+        return len(self.object_id)
+
+    @property
+    def _columns(self) -> tuple[Column, ...]:
+        return (
+            *(self.object_id, self.stream_id, self.start_offset, self.end_offset),
+            *(self.record_count, self.position, self.size),
+        )
+
+    @property
+    def data_size(self) -> int:
+        """Bytes of all entries."""
+        return int(self.size.sum())
+
+    def object_ids(self) -> tuple[int, ...]:
+        """Return the ids of the objects that have a row here, ascending."""
+        return tuple(np.unique(self.object_id).tolist())
+
+    def take(self, rows: Column | Mask) -> EntryTable:
+        """Return a copy of some rows, given by number or as a mask."""
+        return EntryTable(*(column[rows] for column in self._columns))
+
+    def span(self, start: int, stop: int) -> EntryTable:
+        """Return a view of the rows `[start, stop)`."""
+        return EntryTable(*(column[start:stop] for column in self._columns))
+
+    def row(self, number: int) -> Entry:
+        """Return one row as a value."""
+        return Entry(*(int(column[number]) for column in self._columns))
+
+    def rows(self) -> Iterator[Entry]:
+        """Yield every row as a value: for messages and tests, not for planning."""
+        return (Entry(*row) for row in zip(*(c.tolist() for c in self._columns), strict=True))
+
+    def placed(self, first_position: int = 0) -> EntryTable:
+        """Return the entries as they lie when written one after the other, from a byte on."""
+        ends = np.cumsum(self.size, dtype=np.int64) + first_position
+        return replace(self, position=ends - self.size)
+
+
+def encode_entries(table: EntryTable) -> bytes:
+    """Encode the index block that has the rows of `table`, in their order.
+
+    Raises:
+        ValueError: a row has a number that does not fit its 32 bits; names the first.
+    """
+    spans = table.end_offset - table.start_offset
+    narrow = (spans, table.record_count, table.size)
+    faults = np.logical_or.reduce([(c < 0) | (c > INT32_MAX) for c in narrow])
+    if faults.any():
+        row = table.row(int(faults.argmax()))
+        raise ValueError(f"{row}: wanted a span, record count and size of 0..{INT32_MAX}")
+    encoded = np.empty(len(table), dtype=INDEX_ENTRY_DTYPE)
+    encoded["stream_id"] = table.stream_id
+    encoded["start_offset"] = table.start_offset
+    encoded["end_delta"] = spans
+    encoded["record_count"] = table.record_count
+    encoded["position"] = table.position
+    encoded["size"] = table.size
+    return encoded.tobytes()
+
+
+def live_entries(table: EntryTable, streams: Mapping[int, int]) -> EntryTable:
+    """Return the rows that hold something readable.
+
+    `streams` has the start offset of every stream there is. A row of another stream is dead, and
+    so is one that ends at or below the start offset. A row that is expired in part stays whole:
+    blocks are copied as they are.
+    """
+    if not len(streams):
+        return table.span(0, 0)
+    ids = np.fromiter(streams.keys(), dtype=np.int64, count=len(streams))
+    starts = np.fromiter(streams.values(), dtype=np.int64, count=len(streams))
+    order = np.argsort(ids)
+    ids, starts = ids[order], starts[order]
+    at = np.minimum(ids.searchsorted(table.stream_id), len(ids) - 1)
+    is_live = (ids[at] == table.stream_id) & (table.end_offset > starts[at])
+    return table if is_live.all() else table.take(is_live)
+
+
+def sorted_by_stream(table: EntryTable) -> EntryTable:
+    """Return the rows by stream, then start offset, then object."""
+    order = np.lexsort((table.object_id, table.start_offset, table.stream_id))
+    return table.take(order)
+
+
+def contiguous_runs(table: EntryTable) -> Column:
+    """Return the first row of each run: rows of one stream, each starting where the last ended."""
+    if not len(table):
+        return np.empty(0, dtype=np.int64)
+    is_first = np.ones(len(table), dtype=np.bool_)
+    is_first[1:] = (table.stream_id[1:] != table.stream_id[:-1]) | (
+        table.start_offset[1:] != table.end_offset[:-1]
+    )
+    return np.flatnonzero(is_first)
+
+
+def stream_ranges(table: EntryTable) -> list[StreamRange]:
+    """Return what each run of `contiguous_runs` covers, in order."""
+    firsts = contiguous_runs(table)
+    lasts = np.append(firsts[1:], len(table)) - 1
+    rows = zip(
+        table.stream_id[firsts].tolist(),
+        table.start_offset[firsts].tolist(),
+        table.end_offset[lasts[: len(firsts)]].tolist(),
+        strict=True,
+    )
+    return [StreamRange(*row) for row in rows]
+
+
+def objects_without_entries(object_ids: Iterable[int], live: EntryTable) -> tuple[int, ...]:
+    """Return which objects have no live row: nothing of them is to be kept."""
+    held = set(live.object_ids())
+    return tuple(object_id for object_id in object_ids if object_id not in held)

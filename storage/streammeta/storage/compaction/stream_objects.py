@@ -1,0 +1,277 @@
+"""Which stream objects of one stream are compacted together, and which are only removed.
+
+Owns the kinds of compaction, what takes part in each, and where a group ends. It knows objects by
+what metadata records of them, never their bytes; how a group is made into one object is decided
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from streammeta.storage.object_format.record import INT32_MAX
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+ANY_CRC = -1
+"""An object whose checksum is not recorded."""
+
+LOCAL_BUCKET = -2
+"""Objects in a broker's own files: nobody else could read what was made of them."""
+
+MAX_PARTS = 10_000
+MAX_PART_BYTES = 5 * GIB
+"""What one upload in parts may have: a group needs no more."""
+
+
+class StreamCompaction(enum.Enum):
+    """What is done to the stream objects of a stream.
+
+    Each kind first removes the objects that hold nothing but trimmed offsets.
+    """
+
+    REMOVE_EXPIRED = "remove-expired"
+    """Nothing more."""
+    MERGE_SMALL = "merge-small"
+    """Copy neighbours into one object, up to a moderate size (128 MiB)."""
+    MERGE_LARGE = "merge-large"
+    """Copy neighbours into one object, up to a large size (10 GiB)."""
+    PRUNE_LINKS = "prune-links"
+    """Let go of what the first object, a composite, links and nobody can read any more."""
+    GATHER_SMALL = "gather-small"
+    """Copy neighbours into one object until it is no longer small: the last may cross 4 MiB."""
+    LINK = "link"
+    """Link neighbours, composites included, into one composite, up to a large size (10 GiB)."""
+
+    @property
+    def is_composite(self) -> bool:
+        """Whether what results is a composite: links, where the others copy bytes."""
+        return self in (StreamCompaction.PRUNE_LINKS, StreamCompaction.LINK)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamObject:
+    """An object of one stream, with offsets `[start_offset, end_offset)`, as metadata has it.
+
+    `size` is in bytes, that of a composite counts the blocks it links; `crc32c` -1: unknown.
+    """
+
+    object_id: int
+    start_offset: int
+    end_offset: int
+    size: int
+    composite: bool = False
+    bucket_id: int = 0
+    crc32c: int = ANY_CRC
+
+    def dirty_bytes(self, stream_start: int) -> int:
+        """Estimate the bytes below the first visible offset: as if offsets were equally large."""
+        dead = min(stream_start, self.end_offset) - self.start_offset
+        return max(0, dead) * self.size // (self.end_offset - self.start_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRules:
+    """Where a group ends, and what is in none. Sizes are in bytes.
+
+    A group holds up to `group_bytes`; if `is_soft` the object that reaches it still belongs to it,
+    unless it alone has more than `absorbed_bytes`: such an object stays as it is, since to make one
+    object fewer all of it would have to be copied. If it `is_tiered`, a group that is still to grow
+    begins with what is no larger than all behind it (see `newest_tier`). A composite links no
+    normal object below `linked_bytes`, except to close the gap between two composites. PRUNE_LINKS
+    waits for more than `dirty_bytes`.
+    """
+
+    group_bytes: int
+    is_soft: bool = False
+    absorbed_bytes: int | None = None
+    is_tiered: bool = False
+    linked_bytes: int = 4 * MIB
+    dirty_bytes: int = 512 * MIB
+    max_objects: int = 5_000
+    max_parts: int = MAX_PARTS
+    max_part_bytes: int = MAX_PART_BYTES
+    max_span: int = INT32_MAX
+
+    def __post_init__(self) -> None:
+        for name in ("group_bytes", "max_objects", "max_parts", "max_part_bytes", "max_span"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
+
+    def parts_of(self, one: StreamObject) -> int:
+        """Return how many parts it takes to copy an object."""
+        return -(-one.size // self.max_part_bytes)
+
+
+DEFAULT_GROUP_BYTES: Mapping[StreamCompaction, int] = {
+    StreamCompaction.REMOVE_EXPIRED: 1,
+    StreamCompaction.MERGE_SMALL: 128 * MIB,
+    StreamCompaction.MERGE_LARGE: 10 * GIB,
+    StreamCompaction.PRUNE_LINKS: 10 * GIB,
+    StreamCompaction.GATHER_SMALL: 4 * MIB,
+    StreamCompaction.LINK: 10 * GIB,
+}
+ABSORBED_FACTOR = 8
+"""GATHER_SMALL copies no object that is so many times larger than what it aims at."""
+
+
+def rules_for(kind: StreamCompaction, group_bytes: int | None = None) -> GroupRules:
+    """Return the rules of a kind, with groups of `group_bytes`, by default as listed above."""
+    size = DEFAULT_GROUP_BYTES[kind] if group_bytes is None else group_bytes
+    if kind is StreamCompaction.GATHER_SMALL:
+        return GroupRules(size, is_soft=True, absorbed_bytes=ABSORBED_FACTOR * size)
+    return GroupRules(size)
+
+
+Group = tuple[StreamObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """What one compaction of a stream does: objects to remove, and groups to make one object of."""
+
+    kind: StreamCompaction
+    stream_start: int
+    expired: Group
+    groups: tuple[Group, ...]
+
+
+def plan_stream(
+    objects: Iterable[StreamObject],
+    stream_start: int,
+    kind: StreamCompaction,
+    rules: GroupRules | None = None,
+) -> StreamPlan:
+    """Plan the compaction of all stream objects of one stream, given in any order.
+
+    `stream_start` is the first visible offset. An object that is given twice counts as it was given
+    last. `rules` are by default those of `rules_for`.
+    """
+    chosen = rules_for(kind) if rules is None else rules
+    ordered = in_offset_order(objects)
+    expired = tuple(one for one in ordered if one.end_offset <= stream_start)
+    live = [one for one in ordered if one.end_offset > stream_start]
+    taking_part = [one for at, one in enumerate(live) if takes_part(live, at, kind, chosen)]
+    groups = cut_groups(taking_part, chosen)
+    if chosen.is_tiered:
+        groups = [newest_tier(group, chosen) for group in groups]
+    worth = (one for one in groups if is_worth_compacting(one, kind, stream_start, chosen))
+    return StreamPlan(kind, stream_start, expired, tuple(worth))
+
+
+def in_offset_order(objects: Iterable[StreamObject]) -> list[StreamObject]:
+    """Return each object once, as it was given last, by start offset."""
+    by_id = {one.object_id: one for one in objects}
+    return sorted(by_id.values(), key=lambda one: (one.start_offset, one.object_id))
+
+
+def takes_part(
+    objects: Sequence[StreamObject], position: int, kind: StreamCompaction, rules: GroupRules
+) -> bool:
+    """Tell whether the object at a position of all live ones, in offset order, may be in a group.
+
+    Objects are copied only if they are normal. Small normal ones are not worth a link: they are
+    left to GATHER_SMALL, which has no other way to reach one that lies between two composites.
+    """
+    one = objects[position]
+    if kind is StreamCompaction.REMOVE_EXPIRED:
+        return False
+    if kind is StreamCompaction.PRUNE_LINKS:
+        return position == 0 and one.composite
+    if kind is not StreamCompaction.LINK:
+        return not one.composite
+    return one.composite or one.size >= rules.linked_bytes or _joins_composites(objects, position)
+
+
+def _joins_composites(objects: Sequence[StreamObject], position: int) -> bool:
+    if not 0 < position < len(objects) - 1:
+        return False
+    before, one, after = objects[position - 1 : position + 2]
+    touches = before.end_offset == one.start_offset and one.end_offset == after.start_offset
+    return touches and before.composite and after.composite
+
+
+def cut_groups(objects: Iterable[StreamObject], rules: GroupRules) -> list[Group]:
+    """Cut objects, in offset order, into groups without a gap that keep the rules.
+
+    What could not be copied at all, needing all the parts of an upload, is in none.
+    """
+    groups: list[_OpenGroup] = []
+    for one in objects:
+        if rules.parts_of(one) >= rules.max_parts:
+            continue
+        if not groups or not groups[-1].takes(one, rules):
+            groups.append(_OpenGroup())
+        groups[-1].add(one, rules)
+    return [tuple(group.members) for group in groups]
+
+
+@dataclass(slots=True)
+class _OpenGroup:
+    """A group in the making, with the sums that its rules are about."""
+
+    members: list[StreamObject] = field(default_factory=list)
+    size: int = 0
+    parts: int = 0
+
+    def takes(self, one: StreamObject, rules: GroupRules) -> bool:
+        """Tell whether `one` may join; there is a member already."""
+        first, last = self.members[0], self.members[-1]
+        after = self.size + (1 if rules.is_soft else one.size)
+        return (
+            after <= rules.group_bytes
+            and one.start_offset == last.end_offset
+            and one.bucket_id == last.bucket_id
+            and len(self.members) < rules.max_objects
+            and self.parts + rules.parts_of(one) <= rules.max_parts
+            and one.end_offset - first.start_offset <= rules.max_span
+            and not (_stands_alone(one, rules) or _stands_alone(last, rules))
+        )
+
+    def add(self, one: StreamObject, rules: GroupRules) -> None:
+        """Let `one` join."""
+        self.members.append(one)
+        self.size += one.size
+        self.parts += rules.parts_of(one)
+
+
+def newest_tier(group: Group, rules: GroupRules) -> Group:
+    """Leave out the first objects of a group as long as they are larger than all behind them.
+
+    What a stream gets little by little would else be copied again with every little that comes:
+    this way bytes are copied once for each time that their object doubles. A group that has its
+    size is complete, and copied once more.
+    """
+    behind = sum(one.size for one in group)
+    if behind >= rules.group_bytes:
+        return group
+    for at, one in enumerate(group):
+        behind -= one.size
+        if one.size <= behind:
+            return group[at:]
+    return group[-1:]
+
+
+def _stands_alone(one: StreamObject, rules: GroupRules) -> bool:
+    return rules.absorbed_bytes is not None and one.size > rules.absorbed_bytes
+
+
+def is_worth_compacting(
+    group: Sequence[StreamObject], kind: StreamCompaction, stream_start: int, rules: GroupRules
+) -> bool:
+    """Tell whether anything is gained by making one object of a group.
+
+    One object alone stays as it is, but for a composite that holds much that is trimmed.
+    """
+    if not group or any(one.bucket_id == LOCAL_BUCKET for one in group):
+        return False
+    if kind is StreamCompaction.REMOVE_EXPIRED:
+        return False
+    if kind is StreamCompaction.PRUNE_LINKS:
+        first = group[0]
+        return first.composite and first.dirty_bytes(stream_start) > rules.dirty_bytes
+    return len(group) > 1

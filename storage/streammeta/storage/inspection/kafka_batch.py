@@ -1,0 +1,310 @@
+"""Kafka's record batches, format version 2: what the payload of a record of a data stream is.
+
+Owns the 61 bytes of the header, their checksum, and the records behind it (Kafka documentation,
+"Record Batch" and "Record"; KIP-98). Older message sets are refused by their magic. Nothing here
+believes a count or length before there are bytes for it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import google_crc32c
+
+from streammeta.storage.inspection.compression import Compression, decompress
+from streammeta.storage.inspection.errors import PayloadError
+
+KAFKA_MAGIC = 2
+MAX_DECOMPRESSED_BYTES = 64 * 1024 * 1024
+"""No broker takes batches that large unless it is told to."""
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_LOG_OVERHEAD = 12
+_LENGTH_POSITION, _MAGIC_POSITION, _CRC_POSITION, _CRC_START, _COUNT_POSITION = 8, 16, 17, 21, 57
+_NO_SEQUENCE = -1
+_INT32_MAX = 2**31 - 1
+_SMALLEST_RECORD = 7
+_CODEC_MASK, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
+
+
+@dataclass(frozen=True)
+class KafkaBatch:
+    """The header of a batch, and its records as they are stored.
+
+    `position` is where the batch starts in its payload; `size` counts all of its bytes, header
+    included. Timestamps are in ms since 1970.
+    """
+
+    position: int
+    size: int
+    base_offset: int
+    partition_leader_epoch: int
+    checksum: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+    data: memoryview
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence number of the last record; it wraps to 0 behind 2^31-1. -1 if there are none."""
+        if self.base_sequence == _NO_SEQUENCE:
+            return _NO_SEQUENCE
+        return (self.base_sequence + self.last_offset_delta) % (_INT32_MAX + 1)
+
+    @property
+    def compression_name(self) -> str:
+        """Name of the codec, `UNKNOWN_n` of one that Kafka has none for."""
+        number = self.attributes & _CODEC_MASK
+        return Compression(number).name if number in tuple(Compression) else f"UNKNOWN_{number}"
+
+    @property
+    def timestamp_type(self) -> str:
+        """Who set the timestamps: `CREATE_TIME` or `LOG_APPEND_TIME`."""
+        return "LOG_APPEND_TIME" if self.attributes & _LOG_APPEND_TIME else "CREATE_TIME"
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the batch is part of a transaction."""
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether its records are marks of transactions, not data."""
+        return bool(self.attributes & _CONTROL)
+
+    @cached_property
+    def computed_checksum(self) -> int:
+        """CRC-32C of what `checksum` covers: everything from the attributes on."""
+        return int(google_crc32c.value(bytes(self.data[_CRC_START:])))
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the bytes are those that the checksum was made of."""
+        return self.checksum == self.computed_checksum
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaRecord:
+    """One record of a batch; `timestamp` in ms since 1970, `headers` in their order."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+def decode_kafka_batches(payload: bytes | memoryview) -> list[KafkaBatch]:
+    """Read the headers of the batches that fill `payload` exactly.
+
+    Raises `PayloadError` when it is no such batch or cut short. Checksums are not compared here:
+    see `KafkaBatch.is_intact`.
+    """
+    view = memoryview(payload)
+    batches: list[KafkaBatch] = []
+    at = 0
+    while at < len(view) or not batches:
+        batches.append(_decode_batch(view, at))
+        at += batches[-1].size
+    return batches
+
+
+def _decode_batch(view: memoryview, at: int) -> KafkaBatch:
+    left = len(view) - at
+    if left > _MAGIC_POSITION and view[at + _MAGIC_POSITION] != KAFKA_MAGIC:
+        raise PayloadError(
+            at + _MAGIC_POSITION,
+            "magic of a Kafka record batch",
+            found=view[at + _MAGIC_POSITION],
+            expected=KAFKA_MAGIC,
+        )
+    if left < _HEADER.size:
+        raise PayloadError(
+            at, "what is left for a batch header", found=f"{left} bytes", expected=_HEADER.size
+        )
+    base_offset, length, leader_epoch, _, checksum, *rest = _HEADER.unpack_from(view, at)
+    attributes, last_delta, base_time, max_time, producer_id, producer_epoch, *rest = rest
+    base_sequence, record_count = rest
+    if not _HEADER.size - _LOG_OVERHEAD <= length <= left - _LOG_OVERHEAD:
+        raise PayloadError(
+            at + _LENGTH_POSITION,
+            "batch length",
+            found=length,
+            expected=f"{_HEADER.size - _LOG_OVERHEAD}..{left - _LOG_OVERHEAD}",
+        )
+    size = _LOG_OVERHEAD + length
+    return KafkaBatch(
+        position=at,
+        size=size,
+        base_offset=base_offset,
+        partition_leader_epoch=leader_epoch,
+        checksum=checksum,
+        attributes=attributes,
+        last_offset_delta=last_delta,
+        base_timestamp=base_time,
+        max_timestamp=max_time,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        record_count=record_count,
+        data=view[at : at + size],
+    )
+
+
+def decode_kafka_records(
+    batch: KafkaBatch, limit: int = MAX_DECOMPRESSED_BYTES
+) -> list[KafkaRecord]:
+    """Decompress and read the records of `batch`.
+
+    Raises `PayloadError` when the checksum does not hold, the codec is unknown, the records take
+    more than `limit` bytes decompressed, or break the format.
+    """
+    if not batch.is_intact:
+        raise PayloadError(
+            batch.position + _CRC_POSITION,
+            "CRC-32C of a Kafka record batch",
+            found=f"{batch.computed_checksum:#010x}",
+            expected=f"{batch.checksum:#010x}",
+        )
+    if batch.attributes & _CODEC_MASK not in tuple(Compression):
+        raise PayloadError(
+            batch.position + _CRC_START,
+            "codec in the attributes of a batch",
+            found=batch.attributes & _CODEC_MASK,
+            expected=f"0..{max(Compression)}",
+        )
+    codec = Compression(batch.attributes & _CODEC_MASK)
+    origin = batch.position + _HEADER.size
+    data = decompress(codec, batch.data[_HEADER.size :], limit, origin=origin)
+    if not 0 <= batch.record_count <= len(data) // _SMALLEST_RECORD:
+        raise PayloadError(
+            batch.position + _COUNT_POSITION,
+            "record count of a batch",
+            found=batch.record_count,
+            expected=f"0..{len(data) // _SMALLEST_RECORD}, what {len(data)} bytes can hold",
+        )
+    cursor = _Cursor(data, 0, len(data), origin)
+    records = [_decode_record(cursor, batch) for _ in range(batch.record_count)]
+    cursor.expect_end("the last record of a batch")
+    return records
+
+
+class _Cursor:
+    """Reads variable-length numbers and byte strings one after the other, up to `end`."""
+
+    __slots__ = ("_at", "_data", "_end", "_origin")
+
+    def __init__(self, data: bytes, at: int, end: int, origin: int) -> None:
+        self._data = data
+        self._at = at
+        self._end = end
+        self._origin = origin
+
+    def varint(self, bits: int = 32) -> int:
+        """Read a zigzag number of `bits` bits, in groups of 7 from the lowest on."""
+        value = 0
+        for shift in range(0, bits, 7):
+            byte = self._byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return (value >> 1) ^ -(value & 1)
+        raise PayloadError(
+            self.position,
+            "a variable-length number",
+            found="longer",
+            expected=f"at most {bits} bits",
+        )
+
+    def skip(self, count: int) -> None:
+        """Pass over bytes."""
+        self.cut(count)
+
+    def cut(self, length: int) -> bytes:
+        """Read `length` bytes."""
+        if not 0 <= length <= self._end - self._at:
+            raise PayloadError(
+                self.position,
+                "a length in a record",
+                found=length,
+                expected=f"0..{self._end - self._at}",
+            )
+        start, self._at = self._at, self._at + length
+        return self._data[start : self._at]
+
+    def optional(self) -> bytes | None:
+        """Read a length and as many bytes; -1 stands for none."""
+        length = self.varint()
+        return None if length == -1 else self.cut(length)
+
+    def within(self, length: int) -> _Cursor:
+        """Give a cursor over the next `length` bytes, and pass over them."""
+        start = self._at
+        self.cut(length)
+        return _Cursor(self._data, start, self._at, self._origin)
+
+    @property
+    def position(self) -> int:
+        """Where the next byte is in the payload; in decompressed records as if it were there."""
+        return self._origin + self._at
+
+    @property
+    def left(self) -> int:
+        """Bytes up to the end."""
+        return self._end - self._at
+
+    def expect_end(self, what: str) -> None:
+        """Raise `PayloadError` when bytes are left behind `what`."""
+        if self.left:
+            raise PayloadError(
+                self.position,
+                f"what is behind {what}",
+                found=f"{self.left} bytes",
+                expected="0 bytes",
+            )
+
+    def _byte(self) -> int:
+        if self._at >= self._end:
+            raise PayloadError(self.position, "a number in a record", found="cut", expected="whole")
+        self._at += 1
+        return self._data[self._at - 1]
+
+
+def _decode_record(cursor: _Cursor, batch: KafkaBatch) -> KafkaRecord:
+    record = cursor.within(cursor.varint())
+    record.skip(1)  # attributes: none are defined
+    timestamp = batch.base_timestamp + record.varint(64)
+    if batch.attributes & _LOG_APPEND_TIME:
+        timestamp = batch.max_timestamp
+    offset = batch.base_offset + record.varint()
+    key, value = record.optional(), record.optional()
+    headers = tuple(_headers(record))
+    record.expect_end("the headers of a record")
+    return KafkaRecord(offset, timestamp, key, value, headers)
+
+
+def _headers(record: _Cursor) -> Iterator[tuple[str, bytes | None]]:
+    count = record.varint()
+    if not 0 <= count <= record.left // 2:
+        raise PayloadError(
+            record.position,
+            "header count of a record",
+            found=count,
+            expected=f"0..{record.left // 2}",
+        )
+    for _ in range(count):
+        name = record.cut(record.varint()).decode(errors="backslashreplace")
+        yield name, record.optional()

@@ -1,0 +1,285 @@
+"""What is in an object, sound or not: footer, index and records, and everything that is wrong.
+
+Reads like any reader as long as the object is sound. Where it is not, each fault is kept and what
+can still be read is read: blocks say themselves where they end, so records are found without an
+index, and entries are shown though they break a rule. Reading tolerantly, the deviations of foreign
+objects (see `storage.object_format.deviation`) are no faults but findings of their own. Does no
+I/O: the caller gives a function that fetches bytes `[start, end)`, of which no more than a few MiB
+are asked for at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.object_format.composite import CompositeObject, LinkedObject
+from streammeta.storage.object_format.composite_reader import CompositeReader
+from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE, decode_block_header
+from streammeta.storage.object_format.deviation import Deviation
+from streammeta.storage.object_format.footer import FOOTER_SIZE, Footer, decode_footer
+from streammeta.storage.object_format.index_block import IndexEntry, StreamRange, salvage_entries
+from streammeta.storage.object_format.object_reader import (
+    ByteRange,
+    ObjectReader,
+    exactly,
+    read_entry,
+)
+from streammeta.storage.object_format.record import RecordBatch, decode_record
+
+Fetch: TypeAlias = Callable[[int, int], bytes]
+
+MAX_FETCH_BYTES = 4 * 1024 * 1024
+MAX_SALVAGED_BLOCK_BYTES = 64 * 1024 * 1024
+"""A block whose header says more is not read without an index that says the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectOutline:
+    """What footer and index of an object say, and what is wrong with them.
+
+    `footer` is None when it can't be read. `entries` are all there are when `is_sound`; else they
+    may break any rule. `links` are those of a composite, whose entries are in other objects.
+    `deviations` were passed over; it is None when the object was read strictly.
+    """
+
+    source: str
+    size: int
+    footer: Footer | None
+    entries: tuple[IndexEntry, ...]
+    links: tuple[LinkedObject, ...]
+    faults: tuple[CorruptObjectError, ...]
+    deviations: tuple[Deviation, ...] | None = None
+
+    @property
+    def is_composite(self) -> bool:
+        """Whether the footer says that this is a composite object."""
+        return self.footer is not None and self.footer.composite
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether footer and index, and the links of a composite, keep all rules."""
+        return not self.faults
+
+    @property
+    def ranges(self) -> tuple[StreamRange, ...]:
+        """First start to last end of each stream, in the order of the index."""
+        found: list[StreamRange] = []
+        for entry in self.entries:
+            start = entry.start_offset
+            if found and found[-1].stream_id == entry.stream_id:
+                start = found.pop().start_offset
+            found.append(StreamRange(entry.stream_id, start, entry.end_offset))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRecord:
+    """A record and the position of its first byte in the object."""
+
+    position: int
+    record: RecordBatch
+
+
+Finding: TypeAlias = PlacedRecord | Deviation | CorruptObjectError
+"""Result of reading on: a record, a deviation passed over, or a fault in the place of a record."""
+
+
+def read_outline(
+    source: str, size: int, fetch: Fetch, *, is_tolerant: bool = False
+) -> ObjectOutline:
+    """Read footer and index of the object named `source` of `size` bytes.
+
+    Raises what `fetch` raises; whatever is wrong with the object is in the outline.
+    """
+    noted: list[Deviation] | None = [] if is_tolerant else None
+    outline = _read_outline(source, size, fetch, noted)
+    return outline if noted is None else replace(outline, deviations=tuple(noted))
+
+
+def _read_outline(
+    source: str, size: int, fetch: Fetch, noted: list[Deviation] | None
+) -> ObjectOutline:
+    try:
+        start = max(0, size - FOOTER_SIZE)
+        tail = fetch(start, size) if size > start else b""
+        again: list[Deviation] | None = None if noted is None else []  # noted by the reader below
+        footer = decode_footer(memoryview(tail), size, composite=None, source=source, noted=again)
+    except CorruptObjectError as fault:
+        return ObjectOutline(source, size, None, (), (), (fault,))
+    try:
+        if footer.composite:
+            composite = _read_composite(source, size, fetch, noted)
+            return ObjectOutline(source, size, footer, tuple(composite.index), composite.links, ())
+        entries = _read_entries(source, size, fetch, noted)
+        return ObjectOutline(source, size, footer, entries, (), ())
+    except CorruptObjectError as fault:
+        entries = _salvage_index(footer, fetch)
+        return ObjectOutline(source, size, footer, entries, (), (fault,))
+
+
+def _read_entries(
+    source: str, size: int, fetch: Fetch, noted: list[Deviation] | None
+) -> tuple[IndexEntry, ...]:
+    reader = ObjectReader(source, size, noted)
+    while (needed := reader.needed) is not None:
+        reader.receive(fetch(needed.start, needed.end))
+    return tuple(reader.index)
+
+
+def _read_composite(
+    source: str, size: int, fetch: Fetch, noted: list[Deviation] | None
+) -> CompositeObject:
+    reader = CompositeReader(source, size, noted)
+    while (needed := reader.needed) is not None:
+        reader.receive(fetch(needed.start, needed.end))
+    return reader.composite
+
+
+def _salvage_index(footer: Footer, fetch: Fetch) -> tuple[IndexEntry, ...]:
+    """Read the entries of an index that breaks a rule, the first few MiB of them."""
+    start = footer.index_position
+    end = start + min(footer.index_size, MAX_FETCH_BYTES)
+    return tuple(salvage_entries(memoryview(fetch(start, end)))) if end > start else ()
+
+
+def read_records(
+    outline: ObjectOutline, fetch: Fetch, stream_id: int | None = None
+) -> Iterator[Finding]:
+    """Yield all records of the object, or those of one stream, and every fault met on the way.
+
+    A composite has none of its own. Of the blocks of an index entry that is not as it should be the
+    records in front of the fault are yielded, then the fault; the next entry follows. Deviations
+    are yielded too, unless the outline was read strictly.
+    """
+    is_tolerant = outline.deviations is not None
+    if outline.is_composite:
+        return
+    if not outline.is_sound:
+        data_size = outline.size if outline.footer is None else outline.footer.index_position
+        for finding in _walk(outline.source, data_size, fetch, is_tolerant):
+            if not isinstance(finding, PlacedRecord) or _is_wanted(finding.record, stream_id):
+                yield finding
+        return
+    wanted = (e for e in outline.entries if stream_id is None or e.stream_id == stream_id)
+    for run in _runs(wanted):
+        span = ByteRange(run[0].position, run[-1].position + run[-1].size)
+        try:
+            view = exactly(span, fetch(span.start, span.end), outline.source)
+        except CorruptObjectError as fault:
+            yield fault
+            continue
+        for entry in run:
+            at = entry.position - span.start
+            data = view[at : at + entry.size]
+            yield from _entry_findings(entry, data, outline.source, is_tolerant)
+
+
+def _is_wanted(record: RecordBatch, stream_id: int | None) -> bool:
+    return stream_id is None or record.stream_id == stream_id
+
+
+def _runs(entries: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
+    """Group entries that lie together, so that one fetch of bounded size gets each group."""
+    run: list[IndexEntry] = []
+    for entry in entries:
+        if run:
+            end = run[-1].position + run[-1].size
+            is_large = entry.position + entry.size - run[0].position > MAX_FETCH_BYTES
+            if entry.position != end or is_large:
+                yield run
+                run = []
+        run.append(entry)
+    if run:
+        yield run
+
+
+def _entry_findings(
+    entry: IndexEntry, data: memoryview, source: str, is_tolerant: bool
+) -> Iterator[Finding]:
+    """Yield the deviations of an index entry, its records up to where they can be read, its fault.
+
+    There is a fault, at most one, if not all of the entry can be read.
+    """
+    fault: CorruptObjectError | None = None
+    noted: list[Deviation] | None = [] if is_tolerant else None
+    try:
+        read_entry(entry, data, source, noted)
+    except CorruptObjectError as error:
+        fault = error
+    yield from noted or ()
+    again: list[Deviation] | None = None if noted is None else []
+    at = 0
+    with suppress(CorruptObjectError):  # it is the fault that is known already
+        while at < len(data):
+            header = decode_block_header(
+                data, at, source=source, origin=entry.position, noted=again
+            )
+            stop = at + BLOCK_HEADER_SIZE + header.data_length
+            yield from _block_records(data[:stop], at, header.record_count, source, entry.position)
+            at = stop
+    if fault is not None:
+        yield fault
+
+
+def _block_records(
+    data: memoryview, at: int, count: int, source: str, origin: int
+) -> Iterator[PlacedRecord]:
+    """Yield the records of the block at `at`, one by one. Raises `CorruptObjectError`."""
+    at += BLOCK_HEADER_SIZE
+    for _ in range(count):
+        record = decode_record(data, at, source=source, origin=origin)
+        yield PlacedRecord(origin + at, record)
+        at += record.encoded_size
+
+
+def _walk(source: str, data_size: int, fetch: Fetch, is_tolerant: bool) -> Iterator[Finding]:
+    """Yield the records of one block after the other from the start on, up to the first fault."""
+    window = _Window(source, data_size, fetch)
+    at = 0
+    while at < data_size:
+        noted: list[Deviation] | None = [] if is_tolerant else None
+        try:
+            head = window.read(at, min(at + BLOCK_HEADER_SIZE, data_size))
+            header = decode_block_header(
+                head, 0, end=data_size - at, source=source, origin=at, noted=noted
+            )
+            yield from noted or ()
+            size = BLOCK_HEADER_SIZE + header.data_length
+            if size > MAX_SALVAGED_BLOCK_BYTES:
+                raise CorruptObjectError(
+                    source,
+                    at,
+                    "a block that no sound index speaks of",
+                    found=f"{size} bytes",
+                    expected=f"at most {MAX_SALVAGED_BLOCK_BYTES} bytes to be looked into",
+                )
+            block = window.read(at, at + size)
+            yield from _block_records(block, 0, header.record_count, source, at)
+        except CorruptObjectError as fault:
+            yield fault
+            return
+        at += size
+
+
+class _Window:
+    """Reads on through the first `size` bytes of an object, some MiB at a time."""
+
+    def __init__(self, source: str, size: int, fetch: Fetch) -> None:
+        self._source = source
+        self._size = size
+        self._fetch = fetch
+        self._held = ByteRange(0, 0)
+        self._data = memoryview(b"")
+
+    def read(self, start: int, end: int) -> memoryview:
+        """Give bytes `[start, end)`. Raises `CorruptObjectError` when the object ends before."""
+        if not self._held.start <= start <= end <= self._held.end:
+            span = ByteRange(start, min(max(end, start + MAX_FETCH_BYTES), self._size))
+            self._data = exactly(span, self._fetch(span.start, span.end), self._source)
+            self._held = span
+        at = start - self._held.start
+        return self._data[at : at + end - start]

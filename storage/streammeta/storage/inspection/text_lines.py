@@ -1,0 +1,167 @@
+"""The lines that show an object to people: outline, records, and what their payloads are.
+
+Owns the wording alone. It is that of AutoMQ's own published dumps, so that two dumps of one object
+can be laid side by side. Characters that are not printable are escaped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.inspection.errors import PayloadError
+from streammeta.storage.inspection.kafka_batch import KafkaBatch, KafkaRecord
+from streammeta.storage.inspection.meta_stream import (
+    LeaderEpochs,
+    MetaEntry,
+    ProducerSnapshot,
+    ProducerState,
+)
+from streammeta.storage.inspection.object_report import ObjectOutline
+from streammeta.storage.object_format.deviation import Deviation
+from streammeta.storage.object_format.index_block import IndexEntry
+from streammeta.storage.object_format.record import RecordBatch
+
+_SHOWN_BYTES = 64
+
+
+def outline_lines(outline: ObjectOutline, object_id: int | None) -> Iterator[str]:
+    """Footer, links, index, what it covers, and what is wrong with them."""
+    if outline.footer is not None:
+        yield f"indexStartPosition: {outline.footer.index_position}"
+        yield f"indexBlockLength: {outline.footer.index_size}"
+    first = 0
+    for link in outline.links:
+        count = len(link.entries)
+        yield (
+            f"linkedObjectId={link.object_id}, bucketId={link.bucket_id},"
+            f" firstIndexEntry={first}, indexEntryCount={count}"
+        )
+        first += count
+    yield from map(index_line, outline.entries)
+    if outline.is_sound:
+        ranges = "".join(
+            f"{one.stream_id}:{one.start_offset}-{one.end_offset}, " for one in outline.ranges
+        )
+        name = "" if object_id is None else f"objectId={object_id}, "
+        yield f"{name}ranges=[{ranges}]"
+    yield from map(deviation_line, outline.deviations or ())
+    yield from map(fault_line, outline.faults)
+
+
+def index_line(entry: IndexEntry) -> str:
+    """One entry of the index."""
+    return (
+        f"streamId={entry.stream_id}, startOffset={entry.start_offset},"
+        f" endOffset={entry.end_offset}, recordCount={entry.record_count},"
+        f" startPosition={entry.position}, size={entry.size}"
+    )
+
+
+def fault_line(fault: CorruptObjectError) -> str:
+    """What is wrong with the object, and where."""
+    return f"CORRUPT at byte {fault.position}: {fault.problem}"
+
+
+def deviation_line(deviation: Deviation) -> str:
+    """A deviation of a foreign object, and its position."""
+    return f"DEVIATION at byte {deviation.position}: {deviation.problem}"
+
+
+def record_line(record: RecordBatch) -> str:
+    """The header of one record of a stream; its size is that of the payload."""
+    return (
+        f"==========="
+        f"StreamRecordBatch{{streamId={record.stream_id}, epoch={record.epoch},"
+        f" baseOffset={record.base_offset}, count={record.count}, size={len(record.payload)}}}"
+    )
+
+
+def payload_error_line(error: PayloadError) -> str:
+    """Why a payload is not shown."""
+    return f"not decoded: {error}"
+
+
+def kafka_lines(batch: KafkaBatch, records: list[KafkaRecord]) -> Iterator[str]:
+    """A Kafka record batch, then its records, indented."""
+    yield (
+        f"checksum={batch.checksum}, baseOffset={batch.base_offset},"
+        f" maxTimestamp={batch.max_timestamp}, timestampType={batch.timestamp_type},"
+        f" baseOffset={batch.base_offset}, lastOffset={batch.last_offset},"
+        f" nextOffset={batch.last_offset + 1}, magic=2, producerId={batch.producer_id},"
+        f" producerEpoch={batch.producer_epoch}, baseSequence={batch.base_sequence},"
+        f" lastSequence={batch.last_sequence}, compressionType={batch.compression_name},"
+        f" sizeInBytes={batch.size}, partitionLeaderEpoch={batch.partition_leader_epoch},"
+        f" isControlBatch={_boolean(batch.is_control)},"
+        f" isTransactional={_boolean(batch.is_transactional)}"
+    )
+    for record in records:
+        headers = ", ".join(
+            f"{json.dumps(name)}: {_bytes(value)}" for name, value in record.headers
+        )
+        yield (
+            f"  offset={record.offset}, timestamp={record.timestamp}, key={_bytes(record.key)},"
+            f" value={_bytes(record.value)}, headers=[{headers}]"
+        )
+
+
+def meta_lines(entry: MetaEntry) -> Iterator[str]:
+    """A key-value of a MetaStream."""
+    key = _printable(entry.key)
+    match entry.value:
+        case LeaderEpochs(version, entries):
+            shown = ", ".join(
+                f"EpochEntry(epoch={epoch}, startOffset={start})" for epoch, start in entries
+            )
+            meta = f"ElasticLeaderEpochCheckpointMeta{{version={version}, entries=[{shown}]}}"
+            yield f"key={key}, value={meta}"
+        case tuple(snapshots):
+            yield f"key={key}"
+            yield from map(_snapshot_line, snapshots)
+        case None:
+            yield f"key={key}, value={_bytes(entry.raw)}"
+        case _:
+            yield f"key={key}, value={_printable(entry.raw.decode())}"
+
+
+def _snapshot_line(snapshot: ProducerSnapshot) -> str:
+    producers = ", ".join(map(_producer, snapshot.producers))
+    return f"offset={snapshot.offset}, content=[{producers}]"
+
+
+def _producer(state: ProducerState) -> str:
+    first_offset = state.first_transaction_offset
+    transaction = f"OptionalLong[{first_offset}]" if first_offset >= 0 else "OptionalLong.empty"
+    batches = ""
+    if state.has_batch:
+        batches = (
+            f"BatchMetadata(firstSeq={state.last_sequence - state.offset_delta},"
+            f" lastSeq={state.last_sequence},"
+            f" firstOffset={state.last_offset - state.offset_delta},"
+            f" lastOffset={state.last_offset}, timestamp={state.timestamp})"
+        )
+    return (
+        f"ProducerStateEntry(producerId={state.producer_id}, producerEpoch={state.producer_epoch},"
+        f" currentTxnFirstOffset={transaction}, coordinatorEpoch={state.coordinator_epoch},"
+        f" lastTimestamp={state.timestamp}, batchMetadata=[{batches}])"
+    )
+
+
+def _boolean(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _bytes(value: bytes | None) -> str:
+    """Bytes as text in quotes, the first of them if they are many; null for none."""
+    if value is None:
+        return "null"
+    shown = json.dumps(value[:_SHOWN_BYTES].decode("utf-8", "backslashreplace"))
+    left = len(value) - _SHOWN_BYTES
+    return shown if left <= 0 else f"{shown}... and {left} bytes"
+
+
+def _printable(text: str) -> str:
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )

@@ -1,0 +1,212 @@
+"""Composite objects: a link table that presents several normal objects of one stream as one.
+
+Owns the link table (u8 magic 0x52, i32 count, and for each linked object i64 id, i32 ordinal of its
+first index entry, i16 bucket id) and the rule that the linked entries are one unbroken range of one
+stream. Entries keep their positions inside the linked object, so a composite holds no data. Its
+recorded size is the bytes of the linked blocks, not of the file: fetch the file whole.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.object_format.deviation import Deviation, deviate
+from streammeta.storage.object_format.footer import (
+    FOOTER_SIZE,
+    Footer,
+    decode_footer,
+    encode_footer,
+)
+from streammeta.storage.object_format.index_block import (
+    INDEX_ENTRY_SIZE,
+    IndexBlock,
+    IndexEntry,
+    decode_index,
+    encode_index,
+)
+from streammeta.storage.object_format.record import INT64_MAX
+
+COMPOSITE_TABLE_MAGIC = 0x52
+
+_HEAD = struct.Struct(">Bi")
+_LINK = struct.Struct(">qih")
+_COUNT_POSITION, _ORDINAL_POSITION = 1, 8
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedObject:
+    """One normal object of a composite: its id, its bucket, and which of its entries are linked."""
+
+    object_id: int
+    bucket_id: int
+    entries: tuple[IndexEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompositeObject:
+    """A decoded composite: links in offset order, and the index over all their entries."""
+
+    links: tuple[LinkedObject, ...]
+    first_ordinals: tuple[int, ...]
+    index: IndexBlock
+
+    @property
+    def retained_size(self) -> int:
+        """Bytes of all linked blocks: the size that metadata records for the composite."""
+        return self.index.data_size
+
+    def link_of(self, ordinal: int) -> LinkedObject:
+        """Find the linked object that holds the blocks of index entry `ordinal`."""
+        return self.links[bisect_right(self.first_ordinals, ordinal) - 1]
+
+
+def encode_composite(links: Sequence[LinkedObject]) -> bytes:
+    """Encode a composite of `links`, which are in offset order.
+
+    Raises `ValueError` when there is no link, a link has no entry, or the entries are not one
+    unbroken range of one stream.
+    """
+    entries = _checked_entries(links)
+    table = [_HEAD.pack(COMPOSITE_TABLE_MAGIC, len(links))]
+    ordinal = 0
+    for link in links:
+        table.append(_LINK.pack(link.object_id, ordinal, link.bucket_id))
+        ordinal += len(link.entries)
+    head, index = b"".join(table), encode_index(entries)
+    return head + index + encode_footer(Footer(len(head), len(index), composite=True))
+
+
+def decode_composite(
+    data: bytes | memoryview, *, source: str = "composite", noted: list[Deviation] | None = None
+) -> CompositeObject:
+    """Read the whole file of a composite.
+
+    Raises `CorruptObjectError`; deviations are passed over if they are to be `noted`.
+    """
+    view = memoryview(data)
+    footer = decode_footer(view, len(view), composite=True, source=source, noted=noted)
+    table = _decode_table(view[: footer.index_position], source, noted)
+    index = decode_index(
+        view[footer.index_position : len(view) - FOOTER_SIZE],
+        data_size=None,
+        source=source,
+        origin=footer.index_position,
+    )
+    bounds = [*(ordinal for _, ordinal, _ in table), len(index)]
+    _check_bounds(bounds, source)
+    entries = tuple(index)
+    fault = _first_break(entries)
+    if fault is not None:
+        raise CorruptObjectError(
+            source,
+            footer.index_position + fault * INDEX_ENTRY_SIZE,
+            f"index entry {fault}",
+            found=_start_of(entries[fault]),
+            expected=_end_of(entries[fault - 1]),
+        )
+    links = tuple(
+        LinkedObject(object_id, bucket_id, entries[ordinal:end])
+        for (object_id, ordinal, bucket_id), end in zip(table, bounds[1:], strict=True)
+    )
+    return CompositeObject(links, tuple(bounds[:-1]), index)
+
+
+def _check_bounds(bounds: Sequence[int], source: str) -> None:
+    """Refuse first ordinals that leave a link without an entry, or an entry without a link."""
+    wrong = next(
+        (i for i, (a, b) in enumerate(pairwise([-1, *bounds])) if b <= a or (i == 0 and b != 0)),
+        None,
+    )
+    if wrong is None:
+        return
+    link = max(0, min(wrong, len(bounds) - 2))
+    raise CorruptObjectError(
+        source,
+        _HEAD.size + link * _LINK.size + _ORDINAL_POSITION,
+        f"first ordinal of link {link}",
+        found=bounds[link],
+        expected=f"0 for the first link, ascending, below the {bounds[-1]} entries of the index",
+    )
+
+
+def _checked_entries(links: Sequence[LinkedObject]) -> list[IndexEntry]:
+    if not links or not all(link.entries for link in links):
+        raise ValueError("a composite needs at least one link, and each link at least one entry")
+    for link in links:
+        if not 0 <= link.object_id <= INT64_MAX or not -(2**15) <= link.bucket_id < 2**15:
+            raise ValueError(
+                f"link is to object {link.object_id} in bucket {link.bucket_id}, wanted an id of"
+                f" 0..{INT64_MAX} and a bucket of -32768..32767"
+            )
+    entries = [entry for link in links for entry in link.entries]
+    fault = _first_break(entries)
+    if fault is not None:
+        raise ValueError(
+            f"linked entry {fault} is {_start_of(entries[fault])}, wanted"
+            f" {_end_of(entries[fault - 1])}"
+        )
+    return entries
+
+
+def _first_break(entries: Sequence[IndexEntry]) -> int | None:
+    """Return the ordinal of the first entry that does not continue the one before it."""
+    for ordinal, (before, after) in enumerate(pairwise(entries), start=1):
+        if (after.stream_id, after.start_offset) != (before.stream_id, before.end_offset):
+            return ordinal
+    return None
+
+
+def _start_of(entry: IndexEntry) -> str:
+    return f"of stream {entry.stream_id} from offset {entry.start_offset}"
+
+
+def _end_of(entry: IndexEntry) -> str:
+    return f"stream {entry.stream_id} from offset {entry.end_offset}, where the one before it ends"
+
+
+def _decode_table(
+    table: memoryview, source: str, noted: list[Deviation] | None
+) -> list[tuple[int, int, int]]:
+    if len(table) < _HEAD.size:
+        raise CorruptObjectError(
+            source,
+            0,
+            "what there is for the link table",
+            found=f"{len(table)} bytes",
+            expected=f"at least {_HEAD.size} bytes",
+        )
+    magic, count = _HEAD.unpack_from(table, 0)
+    if magic != COMPOSITE_TABLE_MAGIC:
+        raise CorruptObjectError(
+            source,
+            0,
+            "link table magic",
+            found=f"{magic:#04x}",
+            expected=f"{COMPOSITE_TABLE_MAGIC:#04x}",
+        )
+    if count < 1 or len(table) != _HEAD.size + count * _LINK.size:
+        is_empty = count == 0 and len(table) == _HEAD.size
+        deviate(
+            noted if is_empty else None,
+            source,
+            _COUNT_POSITION,
+            f"link count of a table of {len(table)} bytes",
+            found=count,
+            expected=f"at least 1, for {_HEAD.size} bytes and {_LINK.size} for each link",
+        )
+    links = list(_LINK.iter_unpack(table[_HEAD.size :]))
+    for i, (object_id, _, _) in enumerate(links):
+        if object_id < 0:
+            raise CorruptObjectError(
+                source,
+                _HEAD.size + i * _LINK.size,
+                f"object id of link {i}",
+                found=object_id,
+                expected="at least 0",
+            )
+    return links

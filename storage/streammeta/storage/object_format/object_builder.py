@@ -1,0 +1,65 @@
+"""A whole normal object in memory: what `ObjectWriter` writes, as one value.
+
+For objects that are small enough to be held; the writer says what may be written and how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streammeta.storage.object_format.index_block import IndexEntry, StreamRange
+from streammeta.storage.object_format.object_writer import (
+    DEFAULT_BLOCK_SIZE_THRESHOLD,
+    ObjectWriter,
+    encode_trailer,
+)
+from streammeta.storage.object_format.record import INT64_MAX, RecordBatch
+
+__all__ = ["DEFAULT_BLOCK_SIZE_THRESHOLD", "BuiltObject", "ObjectBuilder", "encode_trailer"]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltObject:
+    """A finished object: its bytes, its index, and the range of each stream, by stream id.
+
+    `crc32c` is the CRC-32C of its bytes, None unless the builder was told to compute it.
+    """
+
+    data: bytes
+    entries: tuple[IndexEntry, ...]
+    stream_ranges: tuple[StreamRange, ...]
+    crc32c: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the object, as metadata records them."""
+        return len(self.data)
+
+
+class ObjectBuilder:
+    """An `ObjectWriter` whose one part is the whole object."""
+
+    def __init__(
+        self,
+        block_size_threshold: int = DEFAULT_BLOCK_SIZE_THRESHOLD,
+        *,
+        checksum: bool = False,
+    ) -> None:
+        self._writer = ObjectWriter(block_size_threshold, part_size=INT64_MAX, checksum=checksum)
+
+    @property
+    def data_size(self) -> int:
+        """Bytes of all blocks so far."""
+        return self._writer.data_size
+
+    def write(self, records: Sequence[RecordBatch]) -> None:
+        """See `ObjectWriter.write`."""
+        self._writer.write(records)
+
+    def finish(self) -> BuiltObject:
+        """Give the object. Raises `ValueError` when nothing was written."""
+        self._writer.finish()
+        (data,) = self._writer.parts()
+        summary = self._writer.summary
+        return BuiltObject(data, summary.entries, summary.stream_ranges, summary.crc32c)

@@ -1,0 +1,205 @@
+"""Reading a normal object without doing any I/O.
+
+The reader says which byte range it needs, the caller fetches it from wherever the object is and
+hands it in; then it says which bytes hold which blocks and turns them into records. No length in
+the bytes is believed before it is checked against what is known from elsewhere: the object size
+from metadata, the footer against the size, the index against the footer, the blocks against the
+index. What no check can see, the format having no checksum, is a change of payload or epoch bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE, decode_blocks
+from streammeta.storage.object_format.deviation import Deviation, deviate
+from streammeta.storage.object_format.footer import FOOTER_SIZE, Footer, decode_footer
+from streammeta.storage.object_format.index_block import (
+    INDEX_ENTRY_SIZE,
+    IndexBlock,
+    IndexEntry,
+    decode_index,
+)
+from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
+
+_GUESS_BASE = 8192
+_MIB = 1024 * 1024
+_SMALLEST_BLOCK = BLOCK_HEADER_SIZE + RECORD_HEADER_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes `[start, end)` of an object."""
+
+    start: int
+    end: int
+
+
+def tail_guess(size: int, source: str) -> ByteRange:
+    """Give the end of a file of `size` bytes where its index and footer probably are.
+
+    That is 8192 bytes and 36 more for each full MiB. Raises `CorruptObjectError` when the file
+    named `source` is too small to have a footer.
+    """
+    if size < FOOTER_SIZE:
+        raise CorruptObjectError(
+            source,
+            0,
+            "size of the object",
+            found=f"{size} bytes",
+            expected=f"at least the {FOOTER_SIZE} bytes of a footer",
+        )
+    return ByteRange(max(0, size - _GUESS_BASE - size // _MIB * INDEX_ENTRY_SIZE), size)
+
+
+def exactly(wanted: ByteRange, data: bytes | memoryview, source: str) -> memoryview:
+    """Give `data` as the bytes of `wanted`.
+
+    Raises `CorruptObjectError` when they are fewer or more, as of an object of another size.
+    """
+    length = wanted.end - wanted.start
+    if len(data) != length:
+        raise CorruptObjectError(
+            source,
+            wanted.start + min(len(data), length),
+            f"what was read from byte {wanted.start} on",
+            found=f"{len(data)} bytes",
+            expected=f"{length} bytes",
+        )
+    return memoryview(data)
+
+
+class ObjectReader:
+    """Parses the object named `source` (for messages) of `object_size` bytes.
+
+    While `needed` is a range, fetch it and pass it to `receive`; then `index` is known. The first
+    range is a guess at the tail, 8192 bytes and 36 more for each full MiB; an index that starts
+    before it takes one more range, never a third. Raises `CorruptObjectError` when the size is
+    too small for an object. Strict, unless `noted` is given: then deviations (see `deviation`) are
+    added to it and passed over.
+    """
+
+    def __init__(self, source: str, object_size: int, noted: list[Deviation] | None = None) -> None:
+        self._source = source
+        self._noted = noted
+        self._size = object_size
+        self._needed: ByteRange | None = tail_guess(object_size, source)
+        self._footer: Footer | None = None
+        self._index: IndexBlock | None = None
+
+    @property
+    def needed(self) -> ByteRange | None:
+        """The bytes to fetch next, or None when the index is known."""
+        return self._needed
+
+    @property
+    def index(self) -> IndexBlock:
+        """The index. Raises `RuntimeError` while bytes are still needed for it."""
+        if self._index is None:
+            raise RuntimeError(f"index of {self._source} is not read yet: receive {self._needed}")
+        return self._index
+
+    def receive(self, data: bytes | memoryview) -> None:
+        """Take the bytes of the range in `needed`.
+
+        Raises `CorruptObjectError` when they are fewer or more than asked for, or when footer or
+        index break the format; the reader then stays as it was.
+        """
+        if self._needed is None:
+            raise RuntimeError(f"index of {self._source} is known already, no bytes are needed")
+        view = exactly(self._needed, data, self._source)
+        is_again = self._footer is not None and self._noted is not None
+        noted = [] if is_again else self._noted  # each deviation once
+        footer = decode_footer(view, self._size, composite=False, source=self._source, noted=noted)
+        if self._footer is None:
+            self._check_place(footer)
+        elif footer != self._footer:
+            raise CorruptObjectError(
+                self._source,
+                self._size - FOOTER_SIZE,
+                "footer at the second reading",
+                found=footer,
+                expected=f"{self._footer}, as at the first",
+            )
+        if footer.index_position < self._needed.start:
+            self._footer = footer
+            self._needed = ByteRange(footer.index_position, self._size)
+            return
+        at = footer.index_position - self._needed.start
+        self._index = decode_index(
+            view[at : at + footer.index_size],
+            data_size=footer.index_position,
+            source=self._source,
+            origin=footer.index_position,
+        )
+        self._needed = None
+
+    def block_range(self, entry: IndexEntry) -> ByteRange:
+        """Give the bytes that hold the blocks of `entry`."""
+        return ByteRange(entry.position, entry.position + entry.size)
+
+    def records(self, entry: IndexEntry, data: bytes | memoryview) -> list[RecordBatch]:
+        """Decode the records of `entry`, whose bytes are `data`.
+
+        Raises `CorruptObjectError` when the bytes break the format or are not what the index says.
+        """
+        view = exactly(self.block_range(entry), data, self._source)
+        return read_entry(entry, view, self._source, self._noted)
+
+    def _check_place(self, footer: Footer) -> None:
+        """Refuse an index that the blocks in front of it could not fill: it is not to be fetched.
+
+        Every entry stands for a block, which has at least one record.
+        """
+        most = footer.index_position // _SMALLEST_BLOCK * INDEX_ENTRY_SIZE
+        if footer.index_size > most:
+            raise CorruptObjectError(
+                self._source,
+                self._size - FOOTER_SIZE,
+                "size of the index",
+                found=f"{footer.index_size} bytes",
+                expected=f"at most {most} bytes for {footer.index_position} bytes of blocks",
+            )
+
+
+def read_entry(
+    entry: IndexEntry, data: memoryview, source: str, noted: list[Deviation] | None = None
+) -> list[RecordBatch]:
+    """Decode the blocks of `entry` and hold them against it: stream, offsets, record count.
+
+    Offsets must follow each other without a gap, since an entry covers exactly what is in it.
+    Raises `CorruptObjectError`; deviations are passed over if they are to be `noted`.
+    """
+    records = decode_blocks(data, source=source, origin=entry.position, noted=noted)
+    if len(records) != entry.record_count:
+        raise CorruptObjectError(
+            source,
+            entry.position,
+            "number of records in the blocks of an index entry",
+            found=len(records),
+            expected=f"{entry.record_count}, as in the index",
+        )
+    stream_id, next_offset = entry.stream_id, entry.start_offset
+    for ordinal, record in enumerate(records):
+        if record.stream_id != stream_id or record.base_offset != next_offset:
+            is_gap = record.stream_id == stream_id and record.base_offset > next_offset
+            deviate(
+                noted if is_gap and ordinal > 0 else None,
+                source,
+                entry.position,
+                f"record {ordinal} of an index entry",
+                found=f"of stream {record.stream_id} at offset {record.base_offset}",
+                expected=f"stream {stream_id} at offset {next_offset}",
+            )
+            next_offset = record.base_offset
+        next_offset += record.count
+    if next_offset != entry.end_offset:
+        raise CorruptObjectError(
+            source,
+            entry.position,
+            "end of the last record of an index entry",
+            found=f"offset {next_offset}",
+            expected=f"offset {entry.end_offset}",
+        )
+    return records

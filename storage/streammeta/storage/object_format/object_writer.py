@@ -1,0 +1,286 @@
+"""Writing the bytes of a normal object as they come, from sorted records, part by part.
+
+Owns where data blocks are cut, the order of what is written (blocks, index, footer) and how blocks
+are grouped into parts for an upload. The caller decides which streams go into the object and hands
+them over in ascending order; the writer refuses anything else before it changes. It does no I/O and
+holds no more than the parts nobody took yet: references to payloads, which are copied once, when
+their part is taken.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from streammeta.storage.object_format.data_block import (
+    BLOCK_HEADER_SIZE,
+    MAX_BLOCK_DATA,
+    MAX_PAYLOAD_SIZE,
+    encode_block_header,
+)
+from streammeta.storage.object_format.footer import Footer, encode_footer
+from streammeta.storage.object_format.index_block import IndexEntry, StreamRange, encode_index
+from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.record import (
+    INT32_MAX,
+    INT64_MAX,
+    RECORD_HEADER_SIZE,
+    RECORD_MAGIC,
+    RecordBatch,
+    check_encodable,
+    pack_record_header,
+)
+
+DEFAULT_BLOCK_SIZE_THRESHOLD = 512 * 1024
+DEFAULT_PART_SIZE = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSummary:
+    """What is in a written object: its size in bytes, index, and the range of each stream, by id.
+
+    `crc32c` is the CRC-32C of all its bytes, None unless the writer was told to compute it.
+    """
+
+    size: int
+    entries: tuple[IndexEntry, ...]
+    stream_ranges: tuple[StreamRange, ...]
+    crc32c: int | None
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block in the making: what is joined to its bytes behind the header, and what it covers."""
+
+    chunks: list[bytes]
+    start_offset: int
+    end_offset: int
+    data_length: int
+
+
+class ObjectWriter:
+    """Takes one stream a write, ascending by (stream id, offset), and gives the object in parts.
+
+    A block closes when the payload bytes written since the last block closed by size reach
+    `block_size_threshold`. That count outlives the end of a write: the tail of one stream counts
+    toward the first block of the next. Other writers of this format cut so, and the same input
+    has to give the same bytes. A block also closes at the end of a write, before a gap in the
+    offsets (an index entry then covers exactly what is there), and before a 32-bit field overflows.
+
+    A part is as many whole blocks as it takes to reach `part_size` bytes; only the last, which has
+    index and footer, may be smaller. How parts are cut changes nothing in the bytes of the object.
+    With `checksum` the CRC-32C of all parts is computed as they are taken.
+    """
+
+    def __init__(
+        self,
+        block_size_threshold: int = DEFAULT_BLOCK_SIZE_THRESHOLD,
+        *,
+        part_size: int = DEFAULT_PART_SIZE,
+        checksum: bool = False,
+    ) -> None:
+        for name, value in (
+            ("block_size_threshold", block_size_threshold),
+            ("part_size", part_size),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} is {value}, wanted at least 1")
+        self._threshold = block_size_threshold
+        self._part_size = part_size
+        self._checksum = ObjectChecksum() if checksum else None
+        self._payload_since_cut = 0
+        self._full: deque[list[bytes]] = deque()
+        self._filling: list[bytes] = []
+        self._part_start = 0
+        self._entries: list[IndexEntry] = []
+        self._ranges: list[StreamRange] = []
+        self._data_size = 0
+        self._taken_size = 0
+        self._size: int | None = None
+
+    @property
+    def data_size(self) -> int:
+        """Bytes of all blocks so far."""
+        return self._data_size
+
+    @property
+    def waiting_size(self) -> int:
+        """Bytes of the object so far that are in no part that was taken."""
+        return (self._data_size if self._size is None else self._size) - self._taken_size
+
+    def write(self, records: Sequence[RecordBatch]) -> None:
+        """Append records of one stream, ascending by offset. An empty write does nothing.
+
+        Raises `ValueError`, and leaves the writer as it was, when the records are of several
+        streams, of a smaller stream than the last write, overlap, or have a field out of range;
+        `RuntimeError` after `finish`.
+        """
+        if self._size is not None:
+            raise RuntimeError("the object is finished, nothing can be written to it any more")
+        if not records:
+            return
+        blocks, payload_since_cut = self._lay_out(records)
+        self._payload_since_cut = payload_since_cut
+        stream_id = records[0].stream_id
+        for block in blocks:
+            self._add_block(stream_id, block)
+        self._extend_ranges(stream_id, blocks[0].start_offset, blocks[-1].end_offset)
+
+    def finish(self) -> None:
+        """End the object: what is left of it, index and footer are the last part.
+
+        Raises `ValueError` when nothing was written, `RuntimeError` when it is finished already.
+        """
+        if self._size is not None:
+            raise RuntimeError("the object is finished already")
+        if not self._entries:
+            raise ValueError("the object has no records, wanted at least one; write() them first")
+        trailer = encode_trailer(self._entries, self._data_size)
+        self._filling.append(trailer)
+        self._full.append(self._filling)
+        self._filling = []
+        self._size = self._data_size + len(trailer)
+
+    def parts(self) -> Iterator[bytes]:
+        """Take the parts that are full, in the order of the object; each is given once.
+
+        A part is put together when it is asked for, and not held on to: who lets go of it before
+        asking for the next needs the memory of one.
+        """
+        while self._full:
+            part = b"".join(self._full.popleft())
+            self._taken_size += len(part)
+            if self._checksum is not None:
+                self._checksum.update(part)
+            yield part
+            del part  # so that the next one may take its memory
+
+    @property
+    def summary(self) -> ObjectSummary:
+        """What the object holds. Raises `RuntimeError` before `finish` and the last of `parts`."""
+        if self._size is None or self._taken_size != self._size:
+            raise RuntimeError(
+                f"{self._taken_size} bytes of the object were taken; wanted finish(), then all of"
+                " parts()"
+            )
+        return ObjectSummary(
+            self._size,
+            tuple(self._entries),
+            tuple(self._ranges),
+            None if self._checksum is None else self._checksum.value,
+        )
+
+    def _lay_out(self, records: Sequence[RecordBatch]) -> tuple[list[_Block], int]:
+        """Cut `records` into blocks; return them and the payload since the last cut by size.
+
+        Changes nothing. Ends ascend, so that the last one is the one to be in range; all numbers
+        but negative ones are checked by being packed.
+        """
+        stream_id = records[0].stream_id
+        next_offset = self._lowest_offset(stream_id)
+        block = _Block([], records[0].base_offset, records[0].base_offset, 0)
+        blocks, chunks, length = [block], block.chunks, 0
+        threshold, since_cut, is_cut = self._threshold, self._payload_since_cut, False
+        try:
+            for record in records:
+                base, count, payload = record.base_offset, record.count, record.payload
+                size = len(payload)
+                if (
+                    record.stream_id != stream_id
+                    or base < next_offset
+                    or count < 1
+                    or record.epoch < 0
+                    or size > MAX_PAYLOAD_SIZE
+                ):
+                    raise _refusal(record, stream_id, next_offset)
+                if chunks and (
+                    is_cut
+                    or base != next_offset
+                    or base + count - block.start_offset > INT32_MAX
+                    or length + RECORD_HEADER_SIZE + size > MAX_BLOCK_DATA
+                ):
+                    block.end_offset, block.data_length = next_offset, length
+                    block = _Block([], base, base, 0)
+                    blocks.append(block)
+                    chunks, length, is_cut = block.chunks, 0, False
+                chunks.append(
+                    pack_record_header(RECORD_MAGIC, stream_id, record.epoch, base, count, size)
+                )
+                chunks.append(payload)
+                length += RECORD_HEADER_SIZE + size
+                next_offset = base + count
+                since_cut += size
+                if since_cut >= threshold:
+                    is_cut, since_cut = True, 0
+        except struct.error:
+            raise _refusal(record, stream_id, next_offset) from None
+        if next_offset > INT64_MAX:
+            raise _refusal(records[-1], stream_id, next_offset)
+        block.end_offset, block.data_length = next_offset, length
+        return blocks, since_cut
+
+    def _lowest_offset(self, stream_id: int) -> int:
+        """Return the lowest offset that a record of the stream may start at."""
+        if stream_id < 0:
+            raise ValueError(f"record stream_id is {stream_id}, wanted 0..{INT64_MAX}")
+        last = self._ranges[-1] if self._ranges else None
+        if last is not None and stream_id < last.stream_id:
+            raise ValueError(
+                f"stream {stream_id} written after stream {last.stream_id},"
+                " wanted ascending stream ids"
+            )
+        return last.end_offset if last is not None and stream_id == last.stream_id else 0
+
+    def _add_block(self, stream_id: int, block: _Block) -> None:
+        count = len(block.chunks) // 2
+        self._filling.append(encode_block_header(count, block.data_length))
+        self._filling += block.chunks
+        size = BLOCK_HEADER_SIZE + block.data_length
+        self._entries.append(
+            IndexEntry(
+                stream_id, block.start_offset, block.end_offset, count, self._data_size, size
+            )
+        )
+        self._data_size += size
+        if self._data_size - self._part_start >= self._part_size:
+            self._full.append(self._filling)
+            self._filling = []
+            self._part_start = self._data_size
+
+    def _extend_ranges(self, stream_id: int, start: int, end: int) -> None:
+        if self._ranges and self._ranges[-1].stream_id == stream_id:
+            start = self._ranges.pop().start_offset
+        self._ranges.append(StreamRange(stream_id, start, end))
+
+
+def encode_trailer(entries: Sequence[IndexEntry], data_size: int) -> bytes:
+    """Encode index and footer behind blocks of `data_size` bytes that were written or copied.
+
+    Raises `ValueError` when an entry does not fit its fields.
+    """
+    index = encode_index(entries)
+    return index + encode_footer(Footer(data_size, len(index)))
+
+
+def _refusal(record: RecordBatch, stream_id: int, next_offset: int) -> ValueError:
+    """Say why `record` can't follow what ends at `next_offset` of a stream."""
+    if record.stream_id != stream_id:
+        return ValueError(
+            f"record of stream {record.stream_id} in a write of stream {stream_id}, wanted one"
+            " stream a write"
+        )
+    try:
+        check_encodable(record)
+    except ValueError as error:
+        return error
+    if len(record.payload) > MAX_PAYLOAD_SIZE:
+        return ValueError(
+            f"record payload length is {len(record.payload)}, wanted 0..{MAX_PAYLOAD_SIZE}, the"
+            " most that one data block can hold and a JVM can read"
+        )
+    return ValueError(
+        f"stream {stream_id} base offset is {record.base_offset}, wanted at least {next_offset},"
+        " the end before it"
+    )

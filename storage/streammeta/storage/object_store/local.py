@@ -1,0 +1,432 @@
+"""Objects as files under one directory: for one machine, for tests and for trying things out.
+
+Layout below the root: `objects/<key>`, `uploads/<upload id>/` with the parts of unfinished
+uploads, and `.tmp/`, where a file is written and synced before it is renamed into place, so that
+nobody ever sees half an object. Tags are an extended attribute of the file. Only files that this
+module made by key are replaced or deleted; links and special files are neither listed nor followed.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from streammeta.storage.errors import (
+    AccessDeniedError,
+    BucketNotFoundError,
+    InvalidKeyError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    RangeNotSatisfiableError,
+    StoreRejectedError,
+    StoreUnavailableError,
+    UploadNotFoundError,
+)
+from streammeta.storage.object_store.base import (
+    Body,
+    DeleteResult,
+    MultipartUpload,
+    ObjectInfo,
+    Tags,
+    UploadedPart,
+    check_key,
+    check_part_number,
+    check_parts,
+    check_range,
+    check_tags,
+)
+from streammeta.storage.object_store.deadline import earlier, with_clean_up
+from streammeta.storage.object_store.local_files import (
+    copy_bytes,
+    etag_of,
+    info_of,
+    join_files,
+    modified_ms,
+    read_all,
+    read_scattered,
+    read_tags,
+    sync_directory,
+    tags_of,
+    write_all,
+    write_tags,
+)
+from streammeta.storage.object_store.metrics import CallObserver, Meter, StoreMetrics, Tally
+from streammeta.storage.object_store.scatter import Scatter
+
+_RENAME_TRIES = 20
+
+
+class LocalObjectStore:
+    """An `ObjectStore` in the existing directory `root`; nothing is touched before the first call.
+
+    The key rules are narrower than those of S3, because segments become file names: no empty,
+    `.` or `..` segment, none over 255 bytes, and no key that is a prefix path of another.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], observer: CallObserver | None = None) -> None:
+        self._root = Path(os.path.realpath(root))
+        self._objects = self._root / "objects"
+        self._uploads = self._root / "uploads"
+        self._tmp = self._root / ".tmp"
+        self._meter = Meter(observer)
+        self._deadline: float | None = None
+
+    def check(self) -> None:
+        """See `ObjectStore.check`."""
+        with self._call("check"):
+            self._check_root()
+
+    def until(self, deadline: float) -> LocalObjectStore:
+        """See `ObjectStore.until`; a call that has begun is not interrupted."""
+        view = copy.copy(self)
+        view._deadline = earlier(self._deadline, deadline)
+        return view
+
+    def metrics(self) -> StoreMetrics:
+        """See `ObjectStore.metrics`."""
+        return self._meter.snapshot()
+
+    def put(
+        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
+    ) -> None:
+        """See `ObjectStore.put`."""
+        path = self._path_of(key)
+        check_tags(tags or {})
+        view = memoryview(data).cast("B")
+        with self._call("put") as tally, self._errors(key):
+            self._write_file(path, lambda fd: write_all(fd, view), tags, if_absent=if_absent)
+            tally.bytes_sent = len(view)
+
+    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """See `ObjectStore.get_range`."""
+        check_range(start, end)
+        path = self._path_of(key)
+        with self._call("get_range") as tally, self._opened(key, path) as fd:
+            size = os.fstat(fd).st_size
+            if start >= size and (start, end) != (0, None):
+                raise RangeNotSatisfiableError(key, start)
+            data = read_all(fd, start, size if end is None else min(end, size))
+            tally.bytes_received = len(data)
+        return data
+
+    def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
+        """See `ObjectStore.read_into`."""
+        scatter = Scatter(into)
+        check_range(start, start + scatter.room)
+        path = self._path_of(key)
+        with self._call("get_range") as tally, self._opened(key, path) as fd:
+            if start >= os.fstat(fd).st_size:
+                raise RangeNotSatisfiableError(key, start)
+            tally.bytes_received = read_scattered(fd, start, scatter)
+            return tally.bytes_received
+
+    def get_tags(self, key: str) -> dict[str, str]:
+        """See `ObjectStore.get_tags`."""
+        path = self._path_of(key)
+        with self._call("get_tags"), self._opened(key, path) as fd:
+            return read_tags(fd)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore.head`."""
+        path = self._path_of(key)
+        with self._call("head"), self._opened(key, path) as fd:
+            return info_of(key, os.fstat(fd))
+
+    def list_objects(
+        self, prefix: str = "", start_after: str | None = None
+    ) -> Iterator[ObjectInfo]:
+        """See `ObjectStore.list_objects`; one directory is read at a time."""
+        with self._call("list_objects"):
+            self._check_root()
+        after = b"" if start_after is None else os.fsencode(start_after)
+        return self._walk(self._objects, "", os.fsencode(prefix), after)
+
+    def delete_many(self, keys: Iterable[str]) -> DeleteResult:
+        """See `ObjectStore.delete_many`."""
+        paths = {key: self._path_of(key) for key in keys}
+        deleted: list[str] = []
+        failed: dict[str, str] = {}
+        with self._call("delete_many"):
+            self._check_root()
+            for key, path in paths.items():
+                try:
+                    path.unlink(missing_ok=True)
+                except NotADirectoryError:
+                    deleted.append(key)
+                except OSError as error:
+                    failed[key] = f"{error.strerror} ({path})"
+                else:
+                    deleted.append(key)
+                    self._remove_empty_parents(path)
+        return DeleteResult(tuple(deleted), failed)
+
+    def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
+        """See `ObjectStore.start_multipart`."""
+        self._path_of(key)
+        check_tags(tags or {})
+        upload_id = uuid.uuid4().hex
+        path = self._uploads / upload_id / "key"
+        name = memoryview(key.encode())
+        with self._call("start_multipart"), self._errors(key):
+            self._make_dirs(path.parent)
+            self._write_file(path, lambda fd: write_all(fd, name), tags)
+            return MultipartUpload(key, upload_id, modified_ms(path.stat()))
+
+    def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
+        """See `ObjectStore.upload_part`."""
+        check_part_number(number)
+        view = memoryview(data).cast("B")
+        with self._call("upload_part") as tally:
+            part = self._add_part(upload, number, lambda fd: write_all(fd, view))
+            tally.bytes_sent = part.size
+        return part
+
+    def copy_part(
+        self, upload: MultipartUpload, number: int, source_key: str, start: int, end: int
+    ) -> UploadedPart:
+        """See `ObjectStore.copy_part`."""
+        check_part_number(number)
+        check_range(start, end)
+        path = self._path_of(source_key)
+        with self._call("copy_part"), self._opened(source_key, path) as source:
+            if end > os.fstat(source).st_size:
+                raise RangeNotSatisfiableError(source_key, start)
+            return self._add_part(upload, number, lambda fd: copy_bytes(source, fd, start, end))
+
+    def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
+        """See `ObjectStore.complete_multipart`."""
+        check_parts(parts)
+        path = self._path_of(upload.key)
+        with self._call("complete_multipart"), self._errors(upload.key):
+            folder = self._folder_of(upload)
+            files = [folder / _part_name(part.number) for part in parts]
+            for file, part in zip(files, parts, strict=True):
+                if not file.is_file() or etag_of(file.stat()) != part.etag:
+                    raise ValueError(f"part {part.number} was not uploaded; upload it first")
+            self._write_file(path, lambda fd: join_files(files, fd), tags_of(folder / "key"))
+            self._drop(upload)
+
+    def abort_multipart(self, upload: MultipartUpload) -> None:
+        """See `ObjectStore.abort_multipart`."""
+        with self._meter.call("abort_multipart", with_clean_up(self._deadline)):
+            self._drop(upload)
+
+    def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
+        """See `ObjectStore.list_multipart_uploads`."""
+        uploads = []
+        with self._call("list_multipart_uploads"):
+            self._check_root()
+            for path in self._uploads.glob("*/key"):
+                try:
+                    key = path.read_text(encoding="utf-8")
+                    uploads.append(MultipartUpload(key, path.parent.name, modified_ms(path.stat())))
+                except FileNotFoundError:
+                    continue  # completed or aborted meanwhile
+        wanted = [upload for upload in uploads if upload.key.startswith(prefix)]
+        return iter(sorted(wanted, key=lambda upload: (upload.key.encode(), upload.upload_id)))
+
+    def close(self) -> None:
+        """See `ObjectStore.close`; no file stays open between calls."""
+
+    def _call(self, operation: str) -> AbstractContextManager[Tally]:
+        return self._meter.call(operation, self._deadline)
+
+    def _check_root(self) -> None:
+        if not self._root.is_dir():
+            raise BucketNotFoundError(
+                str(self._root), "create the directory or fix the path in the file:// address"
+            )
+        if not os.access(self._root, os.R_OK | os.W_OK | os.X_OK):
+            raise AccessDeniedError(
+                f"directory {self._root} can't be read and written; fix its owner or mode"
+            )
+
+    def _path_of(self, key: str) -> Path:
+        """Give the file of `key`, which is inside the root whatever the key, or refuse the key."""
+        check_key(key)
+        for segment in key.split("/"):
+            if segment in ("", ".", "..") or "\0" in segment:
+                raise InvalidKeyError(
+                    key, f"segment {segment!r} would leave the directory or is no file name"
+                )
+            if len(segment.encode()) > 255:
+                raise InvalidKeyError(key, "a segment has more than 255 bytes, the file name limit")
+        path = self._objects / key
+        if os.path.realpath(path) != str(path):
+            raise InvalidKeyError(key, f"a link stands in its way at {path}")
+        return path
+
+    @contextmanager
+    def _opened(self, key: str, path: Path) -> Iterator[int]:
+        with self._errors(key):
+            try:
+                # A pipe in place of an object would block, but for the flag.
+                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except NotADirectoryError:
+                raise ObjectNotFoundError(key) from None
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise ObjectNotFoundError(key)
+                yield fd
+            finally:
+                os.close(fd)
+
+    def _write_file(
+        self,
+        path: Path,
+        fill: Callable[[int], None],
+        tags: Tags | None = None,
+        *,
+        if_absent: bool = False,
+    ) -> None:
+        """Write beside, sync, move into place, sync the directory."""
+        self._make_dirs(self._tmp)
+        temporary = self._tmp / uuid.uuid4().hex
+        try:
+            fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            try:
+                fill(fd)
+                if tags:
+                    write_tags(fd, tags)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            self._move(temporary, path, if_absent=if_absent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _move(self, temporary: Path, path: Path, *, if_absent: bool) -> None:
+        for attempt in range(_RENAME_TRIES):
+            try:
+                self._make_dirs(path.parent)
+                if if_absent:
+                    self._link(temporary, path)
+                else:
+                    temporary.replace(path)
+                break
+            except FileNotFoundError:
+                # A delete in another thread removed the parent, empty until now.
+                if attempt == _RENAME_TRIES - 1:
+                    raise
+        sync_directory(path.parent)
+
+    def _link(self, temporary: Path, path: Path) -> None:
+        """Give the file its name if no file has it: a rename would replace one, a link can't."""
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            if path.is_dir():
+                raise
+            raise ObjectExistsError(path.relative_to(self._objects).as_posix()) from None
+        temporary.unlink()
+
+    def _make_dirs(self, folder: Path) -> None:
+        """Create `folder` and its parents below the root, durably; the root has to exist."""
+        if folder.is_dir():
+            return
+        if folder.parent != self._root:
+            self._make_dirs(folder.parent)
+        else:
+            self._check_root()
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            # FileNotFoundError if a delete has removed what another put had made: as in `_move`.
+            if not stat.S_ISDIR(folder.stat().st_mode):
+                raise
+        sync_directory(folder.parent)
+
+    def _remove_empty_parents(self, path: Path) -> None:
+        for folder in path.parents:
+            if folder == self._objects:
+                return
+            try:
+                folder.rmdir()
+            except OSError:
+                return  # not empty, or gone already
+
+    def _walk(self, folder: Path, base: str, prefix: bytes, after: bytes) -> Iterator[ObjectInfo]:
+        """Walk in byte order of keys: a directory sorts as its name and a slash."""
+        try:
+            with os.scandir(folder) as scan:
+                found = [
+                    (os.fsencode(base + entry.name + ("/" if is_dir else "")), is_dir, entry)
+                    for entry in scan
+                    if (is_dir := entry.is_dir(follow_symlinks=False))
+                    or entry.is_file(follow_symlinks=False)
+                ]
+        except FileNotFoundError:
+            return  # nothing was ever put, or all below was deleted meanwhile
+        found.sort(key=lambda item: item[0])
+        for key, is_dir, entry in found:
+            if is_dir:
+                inside = key.startswith(prefix) or prefix.startswith(key)
+                if inside and (key > after or after.startswith(key)):
+                    yield from self._walk(Path(entry.path), os.fsdecode(key), prefix, after)
+            elif key.startswith(prefix) and key > after:
+                try:
+                    yield info_of(os.fsdecode(key), entry.stat(follow_symlinks=False))
+                except FileNotFoundError:
+                    continue  # deleted meanwhile
+
+    def _upload_folder(self, upload: MultipartUpload) -> Path:
+        if not (upload.upload_id.isascii() and upload.upload_id.isalnum()):
+            raise UploadNotFoundError(upload.key, upload.upload_id)
+        return self._uploads / upload.upload_id
+
+    def _folder_of(self, upload: MultipartUpload) -> Path:
+        folder = self._upload_folder(upload)
+        if not (folder / "key").is_file():
+            self._check_root()
+            raise UploadNotFoundError(upload.key, upload.upload_id)
+        return folder
+
+    def _add_part(
+        self, upload: MultipartUpload, number: int, fill: Callable[[int], None]
+    ) -> UploadedPart:
+        path = self._folder_of(upload) / _part_name(number)
+        with self._errors(upload.key):
+            self._write_file(path, fill)
+            found = path.stat()
+        return UploadedPart(number, etag_of(found), found.st_size)
+
+    def _drop(self, upload: MultipartUpload) -> None:
+        with self._errors(upload.key):
+            try:
+                shutil.rmtree(self._upload_folder(upload))
+            except FileNotFoundError:
+                self._check_root()
+
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        """Say what the system says in the words of `streammeta.storage.errors`."""
+        try:
+            yield
+        except FileNotFoundError:
+            self._check_root()
+            raise ObjectNotFoundError(key) from None
+        except (NotADirectoryError, IsADirectoryError, FileExistsError):
+            raise InvalidKeyError(
+                key, "its path is a directory of other keys, or runs through an object"
+            ) from None
+        except PermissionError as error:
+            raise AccessDeniedError(
+                f"{error.strerror} at {error.filename}; fix the owner or mode below {self._root}"
+            ) from error
+        except OSError as error:
+            advice = f"{error.strerror} on {key!r} below {self._root}"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO):
+                raise StoreUnavailableError(f"{advice}; make room or repair it, retry") from error
+            raise StoreRejectedError(f"{advice}; fix the path or the file system") from error
+
+
+def _part_name(number: int) -> str:
+    return f"{number:05d}"

@@ -1,0 +1,127 @@
+"""Files of a local store, one step at a time: read, write, copy, sync, tags and what they tell.
+
+Every function works on an open file or one path and lets `OSError` pass; which files are objects
+and what an error means is known in `local`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from streammeta.storage.errors import StoreRejectedError
+from streammeta.storage.object_store.base import ObjectInfo, Tags
+from streammeta.storage.object_store.scatter import Scatter
+
+_COPY_CHUNK = 1024 * 1024
+_VIEWS_PER_READ = min(1024, os.sysconf("SC_IOV_MAX"))
+_TAGS_ATTRIBUTE = "user.streammeta.tags"
+
+
+def write_all(fd: int, view: memoryview) -> None:
+    """Write all of `view` at the position of `fd`."""
+    view = view.cast("B")
+    while len(view):
+        view = view[os.write(fd, view) :]
+
+
+def read_all(fd: int, start: int, end: int) -> bytes:
+    """Read bytes `[start, end)`; `FileNotFoundError` when the file ends before."""
+    chunks: list[bytes] = []
+    while start < end:
+        chunk = os.pread(fd, end - start, start)
+        if not chunk:
+            raise FileNotFoundError(errno.ENOENT, "file became shorter")
+        chunks.append(chunk)
+        start += len(chunk)
+    return b"".join(chunks)
+
+
+def read_scattered(fd: int, start: int, scatter: Scatter) -> int:
+    """Fill `scatter` from byte `start` on; give how many bytes there were before the file ended."""
+    at = start
+    while scatter.room:
+        got = os.preadv(fd, scatter.next_views(_VIEWS_PER_READ), at)
+        if not got:
+            break
+        scatter.skip(got)
+        at += got
+    return at - start
+
+
+def copy_bytes(source: int, fd: int, start: int, end: int) -> None:
+    """Write bytes `[start, end)` of `source` at the position of `fd`."""
+    while start < end:
+        chunk = read_all(source, start, min(end, start + _COPY_CHUNK))
+        write_all(fd, memoryview(chunk))
+        start += len(chunk)
+
+
+def join_files(files: Sequence[Path], fd: int) -> None:
+    """Write the whole of each file, in order, at the position of `fd`."""
+    for file in files:
+        source = os.open(file, os.O_RDONLY)
+        try:
+            copy_bytes(source, fd, 0, os.fstat(source).st_size)
+        finally:
+            os.close(source)
+
+
+def write_tags(fd: int, tags: Tags) -> None:
+    """Keep `tags` with the file; `StoreRejectedError` when its file system can not."""
+    try:
+        os.setxattr(fd, _TAGS_ATTRIBUTE, json.dumps(dict(tags)).encode())
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        raise StoreRejectedError(
+            "the file system below the object store keeps no extended attributes, so no tags; put"
+            " the directory on another one (ext4, XFS, Btrfs) or store without tags"
+        ) from error
+
+
+def read_tags(fd: int) -> dict[str, str]:
+    """Give the tags kept with the file, none if there are none."""
+    try:
+        tags: dict[str, str] = json.loads(os.getxattr(fd, _TAGS_ATTRIBUTE))
+    except OSError as error:
+        if error.errno not in (errno.ENODATA, errno.ENOTSUP):
+            raise
+        return {}
+    return tags
+
+
+def tags_of(path: Path) -> dict[str, str]:
+    """Give the tags kept with the file at `path`."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return read_tags(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_directory(folder: Path) -> None:
+    """Make names in `folder` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def modified_ms(found: os.stat_result) -> int:
+    """Give the time of the last change of the bytes, in ms since 1970."""
+    return found.st_mtime_ns // 1_000_000
+
+
+def etag_of(found: os.stat_result) -> str:
+    """Give words that are others once the file is another."""
+    return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+
+
+def info_of(key: str, found: os.stat_result) -> ObjectInfo:
+    """Describe the object `key`, which is this file."""
+    return ObjectInfo(key, found.st_size, modified_ms(found), etag_of(found))

@@ -1,0 +1,281 @@
+"""A store in memory, for tests of what sits on top of a store.
+
+It keeps the rules of the protocol, and fails on demand: `fail_next` makes the next calls of one
+method raise. Nothing outlives the process.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from streammeta.storage.errors import (
+    ObjectExistsError,
+    ObjectNotFoundError,
+    RangeNotSatisfiableError,
+    StorageError,
+    UploadNotFoundError,
+)
+from streammeta.storage.object_store.base import (
+    Body,
+    DeleteResult,
+    MultipartUpload,
+    ObjectInfo,
+    Tags,
+    UploadedPart,
+    check_key,
+    check_part_number,
+    check_parts,
+    check_range,
+    check_tags,
+)
+from streammeta.storage.object_store.deadline import earlier, with_clean_up
+from streammeta.storage.object_store.metrics import Meter, StoreMetrics, Tally
+from streammeta.storage.object_store.scatter import Scatter
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    data: bytes
+    info: ObjectInfo
+    tags: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    tags: dict[str, str]
+    parts: dict[int, bytes] = field(default_factory=dict)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class MemoryObjectStore:
+    """An `ObjectStore` in a dict; `now_ms` gives the time that objects are stamped with."""
+
+    def __init__(self, now_ms: Callable[[], int] = _now_ms) -> None:
+        self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._stored: dict[str, _Stored] = {}
+        self._uploads: dict[MultipartUpload, _Unfinished] = {}
+        self._upload_numbers = itertools.count(1)
+        self._failures: dict[str, deque[StorageError]] = {}
+        self._meter = Meter()
+        self._deadline: float | None = None
+
+    def fail_next(self, operation: str, error: StorageError, times: int = 1) -> None:
+        """Make the next `times` calls of the method named `operation` raise `error`.
+
+        They fail before they change anything. Raises `ValueError` on an unknown name.
+        """
+        if not callable(getattr(self, operation, None)):
+            raise ValueError(f"operation is {operation!r}, wanted the name of a store method")
+        with self._lock:
+            self._failures.setdefault(operation, deque()).extend([error] * times)
+
+    def objects(self) -> dict[str, bytes]:
+        """Copy out what is stored, by key."""
+        with self._lock:
+            return {key: stored.data for key, stored in self._stored.items()}
+
+    def check(self) -> None:
+        """See `ObjectStore.check`."""
+        with self._call("check"):
+            self._fail_if_told("check")
+
+    def until(self, deadline: float) -> MemoryObjectStore:
+        """See `ObjectStore.until`; a call that has begun is not interrupted, as none waits."""
+        view = copy.copy(self)
+        view._deadline = earlier(self._deadline, deadline)
+        return view
+
+    def metrics(self) -> StoreMetrics:
+        """See `ObjectStore.metrics`."""
+        return self._meter.snapshot()
+
+    def put(
+        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
+    ) -> None:
+        """See `ObjectStore.put`."""
+        check_key(key)
+        check_tags(tags or {})
+        with self._call("put") as tally:
+            self._fail_if_told("put")
+            tally.bytes_sent = self._store(key, bytes(data), tags, if_absent=if_absent)
+
+    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """See `ObjectStore.get_range`."""
+        check_key(key)
+        check_range(start, end)
+        with self._call("get_range") as tally:
+            self._fail_if_told("get_range")
+            data = self._read(key, start, end)
+            tally.bytes_received = len(data)
+        return data
+
+    def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
+        """See `ObjectStore.read_into`; it is a `get_range` and counts as one."""
+        scatter = Scatter(into)
+        data = self.get_range(key, start, start + scatter.room)
+        scatter.write(data)
+        return len(data)
+
+    def get_tags(self, key: str) -> dict[str, str]:
+        """See `ObjectStore.get_tags`."""
+        check_key(key)
+        with self._call("get_tags"):
+            self._fail_if_told("get_tags")
+            return dict(self._find(key).tags)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore.head`."""
+        check_key(key)
+        with self._call("head"):
+            self._fail_if_told("head")
+            return self._find(key).info
+
+    def list_objects(
+        self, prefix: str = "", start_after: str | None = None
+    ) -> Iterator[ObjectInfo]:
+        """See `ObjectStore.list_objects`; here one page holds everything."""
+        with self._call("list_objects"):
+            self._fail_if_told("list_objects")
+            with self._lock:
+                infos = [stored.info for stored in self._stored.values()]
+        after = b"" if start_after is None else start_after.encode()
+        for info in sorted(infos, key=lambda info: info.key.encode()):
+            if info.key.startswith(prefix) and info.key.encode() > after:
+                yield info
+
+    def delete_many(self, keys: Iterable[str]) -> DeleteResult:
+        """See `ObjectStore.delete_many`."""
+        wanted = tuple(keys)
+        for key in wanted:
+            check_key(key)
+        with self._call("delete_many"):
+            self._fail_if_told("delete_many")
+            with self._lock:
+                for key in wanted:
+                    self._stored.pop(key, None)
+        return DeleteResult(wanted, {})
+
+    def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
+        """See `ObjectStore.start_multipart`."""
+        check_key(key)
+        check_tags(tags or {})
+        with self._call("start_multipart"):
+            self._fail_if_told("start_multipart")
+            number = next(self._upload_numbers)
+            upload = MultipartUpload(key, f"upload-{number}", self._now_ms())
+            with self._lock:
+                self._uploads[upload] = _Unfinished(dict(tags or {}))
+        return upload
+
+    def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
+        """See `ObjectStore.upload_part`."""
+        check_part_number(number)
+        with self._call("upload_part") as tally:
+            self._fail_if_told("upload_part")
+            part = self._add_part(upload, number, bytes(data))
+            tally.bytes_sent = part.size
+        return part
+
+    def copy_part(
+        self, upload: MultipartUpload, number: int, source_key: str, start: int, end: int
+    ) -> UploadedPart:
+        """See `ObjectStore.copy_part`."""
+        check_part_number(number)
+        check_range(start, end)
+        with self._call("copy_part"):
+            self._fail_if_told("copy_part")
+            if end > self._find(source_key).info.size:
+                raise RangeNotSatisfiableError(source_key, start)
+            return self._add_part(upload, number, self._read(source_key, start, end))
+
+    def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
+        """See `ObjectStore.complete_multipart`."""
+        check_parts(parts)
+        with self._call("complete_multipart"):
+            self._fail_if_told("complete_multipart")
+            with self._lock:
+                unfinished = self._unfinished(upload)
+                have = unfinished.parts
+                for part in parts:
+                    if part.etag != _etag(have.get(part.number, b"")):
+                        raise ValueError(f"part {part.number} was not uploaded; upload it first")
+                del self._uploads[upload]
+            data = b"".join(have[part.number] for part in parts)
+            self._store(upload.key, data, unfinished.tags)
+
+    def abort_multipart(self, upload: MultipartUpload) -> None:
+        """See `ObjectStore.abort_multipart`."""
+        with self._meter.call("abort_multipart", with_clean_up(self._deadline)):
+            self._fail_if_told("abort_multipart")
+            with self._lock:
+                self._uploads.pop(upload, None)
+
+    def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
+        """See `ObjectStore.list_multipart_uploads`."""
+        with self._call("list_multipart_uploads"):
+            self._fail_if_told("list_multipart_uploads")
+            with self._lock:
+                uploads = list(self._uploads)
+        for upload in sorted(uploads, key=lambda upload: upload.key.encode()):
+            if upload.key.startswith(prefix):
+                yield upload
+
+    def close(self) -> None:
+        """See `ObjectStore.close`; the objects stay for the test to look at."""
+
+    def _call(self, operation: str) -> AbstractContextManager[Tally]:
+        return self._meter.call(operation, self._deadline)
+
+    def _fail_if_told(self, operation: str) -> None:
+        with self._lock:
+            failures = self._failures.get(operation)
+            if failures:
+                raise failures.popleft()
+
+    def _store(self, key: str, data: bytes, tags: Tags | None, *, if_absent: bool = False) -> int:
+        info = ObjectInfo(key, len(data), self._now_ms(), _etag(data))
+        with self._lock:
+            if if_absent and key in self._stored:
+                raise ObjectExistsError(key)
+            self._stored[key] = _Stored(data, info, dict(tags or {}))
+        return len(data)
+
+    def _find(self, key: str) -> _Stored:
+        with self._lock:
+            stored = self._stored.get(key)
+        if stored is None:
+            raise ObjectNotFoundError(key)
+        return stored
+
+    def _read(self, key: str, start: int, end: int | None) -> bytes:
+        data = self._find(key).data
+        if start >= len(data) and (start, end) != (0, None):
+            raise RangeNotSatisfiableError(key, start)
+        return data[start:end]
+
+    def _unfinished(self, upload: MultipartUpload) -> _Unfinished:
+        unfinished = self._uploads.get(upload)
+        if unfinished is None:
+            raise UploadNotFoundError(upload.key, upload.upload_id)
+        return unfinished
+
+    def _add_part(self, upload: MultipartUpload, number: int, data: bytes) -> UploadedPart:
+        with self._lock:
+            self._unfinished(upload).parts[number] = data
+        return UploadedPart(number, _etag(data), len(data))
+
+
+def _etag(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()

@@ -1,0 +1,468 @@
+"""Objects in an S3 bucket, through boto3.
+
+Owns the requests and their retries; botocore's own retries are off, because it neither repeats a
+body that broke off nor treats every 429 as one. What an error means is said in `s3_errors`, which
+checksum goes along in `s3_checksum`, where the bucket is in `s3_address`.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from streammeta.storage.errors import (
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreRejectedError,
+    StoreUnavailableError,
+    UploadNotFoundError,
+)
+from streammeta.storage.object_store.base import (
+    Body,
+    DeleteResult,
+    MultipartUpload,
+    ObjectInfo,
+    Tags,
+    UploadedPart,
+    check_key,
+    check_part_number,
+    check_parts,
+    check_range,
+)
+from streammeta.storage.object_store.deadline import earlier, with_clean_up
+from streammeta.storage.object_store.metrics import CallObserver, Meter, StoreMetrics
+from streammeta.storage.object_store.retry import Retrier, RetryPolicy
+from streammeta.storage.object_store.s3_address import S3Config
+from streammeta.storage.object_store.s3_checksum import Checksum
+from streammeta.storage.object_store.s3_client import (
+    check_part,
+    check_whole,
+    info_of,
+    open_client,
+    tagging,
+    to_ms,
+)
+from streammeta.storage.object_store.s3_errors import THROTTLED_CODES, translate
+from streammeta.storage.object_store.scatter import Scatter
+from streammeta.storage.object_store.view_body import as_view, sendable
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.type_defs import CompletedPartTypeDef, ErrorTypeDef, HeadObjectOutputTypeDef
+
+T = TypeVar("T")
+
+DELETE_BATCH = 1000
+_PUT_ID = "put-id"
+
+
+class S3ObjectStore:
+    """An `ObjectStore` in one bucket; opens no connection before the first call."""
+
+    def __init__(
+        self,
+        config: S3Config,
+        retry: RetryPolicy | None = None,
+        observer: CallObserver | None = None,
+    ) -> None:
+        policy = retry or RetryPolicy()
+        self._bucket = config.bucket
+        self._endpoint = config.endpoint_url or "Amazon S3"
+        self._checksum = config.checksum
+        self._retrier = Retrier(policy)
+        self._meter = Meter(observer)
+        self._deadline: float | None = None
+        self._client = open_client(config, policy)
+
+    def check(self) -> None:
+        """See `ObjectStore.check`. A listing, unlike HEAD, says in words why it is refused."""
+        self._call("check", lambda: self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1))
+
+    def until(self, deadline: float) -> S3ObjectStore:
+        """See `ObjectStore.until`.
+
+        A request that is still unanswered then is left to its connection, and its body in memory,
+        until `RetryPolicy.silence_s` have passed: that body must not change before.
+        """
+        view = copy.copy(self)
+        view._deadline = earlier(self._deadline, deadline)
+        return view
+
+    def metrics(self) -> StoreMetrics:
+        """See `ObjectStore.metrics`."""
+        return self._meter.snapshot(self._retrier.concurrency_limit)
+
+    def put(
+        self, key: str, data: Body, *, if_absent: bool = False, tags: Tags | None = None
+    ) -> None:
+        """See `ObjectStore.put`.
+
+        A conditional put whose answer was lost is repeated, and may then find the object that it
+        made itself: an id in the object's user metadata tells.
+        """
+        check_key(key)
+        body = as_view(data)
+        options = {**self._checksum.of(body), **tagging(tags)}
+        put_id = uuid.uuid4().hex
+        if if_absent:
+            options |= {"IfNoneMatch": "*", "Metadata": {_PUT_ID: put_id}}
+
+        def put() -> None:
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=sendable(body), **options)
+
+        request = self._once(put, key, put_id) if if_absent else put
+        self._call("put", request, key=key, sent=len(body))
+
+    def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """See `ObjectStore.get_range`."""
+        check_key(key)
+        check_range(start, end)
+        whole = (start, end) == (0, None)
+        last = "" if end is None else end - 1
+        # An empty object has no byte 0: a range of it is refused, the whole is not.
+        options: Any = {} if whole else {"Range": f"bytes={start}-{last}"}
+        if whole and self._checksum.is_stored:
+            options["ChecksumMode"] = "ENABLED"
+
+        def read() -> bytes:
+            answer = self._client.get_object(Bucket=self._bucket, Key=key, **options)
+            with closing(answer["Body"]) as stream:
+                body = stream.read()
+            if whole:
+                check_whole(key, answer, body, self._checksum)
+            else:
+                check_part(key, answer, len(body), start, end)
+            return body
+
+        return self._call("get_range", read, key=key, start=start)
+
+    def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
+        """See `ObjectStore.read_into`."""
+        check_key(key)
+        end = start + Scatter(into).room
+        check_range(start, end)
+
+        def read() -> int:
+            answer = self._client.get_object(
+                Bucket=self._bucket, Key=key, Range=f"bytes={start}-{end - 1}"
+            )
+            with closing(answer["Body"]) as stream:
+                received = Scatter(into).fill_from(stream)
+            check_part(key, answer, received, start, end)
+            return received
+
+        return self._call("get_range", read, key=key, start=start)
+
+    def get_tags(self, key: str) -> dict[str, str]:
+        """See `ObjectStore.get_tags`."""
+        check_key(key)
+        answer = self._call(
+            "get_tags",
+            lambda: self._client.get_object_tagging(Bucket=self._bucket, Key=key),
+            key=key,
+        )
+        return {tag["Key"]: tag["Value"] for tag in answer.get("TagSet", [])}
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore.head`. A missing bucket looks like a missing object here."""
+        check_key(key)
+        found = self._call(
+            "head", lambda: self._client.head_object(Bucket=self._bucket, Key=key), key=key
+        )
+        return ObjectInfo(
+            key, found["ContentLength"], to_ms(found["LastModified"]), found["ETag"].strip('"')
+        )
+
+    def list_objects(
+        self, prefix: str = "", start_after: str | None = None
+    ) -> Iterator[ObjectInfo]:
+        """See `ObjectStore.list_objects`; 1000 keys a page."""
+        options: Any = {} if start_after is None else {"StartAfter": start_after}
+        while True:
+            page = self._call(
+                "list_objects",
+                partial(
+                    self._client.list_objects_v2, Bucket=self._bucket, Prefix=prefix, **options
+                ),
+            )
+            yield from map(info_of, page.get("Contents", []))
+            if not page.get("IsTruncated"):
+                return
+            options = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def delete_many(self, keys: Iterable[str]) -> DeleteResult:
+        """See `ObjectStore.delete_many`."""
+        wanted = list(keys)
+        for key in wanted:
+            check_key(key)
+        failed: dict[str, str] = {}
+        throttled: set[str] = set()
+        remaining = iter(wanted)
+        while batch := list(islice(remaining, DELETE_BATCH)):
+            for error in self._delete_batch(batch):
+                key, code = error["Key"], error.get("Code", "")
+                failed[key] = f"{code}: {error.get('Message', '')}"
+                if code in THROTTLED_CODES:
+                    throttled.add(key)
+        deleted = tuple(key for key in wanted if key not in failed)
+        return DeleteResult(deleted, failed, frozenset(throttled))
+
+    def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
+        """See `ObjectStore.start_multipart`.
+
+        The start time is not in the answer, so here it is that of this machine's clock.
+        """
+        check_key(key)
+        options = tagging(tags)
+        if self._checksum.is_stored:
+            options["ChecksumAlgorithm"] = self._checksum.algorithm
+        answer = self._call(
+            "start_multipart",
+            lambda: self._client.create_multipart_upload(Bucket=self._bucket, Key=key, **options),
+            key=key,
+        )
+        return MultipartUpload(key, answer["UploadId"], time.time_ns() // 1_000_000)
+
+    def upload_part(self, upload: MultipartUpload, number: int, data: Body) -> UploadedPart:
+        """See `ObjectStore.upload_part`."""
+        check_part_number(number)
+        body = as_view(data)
+        digest = self._checksum.of(body)
+        answer = self._call(
+            "upload_part",
+            lambda: self._client.upload_part(
+                Bucket=self._bucket,
+                Key=upload.key,
+                UploadId=upload.upload_id,
+                PartNumber=number,
+                Body=sendable(body),
+                **digest,
+            ),
+            key=upload.key,
+            upload_id=upload.upload_id,
+            sent=len(body),
+        )
+        checksum = digest[self._checksum.member] if self._checksum.is_stored else ""
+        return UploadedPart(number, answer["ETag"], len(body), checksum)
+
+    def copy_part(
+        self, upload: MultipartUpload, number: int, source_key: str, start: int, end: int
+    ) -> UploadedPart:
+        """See `ObjectStore.copy_part`."""
+        check_part_number(number)
+        check_key(source_key)
+        check_range(start, end)
+        answer = self._call(
+            "copy_part",
+            lambda: self._client.upload_part_copy(
+                Bucket=self._bucket,
+                Key=upload.key,
+                UploadId=upload.upload_id,
+                PartNumber=number,
+                CopySource={"Bucket": self._bucket, "Key": source_key},
+                CopySourceRange=f"bytes={start}-{end - 1}",
+            ),
+            key=source_key,
+            start=start,
+            upload_id=upload.upload_id,
+        )
+        copied = answer["CopyPartResult"]
+        return UploadedPart(number, copied["ETag"], end - start, self._checksum.told(copied))
+
+    def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
+        """See `ObjectStore.complete_multipart`.
+
+        A repeated request may find the upload gone because the first one did complete it: an
+        object of the right size and number of parts under the key is then the proof.
+        """
+        check_parts(parts)
+        named = [self._named(part) for part in parts]
+
+        def complete() -> None:
+            try:
+                self._translated(
+                    lambda: self._client.complete_multipart_upload(
+                        Bucket=self._bucket,
+                        Key=upload.key,
+                        UploadId=upload.upload_id,
+                        MultipartUpload={"Parts": named},
+                    ),
+                    key=upload.key,
+                    upload_id=upload.upload_id,
+                )
+            except UploadNotFoundError:
+                if not self._is_made_of(upload.key, parts):
+                    raise
+
+        self._call("complete_multipart", complete, key=upload.key)
+
+    def abort_multipart(self, upload: MultipartUpload) -> None:
+        """See `ObjectStore.abort_multipart`."""
+        view = copy.copy(self)
+        view._deadline = with_clean_up(self._deadline)
+
+        def abort() -> None:
+            with suppress(UploadNotFoundError):
+                self._translated(
+                    lambda: self._client.abort_multipart_upload(
+                        Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id
+                    ),
+                    key=upload.key,
+                    upload_id=upload.upload_id,
+                )
+
+        view._call("abort_multipart", abort, key=upload.key)
+
+    def list_multipart_uploads(self, prefix: str = "") -> Iterator[MultipartUpload]:
+        """See `ObjectStore.list_multipart_uploads`."""
+        options: Any = {}
+        while True:
+            page = self._call(
+                "list_multipart_uploads",
+                partial(
+                    self._client.list_multipart_uploads,
+                    Bucket=self._bucket,
+                    Prefix=prefix,
+                    **options,
+                ),
+            )
+            for upload in page.get("Uploads", []):
+                yield MultipartUpload(upload["Key"], upload["UploadId"], to_ms(upload["Initiated"]))
+            if not page.get("IsTruncated"):
+                return
+            options = {
+                "KeyMarker": page["NextKeyMarker"],
+                "UploadIdMarker": page["NextUploadIdMarker"],
+            }
+
+    def enforces_checksum(self, key: str, checksum: Checksum) -> bool:
+        """Tell whether the server takes bytes with their `checksum`, and refuses others with it.
+
+        Puts a few bytes under `key`, which is the caller's to delete.
+        """
+        check_key(key)
+        body = b"checked by the server, or not"
+        return self._takes(key, body, checksum.of(body)) and not self._takes(
+            key, body[1:], checksum.of(body)
+        )
+
+    def _takes(self, key: str, body: bytes, digest: dict[str, Any]) -> bool:
+        try:
+            self._call(
+                "put",
+                lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=body, **digest),
+                key=key,
+            )
+        except StoreRejectedError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """See `ObjectStore.close`."""
+        self._client.close()
+
+    def _call(
+        self,
+        operation: str,
+        request: Callable[[], T],
+        *,
+        key: str = "",
+        start: int = 0,
+        upload_id: str = "",
+        sent: int = 0,
+    ) -> T:
+        def translated() -> T:
+            return self._translated(request, key=key, start=start, upload_id=upload_id)
+
+        with self._meter.call(operation, self._deadline) as tally:
+            result = self._retrier.call(translated, deadline=self._deadline, tally=tally)
+            tally.bytes_sent = sent
+            tally.bytes_received = _received(result)
+        return result
+
+    def _translated(
+        self, request: Callable[[], T], *, key: str, start: int = 0, upload_id: str = ""
+    ) -> T:
+        try:
+            return request()
+        except (ClientError, BotoCoreError) as error:
+            raise translate(
+                error,
+                bucket=self._bucket,
+                endpoint=self._endpoint,
+                key=key,
+                start=start,
+                upload_id=upload_id,
+            ) from error
+
+    def _once(self, put: Callable[[], None], key: str, put_id: str) -> Callable[[], None]:
+        """Make a conditional put that may be repeated after an answer was lost."""
+        may_be_ours = False
+
+        def attempt() -> None:
+            nonlocal may_be_ours
+            try:
+                self._translated(put, key=key)
+            except StoreUnavailableError:
+                may_be_ours = True
+                raise
+            except ObjectExistsError:
+                if not (may_be_ours and self._was_put_as(key, put_id)):
+                    raise
+
+        return attempt
+
+    def _was_put_as(self, key: str, put_id: str) -> bool:
+        try:
+            found = self._head_once(key)
+        except ObjectNotFoundError as error:
+            raise StoreUnavailableError(
+                f"object {key!r} was there and is not any more; retry"
+            ) from error
+        return found["Metadata"].get(_PUT_ID) == put_id
+
+    def _is_made_of(self, key: str, parts: Sequence[UploadedPart]) -> bool:
+        try:
+            found = self._head_once(key)
+        except ObjectNotFoundError:
+            return False
+        _, dash, count = found["ETag"].strip('"').rpartition("-")
+        of_as_many = not (dash and count.isdecimal()) or int(count) == len(parts)
+        return of_as_many and found["ContentLength"] == sum(part.size for part in parts)
+
+    def _head_once(self, key: str) -> HeadObjectOutputTypeDef:
+        """Describe an object in the course of another call, whose repetitions include this."""
+        return self._translated(
+            lambda: self._client.head_object(Bucket=self._bucket, Key=key), key=key
+        )
+
+    def _named(self, part: UploadedPart) -> CompletedPartTypeDef:
+        named: Any = {"PartNumber": part.number, "ETag": part.etag}
+        if part.checksum:
+            named[self._checksum.member] = part.checksum
+        completed: CompletedPartTypeDef = named
+        return completed
+
+    def _delete_batch(self, batch: list[str]) -> list[ErrorTypeDef]:
+        answer = self._call(
+            "delete_many",
+            lambda: self._client.delete_objects(
+                Bucket=self._bucket,
+                Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
+            ),
+        )
+        return [error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"]
+
+
+def _received(result: object) -> int:
+    """Count the bytes of an object in the result of a call: themselves, or how many there were."""
+    if isinstance(result, bytes):
+        return len(result)
+    return result if isinstance(result, int) else 0
