@@ -86,43 +86,35 @@ class _Wire:
         return found
 
 
-def test_no_more_is_sent_than_the_server_has_room_for() -> None:
+async def test_no_more_is_sent_than_the_server_has_room_for() -> None:
     """The default window of 65 535 bytes first, the rest when both windows are opened."""
+    wire = _Wire()
+    connection = http2.Http2Connection("h:1")
+    connection.connection_made(cast(asyncio.Transport, wire))
+    wire.written.clear()
+    answer = connection.call("/s/M", bytes(100_000))
+    assert wire.data_bytes() == http2.DEFAULT_WINDOW
+    grant = struct.pack(">I", 1 << 20)
+    connection.data_received(http2.frame(http2.WINDOW_UPDATE, 0, 1, grant))
+    assert wire.data_bytes() == http2.DEFAULT_WINDOW  # the connection's own is still closed
+    connection.data_received(http2.frame(http2.WINDOW_UPDATE, 0, 0, grant))
+    assert wire.data_bytes() == 100_000 + http2.MESSAGE_HEADER_BYTES
 
-    async def scenario() -> None:
-        wire = _Wire()
-        connection = http2.Http2Connection("h:1")
-        connection.connection_made(cast(asyncio.Transport, wire))
-        wire.written.clear()
-        answer = connection.call("/s/M", bytes(100_000))
-        assert wire.data_bytes() == http2.DEFAULT_WINDOW
-        grant = struct.pack(">I", 1 << 20)
-        connection.data_received(http2.frame(http2.WINDOW_UPDATE, 0, 1, grant))
-        assert wire.data_bytes() == http2.DEFAULT_WINDOW  # the connection's own is still closed
-        connection.data_received(http2.frame(http2.WINDOW_UPDATE, 0, 0, grant))
-        assert wire.data_bytes() == 100_000 + http2.MESSAGE_HEADER_BYTES
-
-        message = http2.frame(http2.DATA, 0, 1, struct.pack(">BI", 0, 3) + b"yes")
-        for byte in message:  # answers come in any pieces
-            connection.data_received(bytes([byte]))
-        assert not answer.done()
-        connection.data_received(http2.frame(http2.HEADERS, http2.END_STREAM, 1, b"trailers"))
-        assert await answer == b"yes"
-
-    asyncio.run(scenario())
+    message = http2.frame(http2.DATA, 0, 1, struct.pack(">BI", 0, 3) + b"yes")
+    for byte in message:  # answers come in any pieces
+        connection.data_received(bytes([byte]))
+    assert not answer.done()
+    connection.data_received(http2.frame(http2.HEADERS, http2.END_STREAM, 1, b"trailers"))
+    assert await answer == b"yes"
 
 
-def test_a_call_that_ends_without_an_answer_fails() -> None:
+async def test_a_call_that_ends_without_an_answer_fails() -> None:
     """As does every call when the connection breaks."""
-
-    async def scenario() -> None:
-        connection = http2.Http2Connection("h:1")
-        connection.connection_made(cast(asyncio.Transport, _Wire()))
-        refused, broken = connection.call("/s/M", b""), connection.call("/s/M", b"")
-        connection.data_received(http2.frame(http2.RST_STREAM, 0, 1, bytes(4)))
-        connection.connection_lost(None)
-        for answer in (refused, broken):
-            with pytest.raises(http2.Http2Error, match="/s/M"):
-                await answer
-
-    asyncio.run(scenario())
+    connection = http2.Http2Connection("h:1")
+    connection.connection_made(cast(asyncio.Transport, _Wire()))
+    refused, broken = connection.call("/s/M", b""), connection.call("/s/M", b"")
+    connection.data_received(http2.frame(http2.RST_STREAM, 0, 1, bytes(4)))
+    connection.connection_lost(None)
+    for answer in (refused, broken):
+        with pytest.raises(http2.Http2Error, match="/s/M"):
+            await answer

@@ -33,7 +33,7 @@ from streammeta.client.write_ahead_log.set_aside import read_set_aside
 from streammeta.storage.object_store.factory import open_object_store
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import objects_pb2
-from tests.broker_client.client_helpers import broker, scenario
+from tests.broker_client.client_helpers import broker
 from tests.broker_client.fake_controller import NAMESPACE
 
 ENDPOINT = "127.0.0.1:9091"
@@ -202,7 +202,6 @@ SESSION_CALLS: list[tuple[str, Call]] = [
 
 
 @pytest.mark.parametrize(("name", "call"), SESSION_CALLS)
-@scenario
 async def test_a_wrong_argument_is_named_and_nothing_is_sent(name: str, call: Call) -> None:
     async with broker() as b:
         before = dict(b.cluster.calls)
@@ -238,7 +237,6 @@ APPENDS: list[tuple[str, Append]] = [
 ]
 
 
-@scenario
 async def test_a_wrong_append_is_named_and_leaves_no_trace() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -283,7 +281,6 @@ READS: list[tuple[str, Read]] = [
 ]
 
 
-@scenario
 async def test_a_wrong_read_is_named_and_asks_nothing() -> None:
     async with broker() as b:
         await b.opened(1)
@@ -313,7 +310,6 @@ def test_an_upload_names_what_is_wrong(change: dict[str, Any], name: str) -> Non
         Upload(**{**right, "start_offsets": [0], "end_offsets": [1], **change})
 
 
-@scenario
 async def test_a_pipeline_names_the_column_that_holds_no_integers() -> None:
     async with broker() as b, CommitPipeline(b.client, b.session.node) as pipeline:
         for column, wrong in (("stream_ids", "1"), ("start_offsets", 0.5), ("end_offsets", 2**63)):
@@ -327,7 +323,6 @@ async def test_a_pipeline_names_the_column_that_holds_no_integers() -> None:
             await anything(pipeline.commit)({})
 
 
-@scenario
 async def test_paths_may_be_str(tmp_path: Path) -> None:
     async with broker() as b:
         streams = await b.opened(1)

@@ -18,7 +18,7 @@ from streammeta.client import (
 )
 from streammeta.client.session import BrokerSession
 from streammeta.v1 import common_pb2, nodes_pb2
-from tests.broker_client.client_helpers import Broker, broker, scenario, until
+from tests.broker_client.client_helpers import Broker, broker, until
 
 
 class FakeSession:
@@ -48,7 +48,6 @@ def heartbeat_of(session: FakeSession, told: list[BrokerClientError]) -> Heartbe
     return Heartbeat(session, told.append, random.Random(1))  # type: ignore[arg-type]
 
 
-@scenario
 async def test_it_goes_on_and_names_what_is_to_be_done_for_others() -> None:
     told: list[BrokerClientError] = []
     session = FakeSession([SHORT])
@@ -63,7 +62,6 @@ async def test_it_goes_on_and_names_what_is_to_be_done_for_others() -> None:
     assert (told, session.sent) == ([], sent)
 
 
-@scenario
 async def test_one_that_does_not_get_through_is_not_the_last() -> None:
     session = FakeSession([SHORT, UNAVAILABLE, UNAVAILABLE, SHORT])
     heartbeat = heartbeat_of(session, [])
@@ -75,22 +73,18 @@ async def test_one_that_does_not_get_through_is_not_the_last() -> None:
 @pytest.mark.parametrize(
     "error", [NodeEpochExpiredError("heartbeat"), NodeFencedError("heartbeat")]
 )
-def test_a_takeover_ends_it_and_is_told(error: BrokerClientError) -> None:
-    @scenario
-    async def run() -> None:
-        told: list[BrokerClientError] = []
-        session = FakeSession([SHORT, error])
-        heartbeat = heartbeat_of(session, told)
-        heartbeat.start()
-        await until(lambda: bool(told), "the news")
-        assert told == [error]
-        await heartbeat.stop()
-        assert session.sent == 2
+async def test_a_takeover_ends_it_and_is_told(error: BrokerClientError) -> None:
 
-    run()
+    told: list[BrokerClientError] = []
+    session = FakeSession([SHORT, error])
+    heartbeat = heartbeat_of(session, told)
+    heartbeat.start()
+    await until(lambda: bool(told), "the news")
+    assert told == [error]
+    await heartbeat.stop()
+    assert session.sent == 2
 
 
-@scenario
 async def test_controllers_without_sessions_are_asked_once() -> None:
     told: list[BrokerClientError] = []
     session = FakeSession([UnsupportedError("Heartbeat")])
@@ -101,7 +95,6 @@ async def test_controllers_without_sessions_are_asked_once() -> None:
     assert told == []
 
 
-@scenario
 async def test_a_writer_keeps_its_session_alive_and_fails_when_it_is_taken_over() -> None:
     async with broker() as b:
         sent = watch_heartbeats(b)

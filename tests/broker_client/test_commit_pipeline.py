@@ -27,7 +27,7 @@ from streammeta.client.errors import (
 )
 from streammeta.v1 import objects_pb2
 from streammeta.v1.common_pb2 import NONE, OFFSET_NOT_MATCHED, NodeIdentity
-from tests.broker_client.client_helpers import scenario, until
+from tests.broker_client.client_helpers import until
 from tests.broker_client.fake_controller import abort
 from tests.broker_client.fake_pipeline import FakePipelineCluster
 
@@ -56,7 +56,6 @@ def client_of(cluster: FakePipelineCluster, deadline: float = 10.0) -> Controlle
     )
 
 
-@scenario
 async def test_what_waits_travels_together() -> None:
     """While as many messages as may be are under way, the rest waits for one of them."""
     async with FakePipelineCluster() as cluster, client_of(cluster) as client:
@@ -76,7 +75,6 @@ async def test_what_waits_travels_together() -> None:
         assert set(cluster.applied.values()) == {1}
 
 
-@scenario
 async def test_each_upload_has_its_own_verdict() -> None:
     async with (
         FakePipelineCluster() as cluster,
@@ -92,7 +90,6 @@ async def test_each_upload_has_its_own_verdict() -> None:
         assert await asyncio.gather(*futures) == [COMMITTED, refused, COMMITTED]
 
 
-@scenario
 async def test_commits_and_uploads_are_judged_in_the_order_they_came() -> None:
     async with (
         FakePipelineCluster() as cluster,
@@ -108,7 +105,6 @@ async def test_commits_and_uploads_are_judged_in_the_order_they_came() -> None:
         assert cluster.ends == {0: 400}
 
 
-@scenario
 async def test_a_leader_that_dies_with_answers_unsent() -> None:
     """What was applied and not answered is sent again, in order, and applied once."""
     async with FakePipelineCluster(3) as cluster, client_of(cluster) as client:
@@ -136,7 +132,6 @@ async def test_a_leader_that_dies_with_answers_unsent() -> None:
         assert set(cluster.applied.values()) == {1}
 
 
-@scenario
 async def test_a_leader_that_hangs_is_left_for_the_next() -> None:
     async with FakePipelineCluster(2) as cluster, client_of(cluster) as client:
 
@@ -151,7 +146,6 @@ async def test_a_leader_that_hangs_is_left_for_the_next() -> None:
         assert client.leader == cluster.endpoints[1]
 
 
-@scenario
 async def test_a_bad_upload_fails_no_other() -> None:
     async with FakePipelineCluster() as cluster, client_of(cluster) as client:
 
@@ -171,7 +165,6 @@ async def test_a_bad_upload_fails_no_other() -> None:
         assert outcomes == [COMMITTED] * 49, "the others are judged in the order they came"
 
 
-@scenario
 async def test_without_a_leader_the_deadline_ends_it() -> None:
     async with FakePipelineCluster(2) as cluster, client_of(cluster, deadline=0.4) as client:
         cluster.move_leader(-1)
@@ -184,7 +177,6 @@ async def test_without_a_leader_the_deadline_ends_it() -> None:
             assert await (await pipeline.upload(upload(1, 0, 0))) == COMMITTED
 
 
-@scenario
 async def test_controllers_without_the_call_are_said_to_be_so() -> None:
     async with FakePipelineCluster() as cluster, client_of(cluster) as client:
 
@@ -198,7 +190,6 @@ async def test_controllers_without_the_call_are_said_to_be_so() -> None:
         assert [type(one) for one in outcomes] == [UnsupportedError] * 9
 
 
-@scenario
 async def test_an_answer_to_another_message_is_a_violation() -> None:
     async with FakePipelineCluster() as cluster, client_of(cluster) as client:
 
@@ -211,7 +202,6 @@ async def test_an_answer_to_another_message_is_a_violation() -> None:
                 await (await pipeline.upload(upload(1, 0, 0)))
 
 
-@scenario
 async def test_close_waits_for_what_was_handed_in_and_takes_no_more() -> None:
     async with FakePipelineCluster() as cluster, client_of(cluster) as client:
         pipeline = CommitPipeline(client, NODE)
@@ -222,7 +212,6 @@ async def test_close_waits_for_what_was_handed_in_and_takes_no_more() -> None:
             await pipeline.upload(upload(20, 0, 200))
 
 
-@scenario
 async def test_an_upload_that_nobody_waits_for_harms_nobody() -> None:
     async with FakePipelineCluster() as cluster, client_of(cluster) as client:
         async with CommitPipeline(client, NODE) as pipeline:
@@ -233,7 +222,6 @@ async def test_an_upload_that_nobody_waits_for_harms_nobody() -> None:
         assert outcomes == [COMMITTED] * 4
 
 
-@scenario
 async def test_messages_stay_within_their_bounds() -> None:
     loop = asyncio.get_running_loop()
     queue = CommitQueue()
@@ -246,7 +234,6 @@ async def test_messages_stay_within_their_bounds() -> None:
     assert not queue
 
 
-@scenario
 async def test_what_can_not_share_a_message_does_not() -> None:
     """An id twice, epochs beside none, and a commit behind uploads each begin a new message."""
     loop = asyncio.get_running_loop()
@@ -267,7 +254,6 @@ async def test_what_can_not_share_a_message_does_not() -> None:
     assert [(len(one.commits), len(one.uploads)) for one in halves] == [(1, 0), (0, 1)]
 
 
-@scenario
 async def test_a_message_is_what_the_contract_says() -> None:
     loop = asyncio.get_running_loop()
     queue = CommitQueue()

@@ -111,386 +111,348 @@ def moved(before: StoreMetrics, after: StoreMetrics) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_cycle_replaces_what_it_says_and_counts_what_it_asked_of_the_store(
+async def test_a_cycle_replaces_what_it_says_and_counts_what_it_asked_of_the_store(
     overlap: bool,
 ) -> None:
-    async def story() -> None:
-        world, ids = await world_of(6)
-        before = world.store.metrics()
-        config = replace(TINY, memory_budget=1_500, overlap=overlap)
-        with compactor(world, NODE, Steps(), config) as made:
-            report = await cycle(made, world)
-        (group,) = report.groups
-        assert sorted(group.source_ids) == ids
-        assert [world.state(one) for one in ids] == [ObjectState.MARK_DESTROYED] * len(ids)
-        assert tuple(world.set_objects(NODE)) == group.set_object_ids
-        outputs = {*group.set_object_ids, *group.stream_object_ids}
-        assert {one.object_id for one in world.committed()} == outputs
-        assert len(group.stream_object_ids) > 1, "the large stream is cut by the memory"
-        figures = report.figures
-        told = {name: getattr(figures, name) for name in moved(before, before)}
-        assert told == moved(before, world.store.metrics())
-        assert (figures.commits, figures.reused) == (1, 0)
-        assert figures.iterations > 2
-        assert figures.parts > 0, "the set object is larger than one part"
-        assert (report.left_out, report.failures) == ({}, ())
-        ReadCheck(world).run()
 
-    run(story())
+    world, ids = await world_of(6)
+    before = world.store.metrics()
+    config = replace(TINY, memory_budget=1_500, overlap=overlap)
+    with compactor(world, NODE, Steps(), config) as made:
+        report = await cycle(made, world)
+    (group,) = report.groups
+    assert sorted(group.source_ids) == ids
+    assert [world.state(one) for one in ids] == [ObjectState.MARK_DESTROYED] * len(ids)
+    assert tuple(world.set_objects(NODE)) == group.set_object_ids
+    outputs = {*group.set_object_ids, *group.stream_object_ids}
+    assert {one.object_id for one in world.committed()} == outputs
+    assert len(group.stream_object_ids) > 1, "the large stream is cut by the memory"
+    figures = report.figures
+    told = {name: getattr(figures, name) for name in moved(before, before)}
+    assert told == moved(before, world.store.metrics())
+    assert (figures.commits, figures.reused) == (1, 0)
+    assert figures.iterations > 2
+    assert figures.parts > 0, "the set object is larger than one part"
+    assert (report.left_out, report.failures) == ({}, ())
+    ReadCheck(world).run()
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_set_object_goes_on_from_one_iteration_to_the_next(overlap: bool) -> None:
-    async def story() -> None:
-        world = World(block_bytes=120)
-        await world.register(NODE)
-        streams = await world.create(NODE, 20)
-        ids = [await world.upload(NODE, dict.fromkeys(streams, SMALL)) for _ in range(4)]
-        config = replace(TINY, memory_budget=1_500, overlap=overlap)
-        config = replace(config, selection=replace(config.selection, split_size=1 << 20))
-        with compactor(world, NODE, Steps(), config) as made:
-            report = await cycle(made, world)
-        (group,) = report.groups
-        assert sorted(group.source_ids) == ids
-        assert (len(group.set_object_ids), group.stream_object_ids) == (1, ())
-        assert group.figures.iterations > 5
-        assert group.figures.parts > 10
-        assert group.figures.multiparts == 1
-        assert group.figures.sources_checked == len(ids)
-        ReadCheck(world).run()
+async def test_a_set_object_goes_on_from_one_iteration_to_the_next(overlap: bool) -> None:
 
-    run(story())
+    world = World(block_bytes=120)
+    await world.register(NODE)
+    streams = await world.create(NODE, 20)
+    ids = [await world.upload(NODE, dict.fromkeys(streams, SMALL)) for _ in range(4)]
+    config = replace(TINY, memory_budget=1_500, overlap=overlap)
+    config = replace(config, selection=replace(config.selection, split_size=1 << 20))
+    with compactor(world, NODE, Steps(), config) as made:
+        report = await cycle(made, world)
+    (group,) = report.groups
+    assert sorted(group.source_ids) == ids
+    assert (len(group.set_object_ids), group.stream_object_ids) == (1, ())
+    assert group.figures.iterations > 5
+    assert group.figures.parts > 10
+    assert group.figures.multiparts == 1
+    assert group.figures.sources_checked == len(ids)
+    ReadCheck(world).run()
 
 
-def test_an_output_has_the_time_bounds_of_its_own_sources() -> None:
-    async def story() -> None:
-        world = World(block_bytes=120)
-        await world.register(NODE)
-        a, b = await world.create(NODE, 2)
-        await world.upload(NODE, {a: LARGE})
-        await world.upload(NODE, {b: LARGE})
-        await world.upload(NODE, {b: LARGE})
-        with compactor(world, NODE, Steps()) as made:
-            await cycle(made, world, split=True)
-        bounds = {
-            one.stream_id: (one.min_timestamp_ms, one.max_timestamp_ms) for one in world.committed()
-        }
-        for stream_id in (a, b):
-            times = [time_of(record) for record in world.streams[stream_id].records]
-            assert bounds[stream_id] == (min(times), max(times))
-        world.tells_facts = False
-        await world.upload(NODE, {a: SMALL})
-        with compactor(world, NODE, Steps()) as made:
-            await cycle(made, world, split=True)
-        assert [one.max_timestamp_ms for one in world.committed()].count(-1) == 1
+async def test_an_output_has_the_time_bounds_of_its_own_sources() -> None:
 
-    run(story())
+    world = World(block_bytes=120)
+    await world.register(NODE)
+    a, b = await world.create(NODE, 2)
+    await world.upload(NODE, {a: LARGE})
+    await world.upload(NODE, {b: LARGE})
+    await world.upload(NODE, {b: LARGE})
+    with compactor(world, NODE, Steps()) as made:
+        await cycle(made, world, split=True)
+    bounds = {
+        one.stream_id: (one.min_timestamp_ms, one.max_timestamp_ms) for one in world.committed()
+    }
+    for stream_id in (a, b):
+        times = [time_of(record) for record in world.streams[stream_id].records]
+        assert bounds[stream_id] == (min(times), max(times))
+    world.tells_facts = False
+    await world.upload(NODE, {a: SMALL})
+    with compactor(world, NODE, Steps()) as made:
+        await cycle(made, world, split=True)
+    assert [one.max_timestamp_ms for one in world.committed()].count(-1) == 1
 
 
 @pytest.mark.parametrize("fate", [Fate.LOSE_ANSWER, Fate.FAIL])
-def test_a_commit_without_an_answer_is_made_once_whatever_became_of_it(fate: Fate) -> None:
-    async def story() -> None:
-        world, ids = await world_of()
-        line = BadLine(COMMIT, fate)
-        with compactor(world, NODE, line, replace(TINY, commit_deadline=0.1)) as made:
-            first = await cycle(made, world)
-            assert first.figures.commits == 0
-            assert "the next cycle finds out" in first.failures[0]
-            written = world.store.metrics().of("put").calls
-            line.fate = None
-            second = await cycle(made, world)
-            assert second.figures.commits == (fate is Fate.FAIL)
-            assert second.figures.bytes_written == 0, "nothing is written twice"
-            assert not second.failures
-            assert not set(ids) & set(world.set_objects(NODE))
-            assert world.store.metrics().of("put").calls == written
-        await world.sweep()
-        assert not world.strays()
-        ReadCheck(world).run()
+async def test_a_commit_without_an_answer_is_made_once_whatever_became_of_it(fate: Fate) -> None:
 
-    run(story())
-
-
-def test_outputs_of_a_failed_attempt_are_used_by_the_next_one() -> None:
-    async def story() -> None:
-        world, ids = await world_of(6)
-        config = replace(TINY, memory_budget=1_500)
-        with compactor(world, NODE, ThirdFails("complete_multipart"), config) as made:
-            planned = [group async for group in (await made.plan(target(world, NODE))).groups()]
-            outputs = sum(
-                len(iteration.outputs) for iteration in planned[0].plan.commits[0].iterations
-            )
-            first = await cycle(made, world)
-            assert "fails as it was told to" in first.failures[0]
-            assert first.figures.commits == 0
-            assert not list(world.store.list_multipart_uploads()), "what was begun is dropped"
-            second = await cycle(made, world)
-        assert second.figures.commits == 1
-        assert 0 < second.figures.reused < outputs
+    world, ids = await world_of()
+    line = BadLine(COMMIT, fate)
+    with compactor(world, NODE, line, replace(TINY, commit_deadline=0.1)) as made:
+        first = await cycle(made, world)
+        assert first.figures.commits == 0
+        assert "the next cycle finds out" in first.failures[0]
+        written = world.store.metrics().of("put").calls
+        line.fate = None
+        second = await cycle(made, world)
+        assert second.figures.commits == (fate is Fate.FAIL)
+        assert second.figures.bytes_written == 0, "nothing is written twice"
+        assert not second.failures
         assert not set(ids) & set(world.set_objects(NODE))
-        ReadCheck(world).run()
-        await world.expire()
-        assert not world.strays(), "what was not used expires"
-        ReadCheck(world).run()
+        assert world.store.metrics().of("put").calls == written
+    await world.sweep()
+    assert not world.strays()
+    ReadCheck(world).run()
 
-    run(story())
+
+async def test_outputs_of_a_failed_attempt_are_used_by_the_next_one() -> None:
+
+    world, ids = await world_of(6)
+    config = replace(TINY, memory_budget=1_500)
+    with compactor(world, NODE, ThirdFails("complete_multipart"), config) as made:
+        planned = [group async for group in (await made.plan(target(world, NODE))).groups()]
+        outputs = sum(len(iteration.outputs) for iteration in planned[0].plan.commits[0].iterations)
+        first = await cycle(made, world)
+        assert "fails as it was told to" in first.failures[0]
+        assert first.figures.commits == 0
+        assert not list(world.store.list_multipart_uploads()), "what was begun is dropped"
+        second = await cycle(made, world)
+    assert second.figures.commits == 1
+    assert 0 < second.figures.reused < outputs
+    assert not set(ids) & set(world.set_objects(NODE))
+    ReadCheck(world).run()
+    await world.expire()
+    assert not world.strays(), "what was not used expires"
+    ReadCheck(world).run()
 
 
 @pytest.mark.parametrize(("name", "least"), [("get_range", 8), ("upload_part", 2), (COMMIT, 0)])
-def test_who_is_cancelled_leaves_no_upload_unfinished(name: str, least: int) -> None:
-    async def story() -> None:
-        world, ids = await world_of(6)
+async def test_who_is_cancelled_leaves_no_upload_unfinished(name: str, least: int) -> None:
 
-        async def cancel(step: Any) -> None:
-            if step.name == name and steps.names.count(name) > least and not working.done():
-                working.cancel()
+    world, ids = await world_of(6)
 
-        steps = Steps(hook=cancel)
-        with compactor(world, NODE, steps, replace(TINY, memory_budget=1_500)) as made:
-            working = asyncio.create_task(cycle(made, world))
-            with pytest.raises(asyncio.CancelledError):
-                await working
-            assert not list(world.store.list_multipart_uploads())
-            ReadCheck(world).run()
-            assert (await cycle(made, world)).failures == ()
-        assert not set(ids) & set(world.set_objects(NODE))
+    async def cancel(step: Any) -> None:
+        if step.name == name and steps.names.count(name) > least and not working.done():
+            working.cancel()
+
+    steps = Steps(hook=cancel)
+    with compactor(world, NODE, steps, replace(TINY, memory_budget=1_500)) as made:
+        working = asyncio.create_task(cycle(made, world))
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert not list(world.store.list_multipart_uploads())
         ReadCheck(world).run()
+        assert (await cycle(made, world)).failures == ()
+    assert not set(ids) & set(world.set_objects(NODE))
+    ReadCheck(world).run()
 
-    run(story())
 
+async def test_an_object_that_another_has_replaced_meanwhile_is_no_harm() -> None:
 
-def test_an_object_that_another_has_replaced_meanwhile_is_no_harm() -> None:
-    async def story() -> None:
-        world, _ = await world_of()
-        check = ReadCheck(world)
+    world, _ = await world_of()
+    check = ReadCheck(world)
 
-        async def compact_first(step: Any) -> None:
-            if step.name == COMMIT and not step.done and not rival.names:
-                with compactor(world, NODE, rival) as other:
-                    assert (await cycle(other, world)).figures.commits == 1
-                check.run()
-
-        rival = Steps()
-        with compactor(world, NODE, Steps(hook=compact_first)) as made:
-            report = await cycle(made, world)
-            assert report.figures.commits == 0
-            assert "COMPACTED_OBJECTS_NOT_FOUND" in report.failures[0]
+    async def compact_first(step: Any) -> None:
+        if step.name == COMMIT and not step.done and not rival.names:
+            with compactor(world, NODE, rival) as other:
+                assert (await cycle(other, world)).figures.commits == 1
             check.run()
-            assert (await cycle(made, world)).failures == ()
+
+    rival = Steps()
+    with compactor(world, NODE, Steps(hook=compact_first)) as made:
+        report = await cycle(made, world)
+        assert report.figures.commits == 0
+        assert "COMPACTED_OBJECTS_NOT_FOUND" in report.failures[0]
         check.run()
-
-    run(story())
-
-
-def test_a_damaged_block_keeps_its_object_and_the_others_go_on() -> None:
-    async def story() -> None:
-        world, ids = await world_of(5)
-        key = key_for(ids[2], NAMESPACE)
-        good = world.store.objects()[key]
-        world.store.put(key, bytes([good[0] ^ 1]) + good[1:])
-        with compactor(world, NODE, Steps()) as made:
-            first = await cycle(made, world)
-            assert "is corrupt at byte 0" in first.left_out[ids[2]]
-            second = await cycle(made, world)
-            assert set(second.left_out) == {ids[2]}, "it is told of as long as it is there"
-        assert set(world.set_objects(NODE)) & set(ids) == {ids[2]}
-        world.store.put(key, good)
-        ReadCheck(world).run()
-
-    run(story())
+        assert (await cycle(made, world)).failures == ()
+    check.run()
 
 
-def test_damage_that_only_the_checksum_shows_never_gets_a_new_one() -> None:
-    async def story() -> None:
-        world, ids = await world_of(5)
-        key = key_for(ids[2], NAMESPACE)
-        good = world.store.objects()[key]
-        inside_a_payload = good[:60] + bytes([good[60] ^ 1]) + good[61:]
-        world.store.put(key, inside_a_payload)
-        with compactor(world, NODE, Steps()) as made:
-            first = await cycle(made, world)
-            assert "recorded is" in first.left_out[ids[2]]
-            assert (first.figures.commits, first.figures.sources_checked) == (0, 0)
-            second = await cycle(made, world)
-            assert (second.figures.commits, second.figures.reused) == (2, 0)
-            assert second.figures.sources_checked == 4
-        assert set(world.set_objects(NODE)) & set(ids) == {ids[2]}
-        world.store.put(key, good)
-        ReadCheck(world).run()
+async def test_a_damaged_block_keeps_its_object_and_the_others_go_on() -> None:
 
-    run(story())
+    world, ids = await world_of(5)
+    key = key_for(ids[2], NAMESPACE)
+    good = world.store.objects()[key]
+    world.store.put(key, bytes([good[0] ^ 1]) + good[1:])
+    with compactor(world, NODE, Steps()) as made:
+        first = await cycle(made, world)
+        assert "is corrupt at byte 0" in first.left_out[ids[2]]
+        second = await cycle(made, world)
+        assert set(second.left_out) == {ids[2]}, "it is told of as long as it is there"
+    assert set(world.set_objects(NODE)) & set(ids) == {ids[2]}
+    world.store.put(key, good)
+    ReadCheck(world).run()
 
 
-def test_nothing_made_of_a_damaged_source_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_damage_that_only_the_checksum_shows_never_gets_a_new_one() -> None:
+
+    world, ids = await world_of(5)
+    key = key_for(ids[2], NAMESPACE)
+    good = world.store.objects()[key]
+    inside_a_payload = good[:60] + bytes([good[60] ^ 1]) + good[61:]
+    world.store.put(key, inside_a_payload)
+    with compactor(world, NODE, Steps()) as made:
+        first = await cycle(made, world)
+        assert "recorded is" in first.left_out[ids[2]]
+        assert (first.figures.commits, first.figures.sources_checked) == (0, 0)
+        second = await cycle(made, world)
+        assert (second.figures.commits, second.figures.reused) == (2, 0)
+        assert second.figures.sources_checked == 4
+    assert set(world.set_objects(NODE)) & set(ids) == {ids[2]}
+    world.store.put(key, good)
+    ReadCheck(world).run()
+
+
+async def test_nothing_made_of_a_damaged_source_is_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(group_planning, "SET_ASIDE_S", 0.0)  # it is tried again at once
 
-    async def story() -> None:
-        world, ids = await world_of(5)
-        key = key_for(ids[2], NAMESPACE)
-        good = world.store.objects()[key]
-        world.store.put(key, good[:60] + bytes([good[60] ^ 1]) + good[61:])
-        with compactor(world, NODE, Steps()) as made:
-            for _ in range(3):
-                report = await cycle(made, world)
-                assert "recorded is" in report.failures[0]
-            world.store.put(key, good)
-            assert (await cycle(made, world)).figures.commits == 1
-        ReadCheck(world).run()
-
-    run(story())
+    world, ids = await world_of(5)
+    key = key_for(ids[2], NAMESPACE)
+    good = world.store.objects()[key]
+    world.store.put(key, good[:60] + bytes([good[60] ^ 1]) + good[61:])
+    with compactor(world, NODE, Steps()) as made:
+        for _ in range(3):
+            report = await cycle(made, world)
+            assert "recorded is" in report.failures[0]
+        world.store.put(key, good)
+        assert (await cycle(made, world)).figures.commits == 1
+    ReadCheck(world).run()
 
 
 PAIRS = replace(TINY, selection=replace(TINY.selection, max_group_objects=2))
 """Groups of two."""
 
 
-def test_a_source_that_can_not_be_read_now_lets_the_others_go_first() -> None:
-    async def story() -> None:
-        world, ids = await world_of(4)
-        key, get_range = key_for(ids[0], NAMESPACE), world.store.get_range
-        reads = 0
+async def test_a_source_that_can_not_be_read_now_lets_the_others_go_first() -> None:
 
-        def bad_sector(at: str, start: int = 0, end: int | None = None) -> bytes:
-            nonlocal reads
-            reads += at == key
-            if at == key and reads > 1:
-                raise StoreUnavailableError("the disk gives no answer for this file")
-            return get_range(at, start, end)
+    world, ids = await world_of(4)
+    key, get_range = key_for(ids[0], NAMESPACE), world.store.get_range
+    reads = 0
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(world.store, "get_range", bad_sector)
-            with compactor(world, NODE, Steps(), PAIRS) as made:
-                first = await cycle(made, world)
-                assert "no answer for this file" in first.left_out[ids[0]]
-                assert first.figures.commits == 0, "the whole store may be down"
-                await cycle(made, world)
-                await cycle(made, world)
-        assert set(world.set_objects(NODE)) & set(ids) == {ids[0]}
-        ReadCheck(world).run()
+    def bad_sector(at: str, start: int = 0, end: int | None = None) -> bytes:
+        nonlocal reads
+        reads += at == key
+        if at == key and reads > 1:
+            raise StoreUnavailableError("the disk gives no answer for this file")
+        return get_range(at, start, end)
 
-    run(story())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.store, "get_range", bad_sector)
+        with compactor(world, NODE, Steps(), PAIRS) as made:
+            first = await cycle(made, world)
+            assert "no answer for this file" in first.left_out[ids[0]]
+            assert first.figures.commits == 0, "the whole store may be down"
+            await cycle(made, world)
+            await cycle(made, world)
+    assert set(world.set_objects(NODE)) & set(ids) == {ids[0]}
+    ReadCheck(world).run()
 
 
 @pytest.mark.parametrize("error", [CoverageError("not held"), ValueError("a defect")], ids=str)
-def test_a_group_that_meets_what_should_not_happen_does_not_stop_the_others(
+async def test_a_group_that_meets_what_should_not_happen_does_not_stop_the_others(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        world, ids = await world_of(4)
 
-        def check_or_fail(sources: EntryTable, outputs: EntryTable) -> None:
-            if ids[0] in sources.object_ids():
-                raise error
-            check_coverage(sources, outputs)
+    world, ids = await world_of(4)
 
-        monkeypatch.setattr(commit_run, "check_coverage", check_or_fail)
-        with compactor(world, NODE, Steps(), PAIRS) as made:
-            report = await cycle(made, world)
-            assert str(error) in report.failures[0]
-            assert set(report.left_out) == set(ids[:2])
-            assert sorted(report.groups[1].source_ids) == ids[2:]
-            await cycle(made, world)
-        assert world.set_objects(NODE)[:2] == ids[:2]
-        ReadCheck(world).run()
+    def check_or_fail(sources: EntryTable, outputs: EntryTable) -> None:
+        if ids[0] in sources.object_ids():
+            raise error
+        check_coverage(sources, outputs)
 
-    run(story())
+    monkeypatch.setattr(commit_run, "check_coverage", check_or_fail)
+    with compactor(world, NODE, Steps(), PAIRS) as made:
+        report = await cycle(made, world)
+        assert str(error) in report.failures[0]
+        assert set(report.left_out) == set(ids[:2])
+        assert sorted(report.groups[1].source_ids) == ids[2:]
+        await cycle(made, world)
+    assert world.set_objects(NODE)[:2] == ids[:2]
+    ReadCheck(world).run()
 
 
-def test_an_object_that_is_not_what_the_map_says_is_found_and_left_out() -> None:
+async def test_an_object_that_is_not_what_the_map_says_is_found_and_left_out() -> None:
     """The bytes are whole, and of other offsets: no compaction of it may ever be committed."""
-
-    async def story() -> None:
-        world, ids = await world_of(3, large=False, tells_facts=False)
-        key = key_for(ids[1], NAMESPACE)
-        good = world.store.objects()[key]
-        builder = ObjectBuilder(120)
-        for stream in world.streams.values():
-            held = [one for one in stream.records if 3 <= one.base_offset < 6]
-            builder.write([replace(one, base_offset=one.base_offset + 100) for one in held])
-        foreign = builder.finish().data
-        assert len(foreign) == len(good)
-        world.store.put(key, foreign)
-        with compactor(world, NODE, Steps()) as made:
-            first = await cycle(made, world)
-            assert "OFFSET_NOT_MATCHED" in first.failures[0]
-            assert "the first refused row is stream" in first.failures[0]
-            second = await cycle(made, world)
-        assert "lacks offsets that the map says it holds" in second.left_out[ids[1]]
-        assert second.failures == ()
-        world.store.put(key, good)
-        ReadCheck(world).run()
-
-    run(story())
+    world, ids = await world_of(3, large=False, tells_facts=False)
+    key = key_for(ids[1], NAMESPACE)
+    good = world.store.objects()[key]
+    builder = ObjectBuilder(120)
+    for stream in world.streams.values():
+        held = [one for one in stream.records if 3 <= one.base_offset < 6]
+        builder.write([replace(one, base_offset=one.base_offset + 100) for one in held])
+    foreign = builder.finish().data
+    assert len(foreign) == len(good)
+    world.store.put(key, foreign)
+    with compactor(world, NODE, Steps()) as made:
+        first = await cycle(made, world)
+        assert "OFFSET_NOT_MATCHED" in first.failures[0]
+        assert "the first refused row is stream" in first.failures[0]
+        second = await cycle(made, world)
+    assert "lacks offsets that the map says it holds" in second.left_out[ids[1]]
+    assert second.failures == ()
+    world.store.put(key, good)
+    ReadCheck(world).run()
 
 
-def test_indexes_are_read_once_and_planning_changes_nothing() -> None:
-    async def story() -> None:
-        world, ids = await world_of()
-        with compactor(world, NODE, Steps()) as made:
-            for _ in range(2):
-                plan = await made.plan(target(world, NODE))
-                groups = [group async for group in plan.groups()]
-                assert groups[0].object_ids == tuple(ids)
-                assert sorted(groups[0].plan.commits[0].source_ids) == ids
-                assert plan.objects.object_id.tolist() == ids
-                assert plan.waiting == ()
-                assert world.store.metrics().of("get_range").calls == len(ids)
-        assert world.set_objects(NODE) == ids
-        assert world.store.metrics().of("put").calls == len(ids)
+async def test_indexes_are_read_once_and_planning_changes_nothing() -> None:
 
-    run(story())
+    world, ids = await world_of()
+    with compactor(world, NODE, Steps()) as made:
+        for _ in range(2):
+            plan = await made.plan(target(world, NODE))
+            groups = [group async for group in plan.groups()]
+            assert groups[0].object_ids == tuple(ids)
+            assert sorted(groups[0].plan.commits[0].source_ids) == ids
+            assert plan.objects.object_id.tolist() == ids
+            assert plan.waiting == ()
+            assert world.store.metrics().of("get_range").calls == len(ids)
+    assert world.set_objects(NODE) == ids
+    assert world.store.metrics().of("put").calls == len(ids)
 
 
-def test_a_store_that_asks_for_patience_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_asks_for_patience_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_calls, "_FIRST_PAUSE", 0.001)
 
-    async def story() -> None:
-        world, ids = await world_of()
-        slow_down = StoreUnavailableError("slow down", throttled=True)
-        for name in ("get_range", "put", "upload_part", "start_multipart", "complete_multipart"):
-            world.store.fail_next(name, slow_down, times=3)
-        with compactor(world, NODE, Steps(), replace(TINY, store_patience=10.0)) as made:
-            report = await cycle(made, world)
-        assert (report.figures.commits, report.failures) == (1, ())
+    world, ids = await world_of()
+    slow_down = StoreUnavailableError("slow down", throttled=True)
+    for name in ("get_range", "put", "upload_part", "start_multipart", "complete_multipart"):
+        world.store.fail_next(name, slow_down, times=3)
+    with compactor(world, NODE, Steps(), replace(TINY, store_patience=10.0)) as made:
+        report = await cycle(made, world)
+    assert (report.figures.commits, report.failures) == (1, ())
+    assert not set(ids) & set(world.set_objects(NODE))
+    ReadCheck(world).run()
+
+
+async def test_the_loop_goes_on_until_its_own_node_is_taken_over() -> None:
+
+    world, ids = await world_of()
+    reports: list[CompactionReport] = []
+    stale = target(world, OTHER, gone=True)
+    with compactor(world, NODE, Steps()) as made:
+        own = target(world, NODE)
+        loop = asyncio.create_task(
+            made.run(lambda: [replace(stale, node_epoch=0), own], 0.0, reports.append)
+        )
+        await until(lambda: any(one.node_id == NODE for one in reports), "report")
         assert not set(ids) & set(world.set_objects(NODE))
-        ReadCheck(world).run()
-
-    run(story())
-
-
-def test_the_loop_goes_on_until_its_own_node_is_taken_over() -> None:
-    async def story() -> None:
-        world, ids = await world_of()
-        reports: list[CompactionReport] = []
-        stale = target(world, OTHER, gone=True)
-        with compactor(world, NODE, Steps()) as made:
-            own = target(world, NODE)
-            loop = asyncio.create_task(
-                made.run(lambda: [replace(stale, node_epoch=0), own], 0.0, reports.append)
-            )
-            await until(lambda: any(one.node_id == NODE for one in reports), "report")
-            assert not set(ids) & set(world.set_objects(NODE))
-            for _ in range(4):
-                await world.upload(NODE, dict.fromkeys(world.streams, SMALL))
-            await world.register(NODE)
-            with pytest.raises(NodeEpochExpiredError):
-                await loop
-        ReadCheck(world).run()
-
-    run(story())
+        for _ in range(4):
+            await world.upload(NODE, dict.fromkeys(world.streams, SMALL))
+        await world.register(NODE)
+        with pytest.raises(NodeEpochExpiredError):
+            await loop
+    ReadCheck(world).run()
 
 
-def test_objects_without_anything_live_go_without_a_trace() -> None:
-    async def story() -> None:
-        world, ids = await world_of(4, large=False)
-        for stream_id, stream in world.streams.items():
-            await world.trim(stream_id, stream.end)
-        before = world.store.metrics()
-        with compactor(world, NODE, Steps()) as made:
-            report = await cycle(made, world)
-        assert sorted(report.groups[0].source_ids) == ids
-        assert moved(before, world.store.metrics())["puts"] == 0
-        assert not world.committed()
-        ReadCheck(world).run()
+async def test_objects_without_anything_live_go_without_a_trace() -> None:
 
-    run(story())
+    world, ids = await world_of(4, large=False)
+    for stream_id, stream in world.streams.items():
+        await world.trim(stream_id, stream.end)
+    before = world.store.metrics()
+    with compactor(world, NODE, Steps()) as made:
+        report = await cycle(made, world)
+    assert sorted(report.groups[0].source_ids) == ids
+    assert moved(before, world.store.metrics())["puts"] == 0
+    assert not world.committed()
+    ReadCheck(world).run()

@@ -16,7 +16,6 @@ from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.storage.errors import AccessDeniedError, StoreUnavailableError
 from streammeta.storage.object_store.base import MIN_PART_SIZE, MultipartUpload, Tags
 from streammeta.storage.object_store.memory import MemoryObjectStore
-from tests.broker_client.client_helpers import scenario
 
 RULES = PartRules(MIN_PART_SIZE, MIN_PART_SIZE)
 KEY = "key"
@@ -34,7 +33,6 @@ async def writing(
 
 
 @pytest.mark.parametrize("seed", range(6))
-@scenario
 async def test_pieces_of_any_size_make_one_object_of_equal_parts(seed: int) -> None:
     rng = random.Random(seed)
     data = rng.randbytes(rng.choice([0, 1, 3 * MIN_PART_SIZE, 3 * MIN_PART_SIZE + 77]) + 1)
@@ -55,7 +53,6 @@ async def test_pieces_of_any_size_make_one_object_of_equal_parts(seed: int) -> N
 
 
 @pytest.mark.parametrize("size", [RULES.put_bytes, RULES.put_bytes + 1])
-@scenario
 async def test_only_what_is_larger_than_one_request_goes_in_parts(size: int) -> None:
     store, figures = MemoryObjectStore(), Figures()
     async with writing(store, figures) as writer:
@@ -65,7 +62,6 @@ async def test_only_what_is_larger_than_one_request_goes_in_parts(size: int) -> 
 
 
 @pytest.mark.parametrize("fails", ["upload_part", "complete_multipart"])
-@scenario
 async def test_what_is_not_finished_is_dropped(fails: str) -> None:
     store, figures = MemoryObjectStore(), Figures()
     store.fail_next(fails, AccessDeniedError("no"))
@@ -79,7 +75,6 @@ async def test_what_is_not_finished_is_dropped(fails: str) -> None:
     assert not store.objects()
 
 
-@scenario
 async def test_an_upload_whose_start_was_not_answered_is_dropped_too() -> None:
     class Forgetful(MemoryObjectStore):
         def start_multipart(self, key: str, *, tags: Tags | None = None) -> MultipartUpload:
@@ -95,7 +90,6 @@ async def test_an_upload_whose_start_was_not_answered_is_dropped_too() -> None:
     assert list(store.list_multipart_uploads()) == [other], "only its own"
 
 
-@scenario
 async def test_an_upload_that_can_not_be_dropped_is_told_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

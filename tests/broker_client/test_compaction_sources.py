@@ -27,7 +27,6 @@ from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_builder import ObjectBuilder
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.memory import MemoryObjectStore
-from tests.broker_client.client_helpers import scenario
 
 
 class FakeMap:
@@ -78,7 +77,6 @@ def index_of(loaded: SourceIndex | LeftOut) -> SourceIndex:
 
 
 @pytest.mark.parametrize(("streams", "blocks", "gets"), [(2, 3, 1), (900, 2, 1), (3, 900, 2)])
-@scenario
 async def test_an_index_takes_one_request_unless_its_streams_have_many_blocks(
     streams: int, blocks: int, gets: int
 ) -> None:
@@ -97,7 +95,6 @@ async def test_an_index_takes_one_request_unless_its_streams_have_many_blocks(
     assert bench.gets == 2 * gets
 
 
-@scenario
 async def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
     bench = Bench(MemoryObjectStore(), FakeMap(), cache_bytes=5_000)
     sources = [bench.put(one, 20) for one in range(3)]
@@ -109,7 +106,6 @@ async def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
     assert bench.gets == 4
 
 
-@scenario
 async def test_each_fault_is_that_of_one_object() -> None:
     bench = Bench(MemoryObjectStore(), FakeMap())
     good, corrupt = bench.put(1, 2), bench.put(2, 2)
@@ -126,7 +122,6 @@ async def test_each_fault_is_that_of_one_object() -> None:
     assert isinstance((await bench.indexes.load([other]))[5], SourceIndex)
 
 
-@scenario
 async def test_entries_that_the_map_does_not_know_are_not_the_objects() -> None:
     bench = Bench(MemoryObjectStore(), FakeMap({7: [(2, 0, 3), (0, 1, 2)]}))
     source = bench.put(7, 3, blocks=3)
@@ -147,7 +142,6 @@ async def test_entries_that_the_map_does_not_know_are_not_the_objects() -> None:
     assert isinstance((await bench.indexes.load([listed]))[7], LeftOut)
 
 
-@scenario
 async def test_a_suspect_is_held_against_the_map_whatever_it_looks_like() -> None:
     bench = Bench(MemoryObjectStore(), FakeMap({7: [(0, 0, 1), (1, 5, 6)]}))
     source = bench.put(7, 2)

@@ -17,7 +17,7 @@ from streammeta.client.compaction.throttle import Throttle, give_way
 from streammeta.client.compaction.together import together
 from streammeta.storage.errors import ObjectNotFoundError, StoreUnavailableError
 from streammeta.storage.object_store.memory import MemoryObjectStore
-from tests.broker_client.client_helpers import scenario, until
+from tests.broker_client.client_helpers import until
 
 
 @contextmanager
@@ -47,7 +47,6 @@ def test_transfers_come_to_the_rate_and_time_is_not_saved_up() -> None:
     assert Throttle(0.0).reserve(1 << 40, now=0.0) == 0.0
 
 
-@scenario
 async def test_it_waits_while_others_are_busy_but_not_for_ever() -> None:
     asked = 0
 
@@ -66,7 +65,6 @@ async def test_it_waits_while_others_are_busy_but_not_for_ever() -> None:
     assert asked == 4
 
 
-@scenario
 async def test_calls_of_others_on_the_same_store_go_first_and_own_calls_do_not_count() -> None:
     entered, gate = threading.Event(), threading.Event()
     order: list[str] = []
@@ -98,7 +96,6 @@ async def read_own(calls: StoreCalls, store: MemoryObjectStore) -> None:
 
 
 @pytest.mark.usefixtures("short_pauses")
-@scenario
 async def test_a_store_that_turns_it_away_is_asked_again_and_other_errors_are_final() -> None:
     store = MemoryObjectStore()
     store.put("key", b"data")
@@ -114,7 +111,6 @@ async def test_a_store_that_turns_it_away_is_asked_again_and_other_errors_are_fi
             await calls.read(4, lambda: store.get_range("key"))
 
 
-@scenario
 async def test_what_was_begun_has_ended_before_anything_is_dropped() -> None:
     gate, ended = threading.Event(), threading.Event()
 
@@ -134,7 +130,6 @@ async def test_what_was_begun_has_ended_before_anything_is_dropped() -> None:
         assert await dropping, "the write ended first"
 
 
-@scenario
 async def test_work_side_by_side_ends_with_the_first_failure() -> None:
     cancelled = []
 
@@ -155,7 +150,6 @@ async def test_work_side_by_side_ends_with_the_first_failure() -> None:
     await together([])
 
 
-@scenario
 async def test_who_is_cancelled_stays_cancelled_whatever_fails_then() -> None:
     async def fail_when_cancelled() -> None:
         try:
@@ -171,7 +165,6 @@ async def test_who_is_cancelled_stays_cancelled_whatever_fails_then() -> None:
         await working
 
 
-@scenario
 async def test_no_more_run_at_a_time_than_there_are_threads_for() -> None:
     running, most = 0, 0
     lock = threading.Lock()

@@ -27,7 +27,7 @@ from streammeta.client.methods import (
     PREPARE_OBJECTS,
 )
 from streammeta.v1 import objects_pb2, streams_pb2
-from tests.broker_client.client_helpers import broker, scenario, until
+from tests.broker_client.client_helpers import broker, until
 from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
 
 
@@ -38,7 +38,6 @@ def free_port() -> int:
         return port
 
 
-@scenario
 async def test_a_follower_s_hint_leads_to_the_leader() -> None:
     async with FakeCluster(3) as cluster, ControllerClient(cluster.endpoints) as client:
         cluster.move_leader(2)
@@ -47,7 +46,6 @@ async def test_a_follower_s_hint_leads_to_the_leader() -> None:
         assert cluster.calls["DescribeStreams"] <= 2
 
 
-@scenario
 async def test_a_killed_leader_is_noticed_at_once() -> None:
     """The reset connection, not the timeout of an attempt, sends the call on."""
     async with broker(3) as b:
@@ -60,7 +58,6 @@ async def test_a_killed_leader_is_noticed_at_once() -> None:
         assert b.client.leader == b.cluster.endpoints[1]
 
 
-@scenario
 async def test_a_call_waits_out_an_election() -> None:
     async with broker(3) as b:
         b.cluster.leader = -1
@@ -70,7 +67,6 @@ async def test_a_call_waits_out_an_election() -> None:
         assert await call == [0]
 
 
-@scenario
 async def test_a_lost_answer_is_asked_for_again_under_the_same_request_id() -> None:
     async with broker(3) as b:
         for status, reason in (
@@ -100,7 +96,6 @@ async def test_a_lost_answer_is_asked_for_again_under_the_same_request_id() -> N
         (grpc.StatusCode.ABORTED, errors.ControllerDefectError),
     ],
 )
-@scenario
 async def test_a_refused_call_is_never_repeated(
     status: grpc.StatusCode, kind: type[RefusedError]
 ) -> None:
@@ -112,7 +107,6 @@ async def test_a_refused_call_is_never_repeated(
         assert b.cluster.calls["PrepareObjects"] == 1
 
 
-@scenario
 async def test_the_deadline_ends_a_call_and_names_the_endpoints() -> None:
     endpoints = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     async with ControllerClient(endpoints, rng=random.Random(1)) as client:
@@ -122,7 +116,6 @@ async def test_the_deadline_ends_a_call_and_names_the_endpoints() -> None:
         assert all("UNAVAILABLE" in seen for seen in caught.value.tried.values())
 
 
-@scenario
 async def test_a_silent_controller_costs_one_attempt_not_the_call() -> None:
     async with FakeCluster(2) as cluster:
         stuck = asyncio.Event()
@@ -138,7 +131,6 @@ async def test_a_silent_controller_costs_one_attempt_not_the_call() -> None:
         stuck.set()
 
 
-@scenario
 async def test_a_proxy_for_the_internet_is_not_asked_for_controllers() -> None:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
@@ -148,7 +140,6 @@ async def test_a_proxy_for_the_internet_is_not_asked_for_controllers() -> None:
             await client.call(DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest(), 5.0)
 
 
-@scenario
 async def test_any_controller_names_the_namespace() -> None:
     async with FakeCluster(3) as cluster, ControllerClient(cluster.endpoints) as client:
         cluster.leader = -1
@@ -156,7 +147,6 @@ async def test_any_controller_names_the_namespace() -> None:
         assert client.leader is None, "an answer that any member gives does not make it leader"
 
 
-@scenario
 async def test_registration_finds_what_an_earlier_process_left_open_and_fences_it() -> None:
     async with broker() as b:
         opened = await b.opened(2)
@@ -168,7 +158,6 @@ async def test_registration_finds_what_an_earlier_process_left_open_and_fences_i
             await b.session.heartbeat()
 
 
-@scenario
 async def test_one_unknown_stream_does_not_keep_the_others_closed() -> None:
     async with broker() as b:
         ids = await b.session.create_streams([{}] * 3)

@@ -11,12 +11,11 @@ import pytest
 from streammeta.client import BrokerSession, InvalidRequestError, NodeEpochExpiredError
 from streammeta.client.methods import PREPARE_OBJECTS
 from streammeta.client.object_ids import STOCK_MAX, STOCK_MIN, ObjectIds
-from tests.broker_client.client_helpers import broker, scenario
+from tests.broker_client.client_helpers import broker
 
 PREPARES = "PrepareObjects"
 
 
-@scenario
 async def test_ids_ascend_in_the_order_of_the_calls_and_few_calls_bring_them() -> None:
     seed = 5
     rng = random.Random(seed)
@@ -32,7 +31,6 @@ async def test_ids_ascend_in_the_order_of_the_calls_and_few_calls_bring_them() -
         assert b.cluster.map.next_object_id - len(every) <= STOCK_MAX
 
 
-@scenario
 async def test_more_ids_than_one_call_may_ask_for() -> None:
     async with broker() as b:
         ids = ObjectIds(b.session, 600_000)
@@ -41,7 +39,6 @@ async def test_more_ids_than_one_call_may_ask_for() -> None:
         assert max(request.count for request in b.cluster.requests[PREPARES]) == 10_000
 
 
-@scenario
 async def test_what_may_have_expired_is_not_given_out() -> None:
     now = [0.0]
     async with broker() as b:
@@ -53,7 +50,6 @@ async def test_what_may_have_expired_is_not_given_out() -> None:
         assert (await ids.take(1)).ids == (STOCK_MIN,)
 
 
-@scenario
 async def test_discarded_ids_are_not_given_out() -> None:
     async with broker() as b:
         ids = ObjectIds(b.session, 600_000)
@@ -62,7 +58,6 @@ async def test_discarded_ids_are_not_given_out() -> None:
         assert (await ids.take(2)).ids == (STOCK_MIN, STOCK_MIN + 1)
 
 
-@scenario
 async def test_a_call_that_fails_leaves_the_stock_as_it_was() -> None:
     async with broker() as b:
         ids = ObjectIds(b.session, 600_000)

@@ -35,7 +35,7 @@ from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.memory import MemoryObjectStore
 from streammeta.storage.object_store.range_merge import MAX_SPAN, MAX_UNUSED
 from streammeta.v1.common_pb2 import NONE, OBJECT_KIND_COMPOSITE, STREAM_NOT_EXIST
-from tests.broker_client.client_helpers import Broker, broker, scenario
+from tests.broker_client.client_helpers import Broker, broker
 from tests.broker_client.fake_controller import NAMESPACE, FakeStream
 
 
@@ -86,7 +86,6 @@ def replace_object(store: MemoryObjectStore, object_id: int, data: bytes) -> byt
     return before
 
 
-@scenario
 async def test_a_read_covers_what_is_asked_and_no_further_batch() -> None:
     async with written(2, 3) as (_, reader):
         assert bases(await reader.read(1, 0)) == list(range(0, 30, 2))
@@ -98,7 +97,6 @@ async def test_a_read_covers_what_is_asked_and_no_further_batch() -> None:
             assert record.payload == payload_of(1, record.base_offset, 20)
 
 
-@scenario
 async def test_max_bytes_bounds_a_read_to_at_least_one_batch() -> None:
     async with written(2, 3) as (_, reader):
         assert bases(await reader.read(0, 0, max_bytes=1)) == [0]
@@ -106,7 +104,6 @@ async def test_max_bytes_bounds_a_read_to_at_least_one_batch() -> None:
         assert [r.base_offset async for r in reader.iterate(0, 4, 8)] == [4, 6]
 
 
-@scenario
 async def test_reads_that_make_no_sense_are_refused() -> None:
     async with written(1, 1) as (_, reader):
         for start, end, max_bytes in ((-1, None, 1), (5, 5, 1), (0, None, 0)):
@@ -114,7 +111,6 @@ async def test_reads_that_make_no_sense_are_refused() -> None:
                 await reader.read(0, start, end, max_bytes)
 
 
-@scenario
 async def test_many_ranges_are_located_in_one_call() -> None:
     async with written(3, 2) as (b, reader):
         answers = await reader.locate([StreamQuery(i, 0) for i in (2, 9, 0)])
@@ -122,7 +118,6 @@ async def test_many_ranges_are_located_in_one_call() -> None:
         assert b.cluster.calls["GetObjects"] == 1
 
 
-@scenario
 async def test_unknown_and_trimmed_offsets_are_named() -> None:
     async with written(1, 2) as (b, reader):
         with pytest.raises(StreamNotFoundError, match="stream 77"):
@@ -138,7 +133,6 @@ async def test_unknown_and_trimmed_offsets_are_named() -> None:
 
 
 @pytest.mark.parametrize("bulk_bytes", [1, 20_000, 64 << 20])
-@scenario
 async def test_bulk_reads_give_every_stream_with_few_requests(bulk_bytes: int) -> None:
     async with written(300, 4) as (b, _):
         empty = (await b.opened(1))[0].stream_id
@@ -161,7 +155,6 @@ async def test_bulk_reads_give_every_stream_with_few_requests(bulk_bytes: int) -
             assert reader.stats.bytes_fetched < 2 * stored
 
 
-@scenario
 async def test_bulk_reads_go_on_after_the_limit_of_one_answer() -> None:
     async with broker() as b:
         built = b.cluster.map.streams
@@ -179,7 +172,6 @@ async def test_bulk_reads_go_on_after_the_limit_of_one_answer() -> None:
 
 
 @pytest.mark.parametrize("bulk", [False, True])
-@scenario
 async def test_an_object_compacted_away_under_the_reader_is_looked_up_again(bulk: bool) -> None:
     async with written(1, 1) as (b, reader):
         moved = key_for(500, NAMESPACE)
@@ -201,7 +193,6 @@ async def test_an_object_compacted_away_under_the_reader_is_looked_up_again(bulk
 
 
 @pytest.mark.parametrize("bulk", [False, True])
-@scenario
 async def test_an_object_that_stays_missing_is_named(bulk: bool) -> None:
     async with written(2, 1) as (b, reader):
         key = key_for(0, NAMESPACE)
@@ -211,7 +202,6 @@ async def test_an_object_that_stays_missing_is_named(bulk: bool) -> None:
         assert (caught.value.key, caught.value.object_id) == (key, 0)
 
 
-@scenario
 async def test_an_object_of_another_cluster_is_never_read() -> None:
     async with written(1, 1) as (b, _):
         reader = StreamReader(b.client, b.store, "_streammeta_other")
@@ -221,7 +211,6 @@ async def test_an_object_of_another_cluster_is_never_read() -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, -1], ids=["empty", "one byte", "head", "all but one"])
-@scenario
 async def test_a_truncated_object_is_named(kept: int) -> None:
     async with written(2, 1) as (b, reader):
         replace_object(b.store, 0, b.store.objects()[key_for(0, NAMESPACE)][:kept])
@@ -230,7 +219,6 @@ async def test_a_truncated_object_is_named(kept: int) -> None:
         assert (caught.value.key, caught.value.stream_id) == (key_for(0, NAMESPACE), 1)
 
 
-@scenario
 async def test_no_changed_byte_of_structure_gives_wrong_records() -> None:
     """Flip each byte but payload and epoch bytes, which the format can't check."""
     async with written(1, 1, payload_bytes=0) as (b, _):
@@ -246,7 +234,6 @@ async def test_no_changed_byte_of_structure_gives_wrong_records() -> None:
             reader.close()
 
 
-@scenario
 async def test_an_index_without_the_listed_range_is_named() -> None:
     async with written(1, 1) as (b, reader):
         builder = ObjectBuilder()
@@ -259,7 +246,6 @@ async def test_an_index_without_the_listed_range_is_named() -> None:
             await reader.read(0, 0)
 
 
-@scenario
 async def test_an_index_that_overlaps_the_object_before_is_named() -> None:
     async with written(1, 2) as (b, reader):
         builder = ObjectBuilder()
@@ -272,7 +258,6 @@ async def test_an_index_that_overlaps_the_object_before_is_named() -> None:
             await reader.read(0, 0)
 
 
-@scenario
 async def test_an_answer_with_a_hole_is_refused() -> None:
     async with written(1, 3) as (b, reader):
         del b.cluster.map.streams[0].pieces[1]
@@ -280,7 +265,6 @@ async def test_an_answer_with_a_hole_is_refused() -> None:
             await reader.read(0, 0)
 
 
-@scenario
 async def test_a_composite_object_is_read_through_its_links() -> None:
     async with broker() as b:
         links = []
@@ -300,7 +284,6 @@ async def test_a_composite_object_is_read_through_its_links() -> None:
         reader.close()
 
 
-@scenario
 async def test_the_index_cache_serves_again_and_keeps_its_bound() -> None:
     async with written(1, 3) as (b, reader):
         await asyncio.gather(*(reader.read(0, at) for at in (0, 10, 20)))

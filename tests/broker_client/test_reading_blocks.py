@@ -15,7 +15,7 @@ from streammeta.client.reading.block_planner import RECORD_BYTES
 from streammeta.client.reading.byte_budget import ByteBudget, SharedWork, all_of
 from streammeta.client.reading.cursors import CALM_S, EXPIRY_S, Cursor, Cursors
 from streammeta.client.reading.reader_stats import ReaderStats
-from tests.broker_client.client_helpers import scenario, until
+from tests.broker_client.client_helpers import until
 from tests.broker_client.reader_world import placed
 
 
@@ -116,7 +116,6 @@ def test_the_size_is_that_of_what_is_kept_and_never_too_large(seed: int) -> None
         assert len(cache) == sum(data is not None for data in kept)
 
 
-@scenario
 async def test_a_budget_serves_in_order_and_survives_who_gives_up() -> None:
     budget, order = ByteBudget(10), list[int]()
 
@@ -136,7 +135,6 @@ async def test_a_budget_serves_in_order_and_survives_who_gives_up() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-@scenario
 async def test_a_budget_never_leaks_when_tasks_are_cancelled_at_any_time(seed: int) -> None:
     rng, budget = random.Random(seed), ByteBudget(100)
 
@@ -153,7 +151,6 @@ async def test_a_budget_never_leaks_when_tasks_are_cancelled_at_any_time(seed: i
     assert budget.held == 0, f"seed {seed}"
 
 
-@scenario
 async def test_work_is_shared_and_ends_with_the_last_who_wants_it() -> None:
     shared: SharedWork[str, int] = SharedWork()
     started, cancelled = 0, 0
@@ -182,7 +179,6 @@ async def test_work_is_shared_and_ends_with_the_last_who_wants_it() -> None:
     assert await shared.run("a", work) == 7
 
 
-@scenario
 async def test_all_work_ends_before_a_failure_is_raised() -> None:
     ended = []
 
@@ -315,7 +311,6 @@ async def filled_reader(place: object, config: ReaderConfig, records: int) -> St
     return reader
 
 
-@scenario
 async def test_who_goes_on_finds_blocks_in_memory_and_each_is_fetched_once() -> None:
     async with placed() as place:
         reader = await filled_reader(place, small_blocks(20), 1_000)
@@ -338,7 +333,6 @@ async def test_who_goes_on_finds_blocks_in_memory_and_each_is_fetched_once() -> 
         reader.close()
 
 
-@scenario
 async def test_readers_here_and_there_are_not_read_ahead_for() -> None:
     async with placed() as place:
         reader = await filled_reader(place, small_blocks(10), 1_000)
@@ -350,7 +344,6 @@ async def test_readers_here_and_there_are_not_read_ahead_for() -> None:
         reader.close()
 
 
-@scenario
 async def test_more_readers_than_memory_lose_what_was_read_ahead_and_still_read_all() -> None:
     async with placed() as place:
         reader = await filled_reader(place, small_blocks(6), 400)
@@ -367,7 +360,6 @@ async def test_more_readers_than_memory_lose_what_was_read_ahead_and_still_read_
         reader.close()
 
 
-@scenario
 async def test_readers_of_the_same_blocks_share_one_request() -> None:
     async with placed() as place:
         reader = await filled_reader(place, ReaderConfig(), 300)
@@ -376,7 +368,6 @@ async def test_readers_of_the_same_blocks_share_one_request() -> None:
         reader.close()
 
 
-@scenario
 async def test_reads_wait_for_memory_instead_of_taking_more() -> None:
     async with placed() as place:
         config = ReaderConfig(read_bytes=100_000, block_cache_bytes=0)
@@ -397,7 +388,6 @@ async def test_reads_wait_for_memory_instead_of_taking_more() -> None:
         reader.close()
 
 
-@scenario
 async def test_a_cancelled_read_gives_its_memory_back() -> None:
     async with placed() as place:
         reader = await filled_reader(place, ReaderConfig(read_bytes=60_000), 300)
@@ -413,7 +403,6 @@ async def test_a_cancelled_read_gives_its_memory_back() -> None:
         reader.close()
 
 
-@scenario
 async def test_small_objects_are_read_with_one_request_for_all_their_streams() -> None:
     async with placed() as place:
         place.world.create(50)
@@ -426,7 +415,6 @@ async def test_small_objects_are_read_with_one_request_for_all_their_streams() -
         reader.close()
 
 
-@scenario
 async def test_who_gives_up_leaves_the_shared_request_to_the_others() -> None:
     async with placed() as place:
         reader = await filled_reader(place, ReaderConfig(), 120)
@@ -444,7 +432,6 @@ async def test_who_gives_up_leaves_the_shared_request_to_the_others() -> None:
         reader.close()
 
 
-@scenario
 async def test_a_request_that_nobody_waits_for_is_not_sent() -> None:
     async with placed() as place:
         config = ReaderConfig(fetch_threads=1, block_cache_bytes=0)

@@ -8,14 +8,13 @@ import pytest
 
 from streammeta.client import ReaderClosedError
 from streammeta.client.reading.lookups import Lookups, StreamQuery
-from tests.broker_client.client_helpers import broker, scenario
+from tests.broker_client.client_helpers import broker
 
 TURNS = range(6)
 """Of the event loop: before, while and after a question is handed over to the task that asks it."""
 
 
 @pytest.mark.parametrize("turns", TURNS)
-@scenario
 async def test_a_question_ends_when_the_reader_is_closed_after_any_turn(turns: int) -> None:
     async with broker() as b:
         never = asyncio.Event()

@@ -14,7 +14,7 @@ import pytest
 
 from streammeta.client import OffsetTrimmedError, ReaderConfig, StreamReader
 from streammeta.storage.object_format.record import RecordBatch
-from tests.broker_client.client_helpers import scenario, until
+from tests.broker_client.client_helpers import until
 from tests.broker_client.reader_world import Place, World, placed
 
 STREAMS = 4
@@ -151,7 +151,6 @@ async def storm(place: Place, config: ReaderConfig, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("seed", range(2))
-@scenario
 async def test_readers_see_exactly_the_right_records_in_a_changing_world(
     seed: int, config: str
 ) -> None:
@@ -161,13 +160,11 @@ async def test_readers_see_exactly_the_right_records_in_a_changing_world(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 60))
-@scenario
 async def test_readers_see_exactly_the_right_records_in_many_worlds(seed: int) -> None:
     async with placed(seed) as place:
         await storm(place, list(CONFIGS.values())[seed % 3], random.Random(seed))
 
 
-@scenario
 async def test_iterating_reads_each_record_once_while_objects_are_replaced() -> None:
     async with placed() as place:
         world = place.world

@@ -15,7 +15,6 @@ from streammeta.client.reading.slice_cache import SliceCache
 from streammeta.client.reading.stream_slices import Slice, StreamSlices
 from streammeta.v1 import records_pb2
 from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
-from tests.broker_client.client_helpers import scenario
 from tests.broker_client.reader_world import Place, World, column, placed, set_objects_record
 
 
@@ -171,7 +170,6 @@ def told(world: World, act: Callable[[], object]) -> records_pb2.RecordSet:
     return records_pb2.RecordSet.FromString(change.payload)
 
 
-@scenario
 async def test_the_map_is_asked_once_and_again_when_the_answer_is_too_old() -> None:
     async with placed() as place:
         await filled(place)
@@ -186,7 +184,6 @@ async def test_the_map_is_asked_once_and_again_when_the_answer_is_too_old() -> N
         assert stats.lookups == 2
 
 
-@scenario
 async def test_changes_keep_an_answer_true_while_they_come_without_a_break() -> None:
     async with placed() as place:
         world = await filled(place)
@@ -211,7 +208,6 @@ async def test_changes_keep_an_answer_true_while_they_come_without_a_break() -> 
         assert stats.lookups == 3, "changes were missed in between"
 
 
-@scenario
 async def test_that_there_is_nothing_is_never_believed_from_memory() -> None:
     async with placed() as place:
         world = await filled(place)
@@ -222,7 +218,6 @@ async def test_that_there_is_nothing_is_never_believed_from_memory() -> None:
         assert [one.end_offset for one in (await cache.locate(3, 30)).slices] == [35]
 
 
-@scenario
 async def test_a_change_that_overtakes_the_answer_is_not_lost() -> None:
     async with placed() as place:
         world = await filled(place)
@@ -243,7 +238,6 @@ async def test_a_change_that_overtakes_the_answer_is_not_lost() -> None:
         assert stats.lookups == 1, "the answer held both changes already"
 
 
-@scenario
 async def test_an_answer_older_than_the_changes_beside_it_is_corrected() -> None:
     async with placed() as place:
         world = await filled(place)
@@ -263,7 +257,6 @@ async def test_an_answer_older_than_the_changes_beside_it_is_corrected() -> None
         assert [one.end_offset for one in remembered.slices] == [20, 30, 34]
 
 
-@scenario
 async def test_refusals_are_raised_and_forgotten() -> None:
     async with placed() as place:
         world = await filled(place)
@@ -280,7 +273,6 @@ async def test_refusals_are_raised_and_forgotten() -> None:
         assert cache.size == 0
 
 
-@scenario
 async def test_memory_is_bounded_and_the_longest_unused_streams_go() -> None:
     async with placed() as place:
         await filled(place, count=4)
@@ -296,7 +288,6 @@ async def test_memory_is_bounded_and_the_longest_unused_streams_go() -> None:
         assert stats.lookups == asked + 1
 
 
-@scenario
 async def test_a_stream_that_grows_without_end_does_not_outgrow_the_memory() -> None:
     async with placed() as place:
         world = await filled(place)
@@ -309,7 +300,6 @@ async def test_a_stream_that_grows_without_end_does_not_outgrow_the_memory() -> 
             assert cache.size <= 32
 
 
-@scenario
 async def test_news_wake_those_who_wait_for_the_stream_and_nobody_else() -> None:
     async with placed() as place:
         world = await filled(place)
@@ -325,7 +315,6 @@ async def test_news_wake_those_who_wait_for_the_stream_and_nobody_else() -> None
         assert clock.tracked == [3, 4]
 
 
-@scenario
 async def test_questions_of_one_turn_go_out_in_one_call() -> None:
     async with placed() as place:
         await filled(place)

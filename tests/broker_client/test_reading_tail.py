@@ -24,7 +24,7 @@ from streammeta.client.reading import map_follower
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
-from tests.broker_client.client_helpers import scenario, until
+from tests.broker_client.client_helpers import until
 from tests.broker_client.fake_controller import NAMESPACE
 from tests.broker_client.reader_world import Place, payload_of, placed
 
@@ -56,7 +56,6 @@ async def followed(place: Place, reader: StreamReader) -> None:
     await until(lambda: reader._follower.is_healthy, "watch")
 
 
-@scenario
 async def test_a_tail_gives_what_is_there_and_then_what_comes() -> None:
     async with tailing() as (place, reader):
         tail = reader.tail(1, 4)
@@ -70,7 +69,6 @@ async def test_a_tail_gives_what_is_there_and_then_what_comes() -> None:
         assert tail.position == 13
 
 
-@scenario
 async def test_idle_tails_ask_nothing_and_share_one_watch() -> None:
     async with tailing(streams=300) as (place, reader):
         tails = [reader.tail(each, 0) for each in range(300)]
@@ -89,7 +87,6 @@ async def test_idle_tails_ask_nothing_and_share_one_watch() -> None:
         assert set(place.cluster.requests["Watch"][-1].stream_ids) == set(range(300))
 
 
-@scenario
 async def test_more_streams_than_a_filter_takes_are_watched_without_one() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(map_follower, "MAX_FILTERED_STREAMS", 2)
@@ -102,7 +99,6 @@ async def test_more_streams_than_a_filter_takes_are_watched_without_one() -> Non
             assert not place.cluster.requests["Watch"][-1].stream_ids
 
 
-@scenario
 async def test_a_cancelled_tail_goes_on_where_it_was() -> None:
     async with tailing() as (place, reader):
         tail, got, rng = reader.tail(0, 0, max_bytes=60), list[int](), random.Random(5)
@@ -117,7 +113,6 @@ async def test_a_cancelled_tail_goes_on_where_it_was() -> None:
         assert got == list(range(40))
 
 
-@scenario
 async def test_many_tails_of_one_stream_read_its_blocks_together() -> None:
     async with tailing() as (place, reader):
         tails = [reader.tail(0, 10) for _ in range(50)]
@@ -131,7 +126,6 @@ async def test_many_tails_of_one_stream_read_its_blocks_together() -> None:
         assert reader.stats.requests - before <= 2, "an index and the blocks"
 
 
-@scenario
 async def test_a_closed_tail_ends_even_while_it_waits() -> None:
     async with tailing() as (place, reader):
         tail = reader.tail(0, 10)
@@ -148,7 +142,6 @@ async def test_a_closed_tail_ends_even_while_it_waits() -> None:
         assert not reader._slices._news
 
 
-@scenario
 async def test_a_tail_that_is_dropped_is_followed_no_longer() -> None:
     async with tailing() as (_, reader):
         tail = reader.tail(0, 0)
@@ -158,7 +151,6 @@ async def test_a_tail_that_is_dropped_is_followed_no_longer() -> None:
         assert not reader._slices._news
 
 
-@scenario
 async def test_a_waiting_tail_hears_of_trims_and_deletion() -> None:
     async with tailing() as (place, reader):
         trimmed, deleted = reader.tail(0, 10), reader.tail(1, 10)
@@ -176,7 +168,6 @@ async def test_a_waiting_tail_hears_of_trims_and_deletion() -> None:
             await waiting[1]
 
 
-@scenario
 async def test_offsets_that_are_owed_are_waited_for_and_those_given_up_are_passed_over() -> None:
     async with tailing() as (place, reader):
         tail = reader.tail(0, 8)
@@ -198,7 +189,6 @@ async def test_offsets_that_are_owed_are_waited_for_and_those_given_up_are_passe
         assert reader.stats.lost_offsets > 0
 
 
-@scenario
 async def test_without_a_watch_waiters_ask_from_time_to_time() -> None:
     async with tailing(config=ReaderConfig(poll_interval=0.02)) as (place, reader):
         place.world.watch_is_broken = True
@@ -210,7 +200,6 @@ async def test_without_a_watch_waiters_ask_from_time_to_time() -> None:
         assert [one.base_offset for one in await waiting] == [10, 11]
 
 
-@scenario
 async def test_changes_that_are_gone_everywhere_lose_nothing() -> None:
     async with tailing() as (place, reader):
         tail = reader.tail(0, 10)
@@ -224,7 +213,6 @@ async def test_changes_that_are_gone_everywhere_lose_nothing() -> None:
         assert [one.base_offset for one in await waiting] == list(range(10, 17))
 
 
-@scenario
 async def test_a_watch_that_lags_behind_the_leader_is_given_up() -> None:
     """A controller that is cut off goes on saying that it has everything."""
     with pytest.MonkeyPatch.context() as patch:
@@ -239,7 +227,6 @@ async def test_a_watch_that_lags_behind_the_leader_is_given_up() -> None:
             assert not reader._follower.is_healthy
 
 
-@scenario
 async def test_a_new_stream_joins_the_watch_and_misses_nothing() -> None:
     async with tailing(streams=30) as (place, reader):
         rng, ends = random.Random(9), dict.fromkeys(range(30), 10)
@@ -258,7 +245,6 @@ async def test_a_new_stream_joins_the_watch_and_misses_nothing() -> None:
             assert [one.base_offset for one in got] == list(range(20))
 
 
-@scenario
 async def test_fetch_returns_at_once_when_there_is_something_or_no_wait() -> None:
     async with tailing() as (_, reader):
         fetched = await reader.fetch(0, 4)
@@ -269,7 +255,6 @@ async def test_fetch_returns_at_once_when_there_is_something_or_no_wait() -> Non
         assert (nothing.records, nothing.next_offset) == ([], 10)
 
 
-@scenario
 async def test_fetch_waits_for_enough_and_no_longer() -> None:
     async with tailing() as (place, reader):
         waiting = asyncio.create_task(reader.fetch(0, 8, min_bytes=100, wait=SOON))
@@ -288,7 +273,6 @@ async def test_fetch_waits_for_enough_and_no_longer() -> None:
         assert [one.base_offset for one in few.records] == [0, 1]
 
 
-@scenario
 async def test_requests_that_make_no_sense_are_refused() -> None:
     async with tailing() as (_, reader):
         with pytest.raises(ValueError, match="wanted at most max_bytes"):
@@ -303,7 +287,6 @@ async def test_requests_that_make_no_sense_are_refused() -> None:
             ReaderConfig(poll_interval=0)
 
 
-@scenario
 async def test_a_read_ends_by_its_deadline() -> None:
     async with tailing() as (place, reader):
         never = asyncio.Event()
@@ -321,7 +304,6 @@ async def test_a_read_ends_by_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("waits_for", ["map", "index", "block"])
-@scenario
 async def test_a_closed_reader_refuses_and_lets_nobody_wait(waits_for: str) -> None:
     async with tailing() as (place, reader):
         never, reached = asyncio.Event(), threading.Event()
@@ -352,7 +334,6 @@ async def test_a_closed_reader_refuses_and_lets_nobody_wait(waits_for: str) -> N
         never.set()
 
 
-@scenario
 async def test_a_store_that_fails_for_a_moment_fails_that_read_alone() -> None:
     async with tailing() as (place, reader):
         for stream_id in range(3):
@@ -364,7 +345,6 @@ async def test_a_store_that_fails_for_a_moment_fails_that_read_alone() -> None:
             assert reader.held_bytes < 10_000
 
 
-@scenario
 async def test_an_object_that_is_gone_while_it_is_still_remembered_is_asked_for_again() -> None:
     async with tailing() as (place, reader):
         world = place.world
@@ -379,7 +359,6 @@ async def test_an_object_that_is_gone_while_it_is_still_remembered_is_asked_for_
         assert reader.stats.vanished_objects == 1
 
 
-@scenario
 async def test_a_wider_watch_goes_on_where_the_narrow_one_was_even_if_that_was_behind() -> None:
     async with tailing() as (place, reader):
         place.world.watch_hangs = True
@@ -397,7 +376,6 @@ async def test_a_wider_watch_goes_on_where_the_narrow_one_was_even_if_that_was_b
         assert {one.from_offset for one in watches} == {watches[0].from_offset}
 
 
-@scenario
 async def test_streams_that_come_one_by_one_do_not_keep_the_watch_from_being_heard() -> None:
     async with tailing(streams=60) as (place, reader):
         tails = [reader.tail(each, 10) for each in range(60)]
@@ -413,7 +391,6 @@ async def test_streams_that_come_one_by_one_do_not_keep_the_watch_from_being_hea
 
 
 @pytest.mark.parametrize("composite", [False, True])
-@scenario
 async def test_bytes_that_no_format_rule_protects_are_held_against_the_checksum(
     composite: bool,
 ) -> None:

@@ -25,7 +25,6 @@ from streammeta.client.reading.time_lookup import Bound, find_lower, find_upper
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
-from tests.broker_client.client_helpers import scenario
 from tests.broker_client.reader_world import BASE_TIME, Place, World, placed
 
 BOUNDS: tuple[Bound, ...] = ("lower", "upper")
@@ -190,7 +189,6 @@ def time_of(world: World) -> Callable[[RecordBatch], int]:
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known bounds", "unknown bounds"])
-@scenario
 async def test_look_ups_in_a_cluster_find_what_a_search_finds_with_few_requests(
     known: bool,
 ) -> None:
@@ -212,7 +210,6 @@ async def test_look_ups_in_a_cluster_find_what_a_search_finds_with_few_requests(
                 assert got == OffsetAtTime(offset, times[place])
 
 
-@scenario
 async def test_before_the_first_and_behind_the_last_record() -> None:
     async with timed(lambda offset: offset) as (_, world, reader):
 
@@ -240,7 +237,6 @@ async def test_before_the_first_and_behind_the_last_record() -> None:
             await reader.offset_for_timestamp(0, 0, "middle", timestamp_of=time_of(world))  # type: ignore[arg-type]
 
 
-@scenario
 async def test_lost_offsets_and_objects_that_vanish_do_not_stop_a_look_up() -> None:
     async with timed(lambda offset: offset, objects=3) as (_, world, reader):
         world.close_beyond(0, 100)

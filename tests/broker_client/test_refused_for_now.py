@@ -28,7 +28,7 @@ from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, CREATE_STREAMS, 
 from streammeta.client.write_ahead_log.identity import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.v1 import streams_pb2
-from tests.broker_client.client_helpers import Broker, broker, scenario, until
+from tests.broker_client.client_helpers import Broker, broker, until
 from tests.broker_client.fake_controller import FakeCluster
 from tests.broker_client.wal_tools import LOG
 from tests.journal.crash_disk import CrashDisk
@@ -56,7 +56,6 @@ async def fill(writer: StreamWriter, streams: Sequence[OpenedStream], count: int
 
 
 @pytest.mark.parametrize(("status", "reason"), FOR_NOW)
-@scenario
 async def test_a_call_is_repeated_until_it_is_taken(status: grpc.StatusCode, reason: str) -> None:
     async with broker() as b:
         b.cluster.fail_next(CREATE_STREAMS, status, reason, times=3)
@@ -67,7 +66,6 @@ async def test_a_call_is_repeated_until_it_is_taken(status: grpc.StatusCode, rea
 
 
 @pytest.mark.parametrize(("status", "reason"), FOR_NOW)
-@scenario
 async def test_the_deadline_ends_a_call_that_is_never_taken(
     status: grpc.StatusCode, reason: str
 ) -> None:
@@ -84,7 +82,6 @@ async def test_the_deadline_ends_a_call_that_is_never_taken(
 
 
 @pytest.mark.parametrize("reason", ["LIMIT_EXCEEDED", ""])
-@scenario
 async def test_a_request_over_a_limit_is_refused_at_once(reason: str) -> None:
     """Without a reason it is the transport that refuses a message for its size."""
     async with FakeCluster() as cluster, ControllerClient(cluster.endpoints) as client:
@@ -96,7 +93,6 @@ async def test_a_request_over_a_limit_is_refused_at_once(reason: str) -> None:
 
 @pytest.mark.parametrize(("status", "reason"), FOR_NOW)
 @pytest.mark.parametrize("method", [PREPARE_OBJECTS, COMMIT_STREAM_SET_OBJECT])
-@scenario
 async def test_a_writer_waits_under_its_bound_and_loses_nothing(
     status: grpc.StatusCode, reason: str, method: object
 ) -> None:
@@ -130,7 +126,6 @@ async def test_a_writer_waits_under_its_bound_and_loses_nothing(
 
 
 @pytest.mark.parametrize("method", [PREPARE_OBJECTS, COMMIT_STREAM_SET_OBJECT])
-@scenario
 async def test_a_write_ahead_log_acknowledges_meanwhile(method: object) -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -150,7 +145,6 @@ async def test_a_write_ahead_log_acknowledges_meanwhile(method: object) -> None:
         assert await b.payloads(streams[0].stream_id) == wanted
 
 
-@scenario
 async def test_a_commit_over_a_limit_ends_its_batch_at_once() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -163,7 +157,6 @@ async def test_a_commit_over_a_limit_ends_its_batch_at_once() -> None:
         assert b.cluster.calls["CommitStreamSetObject"] == 1
 
 
-@scenario
 async def test_a_commit_that_is_never_taken_ends_at_the_commit_deadline_and_says_why() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -176,7 +169,6 @@ async def test_a_commit_that_is_never_taken_ends_at_the_commit_deadline_and_says
                 await ack
 
 
-@scenario
 async def test_ids_are_asked_for_until_the_commit_deadline_not_that_of_a_call() -> None:
     async with broker(deadline=0.2) as b:
         streams = await b.opened(1)
@@ -195,7 +187,6 @@ async def moved(b: Broker) -> None:
     b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=0)
 
 
-@scenario
 async def test_what_the_next_leader_refuses_keeps_its_own_error() -> None:
     async with broker(2) as b:
         streams = await b.opened(2)

@@ -14,7 +14,6 @@ from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.client.store_threads import StoreThreads
 from streammeta.storage.object_store.memory import MemoryObjectStore
-from tests.broker_client.client_helpers import scenario
 
 
 class Buffer:
@@ -42,7 +41,6 @@ Pools = StoreThreads | StoreCalls
     ],
     ids=["brokers", "compactors"],
 )
-@scenario
 async def test_what_a_call_looked_at_is_gone_when_it_has_ended(
     pools: Callable[[MemoryObjectStore], Pools],
     run: Callable[[Pools, Callable[[], int]], Any],

@@ -144,22 +144,20 @@ async def ends_at(fault: Fault) -> None:
     assert not world.strays(), fault
 
 
-def test_a_commit_whose_answer_is_lost_is_found_done() -> None:
-    async def run() -> None:
-        names = await _names_of(EVERYTHING)
-        commits = [at for at, name in enumerate(names, start=1) if name == "CommitStreamObject"]
-        assert len(commits) >= 4, names
-        for at in commits:
-            world = await grown_world()
-            steps = Steps(Fault(at, Fate.LOSE_ANSWER, times=2))
-            reports = await compact(world, EVERYTHING, steps)
-            assert reports is not None
-            assert all(report.error is None for report in reports), at
-            made = [one.object_id for report in reports for one in report.made]
-            assert len(made) == len(set(made)) >= 4
-            ReadCheck(world).run()
+async def test_a_commit_whose_answer_is_lost_is_found_done() -> None:
 
-    asyncio.run(run())
+    names = await _names_of(EVERYTHING)
+    commits = [at for at, name in enumerate(names, start=1) if name == "CommitStreamObject"]
+    assert len(commits) >= 4, names
+    for at in commits:
+        world = await grown_world()
+        steps = Steps(Fault(at, Fate.LOSE_ANSWER, times=2))
+        reports = await compact(world, EVERYTHING, steps)
+        assert reports is not None
+        assert all(report.error is None for report in reports), at
+        made = [one.object_id for report in reports for one in report.made]
+        assert len(made) == len(set(made)) >= 4
+        ReadCheck(world).run()
 
 
 async def _names_of(kinds: tuple[StreamCompaction, ...]) -> list[str]:
@@ -168,82 +166,72 @@ async def _names_of(kinds: tuple[StreamCompaction, ...]) -> list[str]:
     return steps.names
 
 
-def test_two_compactors_of_one_node_do_no_harm() -> None:
-    async def run() -> None:
-        world = await grown_world()
-        check = ReadCheck(world)
-        both = await asyncio.gather(compact(world, EVERYTHING), compact(world, EVERYTHING))
-        errors = [one.error for reports in both for one in reports or () if one.error is not None]
-        assert {type(error) for error in errors} <= {CompactedObjectsNotFoundError}
-        check.run()
-        await world.expire()
-        check.run()
-        assert not world.strays()
+async def test_two_compactors_of_one_node_do_no_harm() -> None:
 
-    asyncio.run(run())
+    world = await grown_world()
+    check = ReadCheck(world)
+    both = await asyncio.gather(compact(world, EVERYTHING), compact(world, EVERYTHING))
+    errors = [one.error for reports in both for one in reports or () if one.error is not None]
+    assert {type(error) for error in errors} <= {CompactedObjectsNotFoundError}
+    check.run()
+    await world.expire()
+    check.run()
+    assert not world.strays()
 
 
-def test_ids_that_expired_are_not_used_again() -> None:
-    async def run() -> None:
-        world = await grown_world()
-        is_slow = True
+async def test_ids_that_expired_are_not_used_again() -> None:
 
-        async def let_days_pass(step: Step) -> None:
-            if is_slow and step.name == "CommitStreamObject" and not step.done:
-                await world.expire()
+    world = await grown_world()
+    is_slow = True
 
-        with compactor(world, Steps(hook=let_days_pass), TINY) as made:
-            late = await made.compact(0, StreamCompaction.GATHER_SMALL)
-            assert isinstance(late.error, ObjectExpiredError)
-            is_slow = False
-            again = await made.compact(0, StreamCompaction.GATHER_SMALL)
-        assert again.error is None
-        assert again.made
-        ReadCheck(world).run()
-        await world.expire()
-        assert not world.strays()
+    async def let_days_pass(step: Step) -> None:
+        if is_slow and step.name == "CommitStreamObject" and not step.done:
+            await world.expire()
 
-    asyncio.run(run())
+    with compactor(world, Steps(hook=let_days_pass), TINY) as made:
+        late = await made.compact(0, StreamCompaction.GATHER_SMALL)
+        assert isinstance(late.error, ObjectExpiredError)
+        is_slow = False
+        again = await made.compact(0, StreamCompaction.GATHER_SMALL)
+    assert again.error is None
+    assert again.made
+    ReadCheck(world).run()
+    await world.expire()
+    assert not world.strays()
 
 
-def test_another_owner_ends_it_and_nothing_is_changed() -> None:
-    async def run() -> None:
-        world = await grown_world()
-        before = stored_ranges(world, 0)
+async def test_another_owner_ends_it_and_nothing_is_changed() -> None:
 
-        async def take_over(step: Step) -> None:
-            if step.name == "PrepareObjects" and step.done:
-                await world.register(OTHER)
-                await world.move(0, OTHER)
+    world = await grown_world()
+    before = stored_ranges(world, 0)
 
-        reports = await compact(world, [StreamCompaction.GATHER_SMALL], Steps(hook=take_over))
-        assert reports is not None
-        assert isinstance(reports[0].error, StreamFencedError | StreamEpochMismatchError)
-        assert stored_ranges(world, 0) == before
-        ReadCheck(world).run()
+    async def take_over(step: Step) -> None:
+        if step.name == "PrepareObjects" and step.done:
+            await world.register(OTHER)
+            await world.move(0, OTHER)
 
-    asyncio.run(run())
+    reports = await compact(world, [StreamCompaction.GATHER_SMALL], Steps(hook=take_over))
+    assert reports is not None
+    assert isinstance(reports[0].error, StreamFencedError | StreamEpochMismatchError)
+    assert stored_ranges(world, 0) == before
+    ReadCheck(world).run()
 
 
-def test_a_fenced_process_stops() -> None:
-    async def run() -> None:
-        world = await grown_world()
-        old = world.nodes[NODE]
-        await world.register(NODE)
-        world.nodes[NODE] = old
-        with pytest.raises(NodeEpochExpiredError):
-            await compact(world, [StreamCompaction.GATHER_SMALL])
+async def test_a_fenced_process_stops() -> None:
 
-    asyncio.run(run())
+    world = await grown_world()
+    old = world.nodes[NODE]
+    await world.register(NODE)
+    world.nodes[NODE] = old
+    with pytest.raises(NodeEpochExpiredError):
+        await compact(world, [StreamCompaction.GATHER_SMALL])
 
 
-def test_planning_changes_nothing() -> None:
-    async def run() -> None:
-        world = await grown_world()
-        steps = Steps()
-        with compactor(world, steps, TINY) as made:
-            plan = await made.plan(0, StreamCompaction.GATHER_SMALL)
-        assert plan.groups
-        assert set(steps.names) <= {"DescribeCluster", "DescribeStreams", "DescribeObjects"}
+async def test_planning_changes_nothing() -> None:
 
-    asyncio.run(run())
+    world = await grown_world()
+    steps = Steps()
+    with compactor(world, steps, TINY) as made:
+        plan = await made.plan(0, StreamCompaction.GATHER_SMALL)
+    assert plan.groups
+    assert set(steps.names) <= {"DescribeCluster", "DescribeStreams", "DescribeObjects"}

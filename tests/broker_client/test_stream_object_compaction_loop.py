@@ -25,112 +25,104 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("composites", [True, False])
-def test_streams_stay_in_few_objects_while_they_grow(composites: bool) -> None:
-    async def run() -> None:
-        rng = random.Random(5)
-        world = World(block_bytes=100)
-        await world.register(NODE)
-        streams = await world.create(NODE, 5)
-        check, steps = ReadCheck(world), Steps()
-        made = 0
-        with compactor(world, steps, of_parts()) as worker:
-            loop = StreamObjectLoop(worker, StreamSchedule(composites=composites))
-            for minute in range(MINUTES):
-                if minute % 2 == 0:
-                    chosen = rng.sample(streams, 2)
-                    sizes = {each: [(1, rng.randint(1, 99))] * 2 for each in chosen}
-                    await world.upload(NODE, sizes, chosen)
-                if minute % 30 == 29:
-                    stream = world.streams[rng.choice(streams)]
-                    await world.trim(stream.stream_id, (stream.start + stream.end) // 2)
-                async for report in loop.look(minute * 60.0):
-                    assert report.error is None
-                    assert not report.left_out
-                    made += len(report.made)
-            await world.sweep()
-        check.run()
-        assert not world.strays()
-        assert made >= 12
-        uploads = MINUTES // len(streams)
-        for each in streams:
-            assert len(stored_ranges(world, each)) < uploads / 2
+async def test_streams_stay_in_few_objects_while_they_grow(composites: bool) -> None:
 
-    asyncio.run(run())
+    rng = random.Random(5)
+    world = World(block_bytes=100)
+    await world.register(NODE)
+    streams = await world.create(NODE, 5)
+    check, steps = ReadCheck(world), Steps()
+    made = 0
+    with compactor(world, steps, of_parts()) as worker:
+        loop = StreamObjectLoop(worker, StreamSchedule(composites=composites))
+        for minute in range(MINUTES):
+            if minute % 2 == 0:
+                chosen = rng.sample(streams, 2)
+                sizes = {each: [(1, rng.randint(1, 99))] * 2 for each in chosen}
+                await world.upload(NODE, sizes, chosen)
+            if minute % 30 == 29:
+                stream = world.streams[rng.choice(streams)]
+                await world.trim(stream.stream_id, (stream.start + stream.end) // 2)
+            async for report in loop.look(minute * 60.0):
+                assert report.error is None
+                assert not report.left_out
+                made += len(report.made)
+        await world.sweep()
+    check.run()
+    assert not world.strays()
+    assert made >= 12
+    uploads = MINUTES // len(streams)
+    for each in streams:
+        assert len(stored_ranges(world, each)) < uploads / 2
 
 
-def test_a_stream_that_was_just_opened_rests() -> None:
-    async def run() -> None:
-        world = World(block_bytes=100)
-        await world.register(NODE)
-        await world.create(NODE, 1)
-        for _ in range(4):
-            await world.upload(NODE, {0: [(1, 9)]}, [0])
-        steps = Steps()
-        with compactor(world, steps) as worker:
-            loop = StreamObjectLoop(worker)
+async def test_a_stream_that_was_just_opened_rests() -> None:
 
-            async def made(now_s: float) -> int:
-                return sum([len(report.made) async for report in loop.look(now_s)])
+    world = World(block_bytes=100)
+    await world.register(NODE)
+    await world.create(NODE, 1)
+    for _ in range(4):
+        await world.upload(NODE, {0: [(1, 9)]}, [0])
+    steps = Steps()
+    with compactor(world, steps) as worker:
+        loop = StreamObjectLoop(worker)
 
-            assert await made(0.0) == 0
-            assert await made(59.0) == 0
-            await world.move(0, NODE)
-            assert await made(3600.0) + await made(3659.0) == 0, "it was opened again"
-            assert await made(7200.0) + await made(7260.0) == 1
+        async def made(now_s: float) -> int:
+            return sum([len(report.made) async for report in loop.look(now_s)])
 
-    asyncio.run(run())
+        assert await made(0.0) == 0
+        assert await made(59.0) == 0
+        await world.move(0, NODE)
+        assert await made(3600.0) + await made(3659.0) == 0, "it was opened again"
+        assert await made(7200.0) + await made(7260.0) == 1
 
 
-def test_the_task_goes_on_after_a_failure_and_ends_when_cancelled() -> None:
-    async def run() -> None:
-        world = World(block_bytes=100)
-        await world.register(NODE)
-        await world.create(NODE, 1)
-        for _ in range(4):
-            await world.upload(NODE, {0: [(1, 9)]}, [0])
-        done = asyncio.Event()
-        failures = 0
+async def test_the_task_goes_on_after_a_failure_and_ends_when_cancelled() -> None:
 
-        async def fail_first(step: Step) -> None:
-            nonlocal failures
-            if step.name == "DescribeStreams" and failures < 1:
-                failures += 1
-                raise_refused()
+    world = World(block_bytes=100)
+    await world.register(NODE)
+    await world.create(NODE, 1)
+    for _ in range(4):
+        await world.upload(NODE, {0: [(1, 9)]}, [0])
+    done = asyncio.Event()
+    failures = 0
 
-        steps = Steps(hook=fail_first)
-        with compactor(world, steps) as worker:
-            schedule = StreamSchedule(0.01, 0.02, 0.03, rest_s=0.0)
-            loop = StreamObjectLoop(worker, schedule, lambda _report: done.set())
-            task = asyncio.ensure_future(loop.run())
-            async with asyncio.timeout(20):
-                await done.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        assert failures == 1
-        ReadCheck(world).run()
+    async def fail_first(step: Step) -> None:
+        nonlocal failures
+        if step.name == "DescribeStreams" and failures < 1:
+            failures += 1
+            raise_refused()
 
-    asyncio.run(run())
+    steps = Steps(hook=fail_first)
+    with compactor(world, steps) as worker:
+        schedule = StreamSchedule(0.01, 0.02, 0.03, rest_s=0.0)
+        loop = StreamObjectLoop(worker, schedule, lambda _report: done.set())
+        task = asyncio.ensure_future(loop.run())
+        async with asyncio.timeout(20):
+            await done.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert failures == 1
+    ReadCheck(world).run()
 
 
 def raise_refused() -> None:
     raise ControllerUnavailableError("DescribeStreams", 1.0, {})
 
 
-def test_a_process_that_was_replaced_ends_its_task() -> None:
-    async def run() -> None:
-        world = World(block_bytes=100)
-        await world.register(NODE)
-        await world.create(NODE, 1)
-        for _ in range(4):
-            await world.upload(NODE, {0: [(1, 9)]}, [0])
-        steps = Steps()
-        with compactor(world, steps) as worker:
-            await world.register(NODE)
-            schedule = StreamSchedule(0.01, 0.02, 0.03, rest_s=0.0)
-            loop = StreamObjectLoop(worker, schedule)
-            async with asyncio.timeout(20):
-                with pytest.raises(NodeEpochExpiredError):
-                    await loop.run()
+async def test_a_process_that_was_replaced_ends_its_task() -> None:
 
-    asyncio.run(run())
+    world = World(block_bytes=100)
+    await world.register(NODE)
+    await world.create(NODE, 1)
+    for _ in range(4):
+        await world.upload(NODE, {0: [(1, 9)]}, [0])
+    steps = Steps()
+    with compactor(world, steps) as worker:
+        await world.register(NODE)
+        schedule = StreamSchedule(0.01, 0.02, 0.03, rest_s=0.0)
+        loop = StreamObjectLoop(worker, schedule)
+        async with asyncio.timeout(20):
+            with pytest.raises(NodeEpochExpiredError):
+                await loop.run()

@@ -143,7 +143,7 @@ def test_the_front_that_is_trimmed_is_cut_off_between_blocks() -> None:
 
 
 @pytest.mark.parametrize("lacks", ["nothing", "a checksum", "its front"])
-def test_what_the_store_copied_has_a_checksum_if_every_source_has(
+async def test_what_the_store_copied_has_a_checksum_if_every_source_has(
     lacks: str, parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if lacks == "a checksum":
@@ -157,22 +157,19 @@ def test_what_the_store_copied_has_a_checksum_if_every_source_has(
 
         monkeypatch.setattr(StreamObjectListing, "objects", objects)
 
-    async def run() -> None:
-        world = World(block_bytes=1)
-        await world.register(NODE)
-        await world.create(NODE, 1)
-        for _ in range(3):
-            await world.upload(NODE, {0: [(1, 200)] * 3}, [0])
-        if lacks == "its front":
-            await world.trim(0, 1)
-        reports = await compact(world, [MERGE])
-        assert reports is not None
-        assert reports[0].transfers.copies
-        (one,) = world.committed()
-        assert (one.crc32c >= 0) == (lacks == "nothing")
-        ReadCheck(world).run()
-
-    asyncio.run(run())
+    world = World(block_bytes=1)
+    await world.register(NODE)
+    await world.create(NODE, 1)
+    for _ in range(3):
+        await world.upload(NODE, {0: [(1, 200)] * 3}, [0])
+    if lacks == "its front":
+        await world.trim(0, 1)
+    reports = await compact(world, [MERGE])
+    assert reports is not None
+    assert reports[0].transfers.copies
+    (one,) = world.committed()
+    assert (one.crc32c >= 0) == (lacks == "nothing")
+    ReadCheck(world).run()
 
 
 def test_copied_and_rewritten_objects_have_the_same_bytes() -> None:
@@ -189,73 +186,65 @@ def test_copied_and_rewritten_objects_have_the_same_bytes() -> None:
     assert results[0] == results[1]
 
 
-def test_a_store_that_refuses_to_copy_is_asked_once(parts: None) -> None:
-    async def run() -> None:
-        world = await world_of([900] * 3)
-        world.store.fail_next("copy_part", StoreRejectedError("no copies here"), times=99)
-        (reports,) = [await compact(world, [MERGE])]
-        assert reports is not None
-        assert [one.error for one in reports] == [None]
-        assert reports[0].transfers.copies == 0
-        ReadCheck(world).run()
-        assert not list(world.store.list_multipart_uploads())
+async def test_a_store_that_refuses_to_copy_is_asked_once(parts: None) -> None:
 
-    asyncio.run(run())
+    world = await world_of([900] * 3)
+    world.store.fail_next("copy_part", StoreRejectedError("no copies here"), times=99)
+    (reports,) = [await compact(world, [MERGE])]
+    assert reports is not None
+    assert [one.error for one in reports] == [None]
+    assert reports[0].transfers.copies == 0
+    ReadCheck(world).run()
+    assert not list(world.store.list_multipart_uploads())
 
 
 @pytest.mark.parametrize("operation", ["upload_part", "copy_part", "complete_multipart", "put"])
-def test_an_upload_that_fails_leaves_nothing_behind(operation: str, parts: None) -> None:
-    async def run() -> None:
-        world = await world_of([900] * 3 if operation != "put" else [50] * 3)
-        before = stored_ranges(world, 0)
-        error = StoreUnavailableError("the store is away")
-        world.store.fail_next(operation, error, times=99)
-        reports = await compact(world, [MERGE])
-        assert reports is not None
-        assert reports[0].error is error
-        assert not list(world.store.list_multipart_uploads())
-        assert stored_ranges(world, 0) == before
-        world.store.fail_next(operation, error, times=0)
-        ReadCheck(world).run()
+async def test_an_upload_that_fails_leaves_nothing_behind(operation: str, parts: None) -> None:
 
-    asyncio.run(run())
+    world = await world_of([900] * 3 if operation != "put" else [50] * 3)
+    before = stored_ranges(world, 0)
+    error = StoreUnavailableError("the store is away")
+    world.store.fail_next(operation, error, times=99)
+    reports = await compact(world, [MERGE])
+    assert reports is not None
+    assert reports[0].error is error
+    assert not list(world.store.list_multipart_uploads())
+    assert stored_ranges(world, 0) == before
+    world.store.fail_next(operation, error, times=0)
+    ReadCheck(world).run()
 
 
-def test_a_cancelled_upload_is_aborted(parts: None) -> None:
-    async def run() -> None:
-        world = await world_of([900] * 3)
-        begun = asyncio.Event()
+async def test_a_cancelled_upload_is_aborted(parts: None) -> None:
 
-        async def look(step: Step) -> None:
-            if step.name == "copy_part":
-                begun.set()
+    world = await world_of([900] * 3)
+    begun = asyncio.Event()
 
-        with compactor(world, Steps(hook=look), TINY) as made:
-            task = asyncio.ensure_future(made.compact(0, MERGE))
-            async with asyncio.timeout(10):
-                await begun.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        assert not list(world.store.list_multipart_uploads())
-        ReadCheck(world).run()
+    async def look(step: Step) -> None:
+        if step.name == "copy_part":
+            begun.set()
 
-    asyncio.run(run())
+    with compactor(world, Steps(hook=look), TINY) as made:
+        task = asyncio.ensure_future(made.compact(0, MERGE))
+        async with asyncio.timeout(10):
+            await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert not list(world.store.list_multipart_uploads())
+    ReadCheck(world).run()
 
 
 @pytest.mark.parametrize(("threshold", "entries"), [(185, 4), (186, 2)])
-def test_index_entries_are_joined_up_to_the_threshold_across_sources(
+async def test_index_entries_are_joined_up_to_the_threshold_across_sources(
     threshold: int, entries: int, parts: None
 ) -> None:
-    async def run() -> None:
-        world = await world_of([50] * 4)
-        reports = await compact(world, [MERGE], config=of_parts(index_merge_bytes=threshold))
-        assert reports is not None
-        (made,) = reports[0].made
-        assert made.size == 4 * 93 + entries * 36 + 48
-        ReadCheck(world).run()
 
-    asyncio.run(run())
+    world = await world_of([50] * 4)
+    reports = await compact(world, [MERGE], config=of_parts(index_merge_bytes=threshold))
+    assert reports is not None
+    (made,) = reports[0].made
+    assert made.size == 4 * 93 + entries * 36 + 48
+    ReadCheck(world).run()
 
 
 # ---- sources that can't be used ----
@@ -268,208 +257,192 @@ def _damaged(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("size", [40, 400])
 @pytest.mark.parametrize("fault", ["gone", "cut", "payload", "index"])
-def test_an_unusable_source_is_named_and_the_others_are_compacted(
+async def test_an_unusable_source_is_named_and_the_others_are_compacted(
     fault: str, size: int, parts: None
 ) -> None:
-    async def run() -> None:
-        world = await world_of([size] * 6)
-        ids = [object_id for object_id, _, _ in stored_ranges(world, 0)]
-        bad = key_for(ids[2], NAMESPACE)
-        data = world.store.objects()[bad]
-        if fault == "gone":
-            world.store.delete_many([bad])
-        else:
-            changed = {
-                "cut": data[:-10],
-                "payload": _damaged(data),
-                "index": data[:-70] + bytes(20) + data[-50:],
-            }
-            world.store.put(bad, changed[fault])
-        config = of_parts(server_side_copy=False)
+
+    world = await world_of([size] * 6)
+    ids = [object_id for object_id, _, _ in stored_ranges(world, 0)]
+    bad = key_for(ids[2], NAMESPACE)
+    data = world.store.objects()[bad]
+    if fault == "gone":
+        world.store.delete_many([bad])
+    else:
+        changed = {
+            "cut": data[:-10],
+            "payload": _damaged(data),
+            "index": data[:-70] + bytes(20) + data[-50:],
+        }
+        world.store.put(bad, changed[fault])
+    config = of_parts(server_side_copy=False)
+    reports = await compact(world, [MERGE], config=config)
+    assert reports is not None
+    (report,) = reports
+    assert report.error is None
+    assert list(report.left_out) == [ids[2]]
+    assert [list(one.source_ids) for one in report.made] == [ids[:2], ids[3:]]
+    world.store.put(bad, data)
+    ReadCheck(world).run()
+
+
+async def test_an_object_that_holds_other_offsets_than_the_map_says_is_left_out(
+    parts: None,
+) -> None:
+
+    world = await world_of([40] * 4)
+    world.tells_facts = False
+    ids = [object_id for object_id, _, _ in stored_ranges(world, 0)]
+    keys = [key_for(each, NAMESPACE) for each in ids]
+    stored = world.store.objects()
+    right = stored[keys[1]]
+    world.store.put(keys[1], stored[keys[2]])
+    reports = await compact(world, [MERGE], config=of_parts(whole_object_bytes=0))
+    assert reports is not None
+    assert list(reports[0].left_out) == [ids[1]]
+    assert "the map says [1, 2)" in reports[0].left_out[ids[1]]
+    world.store.put(keys[1], right)
+    ReadCheck(world).run()
+
+
+async def test_a_group_with_too_many_entries_is_made_in_pieces(parts: None) -> None:
+
+    world = World(block_bytes=1)
+    await world.register(NODE)
+    await world.create(NODE, 1)
+    for _ in range(6):
+        await world.upload(NODE, {0: [(1, 5)] * 4}, [0])
+    reports = await compact(world, [MERGE], config=of_parts(max_entries=9))
+    assert reports is not None
+    assert [len(one.source_ids) for one in reports[0].made] == [2, 2, 2]
+    ReadCheck(world).run()
+
+
+async def test_a_source_that_shrinks_after_it_was_looked_at_is_left_out(parts: None) -> None:
+
+    world = await world_of([400] * 3)
+    last = key_for(stored_ranges(world, 0)[2][0], NAMESPACE)
+    data = world.store.objects()[last]
+
+    async def shrink(step: Step) -> None:
+        if step.name == "PrepareObjects":
+            world.store.put(last, data[:200])
+
+    config = of_parts(server_side_copy=False)
+    reports = await compact(world, [MERGE], Steps(hook=shrink), config)
+    assert reports is not None
+    assert [len(one.source_ids) for one in reports[0].made] == [2]
+    (reason,) = reports[0].left_out.values()
+    assert "were asked for" in reason
+    world.store.put(last, data)
+    ReadCheck(world).run()
+
+
+async def test_small_sources_are_fetched_once_as_far_as_there_is_room(parts: None) -> None:
+
+    blocks = 5  # four sources, of which the last goes into two parts
+    for whole_bytes, kept in ((250, 1), (0, 0)):
+        world = await world_of([50] * 4)
+        config = of_parts(whole_object_bytes=whole_bytes, server_side_copy=False)
         reports = await compact(world, [MERGE], config=config)
         assert reports is not None
-        (report,) = reports
-        assert report.error is None
-        assert list(report.left_out) == [ids[2]]
-        assert [list(one.source_ids) for one in report.made] == [ids[:2], ids[3:]]
-        world.store.put(bad, data)
-        ReadCheck(world).run()
-
-    asyncio.run(run())
-
-
-def test_an_object_that_holds_other_offsets_than_the_map_says_is_left_out(parts: None) -> None:
-    async def run() -> None:
-        world = await world_of([40] * 4)
-        world.tells_facts = False
-        ids = [object_id for object_id, _, _ in stored_ranges(world, 0)]
-        keys = [key_for(each, NAMESPACE) for each in ids]
-        stored = world.store.objects()
-        right = stored[keys[1]]
-        world.store.put(keys[1], stored[keys[2]])
-        reports = await compact(world, [MERGE], config=of_parts(whole_object_bytes=0))
-        assert reports is not None
-        assert list(reports[0].left_out) == [ids[1]]
-        assert "the map says [1, 2)" in reports[0].left_out[ids[1]]
-        world.store.put(keys[1], right)
-        ReadCheck(world).run()
-
-    asyncio.run(run())
-
-
-def test_a_group_with_too_many_entries_is_made_in_pieces(parts: None) -> None:
-    async def run() -> None:
-        world = World(block_bytes=1)
-        await world.register(NODE)
-        await world.create(NODE, 1)
-        for _ in range(6):
-            await world.upload(NODE, {0: [(1, 5)] * 4}, [0])
-        reports = await compact(world, [MERGE], config=of_parts(max_entries=9))
-        assert reports is not None
-        assert [len(one.source_ids) for one in reports[0].made] == [2, 2, 2]
-        ReadCheck(world).run()
-
-    asyncio.run(run())
-
-
-def test_a_source_that_shrinks_after_it_was_looked_at_is_left_out(parts: None) -> None:
-    async def run() -> None:
-        world = await world_of([400] * 3)
-        last = key_for(stored_ranges(world, 0)[2][0], NAMESPACE)
-        data = world.store.objects()[last]
-
-        async def shrink(step: Step) -> None:
-            if step.name == "PrepareObjects":
-                world.store.put(last, data[:200])
-
-        config = of_parts(server_side_copy=False)
-        reports = await compact(world, [MERGE], Steps(hook=shrink), config)
-        assert reports is not None
-        assert [len(one.source_ids) for one in reports[0].made] == [2]
-        (reason,) = reports[0].left_out.values()
-        assert "were asked for" in reason
-        world.store.put(last, data)
-        ReadCheck(world).run()
-
-    asyncio.run(run())
-
-
-def test_small_sources_are_fetched_once_as_far_as_there_is_room(parts: None) -> None:
-    async def run() -> None:
-        blocks = 5  # four sources, of which the last goes into two parts
-        for whole_bytes, kept in ((250, 1), (0, 0)):
-            world = await world_of([50] * 4)
-            config = of_parts(whole_object_bytes=whole_bytes, server_side_copy=False)
-            reports = await compact(world, [MERGE], config=config)
-            assert reports is not None
-            assert reports[0].transfers.gets == 4 + blocks - kept, "300 bytes are room for one"
-
-    asyncio.run(run())
+        assert reports[0].transfers.gets == 4 + blocks - kept, "300 bytes are room for one"
 
 
 # ---- composites ----
 
 
-def test_a_composite_of_composites_links_their_objects(parts: None) -> None:
-    async def run() -> None:
-        world = await world_of([500] * 3)
-        check = ReadCheck(world)
-        first = [object_id for object_id, _, _ in stored_ranges(world, 0)]
-        (composite,) = await _linked(world)
-        assert composite.source_ids == tuple(first)
-        assert {world.state(each) for each in first} == {ObjectState.LINKED}
-        for _ in range(2):
-            await world.upload(NODE, {0: [(1, 450)]}, [0])
-        second = [object_id for object_id, _, _ in stored_ranges(world, 0)][1:]
-        (joined,) = await _linked(world)
-        assert joined.source_ids == (composite.object_id, *second)
-        check.run()
-        await world.sweep()
-        check.run()
-        assert world.state(composite.object_id) is ObjectState.REMOVED, "its links alone went"
-        data = world.store.objects()[key_for(joined.object_id, NAMESPACE)]
-        assert [one.object_id for one in decode_composite(data).links] == [*first, *second]
-        assert stored_ranges(world, 0) == [(joined.object_id, 0, 5)]
+async def test_a_composite_of_composites_links_their_objects(parts: None) -> None:
 
-    asyncio.run(run())
+    world = await world_of([500] * 3)
+    check = ReadCheck(world)
+    first = [object_id for object_id, _, _ in stored_ranges(world, 0)]
+    (composite,) = await _linked(world)
+    assert composite.source_ids == tuple(first)
+    assert {world.state(each) for each in first} == {ObjectState.LINKED}
+    for _ in range(2):
+        await world.upload(NODE, {0: [(1, 450)]}, [0])
+    second = [object_id for object_id, _, _ in stored_ranges(world, 0)][1:]
+    (joined,) = await _linked(world)
+    assert joined.source_ids == (composite.object_id, *second)
+    check.run()
+    await world.sweep()
+    check.run()
+    assert world.state(composite.object_id) is ObjectState.REMOVED, "its links alone went"
+    data = world.store.objects()[key_for(joined.object_id, NAMESPACE)]
+    assert [one.object_id for one in decode_composite(data).links] == [*first, *second]
+    assert stored_ranges(world, 0) == [(joined.object_id, 0, 5)]
 
 
-def test_what_a_composite_no_longer_needs_is_let_go_of(parts: None) -> None:
-    async def run() -> None:
-        world = await world_of([500] * 4)
-        check = ReadCheck(world)
-        linked = [object_id for object_id, _, _ in stored_ranges(world, 0)]
-        await _linked(world)
-        await world.trim(0, 2)
-        (reports,) = [await compact(world, [StreamCompaction.PRUNE_LINKS])]
-        assert reports is not None
-        (made,) = reports[0].made
-        assert (made.start_offset, made.end_offset, made.composite) == (2, 4, True)
-        await world.sweep()
-        check.run()
-        gone = [each for each in linked if world.state(each) is ObjectState.REMOVED]
-        assert gone == linked[:2]
-        assert not world.strays()
-        again = await compact(world, [StreamCompaction.PRUNE_LINKS])
-        assert again == [], "there is nothing more to let go of"
+async def test_what_a_composite_no_longer_needs_is_let_go_of(parts: None) -> None:
 
-    asyncio.run(run())
+    world = await world_of([500] * 4)
+    check = ReadCheck(world)
+    linked = [object_id for object_id, _, _ in stored_ranges(world, 0)]
+    await _linked(world)
+    await world.trim(0, 2)
+    (reports,) = [await compact(world, [StreamCompaction.PRUNE_LINKS])]
+    assert reports is not None
+    (made,) = reports[0].made
+    assert (made.start_offset, made.end_offset, made.composite) == (2, 4, True)
+    await world.sweep()
+    check.run()
+    gone = [each for each in linked if world.state(each) is ObjectState.REMOVED]
+    assert gone == linked[:2]
+    assert not world.strays()
+    again = await compact(world, [StreamCompaction.PRUNE_LINKS])
+    assert again == [], "there is nothing more to let go of"
 
 
-def test_dirty_bytes_inside_an_object_that_is_needed_cost_no_new_composite(parts: None) -> None:
-    async def run() -> None:
-        world = World(block_bytes=1)
-        await world.register(NODE)
-        await world.create(NODE, 1)
-        for _ in range(2):
-            await world.upload(NODE, {0: [(1, 200)] * 10}, [0])
-        await _linked(world)
-        await world.trim(0, 9)
-        steps = Steps()
-        assert await compact(world, [StreamCompaction.PRUNE_LINKS], steps) == []
-        assert "PrepareObjects" not in steps.names
+async def test_dirty_bytes_inside_an_object_that_is_needed_cost_no_new_composite(
+    parts: None,
+) -> None:
 
-    asyncio.run(run())
-
-
-def test_an_expired_composite_goes_with_all_it_links(parts: None) -> None:
-    async def run() -> None:
-        world = await world_of([500] * 3)
-        await _linked(world)
-        await world.upload(NODE, {0: [(1, 5)]}, [0])
-        await world.trim(0, 3)
-        reports = await compact(world, [StreamCompaction.REMOVE_EXPIRED])
-        assert reports is not None
-        assert len(reports[0].removed_ids) == 1
-        await world.sweep()
-        assert not world.strays()
-        assert len(world.store.objects()) == 1
-        ReadCheck(world).run()
-
-    asyncio.run(run())
+    world = World(block_bytes=1)
+    await world.register(NODE)
+    await world.create(NODE, 1)
+    for _ in range(2):
+        await world.upload(NODE, {0: [(1, 200)] * 10}, [0])
+    await _linked(world)
+    await world.trim(0, 9)
+    steps = Steps()
+    assert await compact(world, [StreamCompaction.PRUNE_LINKS], steps) == []
+    assert "PrepareObjects" not in steps.names
 
 
-def test_expired_objects_go_in_batches_and_a_repetition_is_no_error(parts: None) -> None:
-    async def run() -> None:
-        world = await world_of([50] * 7)
-        await world.trim(0, 6)
-        commits: Counter[str] = Counter()
+async def test_an_expired_composite_goes_with_all_it_links(parts: None) -> None:
 
-        async def count(step: Step) -> None:
-            commits[f"{step.name} {step.done}"] += 1
+    world = await world_of([500] * 3)
+    await _linked(world)
+    await world.upload(NODE, {0: [(1, 5)]}, [0])
+    await world.trim(0, 3)
+    reports = await compact(world, [StreamCompaction.REMOVE_EXPIRED])
+    assert reports is not None
+    assert len(reports[0].removed_ids) == 1
+    await world.sweep()
+    assert not world.strays()
+    assert len(world.store.objects()) == 1
+    ReadCheck(world).run()
 
-        steps = Steps(Fault(4, Fate.LOSE_ANSWER), hook=count)
-        config = of_parts(expired_batch=4)
-        reports = await compact(world, [StreamCompaction.REMOVE_EXPIRED], steps, config)
-        assert reports is not None
-        assert steps.names[3] == "CommitStreamObject"
-        assert len(reports[0].removed_ids) == 6
-        assert reports[0].error is None
-        assert commits["CommitStreamObject True"] == 3, "two batches, one of them twice"
-        await world.sweep()
-        assert not world.strays()
 
-    asyncio.run(run())
+async def test_expired_objects_go_in_batches_and_a_repetition_is_no_error(parts: None) -> None:
+
+    world = await world_of([50] * 7)
+    await world.trim(0, 6)
+    commits: Counter[str] = Counter()
+
+    async def count(step: Step) -> None:
+        commits[f"{step.name} {step.done}"] += 1
+
+    steps = Steps(Fault(4, Fate.LOSE_ANSWER), hook=count)
+    config = of_parts(expired_batch=4)
+    reports = await compact(world, [StreamCompaction.REMOVE_EXPIRED], steps, config)
+    assert reports is not None
+    assert steps.names[3] == "CommitStreamObject"
+    assert len(reports[0].removed_ids) == 6
+    assert reports[0].error is None
+    assert commits["CommitStreamObject True"] == 3, "two batches, one of them twice"
+    await world.sweep()
+    assert not world.strays()
 
 
 async def _linked(world: World) -> list[MadeObject]:

@@ -145,20 +145,18 @@ def test_memory_is_given_back_while_records_move_and_not_only_in_the_end(
     assert max(moved) < MIB + 2 * block_bytes
 
 
-def test_the_first_outcome_of_a_run_is_everybodys() -> None:
-    async def check() -> None:
-        loop = asyncio.get_running_loop()
-        good, bad = run_of(1, [1, 1]), run_of(2, [1])
-        acks = [loop.create_future() for _ in range(4)]
-        good.add_ack(acks[0], 7)
-        good.succeed()
-        good.fail(ValueError("too late"))
-        good.add_ack(acks[1], 8)
-        bad.add_ack(acks[2], 14)
-        bad.fail(ValueError("first"))
-        bad.fail(ValueError("second"))
-        bad.add_ack(acks[3], 15)
-        assert [acks[0].result(), acks[1].result()] == [7, 8]
-        assert [str(ack.exception()) for ack in acks[2:]] == ["first", "first"]
+async def test_the_first_outcome_of_a_run_is_everybodys() -> None:
 
-    asyncio.run(check())
+    loop = asyncio.get_running_loop()
+    good, bad = run_of(1, [1, 1]), run_of(2, [1])
+    acks = [loop.create_future() for _ in range(4)]
+    good.add_ack(acks[0], 7)
+    good.succeed()
+    good.fail(ValueError("too late"))
+    good.add_ack(acks[1], 8)
+    bad.add_ack(acks[2], 14)
+    bad.fail(ValueError("first"))
+    bad.fail(ValueError("second"))
+    bad.add_ack(acks[3], 15)
+    assert [acks[0].result(), acks[1].result()] == [7, 8]
+    assert [str(ack.exception()) for ack in acks[2:]] == ["first", "first"]

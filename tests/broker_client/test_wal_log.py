@@ -22,7 +22,6 @@ from streammeta.client.write_ahead_log.errors import (
 )
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.storage.durable_files import DiskFullError, File, PosixFile, PosixFileSystem
-from tests.broker_client.client_helpers import scenario
 from tests.broker_client.wal_tools import IDENTITY, LOG, SMALL, encoded, record_at, sequences_of
 from tests.journal.crash_disk import CrashDisk
 
@@ -86,7 +85,6 @@ def kept(log: WriteAheadLog) -> list[int]:
     return sequences_of(log.recover())
 
 
-@scenario
 async def test_appends_share_a_sync_and_are_done_in_order_after_it(tmp_path: Path) -> None:
     files = OrderedFiles()
     log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
@@ -111,7 +109,6 @@ async def test_appends_share_a_sync_and_are_done_in_order_after_it(tmp_path: Pat
 @pytest.mark.parametrize(
     ("call", "number"), [("write", errno.EIO), ("sync", errno.EIO), ("sync", errno.ENOSPC)]
 )
-@scenario
 async def test_a_failed_call_breaks_the_log_for_good(
     tmp_path: Path, call: str, number: int
 ) -> None:
@@ -137,7 +134,6 @@ async def test_a_failed_call_breaks_the_log_for_good(
     await log.close()
 
 
-@scenario
 async def test_groups_behind_a_failed_one_fail_with_it(tmp_path: Path) -> None:
     files = OrderedFiles()
     log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL, files=files)
@@ -153,7 +149,6 @@ async def test_groups_behind_a_failed_one_fail_with_it(tmp_path: Path) -> None:
     await log.close()
 
 
-@scenario
 async def test_used_bytes_stay_within_the_bound_and_trim_gives_them_back(tmp_path: Path) -> None:
     rng = random.Random(11)
     log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
@@ -182,7 +177,6 @@ def disk_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in segments(directory))
 
 
-@scenario
 async def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
     files = OrderedFiles()
     config = LogConfig(max_unflushed_bytes=10_000)
@@ -197,7 +191,6 @@ async def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
     await log.close()
 
 
-@scenario
 async def test_a_full_disk_refuses_until_all_appended_is_trimmed_then_goes_on() -> None:
     disk = CrashDisk()
     log = await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk)
@@ -222,7 +215,6 @@ async def test_a_full_disk_refuses_until_all_appended_is_trimmed_then_goes_on() 
     await log.close()
 
 
-@scenario
 async def test_what_waits_behind_a_refused_group_is_refused_with_it(tmp_path: Path) -> None:
     files = OrderedFiles()
     log = await WriteAheadLog.open(tmp_path, IDENTITY, files=files)
@@ -242,7 +234,6 @@ async def test_what_waits_behind_a_refused_group_is_refused_with_it(tmp_path: Pa
     await log.close()
 
 
-@scenario
 async def test_a_disk_that_stays_full_refuses_again_and_again() -> None:
     disk = CrashDisk()
     log = await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk)
@@ -258,7 +249,6 @@ async def test_a_disk_that_stays_full_refuses_again_and_again() -> None:
     await log.close()
 
 
-@scenario
 async def test_opening_without_room_says_so_and_leaves_the_directory_free() -> None:
     disk = CrashDisk(space=10)
     with pytest.raises(WriteAheadLogFullError, match="has no room"):
@@ -267,7 +257,6 @@ async def test_opening_without_room_says_so_and_leaves_the_directory_free() -> N
     await (await WriteAheadLog.open(LOG, IDENTITY, SMALL, files=disk)).close()
 
 
-@scenario
 async def test_a_damaged_log_is_refused_or_mended_and_what_is_lost_is_told(tmp_path: Path) -> None:
     log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
     for _ in range(30):
@@ -287,7 +276,6 @@ async def test_a_damaged_log_is_refused_or_mended_and_what_is_lost_is_told(tmp_p
     await log.close()
 
 
-@scenario
 async def test_only_one_process_has_the_log_and_close_gives_it_free(tmp_path: Path) -> None:
     log = await WriteAheadLog.open(tmp_path / "a" / "b", IDENTITY)
     with pytest.raises(LogLockedError):
@@ -302,7 +290,6 @@ async def test_only_one_process_has_the_log_and_close_gives_it_free(tmp_path: Pa
     await log.close()
 
 
-@scenario
 async def test_records_settled_before_they_are_on_the_disk_do_not_come_back(tmp_path: Path) -> None:
     log = await WriteAheadLog.open(tmp_path, IDENTITY)
     append(log)
@@ -316,7 +303,6 @@ async def test_records_settled_before_they_are_on_the_disk_do_not_come_back(tmp_
     await log.close()
 
 
-@scenario
 async def test_a_header_that_does_not_fit_its_payload_is_refused(tmp_path: Path) -> None:
     log = await WriteAheadLog.open(tmp_path, IDENTITY)
     header, payload = encoded(record_at(0))
@@ -328,7 +314,6 @@ async def test_a_header_that_does_not_fit_its_payload_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize("seed", range(3))
-@scenario
 async def test_a_log_used_at_random_keeps_what_its_model_keeps(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)

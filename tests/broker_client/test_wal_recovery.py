@@ -18,7 +18,7 @@ from streammeta.client.write_ahead_log.recovery import (
 )
 from streammeta.client.write_ahead_log.set_aside import read_set_aside
 from streammeta.storage.object_format.record import RecordBatch
-from tests.broker_client.client_helpers import broker, scenario
+from tests.broker_client.client_helpers import broker
 from tests.broker_client.wal_tools import IDENTITY, encoded
 
 COMMITTED, UPLOAD, ASIDE = Verdict.COMMITTED, Verdict.UPLOAD, Verdict.ASIDE
@@ -100,7 +100,6 @@ def test_what_the_stream_was_trimmed_behind_is_settled() -> None:
     assert judged(plan, record(1, 7, 50, 60), record(1, 7, 60, 61)) == [COMMITTED, ASIDE]
 
 
-@scenario
 async def test_the_histories_of_streams_come_from_the_controllers() -> None:
     async with broker() as one:
         (opened,) = await one.opened(1, epoch=4)
@@ -109,7 +108,6 @@ async def test_the_histories_of_streams_come_from_the_controllers() -> None:
         }
 
 
-@scenario
 async def test_recovery_uploads_sets_aside_and_can_be_repeated(tmp_path: Path) -> None:
     async with broker() as one:
         held, closed, lost = await one.opened(3, epoch=4)
@@ -141,7 +139,6 @@ def aside_files(directory: Path) -> list[Path]:
     return list(directory.glob("*.aside"))
 
 
-@scenario
 async def test_an_empty_log_asks_nothing_and_leaves_no_file(tmp_path: Path) -> None:
     async with broker() as one:
         log = await WriteAheadLog.open(tmp_path, IDENTITY)

@@ -15,7 +15,7 @@ from streammeta.storage.durable_files import FileSystem
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import Body
 from streammeta.storage.object_store.memory import MemoryObjectStore
-from tests.broker_client.client_helpers import Broker, broker, scenario, until
+from tests.broker_client.client_helpers import Broker, broker, until
 from tests.broker_client.wal_tools import LOG
 from tests.journal.crash_disk import CrashDisk
 
@@ -54,7 +54,6 @@ async def restarted(one: Broker, disk: CrashDisk, store: MemoryObjectStore) -> N
     await log.close()
 
 
-@scenario
 async def test_appends_are_acknowledged_while_the_store_is_down_and_survive_it() -> None:
     async with broker() as one:
         one.store = store = SwitchedStore()
@@ -77,7 +76,6 @@ async def test_appends_are_acknowledged_while_the_store_is_down_and_survive_it()
             assert await one.payloads(stream.stream_id) == wanted
 
 
-@scenario
 async def test_what_is_committed_is_trimmed() -> None:
     async with broker() as one:
         (stream,) = await one.opened(1)
@@ -90,7 +88,6 @@ async def test_what_is_committed_is_trimmed() -> None:
         await log.close()
 
 
-@scenario
 async def test_on_a_full_disk_appends_wait_for_their_commit_and_the_log_heals() -> None:
     async with broker() as one:
         disk = CrashDisk()
@@ -110,7 +107,6 @@ async def test_on_a_full_disk_appends_wait_for_their_commit_and_the_log_heals() 
         assert await one.payloads(stream.stream_id) == [b"%d" % number for number in range(6)]
 
 
-@scenario
 async def test_a_broken_log_refuses_appends_and_keeps_what_it_acknowledged() -> None:
     async with broker() as one:
         one.store = store = SwitchedStore()
@@ -144,7 +140,6 @@ class FailingDisk(CrashDisk):
             raise OSError(5, "the disk is gone")
 
 
-@scenario
 async def test_acknowledged_records_of_a_stream_taken_away_are_set_aside(tmp_path: Path) -> None:
     async with broker() as one:
         (stream,) = await one.opened(1)

@@ -34,7 +34,7 @@ from streammeta.client.upload_batch import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OV
 from streammeta.storage.errors import StoreRejectedError
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
-from tests.broker_client.client_helpers import Broker, broker, scenario, until
+from tests.broker_client.client_helpers import Broker, broker, until
 from tests.broker_client.fake_controller import NAMESPACE
 
 NEVER = 3600.0
@@ -73,7 +73,6 @@ async def settle(acks: Sequence[asyncio.Future[int]]) -> list[Any]:
     return await asyncio.gather(*acks, return_exceptions=True)
 
 
-@scenario
 async def test_records_of_many_streams_come_back_as_written() -> None:
     seed = 20
     rng = random.Random(seed)
@@ -100,7 +99,6 @@ async def test_records_of_many_streams_come_back_as_written() -> None:
         assert len(kinds) == 2, "wanted both set objects and stream objects"
 
 
-@scenario
 async def test_linger_uploads_without_flush() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -110,7 +108,6 @@ async def test_linger_uploads_without_flush() -> None:
             assert await (await writer.append(0, b"y")) == 1
 
 
-@scenario
 async def test_size_uploads_without_flush_or_linger() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -122,7 +119,6 @@ async def test_size_uploads_without_flush_or_linger() -> None:
             assert b.cluster.calls[COMMITS] == 1
 
 
-@scenario
 async def test_stream_count_uploads_without_flush_or_linger() -> None:
     async with broker() as b:
         streams = await b.opened(3)
@@ -134,7 +130,6 @@ async def test_stream_count_uploads_without_flush_or_linger() -> None:
             assert not acks[2].done()
 
 
-@scenario
 async def test_a_full_buffer_pushes_back_and_keeps_its_bound() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -159,7 +154,6 @@ async def test_a_full_buffer_pushes_back_and_keeps_its_bound() -> None:
         assert await b.payloads(0) == [bytes([i]) * 100 for i in range(8)]
 
 
-@scenario
 async def test_a_record_larger_than_the_buffer_is_refused_at_once() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -171,7 +165,6 @@ async def test_a_record_larger_than_the_buffer_is_refused_at_once() -> None:
             assert writer.next_offset(0) == 0
 
 
-@scenario
 async def test_leader_change_in_mid_commit_is_invisible() -> None:
     async with broker(3) as b:
         streams = await b.opened(2)
@@ -191,7 +184,6 @@ async def test_leader_change_in_mid_commit_is_invisible() -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-@scenario
 async def test_a_lost_answer_to_a_commit_does_not_duplicate_it(streams: int) -> None:
     async with broker() as b:
         opened = await b.opened(streams)
@@ -212,7 +204,6 @@ async def test_a_lost_answer_to_a_commit_does_not_duplicate_it(streams: int) -> 
             assert await b.payloads(i) == [b"x", b"x"]
 
 
-@scenario
 async def test_an_expired_object_is_uploaded_again_under_a_new_id() -> None:
     async with broker() as b:
         streams = await b.opened(3)
@@ -242,7 +233,6 @@ async def test_an_expired_object_is_uploaded_again_under_a_new_id() -> None:
         assert await b.payloads(2) == [bytes(200)]
 
 
-@scenario
 async def test_only_the_expired_object_of_a_batch_is_uploaded_again() -> None:
     async with broker() as b:
         streams = await b.opened(3)
@@ -262,7 +252,6 @@ async def test_only_the_expired_object_of_a_batch_is_uploaded_again() -> None:
 
 
 @pytest.mark.parametrize("attempts", [0, 2])
-@scenario
 async def test_objects_that_keep_expiring_are_given_up(attempts: int) -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -280,7 +269,6 @@ async def test_objects_that_keep_expiring_are_given_up(attempts: int) -> None:
         assert b.cluster.calls[COMMITS] == attempts + 1
 
 
-@scenario
 async def test_set_objects_keep_the_order_of_their_ids_after_a_new_upload() -> None:
     """The second batch was submitted before the first was uploaded anew, so it has to follow."""
     async with broker() as b:
@@ -308,7 +296,6 @@ async def test_set_objects_keep_the_order_of_their_ids_after_a_new_upload() -> N
         assert held == sorted(held)
 
 
-@scenario
 async def test_a_later_batch_asks_for_ids_only_after_the_earlier_one_has_its_own() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -329,7 +316,6 @@ async def test_a_later_batch_asks_for_ids_only_after_the_earlier_one_has_its_own
         assert [piece[2] for piece in b.cluster.map.streams[0].pieces] == [0, 1, 2]
 
 
-@scenario
 async def test_after_an_unknown_outcome_the_reopened_stream_tells_what_happened() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -350,7 +336,6 @@ async def test_after_an_unknown_outcome_the_reopened_stream_tells_what_happened(
         assert await b.payloads(0) == [b"x", b"y"]
 
 
-@scenario
 async def test_a_newer_process_of_the_node_stops_the_writer() -> None:
     async with broker() as b:
         streams = await b.opened(2)
@@ -373,7 +358,6 @@ async def steal(b: Broker, stream_id: int) -> None:
 
 
 @pytest.mark.parametrize("split_bytes", [1, 1000], ids=["stream objects", "set object"])
-@scenario
 async def test_one_bad_stream_fails_alone_and_stays_failed_until_attached_again(
     split_bytes: int,
 ) -> None:
@@ -400,7 +384,6 @@ async def test_one_bad_stream_fails_alone_and_stays_failed_until_attached_again(
         assert (("refused", [1]) in seen.seen) == (split_bytes == 1)
 
 
-@scenario
 async def test_nothing_is_committed_behind_a_failure_of_its_stream() -> None:
     """The second batch is in the store already when the first one's failure comes to bar it."""
     async with broker() as b:
@@ -421,7 +404,6 @@ async def test_nothing_is_committed_behind_a_failure_of_its_stream() -> None:
         assert await b.payloads(1) == [b"other"]
 
 
-@scenario
 async def test_an_object_the_store_refuses_fails_its_streams_and_no_others() -> None:
     async with broker() as b:
         streams = await b.opened(2)
@@ -438,7 +420,6 @@ async def test_an_object_the_store_refuses_fails_its_streams_and_no_others() -> 
         assert outcomes[1] == 0
 
 
-@scenario
 async def test_a_batch_of_which_no_stream_is_valid_names_each_stream() -> None:
     async with broker() as b:
         streams = await b.opened(2)
@@ -454,7 +435,6 @@ async def test_a_batch_of_which_no_stream_is_valid_names_each_stream() -> None:
             assert f"commit of stream {i} [0, 1) in object 0 by node 1000" in str(outcome)
 
 
-@scenario
 async def test_a_wrong_offset_tells_where_the_stream_ends() -> None:
     async with broker() as b:
         streams = await b.opened(2)
@@ -469,7 +449,6 @@ async def test_a_wrong_offset_tells_where_the_stream_ends() -> None:
         assert (outcomes[1].stream_id, outcomes[1].wanted, outcomes[1].got) == (1, 30, 0)
 
 
-@scenario
 async def test_unreachable_controllers_fail_the_records_after_the_deadline() -> None:
     async with broker(deadline=0.3) as b:
         streams = await b.opened(1)
@@ -483,7 +462,6 @@ async def test_unreachable_controllers_fail_the_records_after_the_deadline() -> 
         assert b.store.objects() == {}
 
 
-@scenario
 async def test_what_an_observer_raises_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(SilentObserver):
         async def on_uploaded(self, keys: Sequence[str]) -> None:
@@ -499,7 +477,6 @@ async def test_what_an_observer_raises_changes_nothing(caplog: pytest.LogCapture
     assert "can't count" in caplog.text
 
 
-@scenario
 async def test_close_flushes_and_refuses_what_comes_after() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -512,7 +489,6 @@ async def test_close_flushes_and_refuses_what_comes_after() -> None:
             await writer.append(0, b"y")
 
 
-@scenario
 async def test_a_cancelled_upload_is_not_acknowledged() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -538,7 +514,6 @@ async def test_a_cancelled_upload_is_not_acknowledged() -> None:
         await writer.close()
 
 
-@scenario
 async def test_only_attached_streams_take_appends() -> None:
     async with broker() as b:
         streams = await b.opened(1)

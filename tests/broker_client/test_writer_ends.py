@@ -18,7 +18,7 @@ from streammeta.client.upload_batch import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OV
 from streammeta.storage.object_format.object_checksum import ObjectChecksum
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import INT32_MAX
-from tests.broker_client.client_helpers import Broker, broker, scenario, until
+from tests.broker_client.client_helpers import Broker, broker, until
 from tests.broker_client.fake_controller import NAMESPACE
 
 COMMITS = "CommitStreamSetObject"
@@ -40,7 +40,6 @@ def hold_commits(b: Broker) -> asyncio.Event:
     return gate
 
 
-@scenario
 async def test_close_gives_up_at_its_deadline_and_says_what_is_known() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -69,7 +68,6 @@ async def test_close_gives_up_at_its_deadline_and_says_what_is_known() -> None:
         prepares.set()
 
 
-@scenario
 async def test_appends_that_wait_for_room_are_refused_by_close() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -88,7 +86,6 @@ async def test_appends_that_wait_for_room_are_refused_by_close() -> None:
         assert ack.result() == 0
 
 
-@scenario
 async def test_a_node_that_is_taken_over_fails_everything_at_once() -> None:
     """Also what is being uploaded, what waits in the buffer and who waits for room."""
     async with broker() as b:
@@ -123,7 +120,6 @@ async def test_a_node_that_is_taken_over_fails_everything_at_once() -> None:
         assert writer.buffered_bytes == 0
 
 
-@scenario
 async def test_many_records_at_once_are_one_append() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -142,7 +138,6 @@ async def test_many_records_at_once_are_one_append() -> None:
         assert await b.payloads(0) == [b"a", b"bc", b"d", b"e"]
 
 
-@scenario
 async def test_many_records_larger_than_the_buffer_are_refused() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -156,7 +151,6 @@ async def test_many_records_larger_than_the_buffer_are_refused() -> None:
 
 
 @pytest.mark.parametrize("split_bytes", [1, 1000], ids=["stream objects", "set object"])
-@scenario
 async def test_time_bounds_and_checksums_travel_with_the_commit(split_bytes: int) -> None:
     async with broker() as b:
         streams = await b.opened(2)
@@ -191,7 +185,6 @@ async def test_time_bounds_and_checksums_travel_with_the_commit(split_bytes: int
             assert told == checksum.value
 
 
-@scenario
 async def test_a_batch_ends_before_its_offsets_leave_32_bits() -> None:
     async with broker() as b:
         streams = await b.opened(1)

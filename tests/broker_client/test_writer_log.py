@@ -27,7 +27,7 @@ from streammeta.client.write_ahead_log.identity import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.record import RecordBatch, decode_record
-from tests.broker_client.client_helpers import Broker, broker, scenario, until
+from tests.broker_client.client_helpers import Broker, broker, until
 from tests.broker_client.fake_controller import NAMESPACE
 
 COMMITS = "CommitStreamSetObject"
@@ -89,7 +89,6 @@ def writer_of(b: Broker, log: FakeLog | WriteAheadLog, **changes: Any) -> Stream
     return StreamWriter(b.session, b.store, config(**changes), log=log)
 
 
-@scenario
 async def test_an_append_is_acknowledged_when_its_group_is_on_disk_not_before() -> None:
     async with broker() as b:
         streams = await b.opened(2)
@@ -115,7 +114,6 @@ async def test_an_append_is_acknowledged_when_its_group_is_on_disk_not_before() 
         assert await b.payloads(0) == [b"0", b"2", b"4", b"5"]
 
 
-@scenario
 async def test_the_log_keeps_what_is_not_committed() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -140,7 +138,6 @@ async def test_the_log_keeps_what_is_not_committed() -> None:
             assert log.trimmed == [1, 2]
 
 
-@scenario
 async def test_passing_failures_are_repeated_until_they_pass(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -164,7 +161,6 @@ async def test_passing_failures_are_repeated_until_they_pass(
     assert "it is repeated in 0.5 s: PrepareObjects" in caplog.text
 
 
-@scenario
 async def test_close_leaves_in_the_log_what_it_could_not_commit() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -179,7 +175,6 @@ async def test_close_leaves_in_the_log_what_it_could_not_commit() -> None:
         assert log.trimmed == []
 
 
-@scenario
 async def test_what_can_never_be_committed_is_set_aside_before_it_is_trimmed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -200,7 +195,6 @@ async def test_what_can_never_be_committed_is_set_aside_before_it_is_trimmed(
     assert "acknowledged records of stream 1 [0, 2) can't be committed" in caplog.text
 
 
-@scenario
 async def test_a_fenced_node_trims_nothing() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -215,7 +209,6 @@ async def test_a_fenced_node_trims_nothing() -> None:
         assert (log.trimmed, log.aside) == ([], [])
 
 
-@scenario
 async def test_a_full_disk_makes_appends_wait_for_their_commit() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -242,7 +235,6 @@ async def test_a_full_disk_makes_appends_wait_for_their_commit() -> None:
             assert await second == 1
 
 
-@scenario
 async def test_a_broken_log_bars_appends_and_what_it_had_acknowledged_is_committed() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -263,7 +255,6 @@ async def test_a_broken_log_bars_appends_and_what_it_had_acknowledged_is_committ
         assert (await b.payloads(0))[:1] == [b"x"]
 
 
-@scenario
 async def test_recovery_uploads_what_is_not_committed_and_only_that(tmp_path: Path) -> None:
     async with broker() as b:
         streams = await b.opened(2)
@@ -300,7 +291,6 @@ async def test_recovery_uploads_what_is_not_committed_and_only_that(tmp_path: Pa
         assert await b.payloads(1) == logged[1::2]
 
 
-@scenario
 async def test_a_recovery_that_fails_trims_nothing_then_or_later() -> None:
     async with broker() as b:
         streams = await b.opened(1)
@@ -321,7 +311,6 @@ async def test_a_recovery_that_fails_trims_nothing_then_or_later() -> None:
         assert log.trimmed == []
 
 
-@scenario
 async def test_what_could_not_be_set_aside_is_not_trimmed_by_a_later_batch() -> None:
     async with broker() as b:
         streams = await b.opened(2)

@@ -30,7 +30,7 @@ from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import Body
 from streammeta.storage.object_store.memory import MemoryObjectStore
-from tests.broker_client.client_helpers import Broker, broker, scenario, until
+from tests.broker_client.client_helpers import Broker, broker, until
 
 COMMITS = "CommitStreamSetObject"
 STREAMS = 12
@@ -130,38 +130,34 @@ class Storm:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_storm_of_faults(seed: int) -> None:
-    @scenario
-    async def run() -> None:
-        rng = random.Random(seed)
-        config = WriterConfig(
-            linger=0.01,
-            upload_bytes=4_000,
-            max_buffer_bytes=100_000,
-            split_bytes=2_000,
-            block_bytes=500,
-            parallel_uploads=3,
-            commit_deadline=10.0,
-        )
-        async with broker(3) as b:
-            streams = await b.opened(STREAMS)
-            epochs = {one.stream_id: one.epoch for one in streams}
-            async with StreamWriter(b.session, b.store, config) as writer:
-                writer.attach(streams)
-                storm = Storm(b, writer, rng, epochs)
-                for _ in range(ROUNDS):
-                    await storm.write(rng.randrange(30))
-                    if rng.random() < 0.5:
-                        await storm.strike()
-                    await asyncio.sleep(rng.choice([0, 0, 0.002, 0.02]))
-                await writer.flush()
-                assert writer.buffered_bytes == 0, f"seed {seed}"
-            await storm.check(seed)
+async def test_a_storm_of_faults(seed: int) -> None:
 
-    run()
+    rng = random.Random(seed)
+    config = WriterConfig(
+        linger=0.01,
+        upload_bytes=4_000,
+        max_buffer_bytes=100_000,
+        split_bytes=2_000,
+        block_bytes=500,
+        parallel_uploads=3,
+        commit_deadline=10.0,
+    )
+    async with broker(3) as b:
+        streams = await b.opened(STREAMS)
+        epochs = {one.stream_id: one.epoch for one in streams}
+        async with StreamWriter(b.session, b.store, config) as writer:
+            writer.attach(streams)
+            storm = Storm(b, writer, rng, epochs)
+            for _ in range(ROUNDS):
+                await storm.write(rng.randrange(30))
+                if rng.random() < 0.5:
+                    await storm.strike()
+                await asyncio.sleep(rng.choice([0, 0, 0.002, 0.02]))
+            await writer.flush()
+            assert writer.buffered_bytes == 0, f"seed {seed}"
+        await storm.check(seed)
 
 
-@scenario
 async def test_several_commits_are_under_way_at_a_time() -> None:
     async with broker() as b:
         streams = await b.opened(2)
@@ -206,7 +202,6 @@ class GatedStore(MemoryObjectStore):
         super().put(key, data, **options)
 
 
-@scenario
 async def test_a_slow_upload_holds_back_the_commits_behind_it() -> None:
     async with broker() as b:
         streams = await b.opened(2)
@@ -225,7 +220,6 @@ async def test_a_slow_upload_holds_back_the_commits_behind_it() -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 2], ids=["stream objects", "set objects"])
-@scenario
 async def test_while_a_batch_is_committed_anew_no_later_one_is_submitted(streams: int) -> None:
     """Each would be refused, be uploaded anew, and so delay those behind it for ever.
 
@@ -264,7 +258,6 @@ async def test_while_a_batch_is_committed_anew_no_later_one_is_submitted(streams
         assert len(store.objects()) == (15 if streams == 1 else 20)
 
 
-@scenario
 async def test_nothing_is_committed_once_the_outcome_before_it_was_called_unknown() -> None:
     """Although the map would take it: whoever was told so begins anew where the map says."""
     async with broker() as b:

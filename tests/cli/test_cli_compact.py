@@ -112,16 +112,14 @@ def test_few_small_objects_wait_for_more_unless_told_otherwise(cluster: LocalClu
 
 
 @pytest.mark.process
-def test_objects_of_which_nothing_lives_go_with_the_others(cluster: LocalCluster) -> None:
-    async def live() -> None:
-        async with broker(cluster, 1008, STREAMS) as one:
-            await one.upload(2)
-        async with broker(cluster, 1008, STREAMS) as two:
-            await two.upload(2)
-            deleted = await two.session.delete_streams(dict.fromkeys(one.stream_ids, 1))
-            deleted.require_all()
+async def test_objects_of_which_nothing_lives_go_with_the_others(cluster: LocalCluster) -> None:
 
-    asyncio.run(live())
+    async with broker(cluster, 1008, STREAMS) as one:
+        await one.upload(2)
+    async with broker(cluster, 1008, STREAMS) as two:
+        await two.upload(2)
+        deleted = await two.session.delete_streams(dict.fromkeys(one.stream_ids, 1))
+        deleted.require_all()
     plan = compact(cluster, "plan", "--node", "1008", "--growth", "1")
     assert (plan["commits"], plan["objects_before"], plan["objects_after"]) == (1, 4, 1)
     assert (len(plan["sources"]), plan["outputs"][0]["ranges"]) == (4, STREAMS)
@@ -159,38 +157,34 @@ def test_what_a_departed_node_has_left_is_compacted_for_it(cluster: LocalCluster
 
 
 @pytest.mark.process
-def test_a_broker_goes_on_while_it_is_compacted_again_and_again(
+async def test_a_broker_goes_on_while_it_is_compacted_again_and_again(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """Its process is not fenced, its readers see every record; SIGTERM ends it in good order."""
-
-    async def live() -> None:
-        async with broker(cluster, 1006, STREAMS) as one:
-            await one.upload(2)
-            child = start_child(
-                "compactor",
-                [
-                    *(sys.executable, "-m", "streammeta.cli.main", "compact", "--node", "1006"),
-                    *("--connect", cluster.connect, "--store", cluster.store_uri),
-                    *("--growth", "1", "--interval", "50ms", "--format", "json"),
-                ],
-                tmp_path / "compactor.log",
-            )
-            try:
-                for uploads in (3, 4, 5):
-                    await one.upload(1)
-                    await _until_compacted(one)
-                    read = await one.read()
-                    assert [len(rows) for rows in read.values()] == [uploads * ROWS] * STREAMS
-            finally:
-                child.process.terminate()
-                said, _ = child.process.communicate(timeout=PATIENCE_S)
-        answer = json.loads(said)
-        assert (child.process.returncode, answer["ok"]) == (0, True), answer
-        assert answer["passes"] >= 3
-        assert answer["commits"] >= 3
-
-    asyncio.run(live())
+    async with broker(cluster, 1006, STREAMS) as one:
+        await one.upload(2)
+        child = start_child(
+            "compactor",
+            [
+                *(sys.executable, "-m", "streammeta.cli.main", "compact", "--node", "1006"),
+                *("--connect", cluster.connect, "--store", cluster.store_uri),
+                *("--growth", "1", "--interval", "50ms", "--format", "json"),
+            ],
+            tmp_path / "compactor.log",
+        )
+        try:
+            for uploads in (3, 4, 5):
+                await one.upload(1)
+                await _until_compacted(one)
+                read = await one.read()
+                assert [len(rows) for rows in read.values()] == [uploads * ROWS] * STREAMS
+        finally:
+            child.process.terminate()
+            said, _ = child.process.communicate(timeout=PATIENCE_S)
+    answer = json.loads(said)
+    assert (child.process.returncode, answer["ok"]) == (0, True), answer
+    assert answer["passes"] >= 3
+    assert answer["commits"] >= 3
 
 
 @pytest.mark.process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import mmap
 import time
 import weakref
@@ -50,7 +49,7 @@ class Buffers:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("force_split", [False, True])
-def test_blocks_in_memory_are_within_the_budget(
+async def test_blocks_in_memory_are_within_the_budget(
     overlap: bool, force_split: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_parts(monkeypatch)
@@ -58,24 +57,21 @@ def test_blocks_in_memory_are_within_the_budget(
     buffers = Buffers(BUDGET + PART_BYTES + trailers)
     monkeypatch.setattr("streammeta.client.compaction.commit_run.new_buffer", buffers.new)
 
-    async def scenario() -> None:
-        world = World(BLOCK)
-        await world.register(1000)
-        streams = await world.create(1000, 5)
-        for _ in range(8):
-            sizes = {each: [(1, BLOCK)] * (1 + each) for each in streams}
-            await world.upload(1000, sizes)
-        check = ReadCheck(world)
-        selection = replace(EAGER, split_size=20 * BLOCK)
-        config = replace(TINY, memory_budget=BUDGET, overlap=overlap, selection=selection)
-        report = await compact(world, 1000, config=config, force_split=force_split)
-        assert report is not None
-        assert not report.failures
-        check.run()
-        await world.sweep()
-        check.run()
-
-    asyncio.run(scenario())
+    world = World(BLOCK)
+    await world.register(1000)
+    streams = await world.create(1000, 5)
+    for _ in range(8):
+        sizes = {each: [(1, BLOCK)] * (1 + each) for each in streams}
+        await world.upload(1000, sizes)
+    check = ReadCheck(world)
+    selection = replace(EAGER, split_size=20 * BLOCK)
+    config = replace(TINY, memory_budget=BUDGET, overlap=overlap, selection=selection)
+    report = await compact(world, 1000, config=config, force_split=force_split)
+    assert report is not None
+    assert not report.failures
+    check.run()
+    await world.sweep()
+    check.run()
     assert buffers.made >= 10, "there is far more to read than the budget holds"
     assert BUDGET / 2 < buffers.most <= BUDGET + PART_BYTES + trailers
     assert buffers.held == 0, "nothing is kept"

@@ -62,217 +62,193 @@ def cut_off(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("spoil", [spoil_footer, spoil_index, cut_off, None])
-def test_an_unreadable_source_is_left_out_and_reported(
+async def test_an_unreadable_source_is_left_out_and_reported(
     spoil: Spoiler | None,
 ) -> None:
-    async def scenario() -> None:
-        world, ids = await plain_world()
-        key = key_for(ids[2], NAMESPACE)
-        good = world.store.objects()[key]
-        if spoil is None:
-            world.store.delete_many([key])
-        else:
-            world.store.put(key, spoil(good))
-        for _ in range(3):
-            report = await compact(world, 1000)
-            assert report is not None
-            assert set(report.left_out) <= {ids[2]}
-        assert ids[2] in world.set_objects(1000), "it stays as it is"
-        assert len(world.set_objects(1000)) <= 3, "its neighbours are compacted on either side"
-        world.store.put(key, good)
-        ReadCheck(world).run()
-        await world.sweep()
-        ReadCheck(world).run()
 
-    run(scenario())
-
-
-def test_a_block_larger_than_the_budget_is_left_out_and_reported() -> None:
-    async def scenario() -> None:
-        world, ids = await plain_world(3)
-        stream = world.live()[0].stream_id
-        large = await world.upload(1000, {stream: [(1, 9_000)]})
-        ids += [await world.upload(1000, {stream: THREE}) for _ in range(3)]
-        check = ReadCheck(world)
-        report = await compact(world, 1000, config=budgeted(2_000))
+    world, ids = await plain_world()
+    key = key_for(ids[2], NAMESPACE)
+    good = world.store.objects()[key]
+    if spoil is None:
+        world.store.delete_many([key])
+    else:
+        world.store.put(key, spoil(good))
+    for _ in range(3):
+        report = await compact(world, 1000)
         assert report is not None
-        assert set(report.left_out) == {large}
-        assert not set(ids) & set(world.set_objects(1000)), "the others are compacted"
-        check.run()
-        await world.sweep()
-        check.run()
+        assert set(report.left_out) <= {ids[2]}
+    assert ids[2] in world.set_objects(1000), "it stays as it is"
+    assert len(world.set_objects(1000)) <= 3, "its neighbours are compacted on either side"
+    world.store.put(key, good)
+    ReadCheck(world).run()
+    await world.sweep()
+    ReadCheck(world).run()
 
-    run(scenario())
+
+async def test_a_block_larger_than_the_budget_is_left_out_and_reported() -> None:
+
+    world, ids = await plain_world(3)
+    stream = world.live()[0].stream_id
+    large = await world.upload(1000, {stream: [(1, 9_000)]})
+    ids += [await world.upload(1000, {stream: THREE}) for _ in range(3)]
+    check = ReadCheck(world)
+    report = await compact(world, 1000, config=budgeted(2_000))
+    assert report is not None
+    assert set(report.left_out) == {large}
+    assert not set(ids) & set(world.set_objects(1000)), "the others are compacted"
+    check.run()
+    await world.sweep()
+    check.run()
 
 
-def test_one_stream_far_over_the_budget_goes_out_in_pieces() -> None:
-    async def scenario() -> None:
-        world = World(block_bytes=120)
-        await world.register(1000)
-        (stream,) = await world.create(1000, 1)
-        for _ in range(5):
-            await world.upload(1000, {stream: [(1, 200)] * 20})
-        check = ReadCheck(world)
-        report = await compact(world, 1000, config=budgeted(1_500))
+async def test_one_stream_far_over_the_budget_goes_out_in_pieces() -> None:
+
+    world = World(block_bytes=120)
+    await world.register(1000)
+    (stream,) = await world.create(1000, 1)
+    for _ in range(5):
+        await world.upload(1000, {stream: [(1, 200)] * 20})
+    check = ReadCheck(world)
+    report = await compact(world, 1000, config=budgeted(1_500))
+    assert report is not None
+    assert not report.left_out
+    assert not world.set_objects(1000)
+    pieces = world.committed()
+    assert len(pieces) > 10
+    assert all(one.object_size < 1_500 + 2_000 for one in pieces)
+    check.run()
+    await world.sweep()
+    check.run()
+
+
+async def test_what_an_object_holds_and_the_map_does_not_know_never_comes_back() -> None:
+    """A refused range of an upload is in the object, with bytes that nobody may ever read."""
+    world, _ = await plain_world(2)
+    a, b, c = (one.stream_id for one in world.live())
+    await world.upload_with_refused(1000, {a: THREE}, refused={b: THREE})
+    await world.upload(1000, {b: THREE, c: THREE})
+    check = ReadCheck(world)
+    check.run()
+    for force_split in (False, True):
+        report = await compact(world, 1000, force_split=force_split)
         assert report is not None
         assert not report.left_out
-        assert not world.set_objects(1000)
-        pieces = world.committed()
-        assert len(pieces) > 10
-        assert all(one.object_size < 1_500 + 2_000 for one in pieces)
         check.run()
         await world.sweep()
         check.run()
-
-    run(scenario())
-
-
-def test_what_an_object_holds_and_the_map_does_not_know_never_comes_back() -> None:
-    """A refused range of an upload is in the object, with bytes that nobody may ever read."""
-
-    async def scenario() -> None:
-        world, _ = await plain_world(2)
-        a, b, c = (one.stream_id for one in world.live())
-        await world.upload_with_refused(1000, {a: THREE}, refused={b: THREE})
-        await world.upload(1000, {b: THREE, c: THREE})
-        check = ReadCheck(world)
-        check.run()
-        for force_split in (False, True):
-            report = await compact(world, 1000, force_split=force_split)
-            assert report is not None
-            assert not report.left_out
-            check.run()
-            await world.sweep()
-            check.run()
-        assert not world.set_objects(1000)
-
-    run(scenario())
+    assert not world.set_objects(1000)
 
 
-def test_a_process_that_a_newer_one_has_replaced_stops_and_changes_nothing() -> None:
-    async def scenario() -> None:
+async def test_a_process_that_a_newer_one_has_replaced_stops_and_changes_nothing() -> None:
+
+    world, ids = await plain_world()
+    names = Steps()
+    await compact(world, 1000, names)
+    committed_at = names.names.index("CommitStreamSetObject") + 1
+    world, ids = await plain_world()
+
+    async def replace(step: Step) -> None:
+        if step.ordinal == committed_at and not step.done:
+            await world.register(1000)
+
+    with pytest.raises(NodeEpochExpiredError):
+        await compact(world, 1000, Steps(hook=replace))
+    assert world.set_objects(1000) == ids
+    ReadCheck(world).run()
+    await compact(world, 1000)
+    ReadCheck(world).run()
+    await world.expire()
+    ReadCheck(world).run()
+    assert not world.strays()
+
+
+async def test_answers_of_commits_that_never_come_leave_one_outcome_or_the_other() -> None:
+
+    for fate in (Fate.FAIL, Fate.LOSE_ANSWER):
         world, ids = await plain_world()
         names = Steps()
         await compact(world, 1000, names)
-        committed_at = names.names.index("CommitStreamSetObject") + 1
         world, ids = await plain_world()
-
-        async def replace(step: Step) -> None:
-            if step.ordinal == committed_at and not step.done:
-                await world.register(1000)
-
-        with pytest.raises(NodeEpochExpiredError):
-            await compact(world, 1000, Steps(hook=replace))
-        assert world.set_objects(1000) == ids
-        ReadCheck(world).run()
+        at = names.names.index("CommitStreamSetObject") + 1
+        await compact(world, 1000, Steps(Fault(at, fate, times=10_000)))
+        is_committed = fate is Fate.LOSE_ANSWER
+        assert (world.set_objects(1000) != ids) == is_committed
+        check = ReadCheck(world)
+        check.run()
+        await world.sweep()
         await compact(world, 1000)
-        ReadCheck(world).run()
+        check.run()
         await world.expire()
-        ReadCheck(world).run()
+        check.run()
         assert not world.strays()
-
-    run(scenario())
-
-
-def test_answers_of_commits_that_never_come_leave_one_outcome_or_the_other() -> None:
-    async def scenario() -> None:
-        for fate in (Fate.FAIL, Fate.LOSE_ANSWER):
-            world, ids = await plain_world()
-            names = Steps()
-            await compact(world, 1000, names)
-            world, ids = await plain_world()
-            at = names.names.index("CommitStreamSetObject") + 1
-            await compact(world, 1000, Steps(Fault(at, fate, times=10_000)))
-            is_committed = fate is Fate.LOSE_ANSWER
-            assert (world.set_objects(1000) != ids) == is_committed
-            check = ReadCheck(world)
-            check.run()
-            await world.sweep()
-            await compact(world, 1000)
-            check.run()
-            await world.expire()
-            check.run()
-            assert not world.strays()
-
-    run(scenario())
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_two_compactors_of_one_node_do_each_others_work_once(seed: int) -> None:
+async def test_two_compactors_of_one_node_do_each_others_work_once(seed: int) -> None:
     """Both plan the same sources; one commit wins, the other compactor's outputs expire."""
+    world, _ = await plain_world()
+    check = ReadCheck(world)
 
-    async def scenario() -> None:
-        world, _ = await plain_world()
-        check = ReadCheck(world)
-
-        async def dawdle(step: Step) -> None:
-            check.run()
-            for _ in range((step.ordinal * 7 + seed * 3) % 5):
-                await asyncio.sleep(0)
-
-        reports = await asyncio.gather(
-            *(compact(world, 1000, Steps(hook=dawdle)) for _ in range(2))
-        )
-        assert None not in reports
+    async def dawdle(step: Step) -> None:
         check.run()
-        await world.sweep()
+        for _ in range((step.ordinal * 7 + seed * 3) % 5):
+            await asyncio.sleep(0)
+
+    reports = await asyncio.gather(*(compact(world, 1000, Steps(hook=dawdle)) for _ in range(2)))
+    assert None not in reports
+    check.run()
+    await world.sweep()
+    check.run()
+    assert len(world.set_objects(1000)) == 1
+    await world.expire()
+    check.run()
+    assert not world.strays()
+
+
+async def test_a_rival_that_wins_just_before_the_commit_costs_the_work_alone() -> None:
+
+    world, _ = await plain_world()
+    check = ReadCheck(world)
+    rivals = iter([0])
+
+    async def rival(step: Step) -> None:
+        if step.name == "CommitStreamSetObject" and not step.done and next(rivals, None) == 0:
+            await compact(world, 1000)
+            await world.sweep()
         check.run()
-        assert len(world.set_objects(1000)) == 1
-        await world.expire()
-        check.run()
-        assert not world.strays()
 
-    run(scenario())
-
-
-def test_a_rival_that_wins_just_before_the_commit_costs_the_work_alone() -> None:
-    async def scenario() -> None:
-        world, _ = await plain_world()
-        check = ReadCheck(world)
-        rivals = iter([0])
-
-        async def rival(step: Step) -> None:
-            if step.name == "CommitStreamSetObject" and not step.done and next(rivals, None) == 0:
-                await compact(world, 1000)
-                await world.sweep()
-            check.run()
-
-        report = await compact(world, 1000, Steps(hook=rival))
-        assert report is not None
-        check.run()
-        await world.sweep()
-        assert len(world.set_objects(1000)) == 1
-        await world.expire()
-        check.run()
-        assert not world.strays()
-
-    run(scenario())
+    report = await compact(world, 1000, Steps(hook=rival))
+    assert report is not None
+    check.run()
+    await world.sweep()
+    assert len(world.set_objects(1000)) == 1
+    await world.expire()
+    check.run()
+    assert not world.strays()
 
 
 @pytest.mark.parametrize("ending", ["unregistered", "fenced"])
-def test_set_objects_of_a_gone_node_are_compacted_by_another(ending: str) -> None:
-    async def scenario() -> None:
-        world, _ = await plain_world()
-        for stream in world.live():
-            await world.move(stream.stream_id, 1001)
-        if ending == "unregistered":
-            await world.unregister(1000)
-        check = ReadCheck(world)
+async def test_set_objects_of_a_gone_node_are_compacted_by_another(ending: str) -> None:
+
+    world, _ = await plain_world()
+    for stream in world.live():
+        await world.move(stream.stream_id, 1001)
+    if ending == "unregistered":
+        await world.unregister(1000)
+    check = ReadCheck(world)
+    check.run()
+
+    async def look(_step: Step) -> None:
         check.run()
 
-        async def look(_step: Step) -> None:
-            check.run()
-
-        report = await compact(world, 1000, Steps(hook=look), by=1001)
-        assert report is not None
-        assert not report.left_out
-        assert len(world.set_objects(1000)) <= 1
-        check.run()
-        await world.sweep()
-        check.run()
-        assert not world.strays()
-
-    run(scenario())
+    report = await compact(world, 1000, Steps(hook=look), by=1001)
+    assert report is not None
+    assert not report.left_out
+    assert len(world.set_objects(1000)) <= 1
+    check.run()
+    await world.sweep()
+    check.run()
+    assert not world.strays()
 
 
 def spoil_first_record(data: bytes) -> bytes:
@@ -291,53 +267,47 @@ def spoil_payload(data: bytes) -> bytes:
     ("where", "checksums"),
     [(spoil_first_record, True), (spoil_first_record, False), (spoil_payload, True)],
 )
-def test_a_damaged_block_is_found_before_it_is_copied(where: Spoiler, checksums: bool) -> None:
+async def test_a_damaged_block_is_found_before_it_is_copied(
+    where: Spoiler, checksums: bool
+) -> None:
     """Its object is left out when the damage shows; the next cycle compacts the others."""
-
-    async def scenario() -> None:
-        world, ids = await plain_world(checksums=checksums)
-        key = key_for(ids[3], NAMESPACE)
-        good = world.store.objects()[key]
-        world.store.put(key, where(good))
-        steps = Steps()
-        with compactor(world, 1000, steps) as made:
-            first = await made.run_once(target(world, 1000))
-            assert set(first.left_out) == {ids[3]}
-            second = await made.run_once(target(world, 1000))
-            assert not second.failures
-        assert ids[3] in world.set_objects(1000)
-        assert len(world.set_objects(1000)) <= 3
-        assert not list(world.store.list_multipart_uploads())
-        world.store.put(key, good)
-        check = ReadCheck(world)
-        check.run()
-        await world.expire()
-        check.run()
-        assert not world.strays()
-
-    run(scenario())
+    world, ids = await plain_world(checksums=checksums)
+    key = key_for(ids[3], NAMESPACE)
+    good = world.store.objects()[key]
+    world.store.put(key, where(good))
+    steps = Steps()
+    with compactor(world, 1000, steps) as made:
+        first = await made.run_once(target(world, 1000))
+        assert set(first.left_out) == {ids[3]}
+        second = await made.run_once(target(world, 1000))
+        assert not second.failures
+    assert ids[3] in world.set_objects(1000)
+    assert len(world.set_objects(1000)) <= 3
+    assert not list(world.store.list_multipart_uploads())
+    world.store.put(key, good)
+    check = ReadCheck(world)
+    check.run()
+    await world.expire()
+    check.run()
+    assert not world.strays()
 
 
-def test_an_object_under_anothers_key_is_not_believed() -> None:
+async def test_an_object_under_anothers_key_is_not_believed() -> None:
     """Two objects of one size were swapped: their indexes are sound, and of other offsets."""
-
-    async def scenario() -> None:
-        world, ids = await plain_world()
-        keys = [key_for(each, NAMESPACE) for each in ids]
-        held = world.store.objects()
-        assert len(held[keys[2]]) == len(held[keys[4]])
-        world.store.put(keys[2], held[keys[4]])
-        steps = Steps()
-        with compactor(world, 1000, steps) as made:
-            for _ in range(4):
-                await made.run_once(target(world, 1000))
-        assert ids[2] in world.set_objects(1000)
-        world.store.put(keys[2], held[keys[2]])
-        check = ReadCheck(world)
-        check.run()
-        await all_gone(world, check)
-
-    run(scenario())
+    world, ids = await plain_world()
+    keys = [key_for(each, NAMESPACE) for each in ids]
+    held = world.store.objects()
+    assert len(held[keys[2]]) == len(held[keys[4]])
+    world.store.put(keys[2], held[keys[4]])
+    steps = Steps()
+    with compactor(world, 1000, steps) as made:
+        for _ in range(4):
+            await made.run_once(target(world, 1000))
+    assert ids[2] in world.set_objects(1000)
+    world.store.put(keys[2], held[keys[2]])
+    check = ReadCheck(world)
+    check.run()
+    await all_gone(world, check)
 
 
 async def all_gone(world: World, check: ReadCheck) -> None:
@@ -349,44 +319,38 @@ async def all_gone(world: World, check: ReadCheck) -> None:
     assert not world.strays()
 
 
-def test_outputs_whose_time_is_over_are_not_committed() -> None:
+async def test_outputs_whose_time_is_over_are_not_committed() -> None:
     """The process was asleep for days before its commit: ids have expired, their bytes are gone."""
+    world, ids = await plain_world()
+    check = ReadCheck(world)
+    slept = iter([0])
 
-    async def scenario() -> None:
-        world, ids = await plain_world()
-        check = ReadCheck(world)
-        slept = iter([0])
+    async def sleep(step: Step) -> None:
+        is_commit = step.name == "CommitStreamSetObject" and not step.done
+        if is_commit and next(slept, None) is not None:
+            await world.expire()
+        check.run()
 
-        async def sleep(step: Step) -> None:
-            is_commit = step.name == "CommitStreamSetObject" and not step.done
-            if is_commit and next(slept, None) is not None:
-                await world.expire()
-            check.run()
-
-        steps = Steps(hook=sleep)
-        with compactor(world, 1000, steps) as made:
-            report = await made.run_once(target(world, 1000))
-            assert report.failures
-            assert world.set_objects(1000) == ids
-            check.run()
-            await made.run_once(target(world, 1000))
-            check.run()
-        assert not set(ids) & set(world.set_objects(1000)), "the next cycle does it"
-        await all_gone(world, check)
-
-    run(scenario())
+    steps = Steps(hook=sleep)
+    with compactor(world, 1000, steps) as made:
+        report = await made.run_once(target(world, 1000))
+        assert report.failures
+        assert world.set_objects(1000) == ids
+        check.run()
+        await made.run_once(target(world, 1000))
+        check.run()
+    assert not set(ids) & set(world.set_objects(1000)), "the next cycle does it"
+    await all_gone(world, check)
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_cancelled_compaction_leaves_no_upload_and_can_be_repeated(every: int) -> None:
-    async def scenario() -> None:
-        world, _ = await plain_world()
-        names = Steps()
-        await compact(world, 1000, names)
-        for at in range(1, len(names.names) + 1, every):
-            await cancelled_at(at)
+async def test_a_cancelled_compaction_leaves_no_upload_and_can_be_repeated(every: int) -> None:
 
-    run(scenario())
+    world, _ = await plain_world()
+    names = Steps()
+    await compact(world, 1000, names)
+    for at in range(1, len(names.names) + 1, every):
+        await cancelled_at(at)
 
 
 async def cancelled_at(at: int) -> None:
@@ -413,40 +377,34 @@ async def cancelled_at(at: int) -> None:
     await all_gone(world, check)
 
 
-def test_a_gone_node_that_comes_back_keeps_what_the_other_has_not_committed() -> None:
-    async def scenario() -> None:
-        world, ids = await plain_world()
-        for stream in world.live():
-            await world.move(stream.stream_id, 1001)
-        check = ReadCheck(world)
+async def test_a_gone_node_that_comes_back_keeps_what_the_other_has_not_committed() -> None:
 
-        async def come_back(step: Step) -> None:
-            if step.name == "CommitStreamSetObject" and not step.done:
-                await world.register(1000)
-            check.run()
+    world, ids = await plain_world()
+    for stream in world.live():
+        await world.move(stream.stream_id, 1001)
+    check = ReadCheck(world)
 
-        with pytest.raises(NodeEpochExpiredError):
-            await compact(world, 1000, Steps(hook=come_back), by=1001)
-        assert world.set_objects(1000) == ids
-        await compact(world, 1000)
-        assert not set(ids) & set(world.set_objects(1000))
-        await all_gone(world, check)
+    async def come_back(step: Step) -> None:
+        if step.name == "CommitStreamSetObject" and not step.done:
+            await world.register(1000)
+        check.run()
 
-    run(scenario())
+    with pytest.raises(NodeEpochExpiredError):
+        await compact(world, 1000, Steps(hook=come_back), by=1001)
+    assert world.set_objects(1000) == ids
+    await compact(world, 1000)
+    assert not set(ids) & set(world.set_objects(1000))
+    await all_gone(world, check)
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_the_controllers_may_clear_up_what_a_gone_node_left_meanwhile(every: int) -> None:
+async def test_the_controllers_may_clear_up_what_a_gone_node_left_meanwhile(every: int) -> None:
     """All of it is trimmed and destroyed while it is compacted: there is nothing left to do."""
-
-    async def scenario() -> None:
-        world, _ = await plain_world()
-        names = Steps()
-        await compact(world, 1000, names)
-        for at in range(1, len(names.names) + 1, every):
-            await cleared_at(at)
-
-    run(scenario())
+    world, _ = await plain_world()
+    names = Steps()
+    await compact(world, 1000, names)
+    for at in range(1, len(names.names) + 1, every):
+        await cleared_at(at)
 
 
 async def cleared_at(at: int) -> None:

@@ -237,25 +237,23 @@ def test_compactors_killed_while_readers_read_change_nothing_that_is_read(tmp_pa
 
 
 @pytest.mark.process
-def test_an_upload_that_a_killed_compactor_had_begun_is_dropped_after_its_id(
+async def test_an_upload_that_a_killed_compactor_had_begun_is_dropped_after_its_id(
     tmp_path: Path,
 ) -> None:
-    async def play() -> None:
-        with running_cluster(tmp_path, 1, (*FAST, "--sweep-interval-ms", "100")) as cluster:
-            async with scene(cluster, 5) as made:
-                await made.write(300)
-                store = LocalObjectStore(made.bucket)
-                others = store.start_multipart("backup/of/somebody")
-                assert await made.compact("part", 2, ttl_ms=4_000) is None, "killed within one"
-                await until(
-                    lambda: list(store.list_multipart_uploads()) == [others],
-                    "upload of the dead dropped, and no other",
-                    PATIENCE_S,
-                )
-                assert await made.compact() is not None
-                await made.read_all()
 
-    asyncio.run(play())
+    with running_cluster(tmp_path, 1, (*FAST, "--sweep-interval-ms", "100")) as cluster:
+        async with scene(cluster, 5) as made:
+            await made.write(300)
+            store = LocalObjectStore(made.bucket)
+            others = store.start_multipart("backup/of/somebody")
+            assert await made.compact("part", 2, ttl_ms=4_000) is None, "killed within one"
+            await until(
+                lambda: list(store.list_multipart_uploads()) == [others],
+                "upload of the dead dropped, and no other",
+                PATIENCE_S,
+            )
+            assert await made.compact() is not None
+            await made.read_all()
 
 
 @pytest.mark.process
@@ -273,19 +271,15 @@ def test_compactors_killed_again_and_again(tmp_path: Path, seed: int) -> None:
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_compacting_processes_of_one_node_at_once(tmp_path: Path) -> None:
+async def test_two_compacting_processes_of_one_node_at_once(tmp_path: Path) -> None:
     """What one of them has done the other finds gone; between them all of it is done, once."""
-
-    async def play() -> None:
-        with running_cluster(tmp_path, 1) as cluster:
-            async with scene(cluster, 11) as made:
-                for _ in range(3):
-                    await made.write(200)
-                    reports = await asyncio.gather(*(made.compact() for _ in range(3)))
-                    assert None not in reports
-                    await made.read_all()
-                assert await made.set_objects() <= 4
-                known = await made.states()
-                assert common_pb2.OBJECT_STATE_REMOVED not in known.values()
-
-    asyncio.run(play())
+    with running_cluster(tmp_path, 1) as cluster:
+        async with scene(cluster, 11) as made:
+            for _ in range(3):
+                await made.write(200)
+                reports = await asyncio.gather(*(made.compact() for _ in range(3)))
+                assert None not in reports
+                await made.read_all()
+            assert await made.set_objects() <= 4
+            known = await made.states()
+            assert common_pb2.OBJECT_STATE_REMOVED not in known.values()

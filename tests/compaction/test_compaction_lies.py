@@ -5,7 +5,6 @@ Each lie is told of a compaction that is sound otherwise, by one change of its r
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -122,42 +121,40 @@ LIES: tuple[Lie, ...] = (
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
-def test_a_commit_that_does_not_hold_what_its_sources_hold_is_refused(
+async def test_a_commit_that_does_not_hold_what_its_sources_hold_is_refused(
     lie: Lie, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        world = await lively_world()
-        await world.register(1001)
-        ids = world.set_objects(1000)
-        check = ReadCheck(world)
-        newer = iter([0])
 
-        async def upload(step: Step) -> None:
-            if step.name == "PrepareObjects" and not step.done and next(newer, None) == 0:
-                await world.upload(1000, dict.fromkeys(world.streams, SOME))
-            check.run()
+    world = await lively_world()
+    await world.register(1001)
+    ids = world.set_objects(1000)
+    check = ReadCheck(world)
+    newer = iter([0])
 
-        truth = Replacement.request
-
-        def told(replacement: Replacement) -> CommitStreamSetObjectRequest:
-            request = truth(replacement)
-            assert len(request.ranges.stream_id) == len(request.stream_objects.object_id) == STREAMS
-            lie(request)
-            return request
-
-        monkeypatch.setattr(Replacement, "request", told)
-        report = await compact(world, 1000, Steps(hook=upload))
-        assert report is not None
-        assert report.failures
-        assert world.set_objects(1000)[: len(ids)] == ids, "no source has gone"
+    async def upload(step: Step) -> None:
+        if step.name == "PrepareObjects" and not step.done and next(newer, None) == 0:
+            await world.upload(1000, dict.fromkeys(world.streams, SOME))
         check.run()
-        monkeypatch.undo()
-        small_parts(monkeypatch)
-        await compact(world, 1000)
-        assert not set(ids) & set(world.set_objects(1000)), "the truth is believed"
-        check.run()
-        await world.expire()
-        check.run()
-        assert not world.strays()
 
-    asyncio.run(scenario())
+    truth = Replacement.request
+
+    def told(replacement: Replacement) -> CommitStreamSetObjectRequest:
+        request = truth(replacement)
+        assert len(request.ranges.stream_id) == len(request.stream_objects.object_id) == STREAMS
+        lie(request)
+        return request
+
+    monkeypatch.setattr(Replacement, "request", told)
+    report = await compact(world, 1000, Steps(hook=upload))
+    assert report is not None
+    assert report.failures
+    assert world.set_objects(1000)[: len(ids)] == ids, "no source has gone"
+    check.run()
+    monkeypatch.undo()
+    small_parts(monkeypatch)
+    await compact(world, 1000)
+    assert not set(ids) & set(world.set_objects(1000)), "the truth is believed"
+    check.run()
+    await world.expire()
+    check.run()
+    assert not world.strays()

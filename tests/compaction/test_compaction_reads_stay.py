@@ -119,17 +119,15 @@ async def steps_of(make: Callable[[], Awaitable[World]], *, force_split: bool) -
 
 @pytest.mark.parametrize("all_fates", [False, pytest.param(True, marks=SLOW)])
 @pytest.mark.parametrize("force_split", [False, True])
-def test_a_step_that_fails_or_kills_loses_nothing_and_leaves_nothing(
+async def test_a_step_that_fails_or_kills_loses_nothing_and_leaves_nothing(
     force_split: bool, all_fates: bool
 ) -> None:
-    async def run() -> None:
-        names = await steps_of(small_world, force_split=force_split)
-        wanted = {"get_range", "put", "upload_part", "complete_multipart", "CommitStreamSetObject"}
-        assert wanted <= set(names)
-        for fault in faults(len(names), all_fates=all_fates, first=force_split):
-            await one_fault(fault, force_split=force_split)
 
-    asyncio.run(run())
+    names = await steps_of(small_world, force_split=force_split)
+    wanted = {"get_range", "put", "upload_part", "complete_multipart", "CommitStreamSetObject"}
+    assert wanted <= set(names)
+    for fault in faults(len(names), all_fates=all_fates, first=force_split):
+        await one_fault(fault, force_split=force_split)
 
 
 async def one_fault(fault: Fault, *, force_split: bool) -> None:
@@ -150,44 +148,37 @@ async def one_fault(fault: Fault, *, force_split: bool) -> None:
     assert not world.strays(), f"{fault}: {steps.names}"
 
 
-def test_a_store_that_asks_for_fewer_requests_delays_and_spoils_nothing() -> None:
+async def test_a_store_that_asks_for_fewer_requests_delays_and_spoils_nothing() -> None:
     """Whole stretches of calls fail; what could not be done is done by a later run."""
-
-    async def run() -> None:
-        names = await steps_of(small_world, force_split=False)
-        for at in range(1, len(names), 3):
-            world = await small_world()
-            check = ReadCheck(world)
-            await compact(world, 1000, Steps(Fault(at, Fate.FAIL, times=4)))
-            check.run()
-            await all_compacted(world, check)
-            await world.expire()
-            assert not world.strays()
-
-    asyncio.run(run())
+    names = await steps_of(small_world, force_split=False)
+    for at in range(1, len(names), 3):
+        world = await small_world()
+        check = ReadCheck(world)
+        await compact(world, 1000, Steps(Fault(at, Fate.FAIL, times=4)))
+        check.run()
+        await all_compacted(world, check)
+        await world.expire()
+        assert not world.strays()
 
 
 @pytest.mark.parametrize("fate", [Fate.FAIL, Fate.LOSE_ANSWER])
-def test_a_store_that_turns_a_call_away_once_does_not_end_a_compaction(
+async def test_a_store_that_turns_a_call_away_once_does_not_end_a_compaction(
     fate: Fate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streammeta.client.compaction.store_calls._FIRST_PAUSE", 0.001)
     patient = replace(TINY, store_patience=5.0)
 
-    async def run() -> None:
-        names = await steps_of(small_world, force_split=False)
-        for name in sorted(
-            set(names) - {"complete_multipart"}
-        ):  # a store in memory can do it only once
-            world = await small_world()
-            fault = Fault(names.index(name) + 1, fate)
-            report = await compact(world, 1000, Steps(fault), patient)
-            assert report is not None
-            assert not report.failures, f"{fate} at {name}: {report.failures}"
-            ReadCheck(world).run()
-            assert len(world.set_objects(1000)) == 1
-
-    asyncio.run(run())
+    names = await steps_of(small_world, force_split=False)
+    for name in sorted(
+        set(names) - {"complete_multipart"}
+    ):  # a store in memory can do it only once
+        world = await small_world()
+        fault = Fault(names.index(name) + 1, fate)
+        report = await compact(world, 1000, Steps(fault), patient)
+        assert report is not None
+        assert not report.failures, f"{fate} at {name}: {report.failures}"
+        ReadCheck(world).run()
+        assert len(world.set_objects(1000)) == 1
 
 
 @pytest.mark.timeout(900)
@@ -284,14 +275,12 @@ MEDDLING = (
 
 
 @pytest.mark.parametrize("all_changes", [False, pytest.param(True, marks=SLOW)])
-def test_sources_may_change_at_any_step(all_changes: bool) -> None:
-    async def run() -> None:
-        names = await steps_of(small_world, force_split=False)
-        for at in range(1, len(names) + 1, 1 if all_changes else 2):
-            for what in MEDDLING if all_changes else [MEDDLING[at // 2 % len(MEDDLING)]]:
-                await one_change(what, at)
+async def test_sources_may_change_at_any_step(all_changes: bool) -> None:
 
-    asyncio.run(run())
+    names = await steps_of(small_world, force_split=False)
+    for at in range(1, len(names) + 1, 1 if all_changes else 2):
+        for what in MEDDLING if all_changes else [MEDDLING[at // 2 % len(MEDDLING)]]:
+            await one_change(what, at)
 
 
 async def one_change(what: str, at: int) -> None:
@@ -314,13 +303,11 @@ async def one_change(what: str, at: int) -> None:
     assert not world.strays(), f"{what} at step {at}"
 
 
-def test_the_small_world_ends_with_fewer_objects() -> None:
-    async def run() -> None:
-        world = await small_world()
-        before = len(world.set_objects(1000))
-        report = await compact(world, 1000, config=TINY)
-        assert report is not None
-        assert before == 6
-        assert len(world.set_objects(1000)) == 1
+async def test_the_small_world_ends_with_fewer_objects() -> None:
 
-    asyncio.run(run())
+    world = await small_world()
+    before = len(world.set_objects(1000))
+    report = await compact(world, 1000, config=TINY)
+    assert report is not None
+    assert before == 6
+    assert len(world.set_objects(1000)) == 1

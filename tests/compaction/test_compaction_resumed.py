@@ -5,7 +5,6 @@ The journal of outputs is in the memory of the process, so all attempts here are
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, replace
 
 import pytest
@@ -55,82 +54,51 @@ async def attempts(fault: Fault) -> Attempts:
     return Attempts(world, first, second)
 
 
-def test_what_was_written_before_a_failure_is_not_written_again() -> None:
-    async def scenario() -> None:
+async def test_what_was_written_before_a_failure_is_not_written_again() -> None:
+
+    names = Steps()
+    world = await alike_world()
+    with compactor(world, 1000, names, IN_ONE_REQUEST) as made:
+        whole = (await made.run_once(target(world, 1000))).figures
+    reused = 0
+    for at in [i for i, name in enumerate(names.names, start=1) if name == "put"]:
+        both = await attempts(Fault(at, Fate.FAIL))
+        assert both.first.failures
+        assert not both.second.failures
+        written = both.first.figures.puts + both.second.figures.puts
+        assert written == whole.puts, "each output is put once"
+        assert both.second.figures.reused == both.first.figures.puts
+        reused += both.second.figures.reused
+        check = ReadCheck(both.world)
+        check.run()
+        await both.world.sweep()
+        check.run()
+        await both.world.expire()
+        check.run()
+        assert not both.world.strays()
+    assert reused
+
+
+async def test_a_commit_that_got_no_answer_is_repeated_with_the_same_objects() -> None:
+
+    for fate in (Fate.FAIL, Fate.LOSE_ANSWER):
         names = Steps()
         world = await alike_world()
         with compactor(world, 1000, names, IN_ONE_REQUEST) as made:
             whole = (await made.run_once(target(world, 1000))).figures
-        reused = 0
-        for at in [i for i, name in enumerate(names.names, start=1) if name == "put"]:
-            both = await attempts(Fault(at, Fate.FAIL))
-            assert both.first.failures
-            assert not both.second.failures
-            written = both.first.figures.puts + both.second.figures.puts
-            assert written == whole.puts, "each output is put once"
-            assert both.second.figures.reused == both.first.figures.puts
-            reused += both.second.figures.reused
-            check = ReadCheck(both.world)
-            check.run()
-            await both.world.sweep()
-            check.run()
-            await both.world.expire()
-            check.run()
-            assert not both.world.strays()
-        assert reused
-
-    asyncio.run(scenario())
-
-
-def test_a_commit_that_got_no_answer_is_repeated_with_the_same_objects() -> None:
-    async def scenario() -> None:
-        for fate in (Fate.FAIL, Fate.LOSE_ANSWER):
-            names = Steps()
-            world = await alike_world()
-            with compactor(world, 1000, names, IN_ONE_REQUEST) as made:
-                whole = (await made.run_once(target(world, 1000))).figures
-            at = names.names.index("CommitStreamSetObject") + 1
-            world = await alike_world()
-            steps = Steps(Fault(at, fate, times=1_000))
-            with compactor(world, 1000, steps, IN_ONE_REQUEST) as made:
-                first = await made.run_once(target(world, 1000))
-                assert first.failures
-                assert first.figures.puts == whole.puts
-                steps.heal()
-                second = await made.run_once(target(world, 1000))
-            assert not second.failures
-            assert second.figures.puts == 0, "nothing has to be written a second time"
-            assert len(world.set_objects(1000)) == 1
-            check = ReadCheck(world)
-            check.run()
-            await world.sweep()
-            check.run()
-            await world.expire()
-            check.run()
-            assert not world.strays()
-
-    asyncio.run(scenario())
-
-
-def test_outputs_are_not_used_for_sources_that_have_changed_what_is_live() -> None:
-    """Between both attempts a stream is trimmed: what was made of all its blocks is not wanted."""
-
-    async def scenario() -> None:
-        names = Steps()
+        at = names.names.index("CommitStreamSetObject") + 1
         world = await alike_world()
-        with compactor(world, 1000, names, IN_ONE_REQUEST) as made:
-            await made.run_once(target(world, 1000))
-        last_put = len(names.names) - names.names[::-1].index("put")
-        world = await alike_world()
-        steps = Steps(Fault(last_put, Fate.FAIL))
+        steps = Steps(Fault(at, fate, times=1_000))
         with compactor(world, 1000, steps, IN_ONE_REQUEST) as made:
-            await made.run_once(target(world, 1000))
-            for stream in world.live():
-                await world.trim(stream.stream_id, stream.end - 2)
-            check = ReadCheck(world)
-            check.run()
-            report = await made.run_once(target(world, 1000))
-            assert not report.failures
+            first = await made.run_once(target(world, 1000))
+            assert first.failures
+            assert first.figures.puts == whole.puts
+            steps.heal()
+            second = await made.run_once(target(world, 1000))
+        assert not second.failures
+        assert second.figures.puts == 0, "nothing has to be written a second time"
+        assert len(world.set_objects(1000)) == 1
+        check = ReadCheck(world)
         check.run()
         await world.sweep()
         check.run()
@@ -138,4 +106,27 @@ def test_outputs_are_not_used_for_sources_that_have_changed_what_is_live() -> No
         check.run()
         assert not world.strays()
 
-    asyncio.run(scenario())
+
+async def test_outputs_are_not_used_for_sources_that_have_changed_what_is_live() -> None:
+    """Between both attempts a stream is trimmed: what was made of all its blocks is not wanted."""
+    names = Steps()
+    world = await alike_world()
+    with compactor(world, 1000, names, IN_ONE_REQUEST) as made:
+        await made.run_once(target(world, 1000))
+    last_put = len(names.names) - names.names[::-1].index("put")
+    world = await alike_world()
+    steps = Steps(Fault(last_put, Fate.FAIL))
+    with compactor(world, 1000, steps, IN_ONE_REQUEST) as made:
+        await made.run_once(target(world, 1000))
+        for stream in world.live():
+            await world.trim(stream.stream_id, stream.end - 2)
+        check = ReadCheck(world)
+        check.run()
+        report = await made.run_once(target(world, 1000))
+        assert not report.failures
+    check.run()
+    await world.sweep()
+    check.run()
+    await world.expire()
+    check.run()
+    assert not world.strays()

@@ -78,23 +78,21 @@ def cases() -> list[Any]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kind", "all_fates"), cases())
-def test_a_step_that_fails_or_kills_loses_nothing_and_leaves_nothing(
+async def test_a_step_that_fails_or_kills_loses_nothing_and_leaves_nothing(
     kind: StreamCompaction, all_fates: bool
 ) -> None:
-    async def scenario() -> None:
-        world, stream = await WORLDS[kind]()
-        steps = Steps()
-        report = await compact_stream(world, stream, kind, steps)
-        assert report is not None
-        assert report.made or kind is StreamCompaction.REMOVE_EXPIRED, "there is something to do"
-        assert report.has_changed
-        assert report.error is None
-        assert not report.left_out
-        first = list(StreamCompaction).index(kind)
-        for fault in faults(len(steps.names), all_fates=all_fates, first=first):
-            await one_fault(kind, fault)
 
-    asyncio.run(scenario())
+    world, stream = await WORLDS[kind]()
+    steps = Steps()
+    report = await compact_stream(world, stream, kind, steps)
+    assert report is not None
+    assert report.made or kind is StreamCompaction.REMOVE_EXPIRED, "there is something to do"
+    assert report.has_changed
+    assert report.error is None
+    assert not report.left_out
+    first = list(StreamCompaction).index(kind)
+    for fault in faults(len(steps.names), all_fates=all_fates, first=first):
+        await one_fault(kind, fault)
 
 
 async def one_fault(kind: StreamCompaction, fault: Fault) -> None:
@@ -157,21 +155,19 @@ async def any_order(rng: random.Random) -> None:
     assert not world.strays()
 
 
-def test_a_deleted_stream_takes_everything_that_is_linked_along() -> None:
-    async def scenario() -> None:
-        world, stream = await linked_objects()
-        kinds = {one.kind for one in world.committed()}
-        assert ObjectKind.COMPOSITE in kinds
-        await world.delete(stream)
-        await world.sweep()
-        ReadCheck(world).run()
-        await world.expire()
-        ReadCheck(world).run()
-        assert not world.strays()
-        held = {one.kind for one in world.committed()}
-        assert held == {ObjectKind.STREAM_SET}
+async def test_a_deleted_stream_takes_everything_that_is_linked_along() -> None:
 
-    asyncio.run(scenario())
+    world, stream = await linked_objects()
+    kinds = {one.kind for one in world.committed()}
+    assert ObjectKind.COMPOSITE in kinds
+    await world.delete(stream)
+    await world.sweep()
+    ReadCheck(world).run()
+    await world.expire()
+    ReadCheck(world).run()
+    assert not world.strays()
+    held = {one.kind for one in world.committed()}
+    assert held == {ObjectKind.STREAM_SET}
 
 
 CHANGES = ("trim", "delete", "hand on", "upload")
@@ -179,16 +175,14 @@ CHANGES = ("trim", "delete", "hand on", "upload")
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kind", "all_changes"), cases())
-def test_the_stream_may_change_at_any_step(kind: StreamCompaction, all_changes: bool) -> None:
-    async def scenario() -> None:
-        world, stream = await WORLDS[kind]()
-        steps = Steps()
-        await compact_stream(world, stream, kind, steps)
-        for at in range(1, len(steps.names) + 1, 1 if all_changes else 3):
-            for what in CHANGES if all_changes else [CHANGES[at % len(CHANGES)]]:
-                await one_change(kind, what, at)
+async def test_the_stream_may_change_at_any_step(kind: StreamCompaction, all_changes: bool) -> None:
 
-    asyncio.run(scenario())
+    world, stream = await WORLDS[kind]()
+    steps = Steps()
+    await compact_stream(world, stream, kind, steps)
+    for at in range(1, len(steps.names) + 1, 1 if all_changes else 3):
+        for what in CHANGES if all_changes else [CHANGES[at % len(CHANGES)]]:
+            await one_change(kind, what, at)
 
 
 async def one_change(kind: StreamCompaction, what: str, at: int) -> None:

@@ -37,7 +37,7 @@ from streammeta.storage.bucket_marker import (
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import Body, ObjectInfo, Tags
 from streammeta.storage.object_store.memory import MemoryObjectStore
-from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, CommittingLog, World, run, until
+from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, CommittingLog, World, until
 
 INTERVAL_MS = 5
 
@@ -136,212 +136,190 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_ids, "READY_WAIT_MS", 20)
 
 
-def test_a_new_cluster_draws_a_uuid_marks_the_bucket_claims_and_issues() -> None:
-    async def scenario() -> None:
-        world = Claiming()
-        await world.start()
-        assert not world.claims.may_delete
-        async with world.running():
-            assert await world.prepare("a") == 0, "the request waited for the gate"
-        assert world.claims.may_delete
-        assert world.claims.problem == ""
-        marker = read_marker(world.bucket, NAMESPACE)
-        assert marker is not None
-        assert marker.cluster_uuid == world.claims.cluster_uuid
-        assert (marker.cluster_id, marker.namespace) == ("here", NAMESPACE)
-        claim = world.controller.cluster_map.bucket_claim
-        assert claim.cluster_uuid == marker.cluster_uuid
-        assert claim.issued_below == read_claimed(world.bucket, NAMESPACE) == CLAIM_STEP
+async def test_a_new_cluster_draws_a_uuid_marks_the_bucket_claims_and_issues() -> None:
 
-    run(scenario())
+    world = Claiming()
+    await world.start()
+    assert not world.claims.may_delete
+    async with world.running():
+        assert await world.prepare("a") == 0, "the request waited for the gate"
+    assert world.claims.may_delete
+    assert world.claims.problem == ""
+    marker = read_marker(world.bucket, NAMESPACE)
+    assert marker is not None
+    assert marker.cluster_uuid == world.claims.cluster_uuid
+    assert (marker.cluster_id, marker.namespace) == ("here", NAMESPACE)
+    claim = world.controller.cluster_map.bucket_claim
+    assert claim.cluster_uuid == marker.cluster_uuid
+    assert claim.issued_below == read_claimed(world.bucket, NAMESPACE) == CLAIM_STEP
 
 
 @pytest.mark.usefixtures("short_wait")
-def test_ids_wait_for_the_bucket_and_commits_do_not() -> None:
-    async def scenario() -> None:
-        world = Claiming()
-        world.bucket.is_away = True
-        await world.start()
-        async with world.running():
-            with pytest.raises(ObjectIdsNotReadyError, match=r"away|taken over"):
-                await world.prepare("a")
-            create = CreateStreams(request_id="s", node=BROKER, streams=(NewStream(),))
-            assert (await world.write(create)).stream_ids == (0,)
-            await until(lambda: "away" in world.claims.problem, "the reason", world.tick)
-            assert not world.claims.may_delete
-            end = world.log.next_offset
-            for _ in range(20):
-                world.tick()
-                await asyncio.sleep(INTERVAL_MS / 1000)
-            assert world.log.next_offset == end, "the log grows while the bucket is away"
-            world.bucket.is_away = False
-            await until(lambda: world.gate.bound > 0, "ids to be issued again", world.tick)
-            assert await world.prepare("a") == 0
+async def test_ids_wait_for_the_bucket_and_commits_do_not() -> None:
 
-    run(scenario())
+    world = Claiming()
+    world.bucket.is_away = True
+    await world.start()
+    async with world.running():
+        with pytest.raises(ObjectIdsNotReadyError, match=r"away|taken over"):
+            await world.prepare("a")
+        create = CreateStreams(request_id="s", node=BROKER, streams=(NewStream(),))
+        assert (await world.write(create)).stream_ids == (0,)
+        await until(lambda: "away" in world.claims.problem, "the reason", world.tick)
+        assert not world.claims.may_delete
+        end = world.log.next_offset
+        for _ in range(20):
+            world.tick()
+            await asyncio.sleep(INTERVAL_MS / 1000)
+        assert world.log.next_offset == end, "the log grows while the bucket is away"
+        world.bucket.is_away = False
+        await until(lambda: world.gate.bound > 0, "ids to be issued again", world.tick)
+        assert await world.prepare("a") == 0
 
 
-def test_another_clusters_bucket_is_refused_until_it_is_put_right() -> None:
-    async def scenario() -> None:
-        world = Claiming()
-        other = BucketMarker(
-            cluster_id="here", cluster_uuid="another", namespace=NAMESPACE, created_ms=0
-        )
-        create_marker(world.bucket, other)
-        await world.start()
-        async with world.running():
-            assert "another" in await world.refused()
-            with pytest.raises(BucketRefusedError, match="another"):
-                await world.prepare("a")
-            assert not world.claims.may_delete
-            assert read_marker(world.bucket, NAMESPACE) == other
-            assert read_claimed(world.bucket, NAMESPACE) == 0
-            world.bucket.delete_many([marker_key(NAMESPACE)])
-            world.clock.advance(RECHECK_MS)
-            await world.opened()
-            assert await world.prepare("a") == 0
+async def test_another_clusters_bucket_is_refused_until_it_is_put_right() -> None:
 
-    run(scenario())
+    world = Claiming()
+    other = BucketMarker(
+        cluster_id="here", cluster_uuid="another", namespace=NAMESPACE, created_ms=0
+    )
+    create_marker(world.bucket, other)
+    await world.start()
+    async with world.running():
+        assert "another" in await world.refused()
+        with pytest.raises(BucketRefusedError, match="another"):
+            await world.prepare("a")
+        assert not world.claims.may_delete
+        assert read_marker(world.bucket, NAMESPACE) == other
+        assert read_claimed(world.bucket, NAMESPACE) == 0
+        world.bucket.delete_many([marker_key(NAMESPACE)])
+        world.clock.advance(RECHECK_MS)
+        await world.opened()
+        assert await world.prepare("a") == 0
 
 
-def test_an_unreadable_marker_is_refused_and_left() -> None:
-    async def scenario() -> None:
-        world = Claiming()
-        world.bucket.put(marker_key(NAMESPACE), b"{")
-        await world.start()
-        async with world.running():
-            assert "corrupt" in await world.refused()
-            assert not world.claims.may_delete
-        assert world.bucket.get_range(marker_key(NAMESPACE)) == b"{"
+async def test_an_unreadable_marker_is_refused_and_left() -> None:
 
-    run(scenario())
+    world = Claiming()
+    world.bucket.put(marker_key(NAMESPACE), b"{")
+    await world.start()
+    async with world.running():
+        assert "corrupt" in await world.refused()
+        assert not world.claims.may_delete
+    assert world.bucket.get_range(marker_key(NAMESPACE)) == b"{"
 
 
-def test_a_marker_that_must_be_there_is_not_made_again_in_another_bucket() -> None:
-    async def scenario() -> None:
-        world = Claiming()
-        await world.start()
-        await world.write(ClaimBucket(cluster_uuid="u", issued_below=5))
-        async with world.running():
-            assert "no marker" in await world.refused()
-            assert not world.claims.may_delete
-        assert list(world.bucket.list_objects()) == []
+async def test_a_marker_that_must_be_there_is_not_made_again_in_another_bucket() -> None:
 
-    run(scenario())
+    world = Claiming()
+    await world.start()
+    await world.write(ClaimBucket(cluster_uuid="u", issued_below=5))
+    async with world.running():
+        assert "no marker" in await world.refused()
+        assert not world.claims.may_delete
+    assert list(world.bucket.list_objects()) == []
 
 
 def restored_claim(bound: int) -> IdClaim:
     return IdClaim(cluster_uuid="u", issued_below=bound, node_id=2, token="x", created_ms=0)
 
 
-def test_a_map_older_than_the_bucket_issues_and_deletes_nothing() -> None:
-    async def scenario() -> None:
-        world = Claiming()
-        await world.start()
-        await world.write(ClaimBucket(cluster_uuid="u", issued_below=5))
-        marker = BucketMarker(
-            cluster_id="here", cluster_uuid="u", namespace=NAMESPACE, created_ms=0
-        )
-        create_marker(world.bucket, marker)
-        put_claim(world.bucket, NAMESPACE, restored_claim(6))
-        end = world.log.next_offset
-        async with world.running():
-            assert "older than the bucket" in await world.refused()
-            with pytest.raises(MapOlderThanBucketError) as refused:
-                await world.prepare("a")
-            assert (refused.value.issued_below, refused.value.claimed) == (5, 6)
-            assert not world.claims.may_delete
-            assert world.log.next_offset == end, "nothing may hide it from the next leader"
-            assert read_claimed(world.bucket, NAMESPACE) == 6
-            # The operator puts it right.
-            world.bucket.delete_many([claim_key(NAMESPACE, 6)])
-            world.clock.advance(RECHECK_MS)
-            await world.opened()
-            assert world.claims.may_delete
-            assert await world.prepare("a") == 0
+async def test_a_map_older_than_the_bucket_issues_and_deletes_nothing() -> None:
 
-    run(scenario())
+    world = Claiming()
+    await world.start()
+    await world.write(ClaimBucket(cluster_uuid="u", issued_below=5))
+    marker = BucketMarker(cluster_id="here", cluster_uuid="u", namespace=NAMESPACE, created_ms=0)
+    create_marker(world.bucket, marker)
+    put_claim(world.bucket, NAMESPACE, restored_claim(6))
+    end = world.log.next_offset
+    async with world.running():
+        assert "older than the bucket" in await world.refused()
+        with pytest.raises(MapOlderThanBucketError) as refused:
+            await world.prepare("a")
+        assert (refused.value.issued_below, refused.value.claimed) == (5, 6)
+        assert not world.claims.may_delete
+        assert world.log.next_offset == end, "nothing may hide it from the next leader"
+        assert read_claimed(world.bucket, NAMESPACE) == 6
+        # The operator puts it right.
+        world.bucket.delete_many([claim_key(NAMESPACE, 6)])
+        world.clock.advance(RECHECK_MS)
+        await world.opened()
+        assert world.claims.may_delete
+        assert await world.prepare("a") == 0
 
 
-def test_two_logs_that_come_to_the_same_bound_are_told_apart() -> None:
-    async def scenario() -> None:
-        world = Claiming()
-        await world.start()
-        async with world.running():
-            await world.opened()
-            # Another copy of this cluster claims the next bound first.
-            store, race = world.bucket, world.gate.bound + 1
-            listed = store.list_objects
+async def test_two_logs_that_come_to_the_same_bound_are_told_apart() -> None:
 
-            def list_objects(
-                prefix: str = "", start_after: str | None = None
-            ) -> Iterator[ObjectInfo]:
-                found = list(listed(prefix, start_after))
-                with contextlib.suppress(Exception):
-                    put_claim(store, NAMESPACE, restored_claim(race))
-                return iter(found)
+    world = Claiming()
+    await world.start()
+    async with world.running():
+        await world.opened()
+        # Another copy of this cluster claims the next bound first.
+        store, race = world.bucket, world.gate.bound + 1
+        listed = store.list_objects
 
-            store.list_objects = list_objects  # type: ignore[method-assign]
-            world.claims.claim_soon()
-            assert "another copy" in await world.refused()
-            assert not world.claims.may_delete
-            with pytest.raises(MapOlderThanBucketError):
-                await world.prepare("a")
+        def list_objects(prefix: str = "", start_after: str | None = None) -> Iterator[ObjectInfo]:
+            found = list(listed(prefix, start_after))
+            with contextlib.suppress(Exception):
+                put_claim(store, NAMESPACE, restored_claim(race))
+            return iter(found)
 
-    run(scenario())
+        store.list_objects = list_objects  # type: ignore[method-assign]
+        world.claims.claim_soon()
+        assert "another copy" in await world.refused()
+        assert not world.claims.may_delete
+        with pytest.raises(MapOlderThanBucketError):
+            await world.prepare("a")
 
 
 @pytest.mark.usefixtures("short_wait")
-def test_the_gate_closes_with_the_term_and_opens_anew_in_the_next() -> None:
-    async def scenario() -> None:
-        world = Claiming()
-        await world.start()
-        async with world.running():
-            await world.opened()
-            assert await world.prepare("a", 3) == 0
-            first = world.gate.bound
-            world.bucket.is_away = True
-            world.log.lose_leadership(truncate=False)
-            assert world.gate.bound == 0
-            assert not world.claims.may_delete
-            world.log.lead()
-            with pytest.raises(ObjectIdsNotReadyError):
-                await world.prepare("b")
-            assert await world.prepare("a", 3) == 0, "a repeat issues nothing new"
-            world.bucket.is_away = False
-            await until(lambda: world.gate.bound > 0, "ids to be issued again", world.tick)
-            assert world.gate.bound == first + 3
-            assert await world.prepare("b") == 3
+async def test_the_gate_closes_with_the_term_and_opens_anew_in_the_next() -> None:
 
-    run(scenario())
+    world = Claiming()
+    await world.start()
+    async with world.running():
+        await world.opened()
+        assert await world.prepare("a", 3) == 0
+        first = world.gate.bound
+        world.bucket.is_away = True
+        world.log.lose_leadership(truncate=False)
+        assert world.gate.bound == 0
+        assert not world.claims.may_delete
+        world.log.lead()
+        with pytest.raises(ObjectIdsNotReadyError):
+            await world.prepare("b")
+        assert await world.prepare("a", 3) == 0, "a repeat issues nothing new"
+        world.bucket.is_away = False
+        await until(lambda: world.gate.bound > 0, "ids to be issued again", world.tick)
+        assert world.gate.bound == first + 3
+        assert await world.prepare("b") == 3
 
 
-def test_claims_are_renewed_when_short_or_old_or_when_a_copy_has_left() -> None:
-    async def scenario() -> None:
-        world = Claiming()
-        await world.start()
-        async with world.running():
-            await world.opened()
+async def test_claims_are_renewed_when_short_or_old_or_when_a_copy_has_left() -> None:
 
-            async def renewed(what: str) -> None:
-                bound = world.gate.bound
-                await until(lambda: world.gate.bound > bound, what, lambda: None)
-                assert read_claimed(world.bucket, NAMESPACE) == world.gate.bound
+    world = Claiming()
+    await world.start()
+    async with world.running():
+        await world.opened()
 
-            world.clock.advance(CLAIM_AGE_MS_MAX)
+        async def renewed(what: str) -> None:
             bound = world.gate.bound
-            await asyncio.sleep(10 * INTERVAL_MS / 1000)
-            assert world.gate.bound == bound, "no id was issued since"
-            await world.prepare("a")
-            await renewed("a claim after ids were issued for a while")
-            world.claims.claim_soon()
-            await renewed("a claim after a copy has left")
-            world.gate.open(world.controller.cluster_map.next_object_id + CLAIM_STEP // 2 - 1)
-            await renewed("a claim before ids run out")
-            world.gate.open(world.controller.cluster_map.next_object_id)
-            with pytest.raises(ObjectIdsNotReadyError, match="issued"):
-                await world.prepare("b")
-            await renewed("a claim at once when ids have run out")
-            assert await world.prepare("b") == 1
+            await until(lambda: world.gate.bound > bound, what, lambda: None)
+            assert read_claimed(world.bucket, NAMESPACE) == world.gate.bound
 
-    run(scenario())
+        world.clock.advance(CLAIM_AGE_MS_MAX)
+        bound = world.gate.bound
+        await asyncio.sleep(10 * INTERVAL_MS / 1000)
+        assert world.gate.bound == bound, "no id was issued since"
+        await world.prepare("a")
+        await renewed("a claim after ids were issued for a while")
+        world.claims.claim_soon()
+        await renewed("a claim after a copy has left")
+        world.gate.open(world.controller.cluster_map.next_object_id + CLAIM_STEP // 2 - 1)
+        await renewed("a claim before ids run out")
+        world.gate.open(world.controller.cluster_map.next_object_id)
+        with pytest.raises(ObjectIdsNotReadyError, match="issued"):
+            await world.prepare("b")
+        await renewed("a claim at once when ids have run out")
+        assert await world.prepare("b") == 1

@@ -15,7 +15,7 @@ from streammeta.controller.metadata.requests import ExpireObjects, HoldDeletions
 from streammeta.controller.metadata.values import ObjectState
 from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
-from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, run, until
+from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, until
 
 REMOVED, MARKED = {ObjectState.REMOVED}, {ObjectState.MARK_DESTROYED}
 DELAY_MS = 1_000
@@ -51,160 +51,149 @@ def keys_of(ids: Sequence[int]) -> list[str]:
     return [key_for(object_id, NAMESPACE) for object_id in ids]
 
 
-def test_bytes_go_after_the_delay_and_then_the_map_forgets() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.start()
-        world.store.put("not/ours", b"someone else's")
-        ids = await world.destroyed_objects(1_700)
-        async with deleting(new_deletion(world)):
-            world.clock.advance(DELAY_MS - 1)
-            await asyncio.sleep(3 * INTERVAL_MS / 1_000)
-            assert world.store.requests == []
-            await until(
-                lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(10)
-            )
-        assert list(world.store.objects()) == ["not/ours"]
-        assert sorted(len(keys) for keys in world.store.requests) == [700, DELETE_BATCH_MAX]
+async def test_bytes_go_after_the_delay_and_then_the_map_forgets() -> None:
 
-    run(scenario())
+    world = World()
+    await world.start()
+    world.store.put("not/ours", b"someone else's")
+    ids = await world.destroyed_objects(1_700)
+    async with deleting(new_deletion(world)):
+        world.clock.advance(DELAY_MS - 1)
+        await asyncio.sleep(3 * INTERVAL_MS / 1_000)
+        assert world.store.requests == []
+        await until(
+            lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(10)
+        )
+    assert list(world.store.objects()) == ["not/ours"]
+    assert sorted(len(keys) for keys in world.store.requests) == [700, DELETE_BATCH_MAX]
 
 
-def test_no_bytes_go_before_their_mark_is_committed() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.start()
-        prepare = PrepareObjects(request_id="a", node=BROKER, count=10, ttl_ms=1_000)
-        await world.write(prepare)
-        world.log.is_held = True
-        world.clock.advance(1_001)
-        expiring = asyncio.create_task(world.write(ExpireObjects(limit=10)))
-        async with deleting(new_deletion(world)) as deletion:
-            await until(
-                lambda: deletion.describe().in_flight == 10,
-                "deletion to begin",
-                lambda: world.clock.advance(100),
-            )
-            await asyncio.sleep(3 * INTERVAL_MS / 1_000)
-            assert world.store.requests == []
-            assert world.committed_states(range(10)) == {ObjectState.PREPARED}
-            world.log.release()
-            await until(lambda: world.states(range(10)) == REMOVED, "removal", lambda: None)
-        await expiring
+async def test_no_bytes_go_before_their_mark_is_committed() -> None:
 
-    run(scenario())
+    world = World()
+    await world.start()
+    prepare = PrepareObjects(request_id="a", node=BROKER, count=10, ttl_ms=1_000)
+    await world.write(prepare)
+    world.log.is_held = True
+    world.clock.advance(1_001)
+    expiring = asyncio.create_task(world.write(ExpireObjects(limit=10)))
+    async with deleting(new_deletion(world)) as deletion:
+        await until(
+            lambda: deletion.describe().in_flight == 10,
+            "deletion to begin",
+            lambda: world.clock.advance(100),
+        )
+        await asyncio.sleep(3 * INTERVAL_MS / 1_000)
+        assert world.store.requests == []
+        assert world.committed_states(range(10)) == {ObjectState.PREPARED}
+        world.log.release()
+        await until(lambda: world.states(range(10)) == REMOVED, "removal", lambda: None)
+    await expiring
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_stop_at_any_point_loses_nothing(seed: int) -> None:
+async def test_a_stop_at_any_point_loses_nothing(seed: int) -> None:
     """Bytes of an object go only while the committed log says MARK_DESTROYED; none stay behind."""
     rng = random.Random(seed)
 
-    async def scenario() -> None:
-        world = World()
-        await world.start()
-        ids: list[int] = []
+    world = World()
+    await world.start()
+    ids: list[int] = []
 
-        def check(keys: Sequence[str]) -> None:
-            marked = world.committed_states([int(key.rsplit("/", 1)[1]) for key in keys])
-            assert marked <= {*MARKED, *REMOVED}, f"seed {seed}: bytes of {marked} were deleted"
+    def check(keys: Sequence[str]) -> None:
+        marked = world.committed_states([int(key.rsplit("/", 1)[1]) for key in keys])
+        assert marked <= {*MARKED, *REMOVED}, f"seed {seed}: bytes of {marked} were deleted"
 
-        world.store.on_delete = check
-        for round_number in range(4):
-            ids += await world.destroyed_objects(rng.randrange(1, 30), f"{round_number}")
-            deletion = new_deletion(world, seed=seed)
-            world.clock.advance(DELAY_MS + 1)
-            async with deleting(deletion):
-                world.log.is_held = rng.random() < 0.5
-                for _ in range(rng.randrange(40)):
-                    world.clock.advance(rng.randrange(100))
-                    await asyncio.sleep(0)
-                if rng.random() < 0.3:
-                    world.log.release()
-            world.succeed()
-            for object_id in ids:
-                kept = key_for(object_id, NAMESPACE) in world.store.objects()
-                removed = world.states([object_id]) == REMOVED
-                assert not (kept and removed), f"seed {seed}: {object_id} was forgotten too early"
-            world.log.lead()
-        async with deleting(new_deletion(world, seed=seed)):
-            await until(
-                lambda: world.committed_states(ids) == REMOVED,
-                f"seed {seed}: removal",
-                lambda: world.clock.advance(50),
-            )
-        assert world.store.objects() == {}, f"seed {seed}"
-
-    run(scenario())
+    world.store.on_delete = check
+    for round_number in range(4):
+        ids += await world.destroyed_objects(rng.randrange(1, 30), f"{round_number}")
+        deletion = new_deletion(world, seed=seed)
+        world.clock.advance(DELAY_MS + 1)
+        async with deleting(deletion):
+            world.log.is_held = rng.random() < 0.5
+            for _ in range(rng.randrange(40)):
+                world.clock.advance(rng.randrange(100))
+                await asyncio.sleep(0)
+            if rng.random() < 0.3:
+                world.log.release()
+        world.succeed()
+        for object_id in ids:
+            kept = key_for(object_id, NAMESPACE) in world.store.objects()
+            removed = world.states([object_id]) == REMOVED
+            assert not (kept and removed), f"seed {seed}: {object_id} was forgotten too early"
+        world.log.lead()
+    async with deleting(new_deletion(world, seed=seed)):
+        await until(
+            lambda: world.committed_states(ids) == REMOVED,
+            f"seed {seed}: removal",
+            lambda: world.clock.advance(50),
+        )
+    assert world.store.objects() == {}, f"seed {seed}"
 
 
-def test_a_lost_leadership_stops_it_and_a_new_one_starts_over() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.start()
-        ids = await world.destroyed_objects(10)
-        world.store.slow_key = keys_of(ids)[0]
-        async with deleting(new_deletion(world)) as deletion:
-            await until(
-                lambda: len(world.store.requests) == 1,
-                "the request",
-                lambda: world.clock.advance(100),
-            )
-            world.log.lose_leadership(truncate=False)
-            world.store.go_on.set()
-            await until(lambda: deletion.describe().in_flight == 0, "the end", lambda: None)
-            assert world.states(ids) == MARKED
-            with pytest.raises(NotLeaderError):
-                await world.controller.settled()
+async def test_a_lost_leadership_stops_it_and_a_new_one_starts_over() -> None:
 
-            world.log.lead()
-            world.clock.advance(DELAY_MS - 1)
-            await asyncio.sleep(3 * INTERVAL_MS / 1_000)
-            assert len(world.store.requests) == 1, "the new reign has to wait the delay itself"
-            await until(
-                lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(100)
-            )
+    world = World()
+    await world.start()
+    ids = await world.destroyed_objects(10)
+    world.store.slow_key = keys_of(ids)[0]
+    async with deleting(new_deletion(world)) as deletion:
+        await until(
+            lambda: len(world.store.requests) == 1,
+            "the request",
+            lambda: world.clock.advance(100),
+        )
+        world.log.lose_leadership(truncate=False)
+        world.store.go_on.set()
+        await until(lambda: deletion.describe().in_flight == 0, "the end", lambda: None)
+        assert world.states(ids) == MARKED
+        with pytest.raises(NotLeaderError):
+            await world.controller.settled()
 
-    run(scenario())
+        world.log.lead()
+        world.clock.advance(DELAY_MS - 1)
+        await asyncio.sleep(3 * INTERVAL_MS / 1_000)
+        assert len(world.store.requests) == 1, "the new reign has to wait the delay itself"
+        await until(
+            lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(100)
+        )
 
 
-def test_a_refused_key_holds_up_no_other_and_is_stuck_visibly() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.start()
-        ids = await world.destroyed_objects(50)
-        bad = keys_of(ids)[0]
-        world.store.refuses = lambda key: key == bad
-        async with deleting(new_deletion(world)) as deletion:
-            await until(
-                lambda: world.states(ids[1:]) == REMOVED,
-                "the others' removal",
-                lambda: world.clock.advance(20),
-            )
-            later = await world.destroyed_objects(50, "b")
-            await until(
-                lambda: world.states(later) == REMOVED,
-                "later ones' removal",
-                lambda: world.clock.advance(20),
-            )
-            await until(
-                lambda: deletion.describe().stuck == 1, "it", lambda: world.clock.advance(1_000)
-            )
-            status = deletion.describe()
-            assert status.sample == ((bad, "AccessDenied: held"),)
-            tries = sum(bad in keys for keys in world.store.requests)
-            assert tries == STUCK_AFTER
-            assert world.states(ids[:1]) == MARKED
+async def test_a_refused_key_holds_up_no_other_and_is_stuck_visibly() -> None:
 
-            world.store.refuses = lambda _: False
-            await until(
-                lambda: world.states(ids) == REMOVED,
-                "its removal",
-                lambda: world.clock.advance(999),
-            )
-            assert deletion.describe().stuck == 0
+    world = World()
+    await world.start()
+    ids = await world.destroyed_objects(50)
+    bad = keys_of(ids)[0]
+    world.store.refuses = lambda key: key == bad
+    async with deleting(new_deletion(world)) as deletion:
+        await until(
+            lambda: world.states(ids[1:]) == REMOVED,
+            "the others' removal",
+            lambda: world.clock.advance(20),
+        )
+        later = await world.destroyed_objects(50, "b")
+        await until(
+            lambda: world.states(later) == REMOVED,
+            "later ones' removal",
+            lambda: world.clock.advance(20),
+        )
+        await until(
+            lambda: deletion.describe().stuck == 1, "it", lambda: world.clock.advance(1_000)
+        )
+        status = deletion.describe()
+        assert status.sample == ((bad, "AccessDenied: held"),)
+        tries = sum(bad in keys for keys in world.store.requests)
+        assert tries == STUCK_AFTER
+        assert world.states(ids[:1]) == MARKED
 
-    run(scenario())
+        world.store.refuses = lambda _: False
+        await until(
+            lambda: world.states(ids) == REMOVED,
+            "its removal",
+            lambda: world.clock.advance(999),
+        )
+        assert deletion.describe().stuck == 0
 
 
 @pytest.mark.parametrize(
@@ -212,140 +201,127 @@ def test_a_refused_key_holds_up_no_other_and_is_stuck_visibly() -> None:
     [StoreUnavailableError("broken connection"), StoreRejectedError("malformed")],
     ids=["unavailable", "rejected"],
 )
-def test_a_key_that_fails_whole_requests_is_found_out(failure: StorageError) -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.start()
-        ids = await world.destroyed_objects(100)
-        bad = keys_of(ids)[42]
-        world.store.fails_with = lambda keys: failure if bad in keys else None
-        async with deleting(new_deletion(world)):
-            others = [one for one in ids if one != ids[42]]
-            later: list[int] = []
+async def test_a_key_that_fails_whole_requests_is_found_out(failure: StorageError) -> None:
 
-            def tick() -> None:
-                world.clock.advance(200)
+    world = World()
+    await world.start()
+    ids = await world.destroyed_objects(100)
+    bad = keys_of(ids)[42]
+    world.store.fails_with = lambda keys: failure if bad in keys else None
+    async with deleting(new_deletion(world)):
+        others = [one for one in ids if one != ids[42]]
+        later: list[int] = []
 
-            await until(lambda: len(world.store.requests) > 0, "a request", tick)
-            later = await world.destroyed_objects(100, "b")
-            await until(lambda: world.states([*others, *later]) == REMOVED, "the others", tick)
-        assert world.states(ids[42:43]) == MARKED
+        def tick() -> None:
+            world.clock.advance(200)
 
-    run(scenario())
+        await until(lambda: len(world.store.requests) > 0, "a request", tick)
+        later = await world.destroyed_objects(100, "b")
+        await until(lambda: world.states([*others, *later]) == REMOVED, "the others", tick)
+    assert world.states(ids[42:43]) == MARKED
 
 
-def test_a_slow_request_holds_up_no_other() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.start()
-        ids = await world.destroyed_objects(3 * DELETE_BATCH_MAX)
-        world.store.slow_key = keys_of(ids)[0]
-        async with deleting(new_deletion(world)) as deletion:
-            await until(
-                lambda: world.states(ids[DELETE_BATCH_MAX:]) == REMOVED,
-                "the others' removal",
-                lambda: world.clock.advance(20),
-            )
-            await until(
-                lambda: deletion.describe().in_flight == DELETE_BATCH_MAX, "their end", lambda: None
-            )
-            world.store.go_on.set()
-            await until(lambda: world.states(ids) == REMOVED, "removal", lambda: None)
+async def test_a_slow_request_holds_up_no_other() -> None:
 
-    run(scenario())
+    world = World()
+    await world.start()
+    ids = await world.destroyed_objects(3 * DELETE_BATCH_MAX)
+    world.store.slow_key = keys_of(ids)[0]
+    async with deleting(new_deletion(world)) as deletion:
+        await until(
+            lambda: world.states(ids[DELETE_BATCH_MAX:]) == REMOVED,
+            "the others' removal",
+            lambda: world.clock.advance(20),
+        )
+        await until(
+            lambda: deletion.describe().in_flight == DELETE_BATCH_MAX, "their end", lambda: None
+        )
+        world.store.go_on.set()
+        await until(lambda: world.states(ids) == REMOVED, "removal", lambda: None)
 
 
-def test_requests_at_a_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_at_a_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deletion_module, "DELETE_BATCH_MAX", 10)
 
-    async def scenario() -> None:
-        world = World()
-        await world.start()
-        running = most = 0
-        ids = await world.destroyed_objects(80)
+    world = World()
+    await world.start()
+    running = most = 0
+    ids = await world.destroyed_objects(80)
 
-        def count(_: Sequence[str]) -> None:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            world.store.go_on.wait(0.05)
-            running -= 1
+    def count(_: Sequence[str]) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        world.store.go_on.wait(0.05)
+        running -= 1
 
-        world.store.on_delete = count
-        async with deleting(new_deletion(world)):
-            await until(
-                lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(20)
-            )
-        assert 2 <= most <= IN_FLIGHT_MAX
-
-    run(scenario())
+    world.store.on_delete = count
+    async with deleting(new_deletion(world)):
+        await until(
+            lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(20)
+        )
+    assert 2 <= most <= IN_FLIGHT_MAX
 
 
-def test_an_overloaded_store_is_asked_more_slowly_and_nothing_is_stuck() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.start()
-        ids = await world.destroyed_objects(500)
-        world.store.is_throttling = True
-        async with deleting(new_deletion(world, rate=1_000)) as deletion:
-            await until(
-                lambda: deletion.describe().rate < 100, "slowing", lambda: world.clock.advance(40)
-            )
-            assert deletion.describe().refused == 0
-            world.store.is_throttling = False
-            world.store.fails_with = lambda _: StoreUnavailableError("busy", throttled=True)
-            await until(
-                lambda: deletion.describe().rate < 50, "slowing", lambda: world.clock.advance(40)
-            )
-            world.store.fails_with = lambda _: None
-            await until(
-                lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(200)
-            )
-            await until(
-                lambda: deletion.describe().rate == 1_000, "speed", lambda: world.clock.advance(999)
-            )
+async def test_an_overloaded_store_is_asked_more_slowly_and_nothing_is_stuck() -> None:
 
-    run(scenario())
+    world = World()
+    await world.start()
+    ids = await world.destroyed_objects(500)
+    world.store.is_throttling = True
+    async with deleting(new_deletion(world, rate=1_000)) as deletion:
+        await until(
+            lambda: deletion.describe().rate < 100, "slowing", lambda: world.clock.advance(40)
+        )
+        assert deletion.describe().refused == 0
+        world.store.is_throttling = False
+        world.store.fails_with = lambda _: StoreUnavailableError("busy", throttled=True)
+        await until(
+            lambda: deletion.describe().rate < 50, "slowing", lambda: world.clock.advance(40)
+        )
+        world.store.fails_with = lambda _: None
+        await until(
+            lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(200)
+        )
+        await until(
+            lambda: deletion.describe().rate == 1_000, "speed", lambda: world.clock.advance(999)
+        )
 
 
-def test_a_bucket_that_can_not_serve_is_left_alone_and_nothing_is_stuck() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.start()
-        ids = await world.destroyed_objects(5)
-        world.store.fails_with = lambda _: StoreUnavailableError("down")
-        async with deleting(new_deletion(world)) as deletion:
-            for _ in range(600):  # ten minutes
-                world.clock.advance(1_000)
-                await asyncio.sleep(0.001)
-            assert 3 <= len(world.store.requests) < 60
-            assert deletion.describe().stuck == 0
-            world.store.fails_with = lambda _: None
-            await until(
-                lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(999)
-            )
+async def test_a_bucket_that_can_not_serve_is_left_alone_and_nothing_is_stuck() -> None:
 
-    run(scenario())
+    world = World()
+    await world.start()
+    ids = await world.destroyed_objects(5)
+    world.store.fails_with = lambda _: StoreUnavailableError("down")
+    async with deleting(new_deletion(world)) as deletion:
+        for _ in range(600):  # ten minutes
+            world.clock.advance(1_000)
+            await asyncio.sleep(0.001)
+        assert 3 <= len(world.store.requests) < 60
+        assert deletion.describe().stuck == 0
+        world.store.fails_with = lambda _: None
+        await until(
+            lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(999)
+        )
 
 
-def test_held_objects_stay_until_the_hold_is_over() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.start()
-        before = await world.destroyed_objects(5)
-        world.clock.advance(1)
-        await world.write(HoldDeletions(hold_ms=60_000))
-        held = await world.destroyed_objects(5, "b")
-        async with deleting(new_deletion(world)):
-            await until(
-                lambda: world.states(before) == REMOVED, "removal", lambda: world.clock.advance(20)
-            )
-            world.clock.advance(50_000)
-            await asyncio.sleep(3 * INTERVAL_MS / 1_000)
-            assert world.states(held) == MARKED
-            world.clock.advance(10_000)
-            await until(
-                lambda: world.states(held) == REMOVED, "removal", lambda: world.clock.advance(20)
-            )
+async def test_held_objects_stay_until_the_hold_is_over() -> None:
 
-    run(scenario())
+    world = World()
+    await world.start()
+    before = await world.destroyed_objects(5)
+    world.clock.advance(1)
+    await world.write(HoldDeletions(hold_ms=60_000))
+    held = await world.destroyed_objects(5, "b")
+    async with deleting(new_deletion(world)):
+        await until(
+            lambda: world.states(before) == REMOVED, "removal", lambda: world.clock.advance(20)
+        )
+        world.clock.advance(50_000)
+        await asyncio.sleep(3 * INTERVAL_MS / 1_000)
+        assert world.states(held) == MARKED
+        world.clock.advance(10_000)
+        await until(
+            lambda: world.states(held) == REMOVED, "removal", lambda: world.clock.advance(20)
+        )

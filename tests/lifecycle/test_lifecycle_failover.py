@@ -10,182 +10,163 @@ from streammeta.controller.lifecycle.sessions import NodeState
 from streammeta.controller.metadata.requests import GetOpeningStreams, RegisterNode, UnregisterNode
 from streammeta.controller.metadata.values import NodeIdentity
 from tests.lifecycle.failover_cluster import TIMEOUT_MS, A, B, C, Cluster
-from tests.lifecycle.lifecycle_world import run
 
 
-def test_a_silent_node_with_open_streams_is_recovered_by_another_until_nothing_is_left() -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        await cluster.start()
-        await cluster.run_for(5_000, A, B)
-        await cluster.run_for(10_000, B)
-        assert cluster.sessions.state(1001) is NodeState.FENCED
-        assert cluster.recovered_by() == {1001: 1002}
-        (recovery,) = (await cluster.beat(B)).recoveries
-        assert (recovery.node_id, recovery.node_epoch) == (1001, 1)
-        assert (await cluster.beat(C)).recoveries == ()
+async def test_a_silent_node_with_open_streams_is_recovered_by_another_until_nothing_is_left() -> (
+    None
+):
 
-        await cluster.world.write(GetOpeningStreams(node=A, failover=True))
-        assert (await cluster.beat(A)).error is ErrorCode.NODE_FENCED
-        await cluster.close(A)
-        await cluster.run_for(1_000, B)
+    cluster = Cluster()
+    await cluster.start()
+    await cluster.run_for(5_000, A, B)
+    await cluster.run_for(10_000, B)
+    assert cluster.sessions.state(1001) is NodeState.FENCED
+    assert cluster.recovered_by() == {1001: 1002}
+    (recovery,) = (await cluster.beat(B)).recoveries
+    assert (recovery.node_id, recovery.node_epoch) == (1001, 1)
+    assert (await cluster.beat(C)).recoveries == ()
 
-        assert cluster.recovered_by() == {}
-        assert (await cluster.beat(B)).recoveries == ()
+    await cluster.world.write(GetOpeningStreams(node=A, failover=True))
+    assert (await cluster.beat(A)).error is ErrorCode.NODE_FENCED
+    await cluster.close(A)
+    await cluster.run_for(1_000, B)
 
-    run(scenario())
-
-
-def test_an_assignment_is_written_once_and_nothing_is_written_without_change() -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        await cluster.start()
-        await cluster.run_for(20_000, B)
-        assert cluster.recovered_by() == {}, "A was never supervised"
-        await cluster.run_for(1_000, A, B)
-        await cluster.run_for(15_000, B)
-        assert cluster.recovered_by() == {1001: 1002}
-        end = cluster.world.log.next_offset
-        await cluster.run_for(30_000, B)
-        assert cluster.world.log.next_offset == end
-
-    run(scenario())
+    assert cluster.recovered_by() == {}
+    assert (await cluster.beat(B)).recoveries == ()
 
 
-def test_a_broker_without_heartbeats_loses_nothing() -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        await cluster.start()
-        await cluster.run_for(600_000, B, C)
-        assert cluster.sessions.state(1001) is NodeState.UNKNOWN
-        assert cluster.recovered_by() == {}
-        assert (await cluster.close(A)).errors == (ErrorCode.NONE,)
+async def test_an_assignment_is_written_once_and_nothing_is_written_without_change() -> None:
 
-    run(scenario())
-
-
-def test_a_node_that_dies_with_the_leader_is_missed_by_the_next() -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        await cluster.start()
-        await cluster.run_for(3_000, A, B)
-        await cluster.change_leader()
-        assert cluster.sessions.state(1001) is NodeState.UNKNOWN
-        await cluster.run_for(TIMEOUT_MS, B)
-        assert cluster.recovered_by() == {}
-        await cluster.run_for(2_000, B)
-        assert cluster.recovered_by() == {1001: 1002}
-
-        await cluster.change_leader()
-        await cluster.run_for(3_000, B)
-
-        assert cluster.recovered_by() == {1001: 1002}
-        assert [one.node_id for one in (await cluster.beat(B)).recoveries] == [1001]
-
-    run(scenario())
+    cluster = Cluster()
+    await cluster.start()
+    await cluster.run_for(20_000, B)
+    assert cluster.recovered_by() == {}, "A was never supervised"
+    await cluster.run_for(1_000, A, B)
+    await cluster.run_for(15_000, B)
+    assert cluster.recovered_by() == {1001: 1002}
+    end = cluster.world.log.next_offset
+    await cluster.run_for(30_000, B)
+    assert cluster.world.log.next_offset == end
 
 
-def test_a_target_that_falls_silent_is_replaced() -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        await cluster.start()
-        await cluster.run_for(2_000, A, B, C)
-        await cluster.run_for(11_000, B, C)
-        assert cluster.recovered_by() == {1001: 1002}
-        await cluster.run_for(11_000, C)
-        assert cluster.recovered_by() == {1001: 1003}
+async def test_a_broker_without_heartbeats_loses_nothing() -> None:
 
-    run(scenario())
+    cluster = Cluster()
+    await cluster.start()
+    await cluster.run_for(600_000, B, C)
+    assert cluster.sessions.state(1001) is NodeState.UNKNOWN
+    assert cluster.recovered_by() == {}
+    assert (await cluster.close(A)).errors == (ErrorCode.NONE,)
 
 
-def test_a_newer_process_ends_the_recovery_and_the_fence() -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        await cluster.start()
-        await cluster.run_for(2_000, A, B)
-        await cluster.run_for(11_000, B)
-        await cluster.world.write(GetOpeningStreams(node=A, failover=True))
-        newer = NodeIdentity(1001, 2)
+async def test_a_node_that_dies_with_the_leader_is_missed_by_the_next() -> None:
 
-        await cluster.world.write(RegisterNode(node=newer))
-        await cluster.world.write(GetOpeningStreams(node=newer))
-        await cluster.run_for(3_000, B, newer)
+    cluster = Cluster()
+    await cluster.start()
+    await cluster.run_for(3_000, A, B)
+    await cluster.change_leader()
+    assert cluster.sessions.state(1001) is NodeState.UNKNOWN
+    await cluster.run_for(TIMEOUT_MS, B)
+    assert cluster.recovered_by() == {}
+    await cluster.run_for(2_000, B)
+    assert cluster.recovered_by() == {1001: 1002}
 
-        assert cluster.recovered_by() == {}
-        assert cluster.sessions.state(1001) is NodeState.ACTIVE
-        assert (await cluster.beat(A)).error is ErrorCode.NODE_EPOCH_EXPIRED
+    await cluster.change_leader()
+    await cluster.run_for(3_000, B)
 
-    run(scenario())
-
-
-def test_a_leaving_node_may_end_once_it_owes_nothing() -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        await cluster.start()
-        await cluster.run_for(2_000, A, B)
-        assert not (await cluster.beat(A)).may_shutdown
-        assert not (await cluster.beat(A, wants_shutdown=True)).may_shutdown
-        assert cluster.sessions.state(1001) is NodeState.CONTROLLED_SHUTDOWN
-        await cluster.close(A)
-        answer = await cluster.beat(A, wants_shutdown=True)
-        assert answer.may_shutdown
-        assert answer.session_timeout_ms == TIMEOUT_MS
-        await cluster.world.write(UnregisterNode(node=A))
-        await cluster.run_for(1_000, B)
-        assert cluster.sessions.state(1001) is NodeState.UNKNOWN
-
-    run(scenario())
+    assert cluster.recovered_by() == {1001: 1002}
+    assert [one.node_id for one in (await cluster.beat(B)).recoveries] == [1001]
 
 
-def test_a_node_that_has_departed_has_no_session_even_while_it_holds_objects() -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        await cluster.start()
-        await cluster.commit_set_object()
-        await cluster.run_for(2_000, A, B)
-        await cluster.close(A)
-        await cluster.world.write(UnregisterNode(node=A))
-        assert [node.departed for node in read_nodes(cluster.world.controller, (1001,))] == [True]
-        await cluster.run_for(1_000, B)
-        assert cluster.sessions.state(1001) is NodeState.UNKNOWN
-        assert (await cluster.beat(A)).error is ErrorCode.NODE_FENCED
-        await cluster.run_for(1_000, B)
-        assert cluster.sessions.state(1001) is NodeState.UNKNOWN
+async def test_a_target_that_falls_silent_is_replaced() -> None:
 
-    run(scenario())
+    cluster = Cluster()
+    await cluster.start()
+    await cluster.run_for(2_000, A, B, C)
+    await cluster.run_for(11_000, B, C)
+    assert cluster.recovered_by() == {1001: 1002}
+    await cluster.run_for(11_000, C)
+    assert cluster.recovered_by() == {1001: 1003}
 
 
-def test_it_may_end_only_when_its_last_close_is_committed() -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        await cluster.start()
+async def test_a_newer_process_ends_the_recovery_and_the_fence() -> None:
+
+    cluster = Cluster()
+    await cluster.start()
+    await cluster.run_for(2_000, A, B)
+    await cluster.run_for(11_000, B)
+    await cluster.world.write(GetOpeningStreams(node=A, failover=True))
+    newer = NodeIdentity(1001, 2)
+
+    await cluster.world.write(RegisterNode(node=newer))
+    await cluster.world.write(GetOpeningStreams(node=newer))
+    await cluster.run_for(3_000, B, newer)
+
+    assert cluster.recovered_by() == {}
+    assert cluster.sessions.state(1001) is NodeState.ACTIVE
+    assert (await cluster.beat(A)).error is ErrorCode.NODE_EPOCH_EXPIRED
+
+
+async def test_a_leaving_node_may_end_once_it_owes_nothing() -> None:
+
+    cluster = Cluster()
+    await cluster.start()
+    await cluster.run_for(2_000, A, B)
+    assert not (await cluster.beat(A)).may_shutdown
+    assert not (await cluster.beat(A, wants_shutdown=True)).may_shutdown
+    assert cluster.sessions.state(1001) is NodeState.CONTROLLED_SHUTDOWN
+    await cluster.close(A)
+    answer = await cluster.beat(A, wants_shutdown=True)
+    assert answer.may_shutdown
+    assert answer.session_timeout_ms == TIMEOUT_MS
+    await cluster.world.write(UnregisterNode(node=A))
+    await cluster.run_for(1_000, B)
+    assert cluster.sessions.state(1001) is NodeState.UNKNOWN
+
+
+async def test_a_node_that_has_departed_has_no_session_even_while_it_holds_objects() -> None:
+
+    cluster = Cluster()
+    await cluster.start()
+    await cluster.commit_set_object()
+    await cluster.run_for(2_000, A, B)
+    await cluster.close(A)
+    await cluster.world.write(UnregisterNode(node=A))
+    assert [node.departed for node in read_nodes(cluster.world.controller, (1001,))] == [True]
+    await cluster.run_for(1_000, B)
+    assert cluster.sessions.state(1001) is NodeState.UNKNOWN
+    assert (await cluster.beat(A)).error is ErrorCode.NODE_FENCED
+    await cluster.run_for(1_000, B)
+    assert cluster.sessions.state(1001) is NodeState.UNKNOWN
+
+
+async def test_it_may_end_only_when_its_last_close_is_committed() -> None:
+
+    cluster = Cluster()
+    await cluster.start()
+    await cluster.beat(A)
+    cluster.world.log.is_held = True
+    closing = asyncio.create_task(cluster.close(A))
+    leaving = asyncio.create_task(cluster.beat(A, wants_shutdown=True))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not leaving.done()
+    cluster.world.log.release()
+    assert (await leaving).may_shutdown
+    await closing
+
+
+async def test_heartbeats_are_checked_and_answered_by_the_leader_alone() -> None:
+
+    cluster = Cluster()
+    await cluster.start()
+    unknown = await cluster.beat(NodeIdentity(1099, 1))
+    assert unknown.error is ErrorCode.NODE_EPOCH_NOT_EXIST
+    assert (await cluster.beat(NodeIdentity(1001, 0))).error is ErrorCode.NODE_EPOCH_EXPIRED
+    assert cluster.sessions.state(1001) is NodeState.UNKNOWN
+    await cluster.beat(A)
+    assert cluster.sessions.state(1001) is NodeState.ACTIVE
+    cluster.world.log.lose_leadership(truncate=False)
+    with pytest.raises(NotLeaderError):
         await cluster.beat(A)
-        cluster.world.log.is_held = True
-        closing = asyncio.create_task(cluster.close(A))
-        leaving = asyncio.create_task(cluster.beat(A, wants_shutdown=True))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not leaving.done()
-        cluster.world.log.release()
-        assert (await leaving).may_shutdown
-        await closing
-
-    run(scenario())
-
-
-def test_heartbeats_are_checked_and_answered_by_the_leader_alone() -> None:
-    async def scenario() -> None:
-        cluster = Cluster()
-        await cluster.start()
-        unknown = await cluster.beat(NodeIdentity(1099, 1))
-        assert unknown.error is ErrorCode.NODE_EPOCH_NOT_EXIST
-        assert (await cluster.beat(NodeIdentity(1001, 0))).error is ErrorCode.NODE_EPOCH_EXPIRED
-        assert cluster.sessions.state(1001) is NodeState.UNKNOWN
-        await cluster.beat(A)
-        assert cluster.sessions.state(1001) is NodeState.ACTIVE
-        cluster.world.log.lose_leadership(truncate=False)
-        with pytest.raises(NotLeaderError):
-            await cluster.beat(A)
-        assert cluster.sessions.state(1001) is NodeState.UNKNOWN
-
-    run(scenario())
+    assert cluster.sessions.state(1001) is NodeState.UNKNOWN

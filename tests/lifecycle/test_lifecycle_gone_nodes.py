@@ -20,7 +20,6 @@ from streammeta.controller.metadata.requests import (
 )
 from streammeta.controller.metadata.values import NodeIdentity, StreamObjectColumns, column
 from tests.lifecycle.failover_cluster import TIMEOUT_MS, A, B, C, Cluster
-from tests.lifecycle.lifecycle_world import run
 from tests.lifecycle.test_lifecycle_recoveries import node, sessions
 
 A2 = NodeIdentity(A.node_id, 2)
@@ -154,111 +153,99 @@ class Compacting(Cluster):
         return (await self.world.write(commit)).error
 
 
-def test_a_departed_nodes_objects_are_compacted_until_it_is_forgotten() -> None:
-    async def scenario() -> None:
-        cluster = Compacting()
-        await cluster.start()
-        await cluster.leave()
-        await cluster.run_for(TIMEOUT_MS + 1_000, B)
-        assert await cluster.told(B) == {B.node_id: (A,)}
+async def test_a_departed_nodes_objects_are_compacted_until_it_is_forgotten() -> None:
 
-        assert await cluster.compact(B) is ErrorCode.NONE
-        assert read_nodes(cluster.world.controller, (A.node_id,)) == ()
-        await cluster.run_for(1_000, B)
-        assert await cluster.told(B) == {}
+    cluster = Compacting()
+    await cluster.start()
+    await cluster.leave()
+    await cluster.run_for(TIMEOUT_MS + 1_000, B)
+    assert await cluster.told(B) == {B.node_id: (A,)}
 
-    run(scenario())
+    assert await cluster.compact(B) is ErrorCode.NONE
+    assert read_nodes(cluster.world.controller, (A.node_id,)) == ()
+    await cluster.run_for(1_000, B)
+    assert await cluster.told(B) == {}
 
 
-def test_a_silent_node_is_compacted_for_only_after_its_recovery() -> None:
-    async def scenario() -> None:
-        cluster = Compacting()
-        await cluster.start()
-        await cluster.run_for(2 * TIMEOUT_MS, B)
-        assert cluster.recovered_by() == {A.node_id: B.node_id}
-        assert await cluster.told(B) == {}
-        await cluster.world.write(GetOpeningStreams(node=A, failover=True))
-        await cluster.run_for(2_000, B)
-        assert await cluster.told(B) == {}
+async def test_a_silent_node_is_compacted_for_only_after_its_recovery() -> None:
 
-        await cluster.close(A)
-        await cluster.run_for(1_000, B)
-        assert cluster.recovered_by() == {}
-        assert await cluster.told(B) == {B.node_id: (A,)}
-        assert await cluster.compact(B) is ErrorCode.NONE
+    cluster = Compacting()
+    await cluster.start()
+    await cluster.run_for(2 * TIMEOUT_MS, B)
+    assert cluster.recovered_by() == {A.node_id: B.node_id}
+    assert await cluster.told(B) == {}
+    await cluster.world.write(GetOpeningStreams(node=A, failover=True))
+    await cluster.run_for(2_000, B)
+    assert await cluster.told(B) == {}
 
-    run(scenario())
+    await cluster.close(A)
+    await cluster.run_for(1_000, B)
+    assert cluster.recovered_by() == {}
+    assert await cluster.told(B) == {B.node_id: (A,)}
+    assert await cluster.compact(B) is ErrorCode.NONE
 
 
-def test_a_node_that_is_heard_again_compacts_for_itself() -> None:
-    async def scenario() -> None:
-        cluster = Compacting()
-        await cluster.start()
-        await cluster.close(A)
-        await cluster.run_for(2 * TIMEOUT_MS, B)
-        assert await cluster.told(B) == {B.node_id: (A,)}
-        await cluster.run_for(1_000, A, B)
-        assert await cluster.told(A, B) == {}
-        assert await cluster.compact(A) is ErrorCode.NONE
+async def test_a_node_that_is_heard_again_compacts_for_itself() -> None:
 
-    run(scenario())
+    cluster = Compacting()
+    await cluster.start()
+    await cluster.close(A)
+    await cluster.run_for(2 * TIMEOUT_MS, B)
+    assert await cluster.told(B) == {B.node_id: (A,)}
+    await cluster.run_for(1_000, A, B)
+    assert await cluster.told(A, B) == {}
+    assert await cluster.compact(A) is ErrorCode.NONE
 
 
-def test_a_new_process_gets_its_own_back_and_others_are_refused() -> None:
-    async def scenario() -> None:
-        cluster = Compacting()
-        await cluster.start()
-        await cluster.leave()
-        await cluster.run_for(TIMEOUT_MS + 1_000, B)
-        assert await cluster.told(B) == {B.node_id: (A,)}
+async def test_a_new_process_gets_its_own_back_and_others_are_refused() -> None:
 
-        await cluster.world.write(RegisterNode(node=A2))
-        assert await cluster.compact(B) is ErrorCode.NODE_EPOCH_EXPIRED
-        await cluster.run_for(1_000, B)
-        assert await cluster.told(B) == {}
-        assert await cluster.compact(A2, A2) is ErrorCode.NONE
+    cluster = Compacting()
+    await cluster.start()
+    await cluster.leave()
+    await cluster.run_for(TIMEOUT_MS + 1_000, B)
+    assert await cluster.told(B) == {B.node_id: (A,)}
 
-    run(scenario())
+    await cluster.world.write(RegisterNode(node=A2))
+    assert await cluster.compact(B) is ErrorCode.NODE_EPOCH_EXPIRED
+    await cluster.run_for(1_000, B)
+    assert await cluster.told(B) == {}
+    assert await cluster.compact(A2, A2) is ErrorCode.NONE
 
 
-def test_a_locked_nodes_objects_wait_for_it() -> None:
-    async def scenario() -> None:
-        cluster = Compacting()
-        await cluster.start()
-        await cluster.close(A)
-        await cluster.world.write(SetNodeLock(node_id=A.node_id, locked=True))
-        await cluster.run_for(2 * TIMEOUT_MS, B)
-        assert await cluster.told(B) == {}
-        await cluster.world.write(SetNodeLock(node_id=A.node_id, locked=False))
-        await cluster.run_for(1_000, B)
-        assert await cluster.told(B) == {B.node_id: (A,)}
+async def test_a_locked_nodes_objects_wait_for_it() -> None:
 
-    run(scenario())
+    cluster = Compacting()
+    await cluster.start()
+    await cluster.close(A)
+    await cluster.world.write(SetNodeLock(node_id=A.node_id, locked=True))
+    await cluster.run_for(2 * TIMEOUT_MS, B)
+    assert await cluster.told(B) == {}
+    await cluster.world.write(SetNodeLock(node_id=A.node_id, locked=False))
+    await cluster.run_for(1_000, B)
+    assert await cluster.told(B) == {B.node_id: (A,)}
 
 
-def test_a_new_leader_hears_who_is_there_and_plans_the_same() -> None:
-    async def scenario() -> None:
-        cluster = Compacting()
-        await cluster.start()
-        await cluster.leave()
-        await cluster.run_for(TIMEOUT_MS + 1_000, B, C)
-        before = await cluster.told(B, C)
-        assert [gone for _, gone in sorted(before.items())] == [(A,)]
-        end = cluster.world.log.next_offset
+async def test_a_new_leader_hears_who_is_there_and_plans_the_same() -> None:
 
-        await cluster.change_leader()
-        await cluster.run_for(TIMEOUT_MS, B, C)
-        assert await cluster.told(B, C) == {}
-        await cluster.run_for(2_000, B, C)
-        assert await cluster.told(B, C) == before
-        assert cluster.world.log.next_offset <= end + 1, "only the leader's own entry is written"
+    cluster = Compacting()
+    await cluster.start()
+    await cluster.leave()
+    await cluster.run_for(TIMEOUT_MS + 1_000, B, C)
+    before = await cluster.told(B, C)
+    assert [gone for _, gone in sorted(before.items())] == [(A,)]
+    end = cluster.world.log.next_offset
 
-        (target,) = before
-        other = C if target == B.node_id else B
-        await cluster.run_for(2 * TIMEOUT_MS, other)
-        assert await cluster.told(other) == {other.node_id: (A,)}
+    await cluster.change_leader()
+    await cluster.run_for(TIMEOUT_MS, B, C)
+    assert await cluster.told(B, C) == {}
+    await cluster.run_for(2_000, B, C)
+    assert await cluster.told(B, C) == before
+    assert cluster.world.log.next_offset <= end + 1, "only the leader's own entry is written"
 
-        cluster.world.log.lose_leadership(truncate=False)
-        assert cluster.heartbeats.compacted_by(A.node_id) == -1
+    (target,) = before
+    other = C if target == B.node_id else B
+    await cluster.run_for(2 * TIMEOUT_MS, other)
+    assert await cluster.told(other) == {other.node_id: (A,)}
 
-    run(scenario())
+    cluster.world.log.lose_leadership(truncate=False)
+    assert cluster.heartbeats.compacted_by(A.node_id) == -1

@@ -32,7 +32,7 @@ from streammeta.controller.metadata.values import (
     StreamObjectColumns,
     column,
 )
-from tests.lifecycle.lifecycle_world import World, run
+from tests.lifecycle.lifecycle_world import World
 
 A, B = NodeIdentity(1001, 1), NodeIdentity(1002, 1)
 TIMEOUT_MS = 9_000
@@ -117,100 +117,92 @@ class Writing:
         return [one for one in ids if self.world.states([one]) == {marked}]
 
 
-def test_dead_set_objects_of_a_fenced_node_are_destroyed_and_live_ones_kept() -> None:
-    async def scenario() -> None:
-        writing = Writing()
-        await writing.start()
-        ids = [await writing.commit(*streams) for streams in [(0,), (0, 1), (1,), (0, 2), (2,)]]
-        await writing.trim(0, 25)
-        await writing.trim(1, 20)
-        await writing.sweep.sweep()
-        assert writing.dead(ids) == [], "nobody is fenced: the node itself may compact them"
+async def test_dead_set_objects_of_a_fenced_node_are_destroyed_and_live_ones_kept() -> None:
 
-        writing.fence()
-        await writing.sweep.sweep()
-        assert writing.dead(ids) == ids[:3]
+    writing = Writing()
+    await writing.start()
+    ids = [await writing.commit(*streams) for streams in [(0,), (0, 1), (1,), (0, 2), (2,)]]
+    await writing.trim(0, 25)
+    await writing.trim(1, 20)
+    await writing.sweep.sweep()
+    assert writing.dead(ids) == [], "nobody is fenced: the node itself may compact them"
 
-        await writing.close_all()
-        await writing.delete(2)
-        await writing.sweep.sweep()
-        assert writing.dead(ids) == [*ids[:3], ids[4]], "stream 0 still has [25, 30)"
+    writing.fence()
+    await writing.sweep.sweep()
+    assert writing.dead(ids) == ids[:3]
 
-    run(scenario())
+    await writing.close_all()
+    await writing.delete(2)
+    await writing.sweep.sweep()
+    assert writing.dead(ids) == [*ids[:3], ids[4]], "stream 0 still has [25, 30)"
 
 
-def test_a_departed_node_is_forgotten_with_its_last_set_object() -> None:
-    async def scenario() -> None:
-        writing = Writing()
-        await writing.start()
-        ids = [await writing.commit(0, 1, 2) for _ in range(3)]
-        await writing.close_all()
-        await writing.world.write(UnregisterNode(node=A))
-        size = writing.world.controller.cluster_map.size
-        assert size().nodes == 2
+async def test_a_departed_node_is_forgotten_with_its_last_set_object() -> None:
 
-        await writing.sweep.sweep()
-        assert (writing.dead(ids), size().nodes) == ([], 2)
-        for stream_id in range(3):
-            delete = DeleteStreams(node=B, streams=(StreamToDelete(stream_id, 0),))
-            await writing.world.write(delete)
-        await writing.sweep.sweep()
+    writing = Writing()
+    await writing.start()
+    ids = [await writing.commit(0, 1, 2) for _ in range(3)]
+    await writing.close_all()
+    await writing.world.write(UnregisterNode(node=A))
+    size = writing.world.controller.cluster_map.size
+    assert size().nodes == 2
 
-        assert (writing.dead(ids), size().nodes) == (ids, 1)
+    await writing.sweep.sweep()
+    assert (writing.dead(ids), size().nodes) == ([], 2)
+    for stream_id in range(3):
+        delete = DeleteStreams(node=B, streams=(StreamToDelete(stream_id, 0),))
+        await writing.world.write(delete)
+    await writing.sweep.sweep()
 
-    run(scenario())
+    assert (writing.dead(ids), size().nodes) == (ids, 1)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_steps_of_any_size_find_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_steps_of_any_size_find_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Incremental: whatever the bound of one step, exactly the dead ones go."""
     rng = random.Random(seed)
     monkeypatch.setattr(sweeping, "LOOK_BATCH_MAX", rng.randrange(1, 9))
 
-    async def scenario() -> None:
-        writing = Writing()
-        await writing.start()
-        held: list[list[tuple[int, int]]] = []
-        ids = []
-        for _ in range(rng.randrange(1, 40)):
-            streams = sorted(rng.sample(range(3), rng.randrange(1, 4)))
-            ids.append(await writing.commit(*streams))
-            held.append([(stream_id, writing.ends[stream_id]) for stream_id in streams])
-        starts = [rng.randrange(end + 1) for end in writing.ends]
-        for stream_id, start in enumerate(starts):
-            await writing.trim(stream_id, start)
-        writing.fence()
-        await writing.world.write(SetNodeLock(node_id=1001, locked=rng.random() < 0.5))
+    writing = Writing()
+    await writing.start()
+    held: list[list[tuple[int, int]]] = []
+    ids = []
+    for _ in range(rng.randrange(1, 40)):
+        streams = sorted(rng.sample(range(3), rng.randrange(1, 4)))
+        ids.append(await writing.commit(*streams))
+        held.append([(stream_id, writing.ends[stream_id]) for stream_id in streams])
+    starts = [rng.randrange(end + 1) for end in writing.ends]
+    for stream_id, start in enumerate(starts):
+        await writing.trim(stream_id, start)
+    writing.fence()
+    await writing.world.write(SetNodeLock(node_id=1001, locked=rng.random() < 0.5))
 
-        await writing.sweep.sweep()
+    await writing.sweep.sweep()
 
-        wanted = [
-            object_id
-            for object_id, rows in zip(ids, held, strict=True)
-            if all(end <= starts[stream_id] for stream_id, end in rows)
-        ]
-        assert writing.dead(ids) == wanted, f"seed {seed}"
-
-    run(scenario())
+    wanted = [
+        object_id
+        for object_id, rows in zip(ids, held, strict=True)
+        if all(end <= starts[stream_id] for stream_id, end in rows)
+    ]
+    assert writing.dead(ids) == wanted, f"seed {seed}"
 
 
-def test_objects_of_a_large_deleted_stream_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_objects_of_a_large_deleted_stream_go_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(stream_decisions, "DESTROYED_AT_ONCE_MAX", 10)
     monkeypatch.setattr(sweeping, "SWEEP_BATCH_MAX", 7)
 
-    async def scenario() -> None:
-        writing = Writing()
-        await writing.start()
-        ids = [await writing.commit_stream_object(0) for _ in range(40)]
-        await writing.close_all()
-        await writing.delete(0)
-        cluster_map = writing.world.controller.cluster_map
-        assert cluster_map.has_sweepings()
-        assert len(writing.dead(ids)) == 10
+    writing = Writing()
+    await writing.start()
+    ids = [await writing.commit_stream_object(0) for _ in range(40)]
+    await writing.close_all()
+    await writing.delete(0)
+    cluster_map = writing.world.controller.cluster_map
+    assert cluster_map.has_sweepings()
+    assert len(writing.dead(ids)) == 10
 
-        await StreamSweep(writing.world.controller, 1_000).sweep()
+    await StreamSweep(writing.world.controller, 1_000).sweep()
 
-        assert not cluster_map.has_sweepings()
-        assert writing.dead(ids) == ids
-
-    run(scenario())
+    assert not cluster_map.has_sweepings()
+    assert writing.dead(ids) == ids

@@ -13,7 +13,7 @@ from streammeta.controller.metadata.values import ObjectState
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import MultipartUpload
-from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, run
+from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World
 
 LONG_MS = 3_600_000
 
@@ -59,76 +59,67 @@ class Uploading:
         return set(self.world.store.list_multipart_uploads())
 
 
-def test_only_what_nobody_can_commit_any_more_is_dropped() -> None:
-    async def scenario() -> None:
-        uploading = Uploading()
-        await uploading.world.start()
-        gone = await uploading.removed(3)
-        wanted = uploading.begin(await uploading.prepared(2))
-        wanted += uploading.begin(await uploading.marked(2))
-        next_id = (await uploading.prepared(1))[0] + 1
-        wanted += uploading.begin([next_id, next_id + 1_000])
-        wanted += uploading.begin(gone, namespace="_streammeta_other")
-        wanted.append(uploading.world.store.start_multipart("backup/of/somebody"))
-        dropped = uploading.begin([*gone, *gone])
+async def test_only_what_nobody_can_commit_any_more_is_dropped() -> None:
 
-        await uploading.sweep.sweep()
+    uploading = Uploading()
+    await uploading.world.start()
+    gone = await uploading.removed(3)
+    wanted = uploading.begin(await uploading.prepared(2))
+    wanted += uploading.begin(await uploading.marked(2))
+    next_id = (await uploading.prepared(1))[0] + 1
+    wanted += uploading.begin([next_id, next_id + 1_000])
+    wanted += uploading.begin(gone, namespace="_streammeta_other")
+    wanted.append(uploading.world.store.start_multipart("backup/of/somebody"))
+    dropped = uploading.begin([*gone, *gone])
 
-        assert uploading.unfinished() == set(wanted), f"dropped should be {dropped}"
+    await uploading.sweep.sweep()
 
-    run(scenario())
+    assert uploading.unfinished() == set(wanted), f"dropped should be {dropped}"
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_steps_of_any_size_drop_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_steps_of_any_size_drop_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(unfinished_uploads, "LOOK_BATCH_MAX", rng.randrange(1, 9))
 
-    async def scenario() -> None:
-        uploading = Uploading()
-        await uploading.world.start()
-        wanted: set[MultipartUpload] = set()
-        for _ in range(rng.randrange(1, 12)):
-            make = rng.choice((uploading.prepared, uploading.marked, uploading.removed))
-            begun = uploading.begin(await make(rng.randrange(1, 5)))
-            if make != uploading.removed:
-                wanted.update(begun)
+    uploading = Uploading()
+    await uploading.world.start()
+    wanted: set[MultipartUpload] = set()
+    for _ in range(rng.randrange(1, 12)):
+        make = rng.choice((uploading.prepared, uploading.marked, uploading.removed))
+        begun = uploading.begin(await make(rng.randrange(1, 5)))
+        if make != uploading.removed:
+            wanted.update(begun)
 
-        await uploading.sweep.sweep()
+    await uploading.sweep.sweep()
 
-        assert uploading.unfinished() == wanted, f"seed {seed}"
-
-    run(scenario())
+    assert uploading.unfinished() == wanted, f"seed {seed}"
 
 
 @pytest.mark.parametrize("refused", ["list_multipart_uploads", "abort_multipart"])
-def test_what_the_bucket_refuses_is_left_to_the_next_time(refused: str) -> None:
-    async def scenario() -> None:
-        uploading = Uploading()
-        await uploading.world.start()
-        uploading.begin(await uploading.removed(3))
-        uploading.world.store.fail_next(refused, AccessDeniedError("not allowed to"))
+async def test_what_the_bucket_refuses_is_left_to_the_next_time(refused: str) -> None:
 
-        await uploading.sweep.sweep()
-        assert len(uploading.unfinished()) == 3
+    uploading = Uploading()
+    await uploading.world.start()
+    uploading.begin(await uploading.removed(3))
+    uploading.world.store.fail_next(refused, AccessDeniedError("not allowed to"))
 
-        await uploading.sweep.sweep()
-        assert not uploading.unfinished()
+    await uploading.sweep.sweep()
+    assert len(uploading.unfinished()) == 3
 
-    run(scenario())
+    await uploading.sweep.sweep()
+    assert not uploading.unfinished()
 
 
-def test_who_does_not_lead_asks_nothing_of_the_bucket() -> None:
-    async def scenario() -> None:
-        uploading = Uploading()
-        await uploading.world.start()
-        uploading.begin(await uploading.removed(1))
-        uploading.world.log.lose_leadership(truncate=False)
-        before = uploading.world.store.metrics()
+async def test_who_does_not_lead_asks_nothing_of_the_bucket() -> None:
 
-        await uploading.sweep.sweep()
+    uploading = Uploading()
+    await uploading.world.start()
+    uploading.begin(await uploading.removed(1))
+    uploading.world.log.lose_leadership(truncate=False)
+    before = uploading.world.store.metrics()
 
-        assert uploading.world.store.metrics() == before
-        assert len(uploading.unfinished()) == 1
+    await uploading.sweep.sweep()
 
-    run(scenario())
+    assert uploading.world.store.metrics() == before
+    assert len(uploading.unfinished()) == 1

@@ -120,65 +120,59 @@ def test_classes_of_requests() -> None:
     assert class_of(nodes, writes=False) is RequestClass.SCAN
 
 
-def test_what_arrives_meanwhile_goes_before_the_next_scan() -> None:
-    async def scenario() -> None:
-        gate = Gate(StillClock(), Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
-        done: list[str] = []
-        began = asyncio.Event()
+async def test_what_arrives_meanwhile_goes_before_the_next_scan() -> None:
 
-        async def call(kind: RequestClass, name: str) -> None:
-            async with gate.admitted(kind):
-                done.append(name)
-                began.set()
+    gate = Gate(StillClock(), Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
+    done: list[str] = []
+    began = asyncio.Event()
 
-        scans = [asyncio.create_task(call(RequestClass.SCAN, f"scan {i}")) for i in range(3)]
-        await began.wait()
-        commit = asyncio.create_task(call(RequestClass.COMMIT, "commit"))
-        await asyncio.gather(*scans, commit)
-        assert done == ["scan 0", "commit", "scan 1", "scan 2"]
+    async def call(kind: RequestClass, name: str) -> None:
+        async with gate.admitted(kind):
+            done.append(name)
+            began.set()
 
-    asyncio.run(scenario())
+    scans = [asyncio.create_task(call(RequestClass.SCAN, f"scan {i}")) for i in range(3)]
+    await began.wait()
+    commit = asyncio.create_task(call(RequestClass.COMMIT, "commit"))
+    await asyncio.gather(*scans, commit)
+    assert done == ["scan 0", "commit", "scan 1", "scan 2"]
 
 
-def test_a_waiting_scan_is_dropped_at_its_deadline() -> None:
-    async def scenario() -> None:
-        clock = StillClock()
-        gate = Gate(clock, Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
-        ends = asyncio.Event()
+async def test_a_waiting_scan_is_dropped_at_its_deadline() -> None:
 
-        async def call(remaining_s: float | None) -> None:
-            async with gate.admitted(RequestClass.SCAN, remaining_s):
-                await ends.wait()
+    clock = StillClock()
+    gate = Gate(clock, Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
+    ends = asyncio.Event()
 
-        first = asyncio.create_task(call(None))
-        await asyncio.sleep(0)
-        late, patient = asyncio.create_task(call(0.01)), asyncio.create_task(call(60.0))
-        with pytest.raises(TimeoutError, match="while it waited"):
-            await late
-        assert not patient.done()
-        ends.set()
-        await asyncio.gather(first, patient)
+    async def call(remaining_s: float | None) -> None:
+        async with gate.admitted(RequestClass.SCAN, remaining_s):
+            await ends.wait()
 
-    asyncio.run(scenario())
+    first = asyncio.create_task(call(None))
+    await asyncio.sleep(0)
+    late, patient = asyncio.create_task(call(0.01)), asyncio.create_task(call(60.0))
+    with pytest.raises(TimeoutError, match="while it waited"):
+        await late
+    assert not patient.done()
+    ends.set()
+    await asyncio.gather(first, patient)
 
 
-def test_a_cancelled_call_leaves_its_place_to_the_next() -> None:
-    async def scenario() -> None:
-        gate = Gate(StillClock(), Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
-        began, ends = asyncio.Event(), asyncio.Event()
-        came: list[int] = []
+async def test_a_cancelled_call_leaves_its_place_to_the_next() -> None:
 
-        async def call(number: int) -> None:
-            async with gate.admitted(RequestClass.SCAN):
-                came.append(number)
-                began.set()
-                await ends.wait()
+    gate = Gate(StillClock(), Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
+    began, ends = asyncio.Event(), asyncio.Event()
+    came: list[int] = []
 
-        calls = [asyncio.create_task(call(number)) for number in range(3)]
-        await began.wait()
-        calls[1].cancel()
-        ends.set()
-        await asyncio.gather(*calls, return_exceptions=True)
-        assert came == [0, 2]
+    async def call(number: int) -> None:
+        async with gate.admitted(RequestClass.SCAN):
+            came.append(number)
+            began.set()
+            await ends.wait()
 
-    asyncio.run(scenario())
+    calls = [asyncio.create_task(call(number)) for number in range(3)]
+    await began.wait()
+    calls[1].cancel()
+    ends.set()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert came == [0, 2]

@@ -1,7 +1,5 @@
 """Answers leave when committed, lost leadership undoes, errors change nothing."""
 
-import asyncio
-
 import pytest
 
 from streammeta.controller.errors import (
@@ -29,324 +27,284 @@ from tests.loop.loop_helpers import (
 )
 
 
-def test_an_answer_waits_for_its_commit() -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        task = await submit(controller.write(REGISTER))
-        assert not task.done()
+async def test_an_answer_waits_for_its_commit() -> None:
 
-        log.commit()
+    controller, log = new_controller()
+    log.lead()
+    task = await submit(controller.write(REGISTER))
+    assert not task.done()
 
-        answered = await task
-        assert answered.answer.error == ErrorCode.NONE
-        assert answered.offset == log.committed
+    log.commit()
 
-    asyncio.run(scenario())
+    answered = await task
+    assert answered.answer.error == ErrorCode.NONE
+    assert answered.offset == log.committed
 
 
-def test_an_answer_that_changes_nothing_waits_for_what_it_was_decided_on() -> None:
+async def test_an_answer_that_changes_nothing_waits_for_what_it_was_decided_on() -> None:
     """A repeated create is answered from uncommitted state: not before that state is committed."""
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    first = await submit(controller.write(create("a")))
+    repeated = await submit(controller.write(create("a")))
+    assert log.next_offset == log.committed + 1
+    assert not repeated.done()
 
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        await committed(log, controller.write(REGISTER))
-        first = await submit(controller.write(create("a")))
-        repeated = await submit(controller.write(create("a")))
-        assert log.next_offset == log.committed + 1
-        assert not repeated.done()
+    log.commit()
 
-        log.commit()
-
-        assert (
-            await first
-            == await repeated
-            == Answered(CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=(0,)), log.committed)
-        )
-
-    asyncio.run(scenario())
+    assert (
+        await first
+        == await repeated
+        == Answered(CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=(0,)), log.committed)
+    )
 
 
-def test_an_answer_that_changes_nothing_is_given_by_the_leader_alone() -> None:
+async def test_an_answer_that_changes_nothing_is_given_by_the_leader_alone() -> None:
     """A leader that was deposed and does not know refuses by a state that is no longer the last."""
-
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        await committed(log, controller.write(REGISTER))
-        await committed(log, controller.write(create("a")))
-        log.is_deposed = True
-        with pytest.raises(NotLeaderError):
-            await controller.write(create("a"))
-
-    asyncio.run(scenario())
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    await committed(log, controller.write(create("a")))
+    log.is_deposed = True
+    with pytest.raises(NotLeaderError):
+        await controller.write(create("a"))
 
 
-def test_a_read_is_answered_by_the_leader_alone() -> None:
+async def test_a_read_is_answered_by_the_leader_alone() -> None:
     """A leader that was deposed and does not know may lack what its successor has acknowledged."""
-
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        await committed(log, controller.write(REGISTER))
-        log.is_deposed = True
-        with pytest.raises(NotLeaderError):
-            await controller.read(DescribeStreams())
-
-    asyncio.run(scenario())
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    log.is_deposed = True
+    with pytest.raises(NotLeaderError):
+        await controller.read(DescribeStreams())
 
 
-def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_committed() -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        await committed(log, controller.write(REGISTER))
-        await committed(log, controller.write(create("a")))
-        log.is_short_of_room = True
-        waiting = [await submit(controller.write(create(name))) for name in "bc"]
+async def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_committed() -> None:
 
-        read = await controller.read(DescribeStreams())
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    await committed(log, controller.write(create("a")))
+    log.is_short_of_room = True
+    waiting = [await submit(controller.write(create(name))) for name in "bc"]
 
-        assert read.offset == log.committed
-        assert [stream.stream_id for stream in read.answer.streams] == [0]  # type: ignore[union-attr]
-        log.commit()
-        created = [(await task).answer for task in waiting]
-        assert [answer.stream_ids for answer in created] == [(1,), (2,)]
-        replica, _ = new_controller()
-        replica.on_committed(log.batches, log.committed)
-        digests = [it.cluster_map.freeze().digest() for it in (controller, replica)]
-        assert digests[0] == digests[1]
+    read = await controller.read(DescribeStreams())
 
-    asyncio.run(scenario())
+    assert read.offset == log.committed
+    assert [stream.stream_id for stream in read.answer.streams] == [0]  # type: ignore[union-attr]
+    log.commit()
+    created = [(await task).answer for task in waiting]
+    assert [answer.stream_ids for answer in created] == [(1,), (2,)]
+    replica, _ = new_controller()
+    replica.on_committed(log.batches, log.committed)
+    digests = [it.cluster_map.freeze().digest() for it in (controller, replica)]
+    assert digests[0] == digests[1]
 
 
-def test_reads_that_wait_when_disks_become_full_are_answered_from_what_is_committed() -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        await committed(log, controller.write(REGISTER))
-        writing = await submit(controller.write(create("a")))
-        read = await submit(controller.read(DescribeStreams()))
-        session = await submit(controller.read(DescribeStreams(), at_least=log.committed))
-        log.is_short_of_room = True
-        controller.on_writes_refused()
+async def test_reads_that_wait_when_disks_become_full_are_answered_from_what_is_committed() -> None:
 
-        for waiting in (read, session):
-            answered = await waiting
-            assert (answered.offset, answered.answer.total) == (log.committed, 0)
-        with pytest.raises(DiskFullError):
-            await controller.write(create("a"))  # as decided before, which is not committed
-        assert not writing.done()
-        controller.on_writes_held_up()
-        with pytest.raises(OutcomeUnknownError, match="same id"):
-            await writing
-        log.is_short_of_room = False
-        log.commit()
-        assert (await controller.write(create("a"))).answer.stream_ids == (0,)  # type: ignore[union-attr]
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    writing = await submit(controller.write(create("a")))
+    read = await submit(controller.read(DescribeStreams()))
+    session = await submit(controller.read(DescribeStreams(), at_least=log.committed))
+    log.is_short_of_room = True
+    controller.on_writes_refused()
 
-    asyncio.run(scenario())
+    for waiting in (read, session):
+        answered = await waiting
+        assert (answered.offset, answered.answer.total) == (log.committed, 0)
+    with pytest.raises(DiskFullError):
+        await controller.write(create("a"))  # as decided before, which is not committed
+    assert not writing.done()
+    controller.on_writes_held_up()
+    with pytest.raises(OutcomeUnknownError, match="same id"):
+        await writing
+    log.is_short_of_room = False
+    log.commit()
+    assert (await controller.write(create("a"))).answer.stream_ids == (0,)  # type: ignore[union-attr]
 
 
-def test_a_read_never_shows_what_is_not_committed() -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        await committed(log, controller.write(REGISTER))
-        await submit(controller.write(create("a")))
-        read = await submit(controller.read(DescribeStreams()))
-        assert not read.done()
+async def test_a_read_never_shows_what_is_not_committed() -> None:
 
-        log.commit()
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    await submit(controller.write(create("a")))
+    read = await submit(controller.read(DescribeStreams()))
+    assert not read.done()
 
-        answer = (await read).answer
-        assert isinstance(answer, DescribeStreamsAnswer)
-        assert answer.total == 1
+    log.commit()
 
-    asyncio.run(scenario())
+    answer = (await read).answer
+    assert isinstance(answer, DescribeStreamsAnswer)
+    assert answer.total == 1
 
 
 @pytest.mark.parametrize("truncate", [True, False])
-def test_lost_leadership_undoes_what_was_not_committed(truncate: bool) -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        await committed(log, controller.write(REGISTER))
-        before = controller.cluster_map.state_hash()
-        doubtful = await submit(controller.write(create("a", 3)))
+async def test_lost_leadership_undoes_what_was_not_committed(truncate: bool) -> None:
 
-        log.lose_leadership(truncate=truncate)
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    before = controller.cluster_map.state_hash()
+    doubtful = await submit(controller.write(create("a", 3)))
 
-        with pytest.raises(OutcomeUnknownError):
-            await doubtful
-        assert controller.cluster_map.state_hash() == before
-        with pytest.raises(NotLeaderError):
-            await controller.write(create("b"))
-        log.lead()
-        answer = await committed(log, controller.write(create("a", 3)))
-        assert answer.answer.stream_ids == (0, 1, 2)
-        assert controller.cluster_map.size().streams == 3
+    log.lose_leadership(truncate=truncate)
 
-    asyncio.run(scenario())
+    with pytest.raises(OutcomeUnknownError):
+        await doubtful
+    assert controller.cluster_map.state_hash() == before
+    with pytest.raises(NotLeaderError):
+        await controller.write(create("b"))
+    log.lead()
+    answer = await committed(log, controller.write(create("a", 3)))
+    assert answer.answer.stream_ids == (0, 1, 2)
+    assert controller.cluster_map.size().streams == 3
 
 
-def test_a_follower_reaches_the_leaders_state() -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        follower = MetadataController(ClusterMap(), StillClock())
-        log.lead()
-        await committed(log, controller.write(REGISTER))
-        await committed(log, controller.write(create("a", 5)))
+async def test_a_follower_reaches_the_leaders_state() -> None:
 
-        follower.on_committed(log.batches, log.committed)
+    controller, log = new_controller()
+    follower = MetadataController(ClusterMap(), StillClock())
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    await committed(log, controller.write(create("a", 5)))
 
-        assert follower.cluster_map.state_hash() == controller.cluster_map.state_hash()
+    follower.on_committed(log.batches, log.committed)
 
-    asyncio.run(scenario())
+    assert follower.cluster_map.state_hash() == controller.cluster_map.state_hash()
 
 
-def test_a_refused_append_leaves_no_trace() -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        await committed(log, controller.write(REGISTER))
-        before = controller.cluster_map.state_hash()
-        log.refuse_appends = True
+async def test_a_refused_append_leaves_no_trace() -> None:
 
-        with pytest.raises(LimitExceededError):
-            await controller.write(create("a"))
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    before = controller.cluster_map.state_hash()
+    log.refuse_appends = True
 
-        assert controller.cluster_map.state_hash() == before
-        assert log.next_offset == log.committed
+    with pytest.raises(LimitExceededError):
+        await controller.write(create("a"))
 
-    asyncio.run(scenario())
+    assert controller.cluster_map.state_hash() == before
+    assert log.next_offset == log.committed
 
 
-def test_a_malformed_request_appends_nothing_and_leadership_stands() -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        await committed(log, controller.write(REGISTER))
-        bad = PrepareObjects(request_id="p", node=NODE, count=0, ttl_ms=60_000)
+async def test_a_malformed_request_appends_nothing_and_leadership_stands() -> None:
 
-        with pytest.raises(InvalidRequestError, match="count"):
-            await controller.write(bad)
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    bad = PrepareObjects(request_id="p", node=NODE, count=0, ttl_ms=60_000)
 
-        assert log.next_offset == log.committed
-        assert controller.is_active
+    with pytest.raises(InvalidRequestError, match="count"):
+        await controller.write(bad)
 
-    asyncio.run(scenario())
+    assert log.next_offset == log.committed
+    assert controller.is_active
 
 
-def test_freezing_waits_for_the_tail_and_holds_no_write_back() -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        await committed(log, controller.write(REGISTER))
-        under_way = await submit(controller.write(create("a")))
-        freezing = await submit(controller.frozen())
-        end_offset = log.next_offset
-        at_freezing = controller.cluster_map.state_hash()
-        later = await submit(controller.write(create("b")))
-        assert log.next_offset == end_offset + 1, "the write was appended while the freeze waits"
-        assert not freezing.done()
+async def test_freezing_waits_for_the_tail_and_holds_no_write_back() -> None:
 
-        log.commit()
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    under_way = await submit(controller.write(create("a")))
+    freezing = await submit(controller.frozen())
+    end_offset = log.next_offset
+    at_freezing = controller.cluster_map.state_hash()
+    later = await submit(controller.write(create("b")))
+    assert log.next_offset == end_offset + 1, "the write was appended while the freeze waits"
+    assert not freezing.done()
 
-        frozen = await freezing
-        assert frozen.id == SnapshotId(EndOffset(end_offset), log.epoch)
-        assert frozen.view.digest() == at_freezing
-        await under_way
-        await later
+    log.commit()
 
-    asyncio.run(scenario())
+    frozen = await freezing
+    assert frozen.id == SnapshotId(EndOffset(end_offset), log.epoch)
+    assert frozen.view.digest() == at_freezing
+    await under_way
+    await later
 
 
-def test_a_view_is_refused_when_leadership_is_lost_before_it_is_committed() -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        await committed(log, controller.write(REGISTER))
-        await submit(controller.write(create("a")))
-        freezing = await submit(controller.frozen())
+async def test_a_view_is_refused_when_leadership_is_lost_before_it_is_committed() -> None:
 
-        log.lose_leadership(truncate=True)
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    await submit(controller.write(create("a")))
+    freezing = await submit(controller.frozen())
 
-        with pytest.raises(NotLeaderError):
-            await freezing
+    log.lose_leadership(truncate=True)
 
-    asyncio.run(scenario())
+    with pytest.raises(NotLeaderError):
+        await freezing
 
 
-def test_a_session_read_waits_for_its_offset_on_any_controller() -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        follower = MetadataController(ClusterMap(), StillClock())
-        follower.bind(log)
-        log.lead()
-        await committed(log, controller.write(REGISTER))
-        written = await committed(log, controller.write(create("a")))
-        reading = await submit(follower.read(DescribeStreams(), at_least=written.offset))
-        assert not reading.done()
+async def test_a_session_read_waits_for_its_offset_on_any_controller() -> None:
 
-        follower.on_committed(log.batches, log.committed)
+    controller, log = new_controller()
+    follower = MetadataController(ClusterMap(), StillClock())
+    follower.bind(log)
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    written = await committed(log, controller.write(create("a")))
+    reading = await submit(follower.read(DescribeStreams(), at_least=written.offset))
+    assert not reading.done()
 
-        answered = await reading
-        assert answered.answer.total == 1
-        assert answered.offset == written.offset
+    follower.on_committed(log.batches, log.committed)
 
-    asyncio.run(scenario())
+    answered = await reading
+    assert answered.answer.total == 1
+    assert answered.offset == written.offset
 
 
-def test_a_session_read_that_would_wait_too_long_says_how_far_this_controller_is() -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
+async def test_a_session_read_that_would_wait_too_long_says_how_far_this_controller_is() -> None:
 
-        with pytest.raises(NotCaughtUpError, match=r"below 99, .* applied 1") as caught:
-            await controller.read(DescribeStreams(), at_least=99, timeout_ms=1)
+    controller, log = new_controller()
+    log.lead()
 
-        assert (caught.value.wanted, caught.value.applied) == (99, 1)
-        assert len(controller._sessions) == 0, "who has given up is forgotten"
-        with pytest.raises(InvalidRequestError, match="at_least"):
-            await controller.read(DescribeStreams(), at_least=-1)
+    with pytest.raises(NotCaughtUpError, match=r"below 99, .* applied 1") as caught:
+        await controller.read(DescribeStreams(), at_least=99, timeout_ms=1)
 
-    asyncio.run(scenario())
+    assert (caught.value.wanted, caught.value.applied) == (99, 1)
+    assert len(controller._sessions) == 0, "who has given up is forgotten"
+    with pytest.raises(InvalidRequestError, match="at_least"):
+        await controller.read(DescribeStreams(), at_least=-1)
 
 
 @pytest.mark.parametrize("truncate", [True, False])
-def test_a_session_read_on_a_leader_never_shows_what_is_not_committed(truncate: bool) -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        registered = await committed(log, controller.write(REGISTER))
-        doubtful = await submit(controller.write(create("a")))
-        reading = await submit(controller.read(DescribeStreams(), at_least=registered.offset))
-        assert not reading.done()
+async def test_a_session_read_on_a_leader_never_shows_what_is_not_committed(truncate: bool) -> None:
 
-        log.lose_leadership(truncate=truncate)
+    controller, log = new_controller()
+    log.lead()
+    registered = await committed(log, controller.write(REGISTER))
+    doubtful = await submit(controller.write(create("a")))
+    reading = await submit(controller.read(DescribeStreams(), at_least=registered.offset))
+    assert not reading.done()
 
-        answered = await reading
-        assert (answered.answer.total, answered.offset) == (0, registered.offset)
-        with pytest.raises(OutcomeUnknownError):
-            await doubtful
+    log.lose_leadership(truncate=truncate)
 
-    asyncio.run(scenario())
+    answered = await reading
+    assert (answered.answer.total, answered.offset) == (0, registered.offset)
+    with pytest.raises(OutcomeUnknownError):
+        await doubtful
 
 
-def test_the_state_hash_of_a_leader_is_of_committed_state_only() -> None:
-    async def scenario() -> None:
-        controller, log = new_controller()
-        log.lead()
-        registered = await committed(log, controller.write(REGISTER))
-        before = controller.cluster_map.state_hash()
-        await submit(controller.write(create("a")))
-        hashing = await submit(controller.state_hash(0))
-        assert not hashing.done()
+async def test_the_state_hash_of_a_leader_is_of_committed_state_only() -> None:
 
-        log.lose_leadership(truncate=True)
+    controller, log = new_controller()
+    log.lead()
+    registered = await committed(log, controller.write(REGISTER))
+    before = controller.cluster_map.state_hash()
+    await submit(controller.write(create("a")))
+    hashing = await submit(controller.state_hash(0))
+    assert not hashing.done()
 
-        hashed = await hashing
-        assert (hashed.offset, hashed.digest) == (registered.offset, before)
+    log.lose_leadership(truncate=True)
 
-    asyncio.run(scenario())
+    hashed = await hashing
+    assert (hashed.offset, hashed.digest) == (registered.offset, before)

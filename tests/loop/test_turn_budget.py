@@ -36,26 +36,22 @@ def test_a_turn_takes_work_until_its_budget_is_used(
     assert asyncio.run(take_all(costs, per_turn=10)) == turns
 
 
-def test_work_larger_than_a_turn_is_paid_for_by_the_next_ones() -> None:
-    async def scenario() -> None:
-        budget = TurnBudget(10)
-        await budget.take(35)
-        later = asyncio.create_task(budget.take(1))
-        for _ in range(3):
-            await asyncio.sleep(0)
-            assert not later.done()
-        await later
+async def test_work_larger_than_a_turn_is_paid_for_by_the_next_ones() -> None:
 
-    asyncio.run(scenario())
-
-
-def test_a_task_that_gives_up_costs_nothing() -> None:
-    async def scenario() -> None:
-        budget = TurnBudget(10)
-        await budget.take(10)
-        gone, stays = (asyncio.create_task(budget.take(100)) for _ in range(2))
+    budget = TurnBudget(10)
+    await budget.take(35)
+    later = asyncio.create_task(budget.take(1))
+    for _ in range(3):
         await asyncio.sleep(0)
-        gone.cancel()
-        await stays
+        assert not later.done()
+    await later
 
-    asyncio.run(scenario())
+
+async def test_a_task_that_gives_up_costs_nothing() -> None:
+
+    budget = TurnBudget(10)
+    await budget.take(10)
+    gone, stays = (asyncio.create_task(budget.take(100)) for _ in range(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await stays

@@ -27,200 +27,180 @@ async def append_and_wait(quorum: GrpcQuorum, leader: int, payloads: list[bytes]
     return end
 
 
-def test_acknowledged_records_survive_the_death_of_the_leader(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 3)
-        await quorum.start_all()
-        first = await quorum.leader()
-        await append_and_wait(quorum, first, [b"a", b"b"])
-        await quorum.kill(first)
-        second = await quorum.leader()
-        assert second != first
-        await append_and_wait(quorum, second, [b"c"])
-        assert quorum.nodes[second].machine.committed == [b"a", b"b", b"c"]
+async def test_acknowledged_records_survive_the_death_of_the_leader(tmp_path: Path) -> None:
 
-        await quorum.start(first)
-        for node in quorum.nodes.values():
-            await eventually(
-                lambda node=node: node.machine.committed == [b"a", b"b", b"c"],  # type: ignore[misc]
-                10,
-                "every replica has everything",
-            )
-        await quorum.stop_all()
+    quorum = GrpcQuorum(tmp_path, 3)
+    await quorum.start_all()
+    first = await quorum.leader()
+    await append_and_wait(quorum, first, [b"a", b"b"])
+    await quorum.kill(first)
+    second = await quorum.leader()
+    assert second != first
+    await append_and_wait(quorum, second, [b"c"])
+    assert quorum.nodes[second].machine.committed == [b"a", b"b", b"c"]
 
-    run(scenario)
+    await quorum.start(first)
+    for node in quorum.nodes.values():
+        await eventually(
+            lambda node=node: node.machine.committed == [b"a", b"b", b"c"],  # type: ignore[misc]
+            10,
+            "every replica has everything",
+        )
+    await quorum.stop_all()
 
 
-def test_graceful_stop_hands_over_quickly(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 3)
-        await quorum.start_all()
-        first = await quorum.leader()
-        await append_and_wait(quorum, first, [b"a"])
-        machine = quorum.nodes[first].machine
-        await quorum.stop(first)
-        assert machine.calls[-1] == "lost"
-        second = await quorum.leader()
-        await append_and_wait(quorum, second, [b"b"])
-        assert quorum.nodes[second].machine.committed == [b"a", b"b"]
-        await quorum.stop_all()
+async def test_graceful_stop_hands_over_quickly(tmp_path: Path) -> None:
 
-    run(scenario)
+    quorum = GrpcQuorum(tmp_path, 3)
+    await quorum.start_all()
+    first = await quorum.leader()
+    await append_and_wait(quorum, first, [b"a"])
+    machine = quorum.nodes[first].machine
+    await quorum.stop(first)
+    assert machine.calls[-1] == "lost"
+    second = await quorum.leader()
+    await append_and_wait(quorum, second, [b"b"])
+    assert quorum.nodes[second].machine.committed == [b"a", b"b"]
+    await quorum.stop_all()
 
 
-def test_only_the_leader_appends_and_reads(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 3)
-        await quorum.start_all()
-        leader = await quorum.leader()
-        end = await append_and_wait(quorum, leader, [b"a"])
-        assert await quorum.nodes[leader].driver.read_barrier() >= end
+async def test_only_the_leader_appends_and_reads(tmp_path: Path) -> None:
 
-        follower = quorum.nodes[(leader + 1) % 3].driver
-        await eventually(lambda: follower.leader is not None, 10, "the follower knows the leader")
-        with pytest.raises(NotLeaderError) as refused:
-            follower.append([b"x"], required_base_offset=follower.next_offset)
-        assert refused.value.leader_id == leader
-        with pytest.raises(NotLeaderError):
-            await follower.read_barrier()
-        await quorum.stop_all()
+    quorum = GrpcQuorum(tmp_path, 3)
+    await quorum.start_all()
+    leader = await quorum.leader()
+    end = await append_and_wait(quorum, leader, [b"a"])
+    assert await quorum.nodes[leader].driver.read_barrier() >= end
 
-    run(scenario)
+    follower = quorum.nodes[(leader + 1) % 3].driver
+    await eventually(lambda: follower.leader is not None, 10, "the follower knows the leader")
+    with pytest.raises(NotLeaderError) as refused:
+        follower.append([b"x"], required_base_offset=follower.next_offset)
+    assert refused.value.leader_id == leader
+    with pytest.raises(NotLeaderError):
+        await follower.read_barrier()
+    await quorum.stop_all()
 
 
-def test_one_voter_commits_and_restarts_with_what_it_had(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 1)
-        await quorum.start_all()
-        await append_and_wait(quorum, await quorum.leader(), [b"a", b"b"])
-        await quorum.kill(0)
-        await quorum.start(0)
-        leader = await quorum.leader()
-        assert quorum.nodes[leader].machine.committed == [b"a", b"b"]
-        assert quorum.nodes[leader].driver.epoch == 2
-        await quorum.stop_all()
+async def test_one_voter_commits_and_restarts_with_what_it_had(tmp_path: Path) -> None:
 
-    run(scenario)
+    quorum = GrpcQuorum(tmp_path, 1)
+    await quorum.start_all()
+    await append_and_wait(quorum, await quorum.leader(), [b"a", b"b"])
+    await quorum.kill(0)
+    await quorum.start(0)
+    leader = await quorum.leader()
+    assert quorum.nodes[leader].machine.committed == [b"a", b"b"]
+    assert quorum.nodes[leader].driver.epoch == 2
+    await quorum.stop_all()
 
 
-def test_refused_appends_change_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 2)
-        limits = QuorumLimits(max_batch_bytes=1000, max_uncommitted_bytes=1500)
-        await quorum.start(0, limits=limits)
-        await quorum.start(1, limits=limits)
-        leader = await quorum.settled_leader()
-        driver = quorum.nodes[leader].driver
-        before = driver.next_offset
-        with pytest.raises(RecordTooLargeError, match="1000"):
-            driver.append([b"x" * 1000], required_base_offset=before)
-        assert driver.next_offset == before
+async def test_refused_appends_change_nothing(tmp_path: Path) -> None:
 
-        await quorum.kill(1 - leader)
-        driver.append([b"x" * 900], required_base_offset=before)
-        with pytest.raises(UncommittedLogFullError):
-            driver.append([b"x" * 900], required_base_offset=before + 1)
-        assert driver.next_offset == before + 1
-        await eventually(lambda: not driver.is_leader, 10, "check-quorum deposes a lone leader")
-        await quorum.stop_all()
+    quorum = GrpcQuorum(tmp_path, 2)
+    limits = QuorumLimits(max_batch_bytes=1000, max_uncommitted_bytes=1500)
+    await quorum.start(0, limits=limits)
+    await quorum.start(1, limits=limits)
+    leader = await quorum.settled_leader()
+    driver = quorum.nodes[leader].driver
+    before = driver.next_offset
+    with pytest.raises(RecordTooLargeError, match="1000"):
+        driver.append([b"x" * 1000], required_base_offset=before)
+    assert driver.next_offset == before
 
-    run(scenario)
+    await quorum.kill(1 - leader)
+    driver.append([b"x" * 900], required_base_offset=before)
+    with pytest.raises(UncommittedLogFullError):
+        driver.append([b"x" * 900], required_base_offset=before + 1)
+    assert driver.next_offset == before + 1
+    await eventually(lambda: not driver.is_leader, 10, "check-quorum deposes a lone leader")
+    await quorum.stop_all()
 
 
-def test_many_appends_of_one_turn_become_one_batch(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 3)
-        await quorum.start_all()
-        leader = await quorum.settled_leader()
-        node = quorum.nodes[leader]
-        start = node.driver.next_offset
-        for index in range(100):
-            node.driver.append([b"%d" % index], required_base_offset=start + index)
-        await eventually(lambda: node.machine.high_watermark == start + 100, 10, "commit")
-        (batch,) = node.journal.read(start, 1 << 20)  # type: ignore[arg-type]
-        assert len(batch.payloads) == 100
-        await quorum.stop_all()
+async def test_many_appends_of_one_turn_become_one_batch(tmp_path: Path) -> None:
 
-    run(scenario)
+    quorum = GrpcQuorum(tmp_path, 3)
+    await quorum.start_all()
+    leader = await quorum.settled_leader()
+    node = quorum.nodes[leader]
+    start = node.driver.next_offset
+    for index in range(100):
+        node.driver.append([b"%d" % index], required_base_offset=start + index)
+    await eventually(lambda: node.machine.high_watermark == start + 100, 10, "commit")
+    (batch,) = node.journal.read(start, 1 << 20)  # type: ignore[arg-type]
+    assert len(batch.payloads) == 100
+    await quorum.stop_all()
 
 
-def test_describe_quorum_tells_each_voters_progress(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 3)
-        await quorum.start_all()
-        leader = await quorum.settled_leader()
-        end = await append_and_wait(quorum, leader, [b"a"])
-        async with grpc.aio.insecure_channel(quorum.voters.voters[leader].endpoint) as channel:
-            stub = quorum_pb2_grpc.QuorumServiceStub(channel)
-            seen = await stub.DescribeQuorum(quorum_pb2.DescribeQuorumRequest())
-        assert (seen.role, seen.leader_id, seen.end_offset) == ("leader", leader, end)
-        assert sorted(voter.end_offset for voter in seen.voters)[1:] == [end, end]
-        assert (seen.log_start_offset, seen.HasField("snapshot_id")) == (0, False)
-        assert (seen.repairing, seen.disk_full, list(seen.observers)) == (False, False, [])
-        await quorum.stop_all()
+async def test_describe_quorum_tells_each_voters_progress(tmp_path: Path) -> None:
 
-    run(scenario)
+    quorum = GrpcQuorum(tmp_path, 3)
+    await quorum.start_all()
+    leader = await quorum.settled_leader()
+    end = await append_and_wait(quorum, leader, [b"a"])
+    async with grpc.aio.insecure_channel(quorum.voters.voters[leader].endpoint) as channel:
+        stub = quorum_pb2_grpc.QuorumServiceStub(channel)
+        seen = await stub.DescribeQuorum(quorum_pb2.DescribeQuorumRequest())
+    assert (seen.role, seen.leader_id, seen.end_offset) == ("leader", leader, end)
+    assert sorted(voter.end_offset for voter in seen.voters)[1:] == [end, end]
+    assert (seen.log_start_offset, seen.HasField("snapshot_id")) == (0, False)
+    assert (seen.repairing, seen.disk_full, list(seen.observers)) == (False, False, [])
+    await quorum.stop_all()
 
 
-def test_the_largest_batch_reaches_every_follower(tmp_path: Path) -> None:
+async def test_the_largest_batch_reaches_every_follower(tmp_path: Path) -> None:
     """Larger than gRPC's default limit of 4 MiB a message."""
-
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 3, QuorumTimings())
-        await quorum.start_all()
-        leader = await quorum.leader()
-        payload = b"x" * ((8 << 20) - 100)
-        end = await append_and_wait(quorum, leader, [payload])
-        for node in quorum.nodes.values():
-            await eventually(
-                lambda node=node: node.machine.high_watermark >= end,  # type: ignore[misc]
-                20,
-                "every replica has the batch",
-            )
-            assert node.machine.committed == [payload]
-        await quorum.stop_all()
-
-    run(scenario)
+    quorum = GrpcQuorum(tmp_path, 3, QuorumTimings())
+    await quorum.start_all()
+    leader = await quorum.leader()
+    payload = b"x" * ((8 << 20) - 100)
+    end = await append_and_wait(quorum, leader, [payload])
+    for node in quorum.nodes.values():
+        await eventually(
+            lambda node=node: node.machine.high_watermark >= end,  # type: ignore[misc]
+            20,
+            "every replica has the batch",
+        )
+        assert node.machine.committed == [payload]
+    await quorum.stop_all()
 
 
-def test_a_follower_that_was_away_for_long_reads_old_batches_from_the_leaders_disk(
+async def test_a_follower_that_was_away_for_long_reads_old_batches_from_the_leaders_disk(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 3)
-        limits = QuorumLimits(tail_bytes=1000, max_fetch_bytes=5000)
-        for node_id in range(3):
-            await quorum.start(node_id, limits=limits)
-        leader = await quorum.leader()
-        away = (leader + 1) % 3
-        await quorum.kill(away)
-        payloads = [b"%04d" % index * 50 for index in range(200)]
-        for payload in payloads:
-            await append_and_wait(quorum, leader, [payload])
-        node = await quorum.start(away, limits=limits)
-        await eventually(lambda: node.machine.committed == payloads, 10, "it has caught up")
-        await quorum.stop_all()
 
-    run(scenario)
+    quorum = GrpcQuorum(tmp_path, 3)
+    limits = QuorumLimits(tail_bytes=1000, max_fetch_bytes=5000)
+    for node_id in range(3):
+        await quorum.start(node_id, limits=limits)
+    leader = await quorum.leader()
+    away = (leader + 1) % 3
+    await quorum.kill(away)
+    payloads = [b"%04d" % index * 50 for index in range(200)]
+    for payload in payloads:
+        await append_and_wait(quorum, leader, [payload])
+    node = await quorum.start(away, limits=limits)
+    await eventually(lambda: node.machine.committed == payloads, 10, "it has caught up")
+    await quorum.stop_all()
 
 
-def test_a_failed_flush_ends_the_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 1)
-        await quorum.start_all()
-        node = quorum.nodes[await quorum.leader()]
+async def test_a_failed_flush_ends_the_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
-        def fail() -> None:
-            raise OSError(5, "disk on fire")
+    quorum = GrpcQuorum(tmp_path, 1)
+    await quorum.start_all()
+    node = quorum.nodes[await quorum.leader()]
 
-        monkeypatch.setattr(node.journal._segments[-1], "sync", fail)
-        node.driver.append([b"a"], required_base_offset=node.driver.next_offset)
-        with pytest.raises(OSError, match="on fire"):
-            await asyncio.wait_for(node.driver.fatal, 10)
-        assert node.machine.calls[-1] == "lost"
-        assert node.machine.committed == []
-        with pytest.raises(NotLeaderError):
-            node.driver.append([b"b"], required_base_offset=node.driver.next_offset)
-        await quorum.stop_all()
+    def fail() -> None:
+        raise OSError(5, "disk on fire")
 
-    run(scenario)
+    monkeypatch.setattr(node.journal._segments[-1], "sync", fail)
+    node.driver.append([b"a"], required_base_offset=node.driver.next_offset)
+    with pytest.raises(OSError, match="on fire"):
+        await asyncio.wait_for(node.driver.fatal, 10)
+    assert node.machine.calls[-1] == "lost"
+    assert node.machine.committed == []
+    with pytest.raises(NotLeaderError):
+        node.driver.append([b"b"], required_base_offset=node.driver.next_offset)
+    await quorum.stop_all()

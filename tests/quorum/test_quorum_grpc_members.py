@@ -69,138 +69,128 @@ def voter_ids(quorum: GrpcQuorum, node_id: int) -> set[int]:
     return {int(seen.key.node_id) for seen in quorum.nodes[node_id].driver.describe().voters}
 
 
-def test_a_voter_that_was_away_for_long_loads_a_snapshot(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 3, checkpoints=SMALL)
-        for node_id in range(3):
-            await quorum.start(node_id, limits=CHUNKS)
-        leader = await quorum.settled_leader()
-        away = (leader + 1) % 3
-        await write(quorum, 5)
-        await quorum.kill(away)
-        await trimmed(quorum, above=20)
-        wanted = await write(quorum, 5)
-        node = await quorum.start(away, limits=CHUNKS)
-        await has_everything(node, wanted)
-        assert node.machine.loaded, "it was a snapshot that brought what it lacked"
-        await quorum.stop_all()
+async def test_a_voter_that_was_away_for_long_loads_a_snapshot(tmp_path: Path) -> None:
 
-    run(scenario)
+    quorum = GrpcQuorum(tmp_path, 3, checkpoints=SMALL)
+    for node_id in range(3):
+        await quorum.start(node_id, limits=CHUNKS)
+    leader = await quorum.settled_leader()
+    away = (leader + 1) % 3
+    await write(quorum, 5)
+    await quorum.kill(away)
+    await trimmed(quorum, above=20)
+    wanted = await write(quorum, 5)
+    node = await quorum.start(away, limits=CHUNKS)
+    await has_everything(node, wanted)
+    assert node.machine.loaded, "it was a snapshot that brought what it lacked"
+    await quorum.stop_all()
 
 
-def test_a_joining_node_is_made_a_voter_and_votes(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 1, spare=1, checkpoints=SMALL)
-        await quorum.start(0, limits=CHUNKS)
-        await quorum.leader()
-        await trimmed(quorum, above=0)
-        node = await quorum.start(1, limits=CHUNKS)
-        key = await observer_key(quorum, 1)
-        await quorum.nodes[0].driver.add_voter(Voter(key, quorum.endpoints[1]), 10_000)
-        await has_everything(node, await write(quorum, 3))
-        assert node.machine.loaded
-        assert voter_ids(quorum, 0) == voter_ids(quorum, 1) == {0, 1}
+async def test_a_joining_node_is_made_a_voter_and_votes(tmp_path: Path) -> None:
 
-        await quorum.nodes[0].driver.transfer_leadership(NodeId(1), 10_000)
-        await eventually(lambda: quorum.nodes[1].driver.is_leader, 10, "the new voter leads")
-        await quorum.nodes[1].driver.remove_voter(quorum_key(quorum, 0), 10_000)
-        await quorum.stop(0)
-        assert len(await write(quorum, 3)) > 3
-        assert voter_ids(quorum, 1) == {1}
-        await quorum.stop_all()
+    quorum = GrpcQuorum(tmp_path, 1, spare=1, checkpoints=SMALL)
+    await quorum.start(0, limits=CHUNKS)
+    await quorum.leader()
+    await trimmed(quorum, above=0)
+    node = await quorum.start(1, limits=CHUNKS)
+    key = await observer_key(quorum, 1)
+    await quorum.nodes[0].driver.add_voter(Voter(key, quorum.endpoints[1]), 10_000)
+    await has_everything(node, await write(quorum, 3))
+    assert node.machine.loaded
+    assert voter_ids(quorum, 0) == voter_ids(quorum, 1) == {0, 1}
 
-    run(scenario)
+    await quorum.nodes[0].driver.transfer_leadership(NodeId(1), 10_000)
+    await eventually(lambda: quorum.nodes[1].driver.is_leader, 10, "the new voter leads")
+    await quorum.nodes[1].driver.remove_voter(quorum_key(quorum, 0), 10_000)
+    await quorum.stop(0)
+    assert len(await write(quorum, 3)) > 3
+    assert voter_ids(quorum, 1) == {1}
+    await quorum.stop_all()
 
 
 def quorum_key(quorum: GrpcQuorum, node_id: int) -> ReplicaKey:
     return ReplicaKey(NodeId(node_id), quorum.nodes[node_id].journal.identity.directory_id)
 
 
-def test_a_lost_disk_does_not_vote_until_it_is_added_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 3)
-        await quorum.start_all()
-        leader = await quorum.settled_leader()
-        lost = (leader + 1) % 3
-        old = quorum_key(quorum, lost)
-        await write(quorum, 5)
-        await quorum.kill(lost)
-        quorum.wipe(lost)
-        node = await quorum.start(lost)
-        new = await observer_key(quorum, lost)
-        assert new != old
-        driver = quorum.nodes[await quorum.leader()].driver
-        with pytest.raises(VoterChangeError) as refused:
-            await driver.add_voter(Voter(new, quorum.endpoints[lost]), 5_000)
-        assert refused.value.error is QuorumError.DUPLICATE_VOTER
-        await driver.remove_voter(old, 10_000)
-        await driver.add_voter(Voter(new, quorum.endpoints[lost]), 10_000)
-        await has_everything(node, await write(quorum, 3))
-        seen = driver.describe().voters
-        assert {voter.key for voter in seen} == {quorum_key(quorum, each) for each in range(3)}
-        await quorum.stop_all()
+async def test_a_lost_disk_does_not_vote_until_it_is_added_again(tmp_path: Path) -> None:
 
-    run(scenario)
+    quorum = GrpcQuorum(tmp_path, 3)
+    await quorum.start_all()
+    leader = await quorum.settled_leader()
+    lost = (leader + 1) % 3
+    old = quorum_key(quorum, lost)
+    await write(quorum, 5)
+    await quorum.kill(lost)
+    quorum.wipe(lost)
+    node = await quorum.start(lost)
+    new = await observer_key(quorum, lost)
+    assert new != old
+    driver = quorum.nodes[await quorum.leader()].driver
+    with pytest.raises(VoterChangeError) as refused:
+        await driver.add_voter(Voter(new, quorum.endpoints[lost]), 5_000)
+    assert refused.value.error is QuorumError.DUPLICATE_VOTER
+    await driver.remove_voter(old, 10_000)
+    await driver.add_voter(Voter(new, quorum.endpoints[lost]), 10_000)
+    await has_everything(node, await write(quorum, 3))
+    seen = driver.describe().voters
+    assert {voter.key for voter in seen} == {quorum_key(quorum, each) for each in range(3)}
+    await quorum.stop_all()
 
 
-def test_operators_hear_why_a_change_is_refused(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 3)
-        await quorum.start_all()
-        leader = await quorum.settled_leader()
-        follower = (leader + 1) % 3
-        voter = pb.Voter(key=pb.ReplicaKey(node_id=9, directory_id="d"), endpoint="127.0.0.1:1")
-        nobody = pb.ReplicaKey(node_id=9)
-        good = pb.AddVoterRequest(cluster_id=CLUSTER, voter=voter, timeout_ms=1000)
-        async with (
-            grpc.aio.insecure_channel(quorum.endpoints[leader]) as to_leader,
-            grpc.aio.insecure_channel(quorum.endpoints[follower]) as to_follower,
-        ):
-            leads, follows = QuorumServiceStub(to_leader), QuorumServiceStub(to_follower)
+async def test_operators_hear_why_a_change_is_refused(tmp_path: Path) -> None:
 
-            async def refusal(call: Awaitable[object]) -> tuple[str, str, str]:
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await call
-                failure = read_failure(caught.value)
-                named = failure.metadata.get("field", failure.metadata.get("leader_id", ""))
-                return failure.status, failure.reason, named
+    quorum = GrpcQuorum(tmp_path, 3)
+    await quorum.start_all()
+    leader = await quorum.settled_leader()
+    follower = (leader + 1) % 3
+    voter = pb.Voter(key=pb.ReplicaKey(node_id=9, directory_id="d"), endpoint="127.0.0.1:1")
+    nobody = pb.ReplicaKey(node_id=9)
+    good = pb.AddVoterRequest(cluster_id=CLUSTER, voter=voter, timeout_ms=1000)
+    async with (
+        grpc.aio.insecure_channel(quorum.endpoints[leader]) as to_leader,
+        grpc.aio.insecure_channel(quorum.endpoints[follower]) as to_follower,
+    ):
+        leads, follows = QuorumServiceStub(to_leader), QuorumServiceStub(to_follower)
 
-            bad = ("INVALID_ARGUMENT", "INVALID_FIELD")
-            other = pb.AddVoterRequest(cluster_id="other", voter=voter)
-            assert await refusal(leads.AddVoter(other)) == (*bad, "cluster_id")
-            nameless = pb.Voter(key=nobody, endpoint="127.0.0.1:1")
-            diskless = pb.AddVoterRequest(cluster_id=CLUSTER, voter=nameless)
-            assert await refusal(leads.AddVoter(diskless)) == (*bad, "voter.key.directory_id")
-            placeless = pb.AddVoterRequest(
-                cluster_id=CLUSTER, voter=pb.Voter(key=voter.key, endpoint="nowhere")
-            )
-            assert await refusal(leads.AddVoter(placeless)) == (*bad, "request")
-            hasty = pb.AddVoterRequest(cluster_id=CLUSTER, voter=voter, timeout_ms=-1)
-            assert await refusal(leads.AddVoter(hasty)) == (*bad, "timeout_ms")
-            status, reason, _ = await refusal(leads.AddVoter(good))
-            assert status in ("FAILED_PRECONDITION", "DEADLINE_EXCEEDED")
-            assert reason in QuorumError.__members__
-            unknown = pb.RemoveVoterRequest(cluster_id=CLUSTER, key=nobody)
-            assert await refusal(leads.RemoveVoter(unknown)) == ("NOT_FOUND", "VOTER_NOT_FOUND", "")
-            elsewhere = ("UNAVAILABLE", "NOT_LEADER", str(leader))
-            assert await refusal(follows.AddVoter(good)) == elsewhere
-            described = pb.DescribeQuorumRequest(leader_only=True)
-            assert await refusal(follows.DescribeQuorum(described)) == elsewhere
-        assert voter_ids(quorum, leader) == {0, 1, 2}
-        await quorum.stop_all()
+        async def refusal(call: Awaitable[object]) -> tuple[str, str, str]:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            failure = read_failure(caught.value)
+            named = failure.metadata.get("field", failure.metadata.get("leader_id", ""))
+            return failure.status, failure.reason, named
 
-    run(scenario)
+        bad = ("INVALID_ARGUMENT", "INVALID_FIELD")
+        other = pb.AddVoterRequest(cluster_id="other", voter=voter)
+        assert await refusal(leads.AddVoter(other)) == (*bad, "cluster_id")
+        nameless = pb.Voter(key=nobody, endpoint="127.0.0.1:1")
+        diskless = pb.AddVoterRequest(cluster_id=CLUSTER, voter=nameless)
+        assert await refusal(leads.AddVoter(diskless)) == (*bad, "voter.key.directory_id")
+        placeless = pb.AddVoterRequest(
+            cluster_id=CLUSTER, voter=pb.Voter(key=voter.key, endpoint="nowhere")
+        )
+        assert await refusal(leads.AddVoter(placeless)) == (*bad, "request")
+        hasty = pb.AddVoterRequest(cluster_id=CLUSTER, voter=voter, timeout_ms=-1)
+        assert await refusal(leads.AddVoter(hasty)) == (*bad, "timeout_ms")
+        status, reason, _ = await refusal(leads.AddVoter(good))
+        assert status in ("FAILED_PRECONDITION", "DEADLINE_EXCEEDED")
+        assert reason in QuorumError.__members__
+        unknown = pb.RemoveVoterRequest(cluster_id=CLUSTER, key=nobody)
+        assert await refusal(leads.RemoveVoter(unknown)) == ("NOT_FOUND", "VOTER_NOT_FOUND", "")
+        elsewhere = ("UNAVAILABLE", "NOT_LEADER", str(leader))
+        assert await refusal(follows.AddVoter(good)) == elsewhere
+        described = pb.DescribeQuorumRequest(leader_only=True)
+        assert await refusal(follows.DescribeQuorum(described)) == elsewhere
+    assert voter_ids(quorum, leader) == {0, 1, 2}
+    await quorum.stop_all()
 
 
-def test_leadership_is_not_handed_to_who_cannot_take_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quorum = GrpcQuorum(tmp_path, 3)
-        await quorum.start_all()
-        leader = await quorum.settled_leader()
-        driver = quorum.nodes[leader].driver
-        with pytest.raises(TransferRefusedError):
-            await driver.transfer_leadership(NodeId(9), 5_000)
-        assert driver.is_leader
-        await quorum.stop_all()
+async def test_leadership_is_not_handed_to_who_cannot_take_it(tmp_path: Path) -> None:
 
-    run(scenario)
+    quorum = GrpcQuorum(tmp_path, 3)
+    await quorum.start_all()
+    leader = await quorum.settled_leader()
+    driver = quorum.nodes[leader].driver
+    with pytest.raises(TransferRefusedError):
+        await driver.transfer_leadership(NodeId(9), 5_000)
+    assert driver.is_leader
+    await quorum.stop_all()

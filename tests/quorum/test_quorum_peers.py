@@ -179,22 +179,19 @@ def peer(tmp_path: Path) -> Iterator[tuple[Child, str]]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("is_polling", [True, False], ids=["long poll", "nothing under way"])
-def test_a_killed_peer_is_noticed_at_once(peer: tuple[Child, str], is_polling: bool) -> None:
+async def test_a_killed_peer_is_noticed_at_once(peer: tuple[Child, str], is_polling: bool) -> None:
     child, endpoint = peer
 
-    async def scenario() -> None:
-        async with transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener):
-            transport.send(vote(1))
-            assert await listener.ended(1)
-            if is_polling:
-                transport.send(fetch(2))
-                transport.send(vote(3))  # leaves after the Fetch, so that is under way
-                assert await listener.ended(3)
-            child.kill()
-            await listener.until(lambda: PEER in listener.lost)
-            assert not is_polling or not await listener.ended(2)
-
-    run(scenario)
+    async with transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener):
+        transport.send(vote(1))
+        assert await listener.ended(1)
+        if is_polling:
+            transport.send(fetch(2))
+            transport.send(vote(3))  # leaves after the Fetch, so that is under way
+            assert await listener.ended(3)
+        child.kill()
+        await listener.until(lambda: PEER in listener.lost)
+        assert not is_polling or not await listener.ended(2)
 
 
 @pytest.mark.process
@@ -220,39 +217,32 @@ def test_a_stopped_peer_is_silent_not_lost(peer: tuple[Child, str]) -> None:
     run(scenario)
 
 
-def test_a_refused_connection_is_noticed_at_once() -> None:
+async def test_a_refused_connection_is_noticed_at_once() -> None:
     endpoint = f"127.0.0.1:{free_ports(1)[0]}"
 
-    async def scenario() -> None:
-        async with transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener):
-            transport.send(vote(1))
-            assert not await listener.ended(1)
-            await listener.until(lambda: listener.lost == [PEER])
-
-    run(scenario)
+    async with transport_with(seed=endpoint, timeout_ms=NEVER_MS) as (transport, listener):
+        transport.send(vote(1))
+        assert not await listener.ended(1)
+        await listener.until(lambda: listener.lost == [PEER])
 
 
-def test_a_peer_nobody_has_told_of_is_not_waited_for() -> None:
-    async def scenario() -> None:
-        async with transport_with(timeout_ms=NEVER_MS) as (transport, listener):
-            transport.send(vote(1))
-            assert not await listener.ended(1)
-            assert listener.lost == []
+async def test_a_peer_nobody_has_told_of_is_not_waited_for() -> None:
 
-    run(scenario)
+    async with transport_with(timeout_ms=NEVER_MS) as (transport, listener):
+        transport.send(vote(1))
+        assert not await listener.ended(1)
+        assert listener.lost == []
 
 
-def test_a_malformed_answer_fails_the_request() -> None:
-    async def scenario() -> None:
-        async with (
-            peer_here(voting_as(PEER, epoch=-1)) as endpoint,
-            transport_with(seed=endpoint) as (transport, listener),
-        ):
-            transport.send(vote(1))
-            assert not await listener.ended(1)
-            assert listener.lost == []
+async def test_a_malformed_answer_fails_the_request() -> None:
 
-    run(scenario)
+    async with (
+        peer_here(voting_as(PEER, epoch=-1)) as endpoint,
+        transport_with(seed=endpoint) as (transport, listener),
+    ):
+        transport.send(vote(1))
+        assert not await listener.ended(1)
+        assert listener.lost == []
 
 
 class SwallowingProxy:
@@ -282,49 +272,42 @@ class SwallowingProxy:
         sink.close()
 
 
-def test_a_connection_that_carries_nothing_is_not_waited_for() -> None:
+async def test_a_connection_that_carries_nothing_is_not_waited_for() -> None:
     """TCP itself would try an old connection for minutes after a cut has healed."""
-
-    async def scenario() -> None:
-        async with peer_here(voting_as(PEER)) as target:
-            proxy = SwallowingProxy(target)
-            server = await asyncio.start_server(proxy.connected, "127.0.0.1", 0)
-            endpoint = "{}:{}".format(*server.sockets[0].getsockname())
-            async with transport_with(seed=endpoint) as (transport, listener):
-                transport.send(vote(1))
-                assert await listener.ended(1)
-                proxy.swallow()
-                transport.send(vote(2))
-                assert not await listener.ended(2)
-                transport.send(vote(3))
-                assert await listener.ended(3)
-                assert listener.lost == []
-            server.close()
-
-    run(scenario)
+    async with peer_here(voting_as(PEER)) as target:
+        proxy = SwallowingProxy(target)
+        server = await asyncio.start_server(proxy.connected, "127.0.0.1", 0)
+        endpoint = "{}:{}".format(*server.sockets[0].getsockname())
+        async with transport_with(seed=endpoint) as (transport, listener):
+            transport.send(vote(1))
+            assert await listener.ended(1)
+            proxy.swallow()
+            transport.send(vote(2))
+            assert not await listener.ended(2)
+            transport.send(vote(3))
+            assert await listener.ended(3)
+            assert listener.lost == []
+        server.close()
 
 
 # -- where peers are
 
 
 @pytest.mark.parametrize("is_right", ["voters", "seed"])
-def test_of_two_addresses_the_one_that_works_is_found(is_right: str) -> None:
+async def test_of_two_addresses_the_one_that_works_is_found(is_right: str) -> None:
     """Neither a stale voter record nor a stale configuration keeps nodes apart."""
     (port,) = free_ports(1)
     gone = f"127.0.0.1:{port}"
 
-    async def scenario() -> None:
-        async with peer_here(voting_as(PEER)) as there:
-            voter, seed = (there, gone) if is_right == "voters" else (gone, there)
-            async with transport_with(seed=seed, voters=voters_at(voter)) as (transport, listener):
-                transport.send(vote(1))
-                if not await listener.ended(1):
-                    assert listener.lost == [], "another address was not tried yet"
-                    transport.send(vote(2))
-                    assert await listener.ended(2)
-                assert transport.endpoint(PEER) == there
-
-    run(scenario)
+    async with peer_here(voting_as(PEER)) as there:
+        voter, seed = (there, gone) if is_right == "voters" else (gone, there)
+        async with transport_with(seed=seed, voters=voters_at(voter)) as (transport, listener):
+            transport.send(vote(1))
+            if not await listener.ended(1):
+                assert listener.lost == [], "another address was not tried yet"
+                transport.send(vote(2))
+                assert await listener.ended(2)
+            assert transport.endpoint(PEER) == there
 
 
 @pytest.mark.parametrize(
@@ -336,124 +319,108 @@ def test_of_two_addresses_the_one_that_works_is_found(is_right: str) -> None:
     ],
     ids=["another node", "another disk", "another cluster"],
 )
-def test_an_address_taken_over_by_another_node_is_left(impostor: dict[str, Handler]) -> None:
-    async def scenario() -> None:
-        async with (
-            peer_here(impostor) as taken,
-            peer_here(voting_as(PEER)) as there,
-            transport_with(seed=there, voters=voters_at(taken)) as (transport, listener),
-        ):
-            transport.send(vote(1))
-            await listener.ended(1)
-            assert not any(each.header.sender != PEER for each in listener.responses)
-            transport.send(vote(2))
-            assert await listener.ended(2)
-            assert listener.responses[-1].header.error is QuorumError.NONE
-            assert listener.lost == []
+async def test_an_address_taken_over_by_another_node_is_left(impostor: dict[str, Handler]) -> None:
 
-    run(scenario)
+    async with (
+        peer_here(impostor) as taken,
+        peer_here(voting_as(PEER)) as there,
+        transport_with(seed=there, voters=voters_at(taken)) as (transport, listener),
+    ):
+        transport.send(vote(1))
+        await listener.ended(1)
+        assert not any(each.header.sender != PEER for each in listener.responses)
+        transport.send(vote(2))
+        assert await listener.ended(2)
+        assert listener.responses[-1].header.error is QuorumError.NONE
+        assert listener.lost == []
 
 
-def test_the_leaders_address_is_learnt_from_answers() -> None:
+async def test_the_leaders_address_is_learnt_from_answers() -> None:
     """A node that joins knows its seeds alone; they say where the leader is."""
-
-    async def scenario() -> None:
-        told = voting_as(PEER, leader_id=7, leader_endpoint="10.0.0.7:9090")
-        odd = voting_as(PEER, leader_id=7, leader_endpoint="no address")
-        for handlers, known in ((told, "10.0.0.7:9090"), (odd, None)):
-            async with (
-                peer_here(handlers) as endpoint,
-                transport_with(seed=endpoint) as (transport, listener),
-            ):
-                transport.send(vote(1))
-                assert await listener.ended(1)
-                assert transport.endpoint(NodeId(7)) == known
-
-    run(scenario)
-
-
-def test_an_override_wins_and_is_told_to_nobody() -> None:
-    async def scenario() -> None:
+    told = voting_as(PEER, leader_id=7, leader_endpoint="10.0.0.7:9090")
+    odd = voting_as(PEER, leader_id=7, leader_endpoint="no address")
+    for handlers, known in ((told, "10.0.0.7:9090"), (odd, None)):
         async with (
-            peer_here(voting_as(PEER)) as proxy,
-            transport_with(override=proxy, seed="10.0.0.1:1", voters=voters_at("10.0.0.2:1")) as (
-                transport,
-                listener,
-            ),
+            peer_here(handlers) as endpoint,
+            transport_with(seed=endpoint) as (transport, listener),
         ):
             transport.send(vote(1))
             assert await listener.ended(1)
-            assert transport.endpoint(PEER) == "10.0.0.2:1"
-            assert transport.endpoint(NodeId(0)) == "127.0.0.1:1"
+            assert transport.endpoint(NodeId(7)) == known
 
-    run(scenario)
+
+async def test_an_override_wins_and_is_told_to_nobody() -> None:
+
+    async with (
+        peer_here(voting_as(PEER)) as proxy,
+        transport_with(override=proxy, seed="10.0.0.1:1", voters=voters_at("10.0.0.2:1")) as (
+            transport,
+            listener,
+        ),
+    ):
+        transport.send(vote(1))
+        assert await listener.ended(1)
+        assert transport.endpoint(PEER) == "10.0.0.2:1"
+        assert transport.endpoint(NodeId(0)) == "127.0.0.1:1"
 
 
 # -- limits and separate connections
 
 
-def test_snapshots_travel_on_a_connection_of_their_own() -> None:
+async def test_snapshots_travel_on_a_connection_of_their_own() -> None:
     callers: dict[str, str] = {}
 
-    async def scenario() -> None:
-        async def answer(request: Any, context: Any) -> Any:
-            is_vote = isinstance(request, pb.VoteRequest)
-            callers["vote" if is_vote else "snapshot"] = context.peer()
-            kind = pb.VoteResponse if is_vote else pb.FetchSnapshotResponse
-            number = int(QuorumError.NONE if is_vote else QuorumError.SNAPSHOT_NOT_FOUND)
-            return kind(header=answer_header(PEER, request.header, error=number))
+    async def answer(request: Any, context: Any) -> Any:
+        is_vote = isinstance(request, pb.VoteRequest)
+        callers["vote" if is_vote else "snapshot"] = context.peer()
+        kind = pb.VoteResponse if is_vote else pb.FetchSnapshotResponse
+        number = int(QuorumError.NONE if is_vote else QuorumError.SNAPSHOT_NOT_FOUND)
+        return kind(header=answer_header(PEER, request.header, error=number))
 
-        async with (
-            peer_here({"Vote": answer, "FetchSnapshot": answer}) as endpoint,
-            transport_with(seed=endpoint) as (transport, listener),
-        ):
-            transport.send(vote(1))
-            transport.send(fetch_snapshot(2))
-            assert await listener.ended(1)
-            assert await listener.ended(2)
-
-    run(scenario)
+    async with (
+        peer_here({"Vote": answer, "FetchSnapshot": answer}) as endpoint,
+        transport_with(seed=endpoint) as (transport, listener),
+    ):
+        transport.send(vote(1))
+        transport.send(fetch_snapshot(2))
+        assert await listener.ended(1)
+        assert await listener.ended(2)
     assert callers["vote"] != callers["snapshot"]
 
 
-def test_a_peer_that_answers_nothing_holds_a_bounded_number_of_requests() -> None:
+async def test_a_peer_that_answers_nothing_holds_a_bounded_number_of_requests() -> None:
     arrived: set[int] = set()
 
-    async def scenario() -> None:
-        async def never(request: pb.FetchRequest, _: Any) -> pb.FetchResponse:
-            arrived.add(request.header.request_id)
-            await asyncio.Event().wait()
-            return pb.FetchResponse()
+    async def never(request: pb.FetchRequest, _: Any) -> pb.FetchResponse:
+        arrived.add(request.header.request_id)
+        await asyncio.Event().wait()
+        return pb.FetchResponse()
 
-        async with (
-            peer_here({"Fetch": never, **voting_as(PEER)}) as endpoint,
-            transport_with(seed=endpoint) as (transport, listener),
-        ):
-            for request_id in range(IN_FLIGHT_PER_PEER_MAX + 3):
-                transport.send(fetch(request_id))
-            await listener.until(lambda: len(listener.failed) >= 3)
-            assert sorted(listener.failed) == [IN_FLIGHT_PER_PEER_MAX + extra for extra in range(3)]
-            for request_id in range(IN_FLIGHT_PER_PEER_MAX):
-                assert not await listener.ended(request_id)
-            transport.send(vote(1000))
-            assert await listener.ended(1000), "there is room again"
-            assert max(arrived) < IN_FLIGHT_PER_PEER_MAX
-
-    run(scenario)
+    async with (
+        peer_here({"Fetch": never, **voting_as(PEER)}) as endpoint,
+        transport_with(seed=endpoint) as (transport, listener),
+    ):
+        for request_id in range(IN_FLIGHT_PER_PEER_MAX + 3):
+            transport.send(fetch(request_id))
+        await listener.until(lambda: len(listener.failed) >= 3)
+        assert sorted(listener.failed) == [IN_FLIGHT_PER_PEER_MAX + extra for extra in range(3)]
+        for request_id in range(IN_FLIGHT_PER_PEER_MAX):
+            assert not await listener.ended(request_id)
+        transport.send(vote(1000))
+        assert await listener.ended(1000), "there is room again"
+        assert max(arrived) < IN_FLIGHT_PER_PEER_MAX
 
 
-def test_connections_to_nodes_that_are_none_of_ours_any_more_are_closed() -> None:
-    async def scenario() -> None:
-        async with (
-            peer_here(voting_as(PEER)) as endpoint,
-            transport_with(voters=voters_at(endpoint)) as (transport, listener),
-        ):
-            transport.send(vote(1))
-            assert await listener.ended(1)
-            assert transport.connected_to == {(PEER, endpoint)}
-            transport.set_voters(VoterSet())
-            assert transport.connected_to == set()
-            transport.send(vote(2))
-            assert not await listener.ended(2)
+async def test_connections_to_nodes_that_are_none_of_ours_any_more_are_closed() -> None:
 
-    run(scenario)
+    async with (
+        peer_here(voting_as(PEER)) as endpoint,
+        transport_with(voters=voters_at(endpoint)) as (transport, listener),
+    ):
+        transport.send(vote(1))
+        assert await listener.ended(1)
+        assert transport.connected_to == {(PEER, endpoint)}
+        transport.set_voters(VoterSet())
+        assert transport.connected_to == set()
+        transport.send(vote(2))
+        assert not await listener.ended(2)

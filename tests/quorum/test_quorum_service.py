@@ -82,65 +82,53 @@ async def failure_of(call: Awaitable[object]) -> RpcFailure:
     return read_failure(caught.value)
 
 
-def test_a_flood_of_fetches_leaves_room_for_votes() -> None:
-    async def scenario() -> None:
-        async with served() as (driver, stub):
-            fetches = [
-                asyncio.ensure_future(stub.Fetch(pb.FetchRequest())) for _ in range(FETCHES_MAX)
-            ]
-            while driver.waiting < FETCHES_MAX:
-                driver.changed.clear()
-                await driver.changed.wait()
+async def test_a_flood_of_fetches_leaves_room_for_votes() -> None:
 
-            failure = await failure_of(stub.Fetch(pb.FetchRequest()))
-            assert (failure.status, failure.reason) == ("RESOURCE_EXHAUSTED", "BUSY")
-            assert (await stub.Vote(pb.VoteRequest())).granted
+    async with served() as (driver, stub):
+        fetches = [asyncio.ensure_future(stub.Fetch(pb.FetchRequest())) for _ in range(FETCHES_MAX)]
+        while driver.waiting < FETCHES_MAX:
+            driver.changed.clear()
+            await driver.changed.wait()
 
-            driver.release.set()
-            for fetch in fetches:
-                assert (await failure_of(fetch)).reason == "NOT_LEADER"
-            assert (await failure_of(stub.Fetch(pb.FetchRequest()))).reason == "NOT_LEADER"
+        failure = await failure_of(stub.Fetch(pb.FetchRequest()))
+        assert (failure.status, failure.reason) == ("RESOURCE_EXHAUSTED", "BUSY")
+        assert (await stub.Vote(pb.VoteRequest())).granted
 
-    run(scenario)
+        driver.release.set()
+        for fetch in fetches:
+            assert (await failure_of(fetch)).reason == "NOT_LEADER"
+        assert (await failure_of(stub.Fetch(pb.FetchRequest()))).reason == "NOT_LEADER"
 
 
-def test_the_leader_is_named_with_its_own_address_or_none() -> None:
+async def test_the_leader_is_named_with_its_own_address_or_none() -> None:
     """Who leads may change between the answer and its sending."""
-
-    async def scenario() -> None:
-        async with served() as (_, stub):
-            same = (await stub.Vote(pb.VoteRequest(pre_vote=False))).header
-            changed = (await stub.Vote(pb.VoteRequest(pre_vote=True))).header
-            assert (same.leader_id, same.leader_endpoint) == (3, "10.0.0.3:1")
-            assert (changed.leader_id, changed.leader_endpoint) == (2, "")
-
-    run(scenario)
+    async with served() as (_, stub):
+        same = (await stub.Vote(pb.VoteRequest(pre_vote=False))).header
+        changed = (await stub.Vote(pb.VoteRequest(pre_vote=True))).header
+        assert (same.leader_id, same.leader_endpoint) == (3, "10.0.0.3:1")
+        assert (changed.leader_id, changed.leader_endpoint) == (2, "")
 
 
-def test_a_bad_request_does_not_reach_the_replica() -> None:
-    async def scenario() -> None:
-        async with served() as (driver, stub):
-            failure = await failure_of(stub.Fetch(pb.FetchRequest(fetch_offset=-1)))
+async def test_a_bad_request_does_not_reach_the_replica() -> None:
+
+    async with served() as (driver, stub):
+        failure = await failure_of(stub.Fetch(pb.FetchRequest(fetch_offset=-1)))
+        assert (failure.status, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+        assert "fetch_offset: -1" in failure.message
+        huge = pb.EndQuorumEpochRequest(
+            header=pb.QuorumRequestHeader(cluster_id="x" * REQUEST_BYTES_MAX)
+        )
+        failure = await failure_of(stub.EndQuorumEpoch(huge))
+        assert failure.status == "RESOURCE_EXHAUSTED"
+        assert driver.waiting == 0
+
+
+async def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
+
+    async with served() as (driver, stub):
+        for call in (stub.Fetch, stub.DescribeQuorum):
+            malformed: Any = call
+            malformed._request_serializer = bytes
+            failure = await failure_of(malformed(b"\xff\xff\xff"))
             assert (failure.status, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
-            assert "fetch_offset: -1" in failure.message
-            huge = pb.EndQuorumEpochRequest(
-                header=pb.QuorumRequestHeader(cluster_id="x" * REQUEST_BYTES_MAX)
-            )
-            failure = await failure_of(stub.EndQuorumEpoch(huge))
-            assert failure.status == "RESOURCE_EXHAUSTED"
-            assert driver.waiting == 0
-
-    run(scenario)
-
-
-def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
-    async def scenario() -> None:
-        async with served() as (driver, stub):
-            for call in (stub.Fetch, stub.DescribeQuorum):
-                malformed: Any = call
-                malformed._request_serializer = bytes
-                failure = await failure_of(malformed(b"\xff\xff\xff"))
-                assert (failure.status, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
-            assert driver.waiting == 0
-
-    run(scenario)
+        assert driver.waiting == 0

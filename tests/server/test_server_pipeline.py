@@ -145,7 +145,6 @@ def commit(object_id: int, stream_id: int, start: int) -> objects_pb2.CommitStre
     )
 
 
-@scenario
 async def test_answers_come_in_order_and_only_when_committed(scene: Scene) -> None:
     await scene.send(uploads(7, (0, 0, 0), (1, 1, 0)))
     await scene.send(uploads(8, (2, 0, 10)))
@@ -163,7 +162,6 @@ async def test_answers_come_in_order_and_only_when_committed(scene: Scene) -> No
     assert not second.uploads.range_errors
 
 
-@scenario
 async def test_commits_are_judged_before_uploads_of_the_same_message(scene: Scene) -> None:
     message = uploads(1, (0, 0, 10))
     message.commits.extend([commit(1, 0, 0), commit(2, 0, 50)])
@@ -181,7 +179,6 @@ async def test_commits_are_judged_before_uploads_of_the_same_message(scene: Scen
     assert not answer.uploads.errors
 
 
-@scenario
 async def test_a_bad_upload_rejects_itself_alone(scene: Scene) -> None:
     await scene.send(uploads(1, (0, 0, 0), (1, 1, 5), (2, 2, 0)))
     await scene.appended(1)
@@ -194,7 +191,6 @@ async def test_a_bad_upload_rejects_itself_alone(scene: Scene) -> None:
     assert list(answer.uploads.range_errors) == wanted
 
 
-@scenario
 async def test_a_repeated_upload_gets_the_first_answer(scene: Scene) -> None:
     for sequence in (1, 2):
         await scene.send(uploads(sequence, (0, 0, 0)))
@@ -206,7 +202,6 @@ async def test_a_repeated_upload_gets_the_first_answer(scene: Scene) -> None:
         assert not answer.uploads.errors
 
 
-@scenario
 async def test_a_deposed_leader_confirms_no_repetition(scene: Scene) -> None:
     """An answer that appends nothing is given by a proven leader only."""
     await scene.send(uploads(1, (0, 0, 0)))
@@ -223,7 +218,6 @@ async def test_a_deposed_leader_confirms_no_repetition(scene: Scene) -> None:
     )
 
 
-@scenario
 async def test_reads_no_further_than_the_bound(scene: Scene) -> None:
     """Back-pressure: what is not answered is bounded, whatever the caller sends."""
     for sequence in range(READ_AHEAD + 5):
@@ -237,7 +231,6 @@ async def test_reads_no_further_than_the_bound(scene: Scene) -> None:
         assert not answer.uploads.errors
 
 
-@scenario
 async def test_a_malformed_message_ends_the_stream_after_the_answers_before_it(
     scene: Scene,
 ) -> None:
@@ -262,7 +255,6 @@ async def test_a_malformed_message_ends_the_stream_after_the_answers_before_it(
     assert scene.controller.is_active
 
 
-@scenario
 async def test_a_message_that_can_not_be_read_changes_nothing(scene: Scene) -> None:
     message = uploads(4, (1, 1, 0))
     message.commits.extend([commit(0, 0, 0), commit(2, 2, 0)])
@@ -274,7 +266,6 @@ async def test_a_message_that_can_not_be_read_changes_nothing(scene: Scene) -> N
     assert scene.log.next_offset == scene.log.committed
 
 
-@scenario
 async def test_bytes_that_are_no_message(scene: Scene) -> None:
     await scene.call.write(b"\xff\xff\xff")
     code, reason, metadata = await scene.refusal()
@@ -285,7 +276,6 @@ async def test_bytes_that_are_no_message(scene: Scene) -> None:
     )
 
 
-@scenario
 async def test_lost_leadership_ends_the_stream(scene: Scene) -> None:
     await scene.send(uploads(1, (0, 0, 0)))
     await scene.send(uploads(2, (1, 1, 0)))
@@ -299,7 +289,6 @@ async def test_lost_leadership_ends_the_stream(scene: Scene) -> None:
     )
 
 
-@scenario
 async def test_a_follower_sends_the_caller_on(scene: Scene) -> None:
     scene.log.lose_leadership(truncate=False)
     await scene.send(uploads(5, (0, 0, 0)))
@@ -308,7 +297,6 @@ async def test_a_follower_sends_the_caller_on(scene: Scene) -> None:
     assert metadata.keys() == {"leader_id", "leader_endpoint", "epoch", "sequence"}
 
 
-@scenario
 async def test_a_full_log_is_said_and_leaves_the_leader_alone(scene: Scene) -> None:
     scene.log.refuse_appends = True
     await scene.send(uploads(1, (0, 0, 0)))
@@ -321,7 +309,6 @@ async def test_a_full_log_is_said_and_leaves_the_leader_alone(scene: Scene) -> N
     assert scene.controller.is_active
 
 
-@scenario
 async def test_the_stream_ends_well_when_the_caller_is_done(scene: Scene) -> None:
     await scene.send(uploads(1, (0, 0, 0)))
     await scene.call.done_writing()
@@ -371,7 +358,6 @@ def test_open_pipelines_are_limited_and_those_that_are_open_stay(
     test()
 
 
-@scenario
 async def test_messages_that_arrive_together_on_many_pipelines_share_turns(scene: Scene) -> None:
     """No turn of the event loop decides all of them, and each is answered once."""
     calls = [

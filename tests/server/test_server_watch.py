@@ -128,54 +128,46 @@ async def status_of(call: Any) -> tuple[grpc.StatusCode, str, dict[str, str]]:
     return grpc.StatusCode.OK, "", {}
 
 
-def test_a_watch_tells_what_was_and_what_is_to_come() -> None:
-    async def scenario() -> None:
-        async with nodes() as (node,):
-            node.commit(None, kv("a"), kv("b"))
-            async with watching(node, from_offset=2) as call:
-                offset, records = await next_change(call)
-                assert (offset, list(records.records[0].kvs_put.keys)) == (2, ["b"])
-                node.commit(kv("c"))
-                assert (await next_change(call))[0] == 3
+async def test_a_watch_tells_what_was_and_what_is_to_come() -> None:
 
-    run(scenario)
+    async with nodes() as (node,):
+        node.commit(None, kv("a"), kv("b"))
+        async with watching(node, from_offset=2) as call:
+            offset, records = await next_change(call)
+            assert (offset, list(records.records[0].kvs_put.keys)) == (2, ["b"])
+            node.commit(kv("c"))
+            assert (await next_change(call))[0] == 3
 
 
-def test_filters_cut_rows_and_entries() -> None:
-    async def scenario() -> None:
-        async with nodes() as (node,):
-            node.commit(kv("a"), trimmed(1, 2, 3), trimmed(9), trimmed(3))
-            async with watching(node, kinds=[pb.ENTITY_KIND_STREAM], stream_ids=[3, 1]) as call:
-                offset, records = await next_change(call)
-                column_bytes = records.records[0].streams_trimmed.stream_id
-                assert (offset, column_bytes) == (1, column([1, 3]).tobytes())
-                assert (await next_change(call))[0] == 3
+async def test_filters_cut_rows_and_entries() -> None:
 
-    run(scenario)
+    async with nodes() as (node,):
+        node.commit(kv("a"), trimmed(1, 2, 3), trimmed(9), trimmed(3))
+        async with watching(node, kinds=[pb.ENTITY_KIND_STREAM], stream_ids=[3, 1]) as call:
+            offset, records = await next_change(call)
+            column_bytes = records.records[0].streams_trimmed.stream_id
+            assert (offset, column_bytes) == (1, column([1, 3]).tobytes())
+            assert (await next_change(call))[0] == 3
 
 
-def test_a_watcher_without_changes_learns_where_to_resume() -> None:
-    async def scenario() -> None:
-        async with nodes() as (node,):
-            node.commit(kv("a"), kv("b"), None)
-            async with watching(node, kinds=[pb.ENTITY_KIND_NODE]) as call:
-                first, second = await call.read(), await call.read()
-                for told in (first, second):
-                    assert (told.offset, told.high_watermark, told.records) == (2, 3, b"")
+async def test_a_watcher_without_changes_learns_where_to_resume() -> None:
 
-    run(scenario)
+    async with nodes() as (node,):
+        node.commit(kv("a"), kv("b"), None)
+        async with watching(node, kinds=[pb.ENTITY_KIND_NODE]) as call:
+            first, second = await call.read(), await call.read()
+            for told in (first, second):
+                assert (told.offset, told.high_watermark, told.records) == (2, 3, b"")
 
 
-def test_an_offset_above_the_end_is_waited_for() -> None:
-    async def scenario() -> None:
-        async with nodes() as (node,):
-            node.commit(kv("a"))
-            async with watching(node, from_offset=3) as call:
-                assert (await call.read()).offset == 2
-                node.commit(kv("b"), kv("c"), kv("d"))
-                assert (await next_change(call))[0] == 3
+async def test_an_offset_above_the_end_is_waited_for() -> None:
 
-    run(scenario)
+    async with nodes() as (node,):
+        node.commit(kv("a"))
+        async with watching(node, from_offset=3) as call:
+            assert (await call.read()).offset == 2
+            node.commit(kv("b"), kv("c"), kv("d"))
+            assert (await next_change(call))[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -188,187 +180,164 @@ def test_an_offset_above_the_end_is_waited_for() -> None:
         ({"stream_ids": range(watch_module.IDS_MAX + 1)}, "stream_ids"),
     ],
 )
-def test_bad_requests_are_refused(request_fields: dict[str, Any], field: str) -> None:
-    async def scenario() -> None:
-        async with nodes() as (node,), watching(node, **request_fields) as call:
-            assert await status_of(call) == (
-                grpc.StatusCode.INVALID_ARGUMENT,
-                "INVALID_FIELD",
-                {"field": field},
-            )
+async def test_bad_requests_are_refused(request_fields: dict[str, Any], field: str) -> None:
 
-    run(scenario)
+    async with nodes() as (node,), watching(node, **request_fields) as call:
+        assert await status_of(call) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "INVALID_FIELD",
+            {"field": field},
+        )
 
 
-def test_what_is_gone_from_the_ring_needs_a_snapshot() -> None:
-    async def scenario() -> None:
-        async with nodes(ring_bytes=2_000) as (node,):
-            node.commit(*(kv(f"{number}", size=500) for number in range(20)))
-            async with watching(node, from_offset=3) as call:
-                assert (await call.read()).snapshot_required
-                assert await status_of(call) == (grpc.StatusCode.OK, "", {})
+async def test_what_is_gone_from_the_ring_needs_a_snapshot() -> None:
 
-    run(scenario)
+    async with nodes(ring_bytes=2_000) as (node,):
+        node.commit(*(kv(f"{number}", size=500) for number in range(20)))
+        async with watching(node, from_offset=3) as call:
+            assert (await call.read()).snapshot_required
+            assert await status_of(call) == (grpc.StatusCode.OK, "", {})
 
 
-def test_a_snapshot_that_is_loaded_meanwhile_needs_one_at_the_watcher_too() -> None:
-    async def scenario() -> None:
-        async with nodes() as (node,):
-            node.commit(kv("a"))
-            async with watching(node) as call:
-                assert (await next_change(call))[0] == 0
-                node.changes.restart(100)
-                while not (told := await call.read()).snapshot_required:
-                    pass
-                assert told.offset + 1 == 1, "where the sequence broke"
-                assert await status_of(call) == (grpc.StatusCode.OK, "", {})
+async def test_a_snapshot_that_is_loaded_meanwhile_needs_one_at_the_watcher_too() -> None:
 
-    run(scenario)
-
-
-def test_a_watcher_that_does_not_read_is_cut_off_and_told_where_to_resume() -> None:
-    async def scenario() -> None:
-        async with nodes(ring_bytes=1 << 20) as (node,), watching(node) as call:
-            node.commit(kv("first"))
+    async with nodes() as (node,):
+        node.commit(kv("a"))
+        async with watching(node) as call:
             assert (await next_change(call))[0] == 0
-            for number in range(300):  # 30 MB: more than a connection takes on
-                node.commit(kv(f"{number}", size=100_000))
-                await asyncio.sleep(0.01)
-            code, reason, told = await status_of(call)
-            assert (code, reason) == (
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "WATCHER_TOO_SLOW",
-            )
-            assert 0 < int(told["from_offset"]) <= 300
-
-    run(scenario)
+            node.changes.restart(100)
+            while not (told := await call.read()).snapshot_required:
+                pass
+            assert told.offset + 1 == 1, "where the sequence broke"
+            assert await status_of(call) == (grpc.StatusCode.OK, "", {})
 
 
-def test_a_watcher_that_never_reads_again_does_not_keep_his_place(
+async def test_a_watcher_that_does_not_read_is_cut_off_and_told_where_to_resume() -> None:
+
+    async with nodes(ring_bytes=1 << 20) as (node,), watching(node) as call:
+        node.commit(kv("first"))
+        assert (await next_change(call))[0] == 0
+        for number in range(300):  # 30 MB: more than a connection takes on
+            node.commit(kv(f"{number}", size=100_000))
+            await asyncio.sleep(0.01)
+        code, reason, told = await status_of(call)
+        assert (code, reason) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "WATCHER_TOO_SLOW",
+        )
+        assert 0 < int(told["from_offset"]) <= 300
+
+
+async def test_a_watcher_that_never_reads_again_does_not_keep_his_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watch_fanout, "PROGRESS_S", 0.1)
     monkeypatch.setattr(watch_module, "ABORT_PATIENCE_S", 0.1)
     monkeypatch.setattr(watch_module, "WATCHERS_MAX", 1)
 
-    async def scenario() -> None:
-        async with nodes(ring_bytes=1 << 20) as (node,), watching(node) as stuck:
-            node.commit(kv("first"))
-            await next_change(stuck)
-            for number in range(300):
-                node.commit(kv(f"{number}", size=100_000))
-                await asyncio.sleep(0.01)
-            start = node.changes.start_offset
-            async with MetadataWatch([node.endpoint], from_offset=start) as other:
-                assert isinstance(await anext(other.follow()), Change)
-
-    run(scenario)
+    async with nodes(ring_bytes=1 << 20) as (node,), watching(node) as stuck:
+        node.commit(kv("first"))
+        await next_change(stuck)
+        for number in range(300):
+            node.commit(kv(f"{number}", size=100_000))
+            await asyncio.sleep(0.01)
+        start = node.changes.start_offset
+        async with MetadataWatch([node.endpoint], from_offset=start) as other:
+            assert isinstance(await anext(other.follow()), Change)
 
 
-def test_watchers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watchers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_module, "WATCHERS_MAX", 1)
 
-    async def scenario() -> None:
-        async with nodes() as (node,):
-            node.commit(kv("a"))
-            async with watching(node) as first:
-                await next_change(first)
-                async with watching(node) as second:
-                    code, reason, _ = await status_of(second)
-                    assert (code, reason) == (
-                        grpc.StatusCode.RESOURCE_EXHAUSTED,
-                        "BUSY",
-                    )
-            async with MetadataWatch([node.endpoint]) as again:  # the first one's place is free
-                assert isinstance(await anext(again.follow()), Change)
-
-    run(scenario)
+    async with nodes() as (node,):
+        node.commit(kv("a"))
+        async with watching(node) as first:
+            await next_change(first)
+            async with watching(node) as second:
+                code, reason, _ = await status_of(second)
+                assert (code, reason) == (
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    "BUSY",
+                )
+        async with MetadataWatch([node.endpoint]) as again:  # the first one's place is free
+            assert isinstance(await anext(again.follow()), Change)
 
 
 # -- the client
 
 
-def test_the_client_goes_on_elsewhere_without_gap_or_repeat() -> None:
-    async def scenario() -> None:
-        async with nodes(3) as cluster:
-            for node in cluster:
-                node.commit(*(kv(f"{number}") for number in range(10)))
-            async with MetadataWatch([node.endpoint for node in cluster]) as watch:
-                seen: list[int] = []
-                async for event in watch.follow():
-                    assert isinstance(event, Change)
-                    seen.append(event.offset)
-                    if len(seen) == 5:
-                        served = next(n for n in cluster if n.endpoint == watch.endpoint)
-                        await served.stop()
-                    if len(seen) == 10:
-                        for node in cluster:
-                            node.commit(kv("more"))
-                    if len(seen) == 11:
-                        break
-                assert seen == list(range(11))
-                assert watch.endpoint != served.endpoint
-                assert watch.next_offset == 11
+async def test_the_client_goes_on_elsewhere_without_gap_or_repeat() -> None:
 
-    run(scenario)
+    async with nodes(3) as cluster:
+        for node in cluster:
+            node.commit(*(kv(f"{number}") for number in range(10)))
+        async with MetadataWatch([node.endpoint for node in cluster]) as watch:
+            seen: list[int] = []
+            async for event in watch.follow():
+                assert isinstance(event, Change)
+                seen.append(event.offset)
+                if len(seen) == 5:
+                    served = next(n for n in cluster if n.endpoint == watch.endpoint)
+                    await served.stop()
+                if len(seen) == 10:
+                    for node in cluster:
+                        node.commit(kv("more"))
+                if len(seen) == 11:
+                    break
+            assert seen == list(range(11))
+            assert watch.endpoint != served.endpoint
+            assert watch.next_offset == 11
 
 
-def test_the_client_gives_up_a_controller_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_client_gives_up_a_controller_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_fanout, "PROGRESS_S", 3600.0)  # silent as a machine that hangs
 
-    async def scenario() -> None:
-        async with nodes(2) as cluster:
-            for node in cluster:
-                node.commit(kv("a"))
-            endpoints = [node.endpoint for node in cluster]
-            async with MetadataWatch(endpoints, silence=0.2) as watch:
-                events = watch.follow()
-                await anext(events)
-                hangs = watch.endpoint
-                other = next(node for node in cluster if node.endpoint != hangs)
-                other.commit(kv("b"))
-                assert (await anext(events)) == Change(
-                    1, records_pb2.RecordSet.FromString(encode_records([kv("b")]))
-                )
-                assert watch.endpoint == other.endpoint
-
-    run(scenario)
+    async with nodes(2) as cluster:
+        for node in cluster:
+            node.commit(kv("a"))
+        endpoints = [node.endpoint for node in cluster]
+        async with MetadataWatch(endpoints, silence=0.2) as watch:
+            events = watch.follow()
+            await anext(events)
+            hangs = watch.endpoint
+            other = next(node for node in cluster if node.endpoint != hangs)
+            other.commit(kv("b"))
+            assert (await anext(events)) == Change(
+                1, records_pb2.RecordSet.FromString(encode_records([kv("b")]))
+            )
+            assert watch.endpoint == other.endpoint
 
 
-def test_the_client_asks_everybody_before_it_wants_a_snapshot() -> None:
-    async def scenario() -> None:
-        async with nodes(3) as cluster:
-            for node in cluster:
-                node.commit(*(kv(f"{number}") for number in range(10)))
-            for node in cluster[:2]:
-                node.changes.restart(10)
-            endpoints = [node.endpoint for node in cluster]
-            async with MetadataWatch(endpoints, from_offset=4) as watch:
-                events = watch.follow()
-                event = await anext(events)
-                assert isinstance(event, Change)
-                assert event.offset == 4
-                await events.aclose()
-            cluster[2].changes.restart(10)
-            async with MetadataWatch(endpoints, from_offset=4) as watch:
-                assert [event async for event in watch.follow()] == [SnapshotRequired(4)]
+async def test_the_client_asks_everybody_before_it_wants_a_snapshot() -> None:
 
-    run(scenario)
+    async with nodes(3) as cluster:
+        for node in cluster:
+            node.commit(*(kv(f"{number}") for number in range(10)))
+        for node in cluster[:2]:
+            node.changes.restart(10)
+        endpoints = [node.endpoint for node in cluster]
+        async with MetadataWatch(endpoints, from_offset=4) as watch:
+            events = watch.follow()
+            event = await anext(events)
+            assert isinstance(event, Change)
+            assert event.offset == 4
+            await events.aclose()
+        cluster[2].changes.restart(10)
+        async with MetadataWatch(endpoints, from_offset=4) as watch:
+            assert [event async for event in watch.follow()] == [SnapshotRequired(4)]
 
 
-def test_the_client_says_whom_it_tried_and_what_was_refused() -> None:
-    async def scenario() -> None:
-        async with nodes() as (node,):
-            unknown: Any = [99]
-            async with MetadataWatch([node.endpoint], kinds=unknown) as watch:
-                with pytest.raises(InvalidRequestError, match="kinds"):
-                    await anext(watch.follow())
-            await node.stop()
-            async with MetadataWatch([node.endpoint], deadline=0.2) as watch:
-                with pytest.raises(ControllerUnavailableError, match=node.endpoint):
-                    await anext(watch.follow())
+async def test_the_client_says_whom_it_tried_and_what_was_refused() -> None:
 
-    run(scenario)
+    async with nodes() as (node,):
+        unknown: Any = [99]
+        async with MetadataWatch([node.endpoint], kinds=unknown) as watch:
+            with pytest.raises(InvalidRequestError, match="kinds"):
+                await anext(watch.follow())
+        await node.stop()
+        async with MetadataWatch([node.endpoint], deadline=0.2) as watch:
+            with pytest.raises(ControllerUnavailableError, match=node.endpoint):
+                await anext(watch.follow())
 
 
 # -- real processes

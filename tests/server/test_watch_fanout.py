@@ -113,24 +113,22 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     return counts
 
 
-def test_a_change_is_encoded_once_for_all_that_follow_it(encoded: Counter[int]) -> None:
-    async def scenario() -> None:
-        feed = ChangeFeed()
-        watches = [Watch(fanout := Fanout(feed), pace=0)]
-        watches += [Watch(fanout, pace=number % 3) for number in range(199)]
-        for number in range(5):
-            commit(feed, kv(f"{number}"))
-            await until(
-                lambda: all(each.next_offset == feed.end_offset for each in watches), "the messages"
-            )
-        assert all(each.changes == [0, 1, 2, 3, 4] for each in watches)
-        assert encoded == dict.fromkeys(range(5), 1)
-        await leave(*watches)
+async def test_a_change_is_encoded_once_for_all_that_follow_it(encoded: Counter[int]) -> None:
 
-    run(scenario)
+    feed = ChangeFeed()
+    watches = [Watch(fanout := Fanout(feed), pace=0)]
+    watches += [Watch(fanout, pace=number % 3) for number in range(199)]
+    for number in range(5):
+        commit(feed, kv(f"{number}"))
+        await until(
+            lambda: all(each.next_offset == feed.end_offset for each in watches), "the messages"
+        )
+    assert all(each.changes == [0, 1, 2, 3, 4] for each in watches)
+    assert encoded == dict.fromkeys(range(5), 1)
+    await leave(*watches)
 
 
-def test_an_entry_is_decoded_once_and_cut_once_for_each_selection(
+async def test_an_entry_is_decoded_once_and_cut_once_for_each_selection(
     encoded: Counter[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuts: Counter[Selection] = Counter()
@@ -147,20 +145,17 @@ def test_an_entry_is_decoded_once_and_cut_once_for_each_selection(
     monkeypatch.setattr(watch_messages, "select", counting_select)
     monkeypatch.setattr(watch_messages, "decode_records", counting_decode)
 
-    async def scenario() -> None:
-        feed = ChangeFeed()
-        fanout = Fanout(feed)
-        selections = [Selection(stream_ids=frozenset({number})) for number in range(20)]
-        watches = [Watch(fanout, selection) for selection in selections for _ in range(10)]
-        commit(feed, trimmed(3, 4, 99))
-        await until(lambda: all(watch.changes for watch in watches[30:50]), "the messages")
-        assert len(decoded) == 1
-        assert encoded == {0: 2}, "of streams 3 and 4, each for its ten watches"
-        assert cuts == {selections[3]: 1, selections[4]: 1}, "the index tells the other 18"
-        assert not any(watch.changes for watch in watches[:30] + watches[50:])
-        await leave(*watches)
-
-    run(scenario)
+    feed = ChangeFeed()
+    fanout = Fanout(feed)
+    selections = [Selection(stream_ids=frozenset({number})) for number in range(20)]
+    watches = [Watch(fanout, selection) for selection in selections for _ in range(10)]
+    commit(feed, trimmed(3, 4, 99))
+    await until(lambda: all(watch.changes for watch in watches[30:50]), "the messages")
+    assert len(decoded) == 1
+    assert encoded == {0: 2}, "of streams 3 and 4, each for its ten watches"
+    assert cuts == {selections[3]: 1, selections[4]: 1}, "the index tells the other 18"
+    assert not any(watch.changes for watch in watches[:30] + watches[50:])
+    await leave(*watches)
 
 
 class Turns:
@@ -183,119 +178,105 @@ class Turns:
         self._task.cancel()
 
 
-def test_a_turn_of_the_event_loop_serves_a_bounded_number_of_watches() -> None:
-    async def scenario() -> None:
-        feed, turns = ChangeFeed(), Turns()
-        fanout = Fanout(feed)
-        watches = [Watch(fanout, on_message=turns.note) for _ in range(1_000)]
-        commit(feed, *(kv(f"{number}") for number in range(3)))
-        await until(lambda: all(len(watch.changes) == 3 for watch in watches), "the messages")
-        assert turns.events.total() >= 3_000
-        assert max(turns.events.values()) <= 16
-        turns.stop()
-        await leave(*watches)
+async def test_a_turn_of_the_event_loop_serves_a_bounded_number_of_watches() -> None:
 
-    run(scenario)
+    feed, turns = ChangeFeed(), Turns()
+    fanout = Fanout(feed)
+    watches = [Watch(fanout, on_message=turns.note) for _ in range(1_000)]
+    commit(feed, *(kv(f"{number}") for number in range(3)))
+    await until(lambda: all(len(watch.changes) == 3 for watch in watches), "the messages")
+    assert turns.events.total() >= 3_000
+    assert max(turns.events.values()) <= 16
+    turns.stop()
+    await leave(*watches)
 
 
-def test_others_go_on_between_the_watches_of_a_backlog() -> None:
+async def test_others_go_on_between_the_watches_of_a_backlog() -> None:
     """Each step of a bystander waits for one slice of the watches at most, not for all of them."""
-
-    async def scenario() -> None:
-        feed = ChangeFeed()
-        fanout = Fanout(feed)
-        watches = [Watch(fanout) for _ in range(500)]
+    feed = ChangeFeed()
+    fanout = Fanout(feed)
+    watches = [Watch(fanout) for _ in range(500)]
+    await asyncio.sleep(0)
+    commit(feed, *(kv(f"{number}") for number in range(10)))
+    before = sum(len(watch.messages) for watch in watches)
+    steps = 30
+    for _ in range(steps):
         await asyncio.sleep(0)
-        commit(feed, *(kv(f"{number}") for number in range(10)))
-        before = sum(len(watch.messages) for watch in watches)
-        steps = 30
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        sent = sum(len(watch.messages) for watch in watches) - before
-        assert sent <= (steps + 1) * watch_fanout.WATCHES_PER_TURN
-        await until(lambda: all(len(watch.changes) == 10 for watch in watches), "the messages")
-        await leave(*watches)
-
-    run(scenario)
+    sent = sum(len(watch.messages) for watch in watches) - before
+    assert sent <= (steps + 1) * watch_fanout.WATCHES_PER_TURN
+    await until(lambda: all(len(watch.changes) == 10 for watch in watches), "the messages")
+    await leave(*watches)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_all_watches_get_each_change_once_and_in_order(seed: int) -> None:
+async def test_all_watches_get_each_change_once_and_in_order(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
 
-    async def scenario() -> None:
-        feed = ChangeFeed()
-        fanout = Fanout(feed)
-        selections = [EVERYTHING, Selection(kinds=frozenset({Kind.KV}))]
-        selections.append(Selection(kinds=frozenset({Kind.NODE})))
-        watches: list[tuple[Watch, int]] = []
-        keys: dict[int, str] = {}
-        for number in range(200):
-            for _ in range(rng.randrange(3)):
-                keys[feed.end_offset] = f"{number}-{feed.end_offset}"
-                commit(feed, kv(keys[feed.end_offset]))
-            if rng.random() < 0.4:
-                begin = rng.randrange(feed.end_offset + 3)
-                watch = Watch(
-                    fanout,
-                    selections[rng.randrange(3)],
-                    from_offset=begin,
-                    combines=rng.random() < 0.5,
-                    pace=rng.randrange(20),
-                )
-                watches.append((watch, begin))
-            if watches and rng.random() < 0.05:
-                await leave(watches.pop(rng.randrange(len(watches)))[0])
-            for _ in range(rng.randrange(8)):
-                await asyncio.sleep(0)
-        of_nodes = [watch for watch, _ in watches if watch._selection is selections[2]]
-        of_all = [(watch, begin) for watch, begin in watches if watch not in of_nodes]
-        wanted = {begin: [keys[at] for at in keys if at >= begin] for _, begin in of_all}
-        await until(
-            lambda: all(len(each.keys) >= len(wanted[at]) for each, at in of_all), "the messages"
-        )
-        for watch, begin in of_all:
-            assert watch.keys == wanted[begin]
-        assert not any(watch.changes for watch in of_nodes)
-        await leave(*(watch for watch, _ in watches))
-        assert not fanout.messages._groups
-        assert fanout._sending_bytes == 0
-
-    run(scenario)
+    feed = ChangeFeed()
+    fanout = Fanout(feed)
+    selections = [EVERYTHING, Selection(kinds=frozenset({Kind.KV}))]
+    selections.append(Selection(kinds=frozenset({Kind.NODE})))
+    watches: list[tuple[Watch, int]] = []
+    keys: dict[int, str] = {}
+    for number in range(200):
+        for _ in range(rng.randrange(3)):
+            keys[feed.end_offset] = f"{number}-{feed.end_offset}"
+            commit(feed, kv(keys[feed.end_offset]))
+        if rng.random() < 0.4:
+            begin = rng.randrange(feed.end_offset + 3)
+            watch = Watch(
+                fanout,
+                selections[rng.randrange(3)],
+                from_offset=begin,
+                combines=rng.random() < 0.5,
+                pace=rng.randrange(20),
+            )
+            watches.append((watch, begin))
+        if watches and rng.random() < 0.05:
+            await leave(watches.pop(rng.randrange(len(watches)))[0])
+        for _ in range(rng.randrange(8)):
+            await asyncio.sleep(0)
+    of_nodes = [watch for watch, _ in watches if watch._selection is selections[2]]
+    of_all = [(watch, begin) for watch, begin in watches if watch not in of_nodes]
+    wanted = {begin: [keys[at] for at in keys if at >= begin] for _, begin in of_all}
+    await until(
+        lambda: all(len(each.keys) >= len(wanted[at]) for each, at in of_all), "the messages"
+    )
+    for watch, begin in of_all:
+        assert watch.keys == wanted[begin]
+    assert not any(watch.changes for watch in of_nodes)
+    await leave(*(watch for watch, _ in watches))
+    assert not fanout.messages._groups
+    assert fanout._sending_bytes == 0
 
 
-def test_a_watch_that_may_combine_catches_up_in_few_messages() -> None:
-    async def scenario() -> None:
-        feed = ChangeFeed()
-        commit(feed, *(kv(f"{number}") for number in range(100)))
-        watch = Watch(Fanout(feed), combines=True)
-        await until(lambda: watch.next_offset == 100, "the messages")
-        assert watch.keys == [f"{number}" for number in range(100)]
-        assert watch.changes == [watch_messages.EXAMINED_MAX - 1, 99]
-        await leave(watch)
+async def test_a_watch_that_may_combine_catches_up_in_few_messages() -> None:
 
-    run(scenario)
+    feed = ChangeFeed()
+    commit(feed, *(kv(f"{number}") for number in range(100)))
+    watch = Watch(Fanout(feed), combines=True)
+    await until(lambda: watch.next_offset == 100, "the messages")
+    assert watch.keys == [f"{number}" for number in range(100)]
+    assert watch.changes == [watch_messages.EXAMINED_MAX - 1, 99]
+    await leave(watch)
 
 
-def test_a_watch_that_takes_nothing_makes_room_when_others_need_it(
+async def test_a_watch_that_takes_nothing_makes_room_when_others_need_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Messages that nobody takes hold bounded memory; the oldest of them is given up first."""
     monkeypatch.setattr(watch_fanout, "SENDING_BYTES_MAX", 1_000)
     monkeypatch.setattr(watch_fanout, "SENDING_S_MAX", 0.0)
 
-    async def scenario() -> None:
-        feed = ChangeFeed()
-        fanout = Fanout(feed)
-        stuck = Watch(fanout, pace=1 << 60)
-        commit(feed, kv("large", size=2_000))
-        await until(lambda: fanout._sending_bytes > 0, "the messages")
-        other = Watch(fanout)
-        await until(lambda: other.changes == [0], "the messages")
-        with pytest.raises(WatcherTooSlowError) as raised:
-            await stuck.task
-        assert raised.value.from_offset == 1
-        await leave(other)
-
-    run(scenario)
+    feed = ChangeFeed()
+    fanout = Fanout(feed)
+    stuck = Watch(fanout, pace=1 << 60)
+    commit(feed, kv("large", size=2_000))
+    await until(lambda: fanout._sending_bytes > 0, "the messages")
+    other = Watch(fanout)
+    await until(lambda: other.changes == [0], "the messages")
+    with pytest.raises(WatcherTooSlowError) as raised:
+        await stuck.task
+    assert raised.value.from_offset == 1
+    await leave(other)
