@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from scripts.benchmarks.committer import LoadError
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch
-from streammeta.controller.loop.map_snapshots import FrozenCheckpoint
-from streammeta.controller.loop.state_machine import SnapshotPoint
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import (
     CommitStreamSetObject,
@@ -39,6 +37,8 @@ from streammeta.controller.metadata.values import (
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records.codec import encode_records
+from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint
+from streammeta.controller.runtime.state_machine import SnapshotPoint
 from streammeta.storage.compaction.entries import EntryTable, contiguous_runs
 from streammeta.storage.compaction.merged_index import (
     OUTPUT_INDEX_THRESHOLD,

@@ -22,11 +22,11 @@ import psutil
 from scripts.benchmarks.figures import percentile
 from scripts.benchmarks.map_driver import MapDriver
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch
-from streammeta.controller.loop.map_snapshots import FrozenCheckpoint, read_map
-from streammeta.controller.loop.state_machine import SnapshotPoint
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint, read_map
+from streammeta.controller.runtime.state_machine import SnapshotPoint
 
 COMMITS = {1: 2_000, 100: 1_000, 1_600: 300}
 """How many are measured, by their ranges."""

@@ -19,7 +19,6 @@ import grpc
 from streammeta.client import ControllerClient
 from streammeta.controller.lifecycle.heartbeats import Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
-from streammeta.controller.loop.controller import MetadataController
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import ReadRequest, WriteRequest
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
@@ -27,11 +26,12 @@ from streammeta.controller.rpc.convert_nodes import LeaderView
 from streammeta.controller.rpc.metadata_service import MetadataHandlers
 from streammeta.controller.rpc.node_service import NodeHandlers
 from streammeta.controller.rpc.routes import routed, routes, service_handler
+from streammeta.controller.runtime.controller import MetadataController
 from streammeta.storage.object_format.object_key import cluster_namespace
 from streammeta.v1 import admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.compaction.compaction_steps import DirectChannel, Handler, Steps
 from tests.fake_bucket import FAKE_UUID
-from tests.loop.memory_log import MemoryLog
+from tests.runtime.memory_log import MemoryLog
 
 CLUSTER_ID = "compaction"
 NAMESPACE = cluster_namespace(CLUSTER_ID)

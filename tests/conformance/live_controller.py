@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, TypeVar
 
-from streammeta.controller.loop.controller import MetadataController
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap
 from streammeta.controller.metadata.requests import ReadRequest, WriteRequest
 from streammeta.controller.quorum.messages import BatchKind
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
+from streammeta.controller.runtime.controller import MetadataController
 from tests.conformance.unchecked import unchecked
-from tests.loop.memory_log import MemoryLog
+from tests.runtime.memory_log import MemoryLog
 
 Answered = TypeVar("Answered")
 

@@ -10,10 +10,10 @@ from streammeta.controller.ids import EndOffset, Epoch, NodeId
 from streammeta.controller.journal.inspection import Inspection
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.journal.reserve import RESERVE_NAME
-from streammeta.controller.loop.quorum_disk import DiskWorker, StateWritten
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.events import AppendLog, PersistQuorumState, WriteDone
 from streammeta.controller.quorum.voters import ReplicaKey
+from streammeta.controller.runtime.quorum_disk import DiskWorker, StateWritten
 from streammeta.storage.durable_files import DiskFullError
 from tests.journal.crash_disk import CrashDisk, Left, PowerFailure
 from tests.journal.journal_tools import STATE, batch, make, open_journal, read_all

@@ -11,17 +11,6 @@ import pytest
 
 from streammeta.controller.ids import EndOffset, Epoch, NodeId
 from streammeta.controller.journal.journal import Journal
-from streammeta.controller.loop.quorum_disk import (
-    CoreReport,
-    DiskRead,
-    DiskReadDone,
-    DiskWorker,
-    FinishSnapshot,
-    JournalThread,
-    Report,
-    SnapshotDropped,
-    Work,
-)
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.events import (
     AppendLog,
@@ -41,6 +30,17 @@ from streammeta.controller.quorum.events import (
 )
 from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.quorum.voters import ReplicaKey
+from streammeta.controller.runtime.quorum_disk import (
+    CoreReport,
+    DiskRead,
+    DiskReadDone,
+    DiskWorker,
+    FinishSnapshot,
+    JournalThread,
+    Report,
+    SnapshotDropped,
+    Work,
+)
 from streammeta.storage.durable_files import DiskFullError
 from tests.journal.crash_disk import CrashDisk, Left
 from tests.journal.journal_tools import (

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from streammeta.controller.loop.controller import MetadataController
 from streammeta.controller.metadata.answers import CheckObjectsAnswer, PrepareObjectsAnswer
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import (
@@ -19,11 +18,12 @@ from streammeta.controller.metadata.requests import (
     WriteRequest,
 )
 from streammeta.controller.metadata.values import NodeIdentity, ObjectState
+from streammeta.controller.runtime.controller import MetadataController
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import DeleteResult
 from streammeta.storage.object_store.memory import MemoryObjectStore
-from tests.loop.memory_log import MemoryLog
+from tests.runtime.memory_log import MemoryLog
 
 NAMESPACE = "_streammeta_test"
 BROKER = NodeIdentity(1001, 1)

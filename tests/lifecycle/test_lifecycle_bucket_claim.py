@@ -13,9 +13,6 @@ from streammeta.controller.errors import (
 )
 from streammeta.controller.lifecycle.bucket_claim import CLAIM_AGE_MS_MAX, RECHECK_MS, BucketClaims
 from streammeta.controller.lifecycle.claim_round import CLAIM_STEP
-from streammeta.controller.loop import object_ids
-from streammeta.controller.loop.controller import MetadataController
-from streammeta.controller.loop.object_ids import ObjectIdGate
 from streammeta.controller.metadata.answers import PrepareObjectsAnswer
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import (
@@ -24,6 +21,9 @@ from streammeta.controller.metadata.requests import (
     NewStream,
     PrepareObjects,
 )
+from streammeta.controller.runtime import object_ids
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.object_ids import ObjectIdGate
 from streammeta.storage.bucket_marker import (
     BucketMarker,
     IdClaim,

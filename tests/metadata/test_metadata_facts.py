@@ -9,8 +9,6 @@ import pytest
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch
-from streammeta.controller.loop.map_snapshots import FrozenCheckpoint, read_map
-from streammeta.controller.loop.state_machine import SnapshotPoint
 from streammeta.controller.metadata.object_facts import ObjectFacts, facts_of_one
 from streammeta.controller.metadata.requests import (
     CommitStreamObject,
@@ -30,6 +28,8 @@ from streammeta.controller.records.record import (
     StreamObjectsCommitted,
     StreamSetObjectsCommitted,
 )
+from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint, read_map
+from streammeta.controller.runtime.state_machine import SnapshotPoint
 from streammeta.controller.snapshot.format import CheckpointId
 from streammeta.controller.snapshot.reader import CheckpointReader
 from streammeta.controller.snapshot.writer import write_checkpoint

@@ -13,13 +13,13 @@ import pytest
 
 from streammeta.controller.errors import ApiError, DamagedMapError
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch
-from streammeta.controller.loop.map_snapshots import read_map
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.section_checks import Refers
 from streammeta.controller.metadata.section_rules import SECTIONS
 from streammeta.controller.metadata.values import NodeIdentity, ObjectState
 from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.runtime.map_snapshots import read_map
 from streammeta.controller.snapshot.format import CheckpointError, CheckpointId
 from streammeta.controller.snapshot.writer import write_checkpoint
 from tests.metadata.rich_history import histories

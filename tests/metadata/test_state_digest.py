@@ -17,8 +17,6 @@ import numpy as np
 import pytest
 
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch
-from streammeta.controller.loop.map_snapshots import FrozenCheckpoint, read_map
-from streammeta.controller.loop.state_machine import SnapshotPoint
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.columns import TableView
 from streammeta.controller.metadata.frozen import FrozenMap, FrozenParts, Section
@@ -26,6 +24,8 @@ from streammeta.controller.metadata.request_log import WindowView
 from streammeta.controller.metadata.shared_dict import SharedDictView
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint, read_map
+from streammeta.controller.runtime.state_machine import SnapshotPoint
 from streammeta.controller.snapshot.reader import CheckpointReader
 from tests.metadata.rich_history import SEEDS, Plain, histories, history, plain
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
-_CHANGES = "streammeta.controller.loop.change_feed"
-_CONTROLLER = "streammeta.controller.loop.controller"
-_DRIVER = "streammeta.controller.loop.quorum_driver"
+_CHANGES = "streammeta.controller.runtime.change_feed"
+_CONTROLLER = "streammeta.controller.runtime.controller"
+_DRIVER = "streammeta.controller.runtime.quorum_driver"
 
 CONTROLLERS = (
     Mutant(
@@ -90,7 +90,9 @@ CONTROLLERS = (
                 """,
             ),
         ),
-        Tested("tests/loop/test_loop_controller.py::test_a_read_is_answered_by_the_leader_alone"),
+        Tested(
+            "tests/runtime/test_runtime_controller.py::test_a_read_is_answered_by_the_leader_alone"
+        ),
     ),
     Mutant(
         "view-of-uncommitted",

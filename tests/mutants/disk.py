@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
 _BATCH_CODEC = "streammeta.controller.journal.batch_codec"
-_CONTROLLER = "streammeta.controller.loop.controller"
+_CONTROLLER = "streammeta.controller.runtime.controller"
 _CORE = "streammeta.controller.quorum.core"
 _ELECTION = "streammeta.controller.quorum.election"
 _FILES = "streammeta.storage.durable_files"
@@ -242,7 +242,7 @@ DISK = (
         "found by trying: reads stopped until room was made",
         (
             Edit(
-                "streammeta.controller.loop.quorum_disk",
+                "streammeta.controller.runtime.quorum_disk",
                 "        work = self._write_last_state(work)\n",
                 "",
             ),
@@ -258,13 +258,13 @@ DISK = (
         "a hazard of writing the quorum-state out of its turn",
         (
             Edit(
-                "streammeta.controller.loop.outbox",
+                "streammeta.controller.runtime.outbox",
                 "is_state_durable = not effect.vouches_for_log and ",
                 "is_state_durable = ",
             ),
         ),
         Tested(
-            "tests/loop/test_outbox_full_disk.py"
+            "tests/runtime/test_outbox_full_disk.py"
             "::test_a_state_ahead_of_its_turn_lets_no_acknowledgement_go"
         ),
     ),
@@ -290,7 +290,7 @@ DISK = (
         "found by trying: writes ran into their deadline",
         (Edit(_LEADING, "            replica.emit(RoomChanged(full))\n", ""),),
         Tested(
-            "tests/loop/test_driver_full_disk.py"
+            "tests/runtime/test_driver_full_disk.py"
             "::test_a_leader_alone_with_room_refuses_writes_at_once_and_holds_up_no_read"
         ),
     ),
@@ -306,7 +306,7 @@ DISK = (
             ),
         ),
         Tested(
-            "tests/loop/test_loop_controller.py::"
+            "tests/runtime/test_runtime_controller.py::"
             "test_reads_that_wait_when_disks_become_full_are_answered_from_what_is_committed"
         ),
     ),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
-_CONTROLLER = "streammeta.controller.loop.controller"
+_CONTROLLER = "streammeta.controller.runtime.controller"
 _LEADING = "streammeta.controller.quorum.leading"
-_OUTBOX = "streammeta.controller.loop.outbox"
+_OUTBOX = "streammeta.controller.runtime.outbox"
 _REPLICA = "streammeta.controller.quorum.replica"
 
 READS = (
@@ -113,7 +113,7 @@ READS = (
             ),
         ),
         Tested(
-            "tests/loop/test_outbox.py"
+            "tests/runtime/test_outbox.py"
             "::test_a_request_leaves_when_its_write_is_durable_and_not_before"
         ),
     ),
@@ -154,7 +154,9 @@ READS = (
                 """,
             ),
         ),
-        Tested("tests/loop/test_loop_controller.py::test_a_read_never_shows_what_is_not_committed"),
+        Tested(
+            "tests/runtime/test_runtime_controller.py::test_a_read_never_shows_what_is_not_committed"
+        ),
     ),
     Mutant(
         "refusal-from-uncommitted",
@@ -173,7 +175,7 @@ READS = (
             ),
         ),
         Tested(
-            "tests/loop/test_loop_controller.py"
+            "tests/runtime/test_runtime_controller.py"
             "::test_an_answer_that_changes_nothing_waits_for_what_it_was_decided_on"
         ),
     ),
@@ -194,7 +196,7 @@ READS = (
             ),
         ),
         Tested(
-            "tests/loop/test_loop_controller.py::test_lost_leadership_undoes_what_was_not_committed"
+            "tests/runtime/test_runtime_controller.py::test_lost_leadership_undoes_what_was_not_committed"
         ),
     ),
     Mutant(
@@ -215,7 +217,7 @@ READS = (
                 """,
             ),
         ),
-        Tested("tests/loop/test_loop_controller.py::test_a_refused_append_leaves_no_trace"),
+        Tested("tests/runtime/test_runtime_controller.py::test_a_refused_append_leaves_no_trace"),
     ),
     Mutant(
         "session-read-behind",
@@ -234,7 +236,7 @@ READS = (
             ),
         ),
         Tested(
-            "tests/loop/test_loop_controller.py"
+            "tests/runtime/test_runtime_controller.py"
             "::test_a_session_read_waits_for_its_offset_on_any_controller"
         ),
     ),

@@ -274,13 +274,13 @@ REPLICATION = (
         "found here by chaos; KAFKA-15213",
         (
             Edit(
-                "streammeta.controller.loop.stepper",
+                "streammeta.controller.runtime.stepper",
                 "for append in self._take_appends():",
                 "for append in self._take_appends() if not self._events else ():",
             ),
         ),
         Tested(
-            "tests/loop/test_driver_offsets.py"
+            "tests/runtime/test_driver_offsets.py"
             "::test_a_voter_record_between_an_append_and_its_flush_shifts_nothing"
         ),
     ),

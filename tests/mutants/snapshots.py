@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
-_DELIVERY = "streammeta.controller.loop.delivery"
+_DELIVERY = "streammeta.controller.runtime.delivery"
 _FOLLOWING = "streammeta.controller.quorum.following"
 _JOURNAL = "streammeta.controller.journal.journal"
 _LEADING = "streammeta.controller.quorum.leading"
@@ -223,7 +223,7 @@ SNAPSHOTS = (
         "KAFKA-14894",
         (
             Edit(
-                "streammeta.controller.loop.controller",
+                "streammeta.controller.runtime.controller",
                 """
                 self._map = loaded.cluster_map
                 """,
@@ -236,7 +236,7 @@ SNAPSHOTS = (
             ),
         ),
         Tested(
-            "tests/loop/test_loop_snapshots.py"
+            "tests/runtime/test_runtime_snapshots.py"
             "::test_a_loaded_snapshot_replaces_everything_stale_keys_too"
         ),
     ),

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Edit, Mutant, Tested
 
 _COLUMNS = "streammeta.controller.metadata.columns"
 _FROZEN = "streammeta.controller.metadata.frozen"
-_HASHES = "streammeta.controller.loop.state_hashes"
+_HASHES = "streammeta.controller.runtime.state_hashes"
 _RESTORE = "streammeta.controller.metadata.restore"
 _TESTS = "tests/metadata/test_state_digest.py"
 _WRITER = "streammeta.controller.snapshot.writer"
@@ -105,7 +105,7 @@ STATE = (
             ),
         ),
         Tested(
-            "tests/loop/test_state_hashes.py"
+            "tests/runtime/test_state_hashes.py"
             "::test_the_rolling_hash_tells_order_offsets_and_payloads_apart"
         ),
     ),

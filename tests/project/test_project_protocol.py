@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-from streammeta.controller.loop.quorum_errors import VoterChangeError
 from streammeta.controller.quorum.messages import QuorumError
 from streammeta.controller.rpc import status
+from streammeta.controller.runtime.quorum_errors import VoterChangeError
 from streammeta.v1.common_pb2 import ErrorCode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ def written() -> Iterator[Row]:
 
 def voter_changes() -> Iterator[Row]:
     """The refusals of a change of the voters, which take their reason from the quorum's error."""
-    sources = [CONTROLLER / "quorum" / "membership.py", CONTROLLER / "loop" / "operations.py"]
+    sources = [CONTROLLER / "quorum" / "membership.py", CONTROLLER / "runtime" / "operations.py"]
     named = {
         one.attr
         for path in sources

@@ -21,10 +21,6 @@ from streammeta.controller.ids import ClusterId, DirectoryId, NodeId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.journal.journal import Journal
-from streammeta.controller.loop.checkpoint_schedule import CheckpointLimits
-from streammeta.controller.loop.clock import SystemClock
-from streammeta.controller.loop.quorum_driver import QuorumDriver
-from streammeta.controller.loop.state_machine import SnapshotPoint
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
@@ -33,6 +29,10 @@ from streammeta.controller.rpc.peer_addresses import PeerAddresses
 from streammeta.controller.rpc.quorum_peers import GrpcPeerTransport
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.routes import service_handler
+from streammeta.controller.runtime.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.runtime.clock import SystemClock
+from streammeta.controller.runtime.quorum_driver import QuorumDriver
+from streammeta.controller.runtime.state_machine import SnapshotPoint
 from streammeta.controller.snapshot.writer import Sink
 from streammeta.v1 import quorum_pb2
 

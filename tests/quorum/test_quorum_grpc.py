@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from streammeta.controller.errors import NotLeaderError
-from streammeta.controller.loop.quorum_errors import RecordTooLargeError, UncommittedLogFullError
 from streammeta.controller.quorum.config import QuorumLimits, QuorumTimings
+from streammeta.controller.runtime.quorum_errors import RecordTooLargeError, UncommittedLogFullError
 from streammeta.v1 import quorum_pb2, quorum_pb2_grpc
 from tests.quorum.grpc_quorum import GrpcQuorum, eventually
 

@@ -11,11 +11,11 @@ import pytest
 
 from streammeta.cli.client import read_failure
 from streammeta.controller.ids import NodeId
-from streammeta.controller.loop.checkpoint_schedule import CheckpointLimits
-from streammeta.controller.loop.quorum_errors import TransferRefusedError, VoterChangeError
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.quorum.messages import QuorumError
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
+from streammeta.controller.runtime.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.runtime.quorum_errors import TransferRefusedError, VoterChangeError
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 from tests.quorum.grpc_quorum import CLUSTER, GrpcQuorum, Node, eventually

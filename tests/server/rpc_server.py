@@ -15,16 +15,16 @@ import pytest
 from streammeta.client.controller_client import error_info
 from streammeta.controller.lifecycle.heartbeats import Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
-from streammeta.controller.loop.controller import MetadataController
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.convert_nodes import LeaderView
 from streammeta.controller.rpc.metadata_service import MetadataHandlers
 from streammeta.controller.rpc.node_service import NodeHandlers
 from streammeta.controller.rpc.routes import routed, routes, service_handler
+from streammeta.controller.runtime.controller import MetadataController
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
-from tests.loop.loop_helpers import StillClock
-from tests.loop.memory_log import MemoryLog
+from tests.runtime.memory_log import MemoryLog
+from tests.runtime.runtime_helpers import StillClock
 
 DEADLINE_S = 20.0
 CLUSTER_ID = "here"

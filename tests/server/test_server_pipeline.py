@@ -10,16 +10,16 @@ import grpc
 import pytest
 
 from streammeta.client.controller_client import error_info
-from streammeta.controller.loop.controller import MetadataController
 from streammeta.controller.metadata.answers import CreateStreamsAnswer, PrepareObjectsAnswer
 from streammeta.controller.metadata.requests import OpenStreams, PrepareObjects, StreamToOpen
 from streammeta.controller.rpc import commit_pipeline
 from streammeta.controller.rpc.commit_pipeline import ROWS_A_COMMIT, ROWS_A_PART, CommitPipeline
 from streammeta.controller.rpc.routes import service_handler
+from streammeta.controller.runtime.controller import MetadataController
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.broker_client.client_helpers import until
-from tests.loop.loop_helpers import NODE, REGISTER, committed, create, new_controller
-from tests.loop.memory_log import MemoryLog
+from tests.runtime.memory_log import MemoryLog
+from tests.runtime.runtime_helpers import NODE, REGISTER, committed, create, new_controller
 
 PATH = "/streammeta.v1.ObjectService/CommitPipeline"
 SERVICE = objects_pb2.DESCRIPTOR.services_by_name["ObjectService"]

@@ -8,9 +8,9 @@ import grpc
 import pytest
 
 from streammeta.client.controller_client import error_info
-from streammeta.controller.loop.admission import LIMITS, RequestClass
 from streammeta.controller.rpc.convert_nodes import LeaderView
 from streammeta.controller.rpc.routes import routed, routes
+from streammeta.controller.runtime.admission import LIMITS, RequestClass
 from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from streammeta.v1.common_pb2 import (
     COMPACTED_OBJECTS_NOT_FOUND,

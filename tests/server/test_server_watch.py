@@ -14,7 +14,6 @@ from streammeta.client.errors import ControllerUnavailableError, InvalidRequestE
 from streammeta.client.metadata_watch import Change, MetadataWatch, SnapshotRequired
 from streammeta.client.methods import PUT_KVS
 from streammeta.controller.ids import EndOffset, Epoch
-from streammeta.controller.loop.change_feed import ChangeFeed
 from streammeta.controller.metadata.values import column
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import encode_records
@@ -22,6 +21,7 @@ from streammeta.controller.records.record import KVsPut, Record, StreamsTrimmed
 from streammeta.controller.rpc import watch as watch_module
 from streammeta.controller.rpc import watch_fanout
 from streammeta.controller.rpc.watch import WatchHandler
+from streammeta.controller.runtime.change_feed import ChangeFeed
 from streammeta.v1 import kv_pb2, records_pb2
 from streammeta.v1 import metadata_pb2 as pb
 from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from streammeta.controller.ids import EndOffset, Epoch
-from streammeta.controller.loop.change_feed import ChangeFeed, WatcherTooSlowError
 from streammeta.controller.metadata.values import column
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import decode_records, encode_records
@@ -16,6 +15,7 @@ from streammeta.controller.records.record import KVsPut, Record, StreamsTrimmed
 from streammeta.controller.records.selection import Kind, Selection, select
 from streammeta.controller.rpc import watch_fanout, watch_messages
 from streammeta.controller.rpc.watch_fanout import Fanout
+from streammeta.controller.runtime.change_feed import ChangeFeed, WatcherTooSlowError
 from streammeta.v1 import metadata_pb2 as pb
 from streammeta.v1 import records_pb2
 from tests.broker_client.client_helpers import until

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from streammeta.controller.loop.change_feed import ChangeFeed
-from streammeta.controller.loop.controller import MetadataController
-from streammeta.controller.loop.map_snapshots import LoadedMap
-from streammeta.controller.loop.state_machine import SnapshotPoint
 from streammeta.controller.quorum.messages import Batch, SnapshotId
+from streammeta.controller.runtime.change_feed import ChangeFeed
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.map_snapshots import LoadedMap
+from streammeta.controller.runtime.state_machine import SnapshotPoint
 from tests.sim.sim_store import Store, StoreImage, decode_image
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streammeta.controller.errors import ApiError, NotLeaderError, OutcomeUnknownError
-from streammeta.controller.loop.controller import Answered as ControllerAnswered
 from streammeta.controller.quorum.events import ReadIndexRequested
 from streammeta.controller.rpc.watch import WatchHandler
+from streammeta.controller.runtime.controller import Answered as ControllerAnswered
 from tests.linearizability.models import Delete, Get
 from tests.sim.sim_check import violated
 from tests.sim.sim_controller import SimController

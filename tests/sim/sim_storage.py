@@ -11,19 +11,6 @@ from typing import TYPE_CHECKING
 
 from streammeta.controller.ids import EndOffset
 from streammeta.controller.journal.journal import Journal
-from streammeta.controller.loop.quorum_disk import (
-    RETRY_FULL_S,
-    CoreReport,
-    DiskRead,
-    DiskReadDone,
-    DiskWorker,
-    Progress,
-    Report,
-    SnapshotDropped,
-    StateWritten,
-    Work,
-    Write,
-)
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.events import (
     AppendLog,
@@ -37,6 +24,19 @@ from streammeta.controller.quorum.events import (
     TruncateLog,
     WriteDone,
     WriteSnapshotChunk,
+)
+from streammeta.controller.runtime.quorum_disk import (
+    RETRY_FULL_S,
+    CoreReport,
+    DiskRead,
+    DiskReadDone,
+    DiskWorker,
+    Progress,
+    Report,
+    SnapshotDropped,
+    StateWritten,
+    Work,
+    Write,
 )
 from streammeta.storage.durable_files import DiskFullError
 from tests.sim.sim_check import violated

@@ -9,12 +9,12 @@ import pytest
 
 from streammeta.controller.ids import EndOffset, Epoch, NodeId
 from streammeta.controller.journal.errors import BadSnapshotError
-from streammeta.controller.loop.state_hashes import RollingHash
 from streammeta.controller.metadata.requests import GetNextNodeId
 from streammeta.controller.quorum.control import encode_voters
 from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.records.codec import decode_records, encode_records
+from streammeta.controller.runtime.state_hashes import RollingHash
 from tests.linearizability.models import CommitRange, Committed, Get, KVAnswer, NotAtEnd, Put
 from tests.sim.sim_check import Violation
 from tests.sim.sim_ghost import Ghost

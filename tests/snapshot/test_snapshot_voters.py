@@ -6,12 +6,12 @@ import pytest
 
 from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
 from streammeta.controller.journal.errors import BadSnapshotError
-from streammeta.controller.loop.map_snapshots import FrozenCheckpoint, read_map
-from streammeta.controller.loop.snapshot_check import snapshot_check
-from streammeta.controller.loop.state_machine import SnapshotPoint
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint, read_map
+from streammeta.controller.runtime.snapshot_check import snapshot_check
+from streammeta.controller.runtime.state_machine import SnapshotPoint
 from streammeta.controller.snapshot.format import CheckpointError, CheckpointId
 from streammeta.controller.snapshot.reader import CheckpointReader
 from streammeta.controller.snapshot.voters import section_voters, voters_section

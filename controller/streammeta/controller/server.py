@@ -31,12 +31,6 @@ from streammeta.controller.lifecycle.heartbeats import Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.lifecycle.sweeping import SetObjectSweep, StreamSweep
 from streammeta.controller.lifecycle.unfinished_uploads import UploadSweep
-from streammeta.controller.loop.checkpoint_schedule import CheckpointLimits
-from streammeta.controller.loop.clock import SystemClock
-from streammeta.controller.loop.controller import MetadataController
-from streammeta.controller.loop.object_ids import ObjectIdGate
-from streammeta.controller.loop.quorum_driver import QuorumDriver
-from streammeta.controller.loop.snapshot_check import snapshot_check
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.voters import ReplicaKey
@@ -50,6 +44,12 @@ from streammeta.controller.rpc.peer_addresses import PeerAddresses
 from streammeta.controller.rpc.quorum_peers import GrpcPeerTransport
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.routes import routed, routes, service_handler
+from streammeta.controller.runtime.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.runtime.clock import SystemClock
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.object_ids import ObjectIdGate
+from streammeta.controller.runtime.quorum_driver import QuorumDriver
+from streammeta.controller.runtime.snapshot_check import snapshot_check
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
 from streammeta.storage.object_store.base import ObjectStore

@@ -33,11 +33,11 @@ from streammeta.controller.lifecycle.claim_round import (
     Step,
     claim_round,
 )
-from streammeta.controller.loop.clock import Clock
-from streammeta.controller.loop.controller import MetadataController
-from streammeta.controller.loop.object_ids import ObjectIdGate
 from streammeta.controller.metadata.answers import ClaimBucketAnswer
 from streammeta.controller.metadata.requests import ClaimBucket
+from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.object_ids import ObjectIdGate
 from streammeta.storage.bucket_marker import (
     BucketMarker,
     IdClaim,

@@ -21,9 +21,9 @@ from streammeta.controller.errors import ApiError
 from streammeta.controller.lifecycle.bucket_calls import in_thread
 from streammeta.controller.lifecycle.pace import Pace
 from streammeta.controller.lifecycle.retries import Refusal, Retries
-from streammeta.controller.loop.clock import Clock
-from streammeta.controller.loop.controller import MetadataController
 from streammeta.controller.metadata.requests import RemoveObjects
+from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.controller import MetadataController
 from streammeta.storage.errors import (
     AccessDeniedError,
     BucketNotFoundError,

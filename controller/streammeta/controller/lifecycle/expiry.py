@@ -9,9 +9,9 @@ import asyncio
 import structlog
 
 from streammeta.controller.errors import ApiError
-from streammeta.controller.loop.clock import Clock
-from streammeta.controller.loop.controller import MetadataController
 from streammeta.controller.metadata.requests import ExpireObjects
+from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.controller import MetadataController
 
 EXPIRE_BATCH_MAX = 2_000
 """Objects expired in one log entry."""

@@ -15,10 +15,10 @@ from streammeta.controller.lifecycle.gone_nodes import plan_compactions
 from streammeta.controller.lifecycle.heartbeats import Heartbeats, read_nodes
 from streammeta.controller.lifecycle.recoveries import plan_recoveries
 from streammeta.controller.lifecycle.sessions import Sessions, SupervisedNode
-from streammeta.controller.loop.clock import Clock
-from streammeta.controller.loop.controller import MetadataController
 from streammeta.controller.metadata.answers import NodeDescription
 from streammeta.controller.metadata.requests import AssignRecoveries
+from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.controller import MetadataController
 
 _log = structlog.get_logger(component="lifecycle")
 

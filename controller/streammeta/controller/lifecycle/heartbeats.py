@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.lifecycle.recoveries import NOBODY, owes
 from streammeta.controller.lifecycle.sessions import Sessions
-from streammeta.controller.loop.clock import Clock
-from streammeta.controller.loop.controller import MetadataController
 from streammeta.controller.metadata.answers import GetNodesAnswer, NodeDescription
 from streammeta.controller.metadata.requests import GetNodes, SuperviseNode
 from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.controller import MetadataController
 
 
 @dataclass(frozen=True, slots=True)

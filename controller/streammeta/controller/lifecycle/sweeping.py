@@ -12,9 +12,9 @@ import structlog
 from streammeta.controller.errors import ApiError
 from streammeta.controller.lifecycle.heartbeats import read_nodes
 from streammeta.controller.lifecycle.sessions import NodeState, Sessions
-from streammeta.controller.loop.controller import MetadataController
 from streammeta.controller.metadata.answers import DestroyDeadSetObjectsAnswer
 from streammeta.controller.metadata.requests import DestroyDeadSetObjects, SweepDeletedStreams
+from streammeta.controller.runtime.controller import MetadataController
 
 SWEEP_BATCH_MAX = 10_000
 """Stream objects destroyed in one log entry."""

@@ -14,10 +14,10 @@ from itertools import islice
 import structlog
 
 from streammeta.controller.lifecycle.bucket_calls import in_thread
-from streammeta.controller.loop.controller import MetadataController
 from streammeta.controller.metadata.answers import CheckObjectsAnswer
 from streammeta.controller.metadata.requests import CheckObjects
 from streammeta.controller.metadata.values import ObjectState
+from streammeta.controller.runtime.controller import MetadataController
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import OwnKey, parse_key
 from streammeta.storage.object_store.base import MultipartUpload, ObjectStore

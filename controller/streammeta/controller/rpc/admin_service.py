@@ -7,11 +7,11 @@ from streammeta.controller.config import ConfigError, ControllerConfig, check_co
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.ids import NONE_ID, NodeId
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
-from streammeta.controller.loop.controller import MetadataController
-from streammeta.controller.loop.quorum_describe import QuorumDescription
-from streammeta.controller.loop.quorum_driver import QuorumDriver
 from streammeta.controller.rpc.door import UnaryHandler, guarded
 from streammeta.controller.rpc.status import Context
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.quorum_describe import QuorumDescription
+from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.v1 import admin_pb2 as pb
 
 OBSERVER_PRESENT_MS = 10_000

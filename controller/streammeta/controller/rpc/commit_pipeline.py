@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 from streammeta.controller.errors import InvalidRequestError, TooManyPipelinesError
-from streammeta.controller.loop.controller import MetadataController, Submission
-from streammeta.controller.loop.turn_budget import TurnBudget
 from streammeta.controller.metadata.answers import (
     Answer,
     CommitStreamSetObjectAnswer,
@@ -30,6 +28,8 @@ from streammeta.controller.rpc.wire_columns import (
     uploads_in,
     uploads_out,
 )
+from streammeta.controller.runtime.controller import MetadataController, Submission
+from streammeta.controller.runtime.turn_budget import TurnBudget
 from streammeta.v1 import columns_pb2 as pb
 
 BYTES_AHEAD = 4 << 20

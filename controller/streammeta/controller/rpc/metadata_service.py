@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
 from streammeta.controller.errors import InvalidRequestError
-from streammeta.controller.loop.admission import RequestClass
-from streammeta.controller.loop.controller import MetadataController
 from streammeta.controller.metadata.requests import HoldDeletions
 from streammeta.controller.rpc.door import StreamHandler
 from streammeta.controller.rpc.status import Context, abort
 from streammeta.controller.rpc.watch import WatchHandler
+from streammeta.controller.runtime.admission import RequestClass
+from streammeta.controller.runtime.controller import MetadataController
 from streammeta.v1 import metadata_pb2 as pb
 
 HOLD_MS_MAX = 604_800_000

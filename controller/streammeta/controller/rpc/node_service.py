@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from streammeta.controller.lifecycle.heartbeats import Heartbeats
-from streammeta.controller.loop.admission import Gate, RequestClass
 from streammeta.controller.rpc.convert import error_out, node_identity
 from streammeta.controller.rpc.door import UnaryHandler, guarded
 from streammeta.controller.rpc.status import Context
+from streammeta.controller.runtime.admission import Gate, RequestClass
 from streammeta.v1 import common_pb2
 from streammeta.v1 import nodes_pb2 as pb
 

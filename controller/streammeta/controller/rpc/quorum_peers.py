@@ -16,7 +16,6 @@ import grpc
 import structlog
 
 from streammeta.controller.ids import NodeId
-from streammeta.controller.loop.quorum_transport import PeerListener
 from streammeta.controller.quorum.messages import (
     FetchSnapshotRequest,
     QuorumError,
@@ -28,6 +27,7 @@ from streammeta.controller.rpc.grpc_options import bulk_options, control_options
 from streammeta.controller.rpc.peer_addresses import PeerAddresses
 from streammeta.controller.rpc.quorum_wire import EXCHANGES
 from streammeta.controller.rpc.quorum_wire_parts import BadMessageError
+from streammeta.controller.runtime.quorum_transport import PeerListener
 from streammeta.v1 import quorum_pb2_grpc
 
 IN_FLIGHT_PER_PEER_MAX = 32

@@ -16,8 +16,6 @@ import grpc
 
 from streammeta.controller.errors import BusyError, InvalidRequestError
 from streammeta.controller.ids import ClusterId
-from streammeta.controller.loop.quorum_describe import QuorumDescription, ReplicaDescription
-from streammeta.controller.loop.quorum_driver import QuorumDriver
 from streammeta.controller.quorum.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
@@ -37,6 +35,8 @@ from streammeta.controller.rpc.quorum_wire_parts import (
     voter_from_pb,
 )
 from streammeta.controller.rpc.status import abort
+from streammeta.controller.runtime.quorum_describe import QuorumDescription, ReplicaDescription
+from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1 import quorum_pb2_grpc
 

@@ -12,8 +12,6 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
-from streammeta.controller.loop.admission import class_of
-from streammeta.controller.loop.controller import MetadataController
 from streammeta.controller.rpc import (
     convert_kv,
     convert_nodes,
@@ -24,6 +22,8 @@ from streammeta.controller.rpc import (
 from streammeta.controller.rpc.door import StreamHandler, UnaryHandler, guarded, parsed
 from streammeta.controller.rpc.session import longest_wait_ms, quote_offset, read_after
 from streammeta.controller.rpc.status import Context
+from streammeta.controller.runtime.admission import class_of
+from streammeta.controller.runtime.controller import MetadataController
 
 PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
 

@@ -25,15 +25,15 @@ from streammeta.controller.errors import (
     OutcomeUnknownError,
     TooManyPipelinesError,
 )
-from streammeta.controller.loop.change_feed import WatcherTooSlowError
-from streammeta.controller.loop.quorum_errors import (
+from streammeta.controller.quorum.messages import QuorumError
+from streammeta.controller.runtime.change_feed import WatcherTooSlowError
+from streammeta.controller.runtime.quorum_errors import (
     DiskFullError,
     NotCaughtUpError,
     SnapshotFailedError,
     TransferRefusedError,
     VoterChangeError,
 )
-from streammeta.controller.quorum.messages import QuorumError
 
 DOMAIN = "streammeta"
 _DETAILS_TRAILER = "grpc-status-details-bin"

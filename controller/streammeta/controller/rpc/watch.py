@@ -12,10 +12,10 @@ import contextlib
 from collections.abc import Iterator
 
 from streammeta.controller.errors import BusyError, InvalidRequestError
-from streammeta.controller.loop.change_feed import ChangeFeed, Cursor, WatcherTooSlowError
 from streammeta.controller.records.selection import Kind, Selection
 from streammeta.controller.rpc.status import Context, abort
 from streammeta.controller.rpc.watch_fanout import Fanout, Follower
+from streammeta.controller.runtime.change_feed import ChangeFeed, Cursor, WatcherTooSlowError
 from streammeta.v1 import metadata_pb2 as pb
 
 WATCHERS_MAX = 1_000

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Awaitable, Iterator
 from heapq import heappop, heappush
 
-from streammeta.controller.loop.change_feed import ChangeFeed, Cursor, WatcherTooSlowError
 from streammeta.controller.records.selection import Selection
 from streammeta.controller.rpc.watch_messages import WatchMessages
+from streammeta.controller.runtime.change_feed import ChangeFeed, Cursor, WatcherTooSlowError
 
 PROGRESS_S = 1.0
 """Longest time between two messages to a watch without changes, in seconds, unless others wait."""

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from streammeta.controller.loop.change_feed import Change, ChangeFeed
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
 from streammeta.controller.records.selection import EntryIndex, Selection, select
+from streammeta.controller.runtime.change_feed import Change, ChangeFeed
 from streammeta.v1 import metadata_pb2 as pb
 
 EXAMINED_MAX = 64

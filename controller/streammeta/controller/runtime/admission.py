@@ -1,0 +1,242 @@
+"""Who may take the controller's one event loop, and who waits or is turned away.
+
+Every call belongs to a class. A class has so many calls under way and so many that wait; what is
+beyond is refused at once, because a queue that grows only turns work into timeouts. Heartbeats and
+commits hardly ever wait. Scans, which hold the loop for milliseconds each, run few at a time, and
+let everything that has arrived meanwhile go first. `Admission` is the rule, without loop or clock;
+`Gate` lets coroutines wait for it. Knows nothing of what a request means beyond its cost.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from streammeta.controller.errors import BusyError
+from streammeta.controller.metadata.requests import (
+    CommitStreamObject,
+    CommitStreamSetObject,
+    CommitUploads,
+    DescribeObjects,
+    DescribeStreams,
+    GetNodes,
+    GetOpeningStreams,
+    ListKVs,
+    ListStreamSetObjects,
+    ReadRequest,
+    WriteRequest,
+)
+from streammeta.controller.runtime.clock import Clock
+
+
+class RequestClass(IntEnum):
+    """What a call costs and how long it can wait; the first is served first."""
+
+    HEARTBEAT = 0
+    COMMIT = 1
+    CHANGE = 2
+    READ = 3
+    SCAN = 4
+    SNAPSHOT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ClassLimits:
+    """Calls of a class that may be under way, and that may wait to be."""
+
+    running: int
+    waiting: int
+
+
+LIMITS: Final[Mapping[RequestClass, ClassLimits]] = {
+    RequestClass.HEARTBEAT: ClassLimits(running=10_000, waiting=0),
+    RequestClass.COMMIT: ClassLimits(running=10_000, waiting=10_000),
+    RequestClass.CHANGE: ClassLimits(running=2_000, waiting=8_000),
+    RequestClass.READ: ClassLimits(running=2_000, waiting=8_000),
+    RequestClass.SCAN: ClassLimits(running=2, waiting=256),
+    RequestClass.SNAPSHOT: ClassLimits(running=2, waiting=16),
+}
+
+ROUNDS_BEFORE_SCAN = 3
+"""Turns of the event loop left to others before each scan: from a socket to a decision is two."""
+
+OPENED_PER_TURN = 64
+"""Waiting calls that one turn of the event loop lets in."""
+
+_COMMITS = (CommitStreamSetObject, CommitUploads, CommitStreamObject)
+_SCANS = (DescribeStreams, DescribeObjects, ListStreamSetObjects, ListKVs, GetOpeningStreams)
+_PATIENT = (RequestClass.SCAN, RequestClass.SNAPSHOT)
+
+
+def class_of(request: WriteRequest | ReadRequest, *, writes: bool) -> RequestClass:
+    """Return the class of a request to the map."""
+    if isinstance(request, _COMMITS):
+        return RequestClass.COMMIT
+    if isinstance(request, _SCANS):
+        return RequestClass.SCAN
+    if isinstance(request, GetNodes) and request.include_stream_set_objects:
+        return RequestClass.SCAN
+    return RequestClass.CHANGE if writes else RequestClass.READ
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One call; `deadline_ms` None: it waits for as long as it takes."""
+
+    kind: RequestClass
+    deadline_ms: int | None
+    is_running: bool = False
+
+
+class Admission:
+    """Calls under way and calls that wait, by class."""
+
+    def __init__(self, limits: Mapping[RequestClass, ClassLimits] = LIMITS) -> None:
+        self._limits = limits
+        self._running = dict.fromkeys(RequestClass, 0)
+        self._waiting: dict[RequestClass, deque[Ticket]] = {kind: deque() for kind in RequestClass}
+
+    def running(self, kind: RequestClass) -> int:
+        """Return how many calls of a class are under way."""
+        return self._running[kind]
+
+    def waiting(self, kind: RequestClass) -> int:
+        """Return how many calls of a class wait."""
+        return len(self._waiting[kind])
+
+    def ask(self, kind: RequestClass, deadline_ms: int | None, now_ms: int) -> Ticket:
+        """Take a call in; it runs at once if its ticket says so, else when `next` returns it.
+
+        Raises:
+            BusyError: too many of its class wait already.
+            TimeoutError: its deadline has passed.
+        """
+        if deadline_ms is not None and deadline_ms <= now_ms:
+            raise TimeoutError("the call's deadline had passed when it arrived")
+        ticket, queue = Ticket(kind, deadline_ms), self._waiting[kind]
+        if not queue and self._has_room(kind):
+            self._start(ticket)
+            return ticket
+        if len(queue) >= self._limits[kind].waiting:
+            raise BusyError(
+                f"{self._running[kind]} calls of class {kind.name} are under way and {len(queue)} "
+                "wait, which is as many as may; try again later"
+            )
+        queue.append(ticket)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """A call is over, or waits no more."""
+        if ticket.is_running:
+            ticket.is_running = False
+            self._running[ticket.kind] -= 1
+        else:
+            with contextlib.suppress(ValueError):
+                self._waiting[ticket.kind].remove(ticket)
+
+    def next(self, now_ms: int) -> Ticket | None:
+        """Return a ticket that waits no more, or None.
+
+        Its `is_running` tells whether it runs from now on, or never will: its deadline passed.
+        """
+        for kind, queue in self._waiting.items():
+            if queue and self._is_late(queue[0], now_ms):
+                return queue.popleft()
+            if queue and self._has_room(kind):
+                ticket = queue.popleft()
+                self._start(ticket)
+                return ticket
+        return None
+
+    def _has_room(self, kind: RequestClass) -> bool:
+        return self._running[kind] < self._limits[kind].running
+
+    def _is_late(self, ticket: Ticket, now_ms: int) -> bool:
+        return ticket.deadline_ms is not None and ticket.deadline_ms <= now_ms
+
+    def _start(self, ticket: Ticket) -> None:
+        ticket.is_running = True
+        self._running[ticket.kind] += 1
+
+
+class Gate:
+    """Lets coroutines wait for their admission, on one event loop."""
+
+    def __init__(self, clock: Clock, admission: Admission | None = None) -> None:
+        self._clock = clock
+        self._admission = admission or Admission()
+        self._doors: dict[Ticket, asyncio.Future[None]] = {}
+        self._is_scheduled = False
+
+    @contextlib.asynccontextmanager
+    async def admitted(
+        self, kind: RequestClass, remaining_s: float | None = None
+    ) -> AsyncIterator[None]:
+        """Do what is inside as a call of class `kind`, when it is its turn.
+
+        Raises:
+            BusyError: too many of its class wait already.
+            TimeoutError: `remaining_s` seconds passed before its turn came.
+        """
+        now_ms = self._clock.monotonic_ms()
+        deadline_ms = None if remaining_s is None else now_ms + int(remaining_s * 1000)
+        ticket = self._admission.ask(kind, deadline_ms, now_ms)
+        try:
+            if not ticket.is_running:
+                await self._turn_of(ticket)
+            if kind in _PATIENT:
+                for _ in range(ROUNDS_BEFORE_SCAN):
+                    await asyncio.sleep(0)
+            yield
+        finally:
+            self._admission.leave(ticket)
+            if self._doors:
+                self._schedule()
+
+    async def _turn_of(self, ticket: Ticket) -> None:
+        loop = asyncio.get_running_loop()
+        door = self._doors[ticket] = loop.create_future()
+        alarm: asyncio.TimerHandle | None = None
+        if ticket.deadline_ms is not None:
+            wait_ms = max(0, ticket.deadline_ms - self._clock.monotonic_ms())
+            # One millisecond more: the clock's milliseconds are truncated.
+            alarm = loop.call_later((wait_ms + 1) / 1000, self._expire, ticket)
+        try:
+            await door
+        finally:
+            del self._doors[ticket]
+            if alarm is not None:
+                alarm.cancel()
+
+    def _expire(self, ticket: Ticket) -> None:
+        door = self._doors.get(ticket)
+        if door is not None and not door.done():
+            self._admission.leave(ticket)
+            door.set_exception(_late())
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._open_doors)
+
+    def _open_doors(self) -> None:
+        self._is_scheduled = False
+        for _ in range(OPENED_PER_TURN):
+            ticket = self._admission.next(self._clock.monotonic_ms())
+            if ticket is None:
+                return
+            door = self._doors[ticket]
+            if door.done():
+                continue  # its call was cancelled in this very turn, and leaves
+            if ticket.is_running:
+                door.set_result(None)
+            else:
+                door.set_exception(_late())
+        self._schedule()
+
+
+def _late() -> TimeoutError:
+    return TimeoutError("the call's deadline passed while it waited for its turn")

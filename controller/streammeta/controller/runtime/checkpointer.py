@@ -1,0 +1,317 @@
+"""Writes this controller's own checkpoints, one at a time, while everything else goes on.
+
+The state is frozen at the end of a batch and written in a thread that rests more than it works, so
+that commits keep their pace however large the state is. What a leader freezes is not all
+committed yet, so the file gets its name only when it is; if leadership is lost before that, the
+file is thrown away and the next one is made of what is committed. A full disk only puts it off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from streammeta.controller.errors import ApiError, NotLeaderError
+from streammeta.controller.ids import EndOffset
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.journal.snapshot_writer import SnapshotWriter
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.runtime.checkpoint_schedule import CheckpointLimits, CheckpointSchedule
+from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.quorum_disk import FinishSnapshot, JournalThread
+from streammeta.controller.runtime.quorum_errors import DiskFullError, SnapshotFailedError
+from streammeta.controller.runtime.state_machine import SnapshotPoint, StateMachine
+from streammeta.controller.snapshot.writer import Sink
+from streammeta.storage.durable_files import DiskFullError as JournalFullError
+
+_log = structlog.get_logger(component="checkpoint")
+
+_REST = 3
+"""How many times as long as the writing thread computes does it rest."""
+
+
+class CheckpointHost(Protocol):
+    """What the checkpointer asks of the replica; all calls on the event loop."""
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the state is about to be replaced by a snapshot."""
+        ...
+
+    def snapshot_point(self) -> SnapshotPoint:
+        """Return where a snapshot of what the state machine holds now ends."""
+        ...
+
+    def when_committed(self, end_offset: EndOffset) -> asyncio.Future[None]:
+        """Return a future of everything below being committed; fails if leadership is lost."""
+        ...
+
+
+class _AbandonedError(Exception):
+    """The checkpoint under way is of no use any more."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One checkpoint, from the freezing to its name."""
+
+    point: SnapshotPoint
+    write: Callable[[Sink], object]
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    published: asyncio.Future[None] | None = None
+
+    def abandon(self) -> None:
+        self.abandoned.set()
+        if self.published is not None and not self.published.done():
+            self.published.set_exception(_AbandonedError())
+
+    def require(self) -> None:
+        if self.abandoned.is_set():
+            raise _AbandonedError
+
+
+@dataclass(slots=True)
+class _WatchfulSink:
+    """Slows the writing thread down, and stops it when its checkpoint is abandoned."""
+
+    attempt: _Attempt
+    sink: Sink
+    _computed: float = field(default_factory=time.thread_time)
+
+    def write(self, data: bytes) -> None:
+        self.sink.write(data)
+        self.attempt.abandoned.wait(_REST * (time.thread_time() - self._computed))
+        self.attempt.require()
+        self._computed = time.thread_time()
+
+
+class Checkpointer:
+    """Decides when, freezes, writes and publishes."""
+
+    def __init__(
+        self,
+        *,
+        host: CheckpointHost,
+        journal: Journal,
+        disk: JournalThread,
+        state_machine: StateMachine,
+        clock: Clock,
+        limits: CheckpointLimits,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        """Take the parts; `on_error` is told of an error after which the replica must end."""
+        self._host = host
+        self._journal = journal
+        self._disk = disk
+        self._state_machine = state_machine
+        self._clock = clock
+        self._on_error = on_error
+        self._schedule = CheckpointSchedule(limits, clock.monotonic_ms())
+        self._newest = journal.snapshots[-1] if journal.snapshots else None
+        self._changed = asyncio.Event()
+        self._is_stopping = False
+        self._attempt: _Attempt | None = None
+        self._asked: list[asyncio.Future[SnapshotId]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    # -- what the replica tells
+
+    def start(self) -> None:
+        """Begin to watch; called on the event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def on_delivered(self, size: int) -> None:
+        """So many bytes of committed payload were handed to the state machine."""
+        before = self._schedule.deadline()
+        self._schedule.committed(size)
+        if self._schedule.deadline() != before:
+            self._changed.set()  # not for every commit: there are many, and few change anything
+
+    def on_loaded(self) -> None:
+        """A snapshot replaced the state: what was counted lies below it."""
+        now = self._clock.monotonic_ms()
+        self._schedule.begun(now)
+        if self._asked:
+            self._schedule.request(now)
+        self._changed.set()
+
+    def on_newest(self, snapshot_id: SnapshotId) -> None:
+        """A snapshot is durable under its name, written here or installed."""
+        self._newest = snapshot_id
+        attempt = self._attempt
+        if attempt is not None and attempt.point.snapshot_id == snapshot_id:
+            published = attempt.published
+            if published is not None and not published.done():
+                published.set_result(None)
+
+    def abandon(self) -> None:
+        """Give up the one under way: the log is about to begin above it."""
+        if self._attempt is not None:
+            self._attempt.abandon()
+
+    def halt(self) -> None:
+        """Write no more; `stopped` waits for the end."""
+        self._is_stopping = True
+        self.abandon()
+        self._changed.set()
+
+    async def stopped(self) -> None:
+        """Wait until nothing is written any more."""
+        if self._task is not None:
+            await self._task
+
+    async def take(self) -> SnapshotId:
+        """Write one now; return it, or the newest if nothing was committed since.
+
+        Raises:
+            DiskFullError: there is no room; it is tried again later.
+            SnapshotFailedError: nothing is committed yet, or the replica stops.
+        """
+        if self._is_stopping:
+            raise SnapshotFailedError("this controller is stopping")
+        future: asyncio.Future[SnapshotId] = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        self._schedule.request(self._clock.monotonic_ms())
+        self._changed.set()
+        return await future
+
+    # -- the task
+
+    async def _run(self) -> None:
+        try:
+            while await self._due():
+                await self._take_one()
+        except Exception as error:  # noqa: BLE001 (a failed flush, or a defect: the replica ends)
+            self._on_error(error)
+        finally:
+            _answer(self._asked, SnapshotFailedError("this controller is stopping"))
+
+    async def _due(self) -> bool:
+        """Wait until one is due; False when it is time to stop."""
+        while not self._is_stopping:
+            now = self._clock.monotonic_ms()
+            self._changed.clear()
+            deadline = None if self._host.is_loading else self._schedule.deadline()
+            if deadline is not None and deadline <= now:
+                return True
+            wait_s = None if deadline is None else (deadline - now) / 1000
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), wait_s)
+        return False
+
+    async def _take_one(self) -> None:
+        asked, self._asked = self._asked, []
+        point = self._host.snapshot_point()
+        self._schedule.begun(self._clock.monotonic_ms())
+        if point.snapshot_id.end_offset == 0:
+            _answer(
+                asked, SnapshotFailedError("nothing is committed yet; there is nothing to write")
+            )
+            return
+        if point.snapshot_id == self._newest:
+            _answer(asked, self._newest)
+            return
+        try:
+            await self._attempt_at(point)
+        except _AbandonedError:
+            _log.info("checkpoint_abandoned", end_offset=point.snapshot_id.end_offset)
+            self._asked[:0] = asked
+            self._schedule.request(self._clock.monotonic_ms())
+        except JournalFullError as error:
+            self._put_off(point, error, asked)
+        else:
+            _answer(asked, point.snapshot_id)
+
+    def _put_off(
+        self,
+        point: SnapshotPoint,
+        error: JournalFullError,
+        asked: list[asyncio.Future[SnapshotId]],
+    ) -> None:
+        _log.error("checkpoint_put_off", end_offset=point.snapshot_id.end_offset, reason=str(error))
+        self._schedule.failed(self._clock.monotonic_ms())
+        _answer(asked, DiskFullError(f"no room for a checkpoint: {error}; make room on the disk"))
+
+    async def _attempt_at(self, point: SnapshotPoint) -> None:
+        """Freeze, write, wait for the commit, publish.
+
+        Raises:
+            _AbandonedError: leadership was lost before the commit, or the log was replaced.
+            JournalFullError: there is no room; nothing of it is left.
+        """
+        started = self._clock.monotonic_ms()
+        attempt = _Attempt(point, self._state_machine.freeze(point))
+        committed = self._host.when_committed(point.snapshot_id.end_offset)
+        committed.add_done_callback(lambda _: _abandon_if_failed(attempt, committed))
+        self._attempt = attempt
+        try:
+            writer = await asyncio.to_thread(self._write, attempt)
+            try:
+                await self._seal(attempt, writer, committed)
+            except BaseException:
+                await asyncio.to_thread(writer.abandon)
+                raise
+            await self._publish(attempt, writer)
+        finally:
+            self._attempt = None
+        self._schedule.written(writer.size)
+        _log.info(
+            "checkpoint_written",
+            end_offset=point.snapshot_id.end_offset,
+            epoch=point.snapshot_id.epoch,
+            bytes=writer.size,
+            took_ms=self._clock.monotonic_ms() - started,
+        )
+
+    def _write(self, attempt: _Attempt) -> SnapshotWriter:
+        """Write the file under a temporary name; in a thread."""
+        writer = self._journal.begin_snapshot(attempt.point.snapshot_id)
+        try:
+            attempt.write(_WatchfulSink(attempt, writer))
+        except BaseException:
+            writer.abandon()
+            raise
+        return writer
+
+    async def _seal(
+        self, attempt: _Attempt, writer: SnapshotWriter, committed: asyncio.Future[None]
+    ) -> None:
+        await asyncio.to_thread(writer.seal)
+        try:
+            await committed
+        except NotLeaderError as error:
+            raise _AbandonedError from error
+        attempt.require()
+
+    async def _publish(self, attempt: _Attempt, writer: SnapshotWriter) -> None:
+        # Nothing is awaited between the last look at the attempt and this: an installation that
+        # begins later comes behind it in the queue of the disk.
+        attempt.published = asyncio.get_running_loop().create_future()
+        self._disk.submit(FinishSnapshot(writer))
+        await attempt.published
+
+
+def _abandon_if_failed(attempt: _Attempt, committed: asyncio.Future[None]) -> None:
+    if committed.cancelled() or committed.exception() is not None:
+        attempt.abandon()
+
+
+def _answer(asked: list[asyncio.Future[SnapshotId]], answer: SnapshotId | ApiError) -> None:
+    for future in asked:
+        if isinstance(answer, ApiError):
+            _refuse(future, answer)
+        elif not future.done():
+            future.set_result(answer)
+
+
+def _refuse(future: asyncio.Future[SnapshotId], error: ApiError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # seen: the caller may have gone

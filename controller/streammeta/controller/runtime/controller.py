@@ -1,0 +1,559 @@
+"""The single writer: orders requests, replays them, replicates them, answers when committed.
+
+Every mutation is decided against the latest state of the map, including what is not committed yet,
+replayed at once, appended to the log, and answered when the high watermark passes it. An answer
+that changes nothing waits for what it was decided on. Losing leadership undoes what was replayed
+and not committed. A request's error is only ever a reply; it never touches leadership. Snapshots
+are views of the map: making one, or reading one from a file, stops nothing.
+
+Runs on one event loop; holds no rule of its own: those are in `metadata` and `quorum`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import BinaryIO, Protocol
+
+import structlog
+
+from streammeta.controller.errors import (
+    BusyError,
+    InvalidRequestError,
+    InvariantError,
+    NotLeaderError,
+    OffsetPassedError,
+    OutcomeUnknownError,
+)
+from streammeta.controller.metadata.answers import Answer
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import PrepareObjects, ReadRequest, WriteRequest
+from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
+from streammeta.controller.records.codec import decode_records, encode_records
+from streammeta.controller.records.record import Record
+from streammeta.controller.runtime.admission import Gate
+from streammeta.controller.runtime.change_feed import ChangeFeed
+from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint, LoadedMap, read_map
+from streammeta.controller.runtime.object_ids import ObjectIdGate, open_gate
+from streammeta.controller.runtime.parking import ParkedAnswers
+from streammeta.controller.runtime.quorum_errors import NotCaughtUpError
+from streammeta.controller.runtime.state_hashes import AHEAD_MAX, AwaitedViews, RollingHash, ViewAt
+from streammeta.controller.runtime.state_machine import SnapshotPoint
+from streammeta.controller.snapshot.writer import Sink
+
+PARKED_ANSWERS_MAX = 100_000
+"""Answers that may wait for the high watermark; beyond, requests are refused."""
+
+SESSION_READ_TIMEOUT_MS = 5_000
+"""How long a read waits for what it asks to see, unless told."""
+
+_log = structlog.get_logger(component="runtime")
+
+
+class _LookAgainError(Exception):
+    """State shown to a read was undone, or may not be committed for long."""
+
+
+class ReplicatedLog(Protocol):
+    """What the loop asks of the quorum."""
+
+    @property
+    def next_offset(self) -> int:
+        """Offset the next appended payload takes."""
+        ...
+
+    def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
+        """Append on the leader and return the end offset; see `QuorumDriver.append`."""
+        ...
+
+    async def append_turn(self) -> None:
+        """Wait until an append is worth a batch; see `QuorumDriver.append_turn`."""
+        ...
+
+    @property
+    def is_short_of_room(self) -> bool:
+        """True if what was appended may wait for room on disks for any time."""
+        ...
+
+    def require_room(self) -> None:
+        """Raise while appends are refused for want of room; see `QuorumDriver.require_room`."""
+        ...
+
+    async def read_barrier(self) -> int:
+        """Prove leadership from now on; see `QuorumDriver.read_barrier`."""
+        ...
+
+    def leader_hint(self) -> NotLeaderError:
+        """Where the leader is, as far as this node knows."""
+        ...
+
+    def snapshot_point(self) -> SnapshotPoint:
+        """End the batch being formed; return where what the map holds now ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer, and the end of the log that it rests on.
+
+    Who quotes `offset` in a later read, to whatever controller, sees at least as much.
+    """
+
+    answer: Answer
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateHash:
+    """Digest of the map as of `offset` (32 bytes), and rolling hash of the log below (16 bytes)."""
+
+    offset: int
+    digest: bytes
+    log_hash: bytes
+
+
+class Submission:
+    """Mutations that were decided and appended together, and the wait for them to be committed."""
+
+    def __init__(
+        self,
+        answers: Sequence[Answer],
+        offset: int,
+        waiting: asyncio.Future[None] | None,
+        unproven: ReplicatedLog | None,
+    ) -> None:
+        self.answers = answers
+        self.offset = offset
+        self._waiting = waiting
+        self._unproven = unproven
+
+    async def committed(self) -> None:
+        """Return when the answers may be given.
+
+        Raises:
+            NotLeaderError: this node did not lead when it decided.
+            OutcomeUnknownError: leadership was lost before all was committed.
+        """
+        if self._unproven is not None:
+            # The last one appended nothing whose commit would prove that this node led.
+            await self._unproven.read_barrier()
+        if self._waiting is not None:
+            await self._waiting
+
+
+class MetadataController:
+    """Joins the map and the log into a replicated state machine."""
+
+    def __init__(
+        self, cluster_map: ClusterMap, clock: Clock, object_ids: ObjectIdGate | None = None
+    ) -> None:
+        """Without `object_ids` all object ids may be issued."""
+        self._map = cluster_map
+        self._clock = clock
+        self._object_ids = open_gate() if object_ids is None else object_ids
+        self._log: ReplicatedLog | None = None
+        self._parked = ParkedAnswers()
+        self._parked_reads = ParkedAnswers()
+        self._sessions = ParkedAnswers()
+        self._active = False
+        self._committed_end = 0
+        self._uncommitted: deque[tuple[int, Sequence[Record]]] = deque()
+        self._on_leadership: list[Callable[[bool], None]] = []
+        self._changes = ChangeFeed()
+        self._gate = Gate(clock)
+        self._log_hash = RollingHash()
+        self._awaited_views = AwaitedViews(self._view_at)
+
+    def bind(self, log: ReplicatedLog) -> None:
+        """Connect the log; once, before it starts."""
+        self._log = log
+
+    def on_leadership(self, listener: Callable[[bool], None]) -> None:
+        """Tell `listener` True when this node begins to serve writes and False when it ends."""
+        self._on_leadership.append(listener)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this node leads and has replayed everything committed."""
+        return self._active
+
+    @property
+    def committed_end(self) -> int:
+        """Exclusive end of what is committed and replayed here."""
+        return self._committed_end
+
+    @property
+    def cluster_map(self) -> ClusterMap:
+        """The map, for queries that may be stale or uncommitted (sizes, deadlines)."""
+        return self._map
+
+    @property
+    def gate(self) -> Gate:
+        """Where calls from outside wait for their turn."""
+        return self._gate
+
+    @property
+    def changes(self) -> ChangeFeed:
+        """What is committed, entry by entry, for who follows changes; on every controller."""
+        return self._changes
+
+    async def write(self, request: WriteRequest) -> Answered:
+        """Decide, replicate and answer one mutation.
+
+        Raises:
+            NotLeaderError: this node does not lead.
+            InvalidRequestError: the request is malformed.
+            LimitExceededError: it, or what waits already, is too large, or disks are full.
+            OutcomeUnknownError: leadership was lost, or disks became full, before it was committed.
+            ObjectIdsNotReadyError, BucketRefusedError, MapOlderThanBucketError: it asks for object
+                ids, and none can be issued.
+        """
+        if type(request) is PrepareObjects:
+            self._leading_log()
+            await self._object_ids.decided()
+        await self.turn()
+        submission = self.submit((request,))
+        await submission.committed()
+        return Answered(submission.answers[0], submission.offset)
+
+    async def turn(self) -> None:
+        """Wait until a mutation is worth a batch of the log, so that those who wait share one.
+
+        Raises:
+            NotLeaderError: this node does not lead.
+            BusyError: too many requests wait already.
+        """
+        self._require_room(self._parked)
+        await self._leading_log().append_turn()
+
+    def submit(self, requests: Sequence[WriteRequest]) -> Submission:
+        """Decide mutations one after the other and replicate them, without waiting for anything.
+
+        An error ends it: what was decided before takes effect if it commits, and what it was is
+        not told; repeating the requests is safe.
+
+        Raises:
+            NotLeaderError: this node does not lead.
+            InvalidRequestError: a request is malformed.
+            LimitExceededError: it, or what waits already, is too large, or disks are full.
+            ObjectIdsNotReadyError, BucketRefusedError, MapOlderThanBucketError: a request asks for
+                object ids, and none can be issued.
+        """
+        log = self._leading_log()
+        self._require_room(self._parked)
+        answers: list[Answer] = []
+        is_proven = False
+        for request in requests:
+            decision = self._map.decide(request, self._clock.wall_ms(), log.next_offset)
+            if type(request) is PrepareObjects and decision.records:
+                self._object_ids.check(self._map.next_object_id + request.count)
+            answers.append(decision.answer)
+            is_proven = bool(decision.records)
+            if is_proven:
+                self._replicate(log, decision.records)
+        # Parked at once: if leadership is lost from now on, the caller hears that.
+        end_offset = log.next_offset
+        if not is_proven and end_offset > self._committed_end:
+            log.require_room()  # or what it rests on may not be committed for long
+        waiting = self._parked.park(end_offset) if end_offset > self._committed_end else None
+        return Submission(answers, end_offset, waiting, None if is_proven else log)
+
+    async def read(
+        self,
+        request: ReadRequest,
+        at_least: int | None = None,
+        timeout_ms: int = SESSION_READ_TIMEOUT_MS,
+    ) -> Answered:
+        """Answer a query from committed state only.
+
+        Without `at_least` the read is linearizable: it sees everything acknowledged before it was
+        asked, and only the leader answers. With it any controller does, once it has applied the log
+        below that offset: the reader sees what it has seen or written before, perhaps no more.
+
+        Raises:
+            NotLeaderError: the read is linearizable, and this node does not lead.
+            InvalidRequestError: the request is malformed.
+            BusyError: too many requests wait already.
+            NotCaughtUpError: `at_least` was not applied and committed here within `timeout_ms`.
+        """
+        if at_least is None:
+            return await self._read_linearizably(request)
+        if at_least < 0:
+            raise InvalidRequestError("at_least", f"{at_least}; an offset is 0 or more")
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._applied(at_least)
+                return await self._read_committed(request)
+        except TimeoutError:
+            wanted = max(at_least, self._shown_end())
+            raise NotCaughtUpError(wanted, self._committed_end) from None
+
+    async def settled(self) -> None:
+        """Wait until everything the map shows now is committed; same errors as `write`."""
+        await self._committed(self._leading_log().next_offset)
+
+    async def frozen(self) -> FrozenCheckpoint:
+        """Return an immutable, committed, linearizable view of the map; no write waits for it.
+
+        Raises:
+            NotLeaderError: this node does not lead, or stopped leading meanwhile.
+            BusyError: too many requests wait already.
+        """
+        log = self._leading_log()
+        await log.read_barrier()
+        self._leading_log()
+        frozen = self._freeze(log.snapshot_point())
+        await self._shown(log, frozen.id.end_offset)
+        return frozen
+
+    async def state_hash(self, at_offset: int) -> StateHash:
+        """Return hashes that are equal on every controller for equal maps and logs.
+
+        Of the map exactly as of `at_offset`, or now for 0. Any controller answers; an offset that
+        lies ahead is waited for, and the hash is taken in a thread.
+
+        Raises:
+            InvalidRequestError: `at_offset` is negative, or too far ahead.
+            OffsetPassedError: the map is beyond `at_offset`.
+            BusyError: too many hashes are waited for.
+        """
+        if at_offset < 0:
+            raise InvalidRequestError("at_offset", f"{at_offset}; an offset is 0 or more")
+        seen = await self._committed_view(at_offset)
+        return StateHash(seen.offset, await asyncio.to_thread(seen.view.digest), seen.log_hash)
+
+    def on_committed(self, batches: Sequence[Batch], high_watermark: int) -> None:
+        """Replay what became committed, unless this node replayed it when it appended it."""
+        for batch in batches:
+            if batch.kind is BatchKind.DATA:
+                self._replay(batch)
+        self._map.forget_undo(high_watermark)
+        self._log_hash.forget_undo(high_watermark)
+        self._awaited_views.reached(high_watermark)
+        self._advance(high_watermark)
+        self._changes.extend(batches, high_watermark)
+
+    def freeze(self, point: SnapshotPoint) -> Callable[[Sink], object]:
+        """Return what writes the map as it is now, entries that may be undone included."""
+        return self._freeze(point).write
+
+    def load(self, file: BinaryIO, snapshot_id: SnapshotId) -> Callable[[], None]:
+        """Read a map from a checkpoint; the returned call puts it in the place of this one.
+
+        Raises:
+            CheckpointError: the file is damaged, or another checkpoint.
+        """
+        return partial(self._replace, read_map(file, snapshot_id))
+
+    def on_leadership_claimed(self, epoch: int) -> None:
+        """Begin to serve: everything committed has been replayed."""
+        self._active = True
+        _log.info("leadership_claimed", epoch=epoch, end_offset=self._committed_end)
+        for listener in self._on_leadership:
+            listener(True)
+
+    def on_leadership_lost(self) -> None:
+        """Undo what was replayed and not committed; its outcome is with the next leader."""
+        self._active = False
+        self._map.undo_to(self._committed_end)
+        self._log_hash.undo_to(self._committed_end)
+        self._uncommitted.clear()
+        self._parked.fail_all(
+            OutcomeUnknownError(
+                "leadership was lost while the request was replicated; repeat it with the same id"
+            )
+        )
+        self._parked_reads.fail_all(_LookAgainError())
+        _log.info("leadership_lost", end_offset=self._committed_end)
+        for listener in self._on_leadership:
+            listener(False)
+
+    def on_writes_refused(self) -> None:
+        """Answer reads from what is committed: what is not may wait for room for any time."""
+        self._parked_reads.fail_all(_LookAgainError())
+
+    def on_writes_held_up(self) -> None:
+        """Fail all that wait for room on disks; what was appended may still be committed."""
+        self._parked.fail_all(
+            OutcomeUnknownError(
+                "the disks became full while the request was replicated: it may take effect when "
+                "there is room; repeat it with the same id"
+            )
+        )
+
+    def _bound_log(self) -> ReplicatedLog:
+        if self._log is None:
+            raise InvariantError("the controller was asked before its log was bound")
+        return self._log
+
+    def _leading_log(self) -> ReplicatedLog:
+        log = self._bound_log()
+        if not self._active:
+            raise log.leader_hint()
+        return log
+
+    def _require_room(self, parked: ParkedAnswers) -> None:
+        waiting = len(parked) + len(self._parked_reads)
+        if waiting >= PARKED_ANSWERS_MAX:
+            raise BusyError(f"{waiting} requests wait for the log to be committed; try again later")
+
+    # -- writing
+
+    def _replicate(self, log: ReplicatedLog, records: Sequence[Record]) -> int:
+        # Replay first: a record that can't be applied must never be replicated.
+        offset = log.next_offset
+        payload = encode_records(records)
+        self._awaited_views.reached(offset)
+        self._map.apply(offset, records)
+        try:
+            end_offset = log.append([payload], required_base_offset=offset)
+        except Exception:
+            self._map.undo_to(offset)
+            raise
+        self._uncommitted.append((offset, records))
+        self._log_hash.extend(offset, payload)
+        self._awaited_views.reached(end_offset)
+        return end_offset
+
+    def _replay(self, batch: Batch) -> None:
+        for index, payload in enumerate(batch.payloads):
+            offset = batch.base_offset + index
+            if offset < self._map.applied_end_offset:
+                continue
+            if self._active:
+                raise InvariantError(
+                    f"the record at offset {offset} is committed, and this leader has replayed "
+                    f"its log only below {self._map.applied_end_offset}"
+                )
+            self._awaited_views.reached(offset)
+            self._map.apply(offset, decode_records(payload))
+            self._log_hash.extend(offset, payload)
+
+    def _advance(self, high_watermark: int) -> None:
+        self._committed_end = high_watermark
+        while self._uncommitted and self._uncommitted[0][0] < high_watermark:
+            self._uncommitted.popleft()
+        self._parked.release(high_watermark)
+        self._parked_reads.release(high_watermark)
+        self._sessions.release(high_watermark)
+
+    async def _committed(self, end_offset: int) -> None:
+        if end_offset > self._committed_end:
+            await self._parked.park(end_offset)
+
+    # -- reading
+
+    async def _read_linearizably(self, request: ReadRequest) -> Answered:
+        log = self._leading_log()
+        self._require_room(self._parked)
+        await log.read_barrier()
+        while True:
+            self._leading_log()
+            answered = self._query_shown(request)
+            if await self._is_committed(answered.offset):
+                return answered
+
+    def _query_shown(self, request: ReadRequest) -> Answered:
+        """Answer from the map, and from what is committed alone while the rest waits for room."""
+        if self._active and self._bound_log().is_short_of_room:
+            return Answered(self._query_committed(request), self._committed_end)
+        return Answered(self._map.query(request), self._shown_end())
+
+    async def _is_committed(self, end_offset: int) -> bool:
+        """Wait until an answer to a read may be given; False to look again."""
+        if end_offset <= self._committed_end:
+            return True
+        try:
+            await self._parked_reads.park(end_offset)
+        except _LookAgainError:
+            return False
+        return True
+
+    def _query_committed(self, request: ReadRequest) -> Answer:
+        """Answer without what is not committed, which is taken back for the moment.
+
+        Usually an answer waits for what it shows to be committed; there may be no end to that
+        while disks are full.
+        """
+        self._map.undo_to(self._committed_end)
+        try:
+            return self._map.query(request)
+        finally:
+            for offset, records in self._uncommitted:
+                self._map.apply(offset, records)
+
+    async def _read_committed(self, request: ReadRequest) -> Answered:
+        while True:
+            answered = self._query_shown(request)
+            if await self._is_committed(answered.offset):
+                return answered
+
+    async def _committed_view(self, at_offset: int) -> ViewAt:
+        while True:
+            end_offset = self._shown_end()
+            offset = at_offset or end_offset
+            if offset > end_offset + AHEAD_MAX:
+                raise InvalidRequestError(
+                    "at_offset", f"{offset}; at most {AHEAD_MAX} ahead of {end_offset}"
+                )
+            if offset < self._map.applied_end_offset:
+                raise OffsetPassedError(offset, self._map.applied_end_offset)
+            if offset <= end_offset:
+                seen = self._view_at(offset)
+            else:
+                seen = await self._awaited_views.at(offset)
+            try:
+                if seen.committed is not None:
+                    await seen.committed
+            except OutcomeUnknownError:
+                continue  # as above
+            return seen
+
+    def _view_at(self, offset: int) -> ViewAt:
+        # Parked at once: if what it shows is undone from now on, whoever asked hears that.
+        waiting = self._parked.park(offset) if offset > self._committed_end else None
+        return ViewAt(offset, self._map.freeze(), self._log_hash.value, waiting)
+
+    async def _shown(self, log: ReplicatedLog, end_offset: int) -> None:
+        """Wait until what the leader's map has shown is committed."""
+        try:
+            await self._committed(end_offset)
+        except OutcomeUnknownError:
+            raise log.leader_hint() from None
+
+    def _shown_end(self) -> int:
+        return self._bound_log().next_offset if self._active else self._committed_end
+
+    async def _applied(self, end_offset: int) -> None:
+        if end_offset <= self._committed_end:
+            return
+        self._require_room(self._sessions)
+        waiting = self._sessions.park(end_offset)
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            self._sessions.forget(waiting)  # what is asked for may never come
+            raise
+
+    # -- snapshots
+
+    def _freeze(self, point: SnapshotPoint) -> FrozenCheckpoint:
+        if self._map.applied_end_offset > point.snapshot_id.end_offset:
+            raise InvariantError(
+                f"the map holds the log below {self._map.applied_end_offset}, its snapshot was to "
+                f"end at {point.snapshot_id.end_offset}"
+            )
+        return FrozenCheckpoint(point, self._map.freeze(), self._log_hash.value)
+
+    def _replace(self, loaded: LoadedMap) -> None:
+        if self._active:
+            raise InvariantError("a leader's map was to be replaced by a snapshot")
+        self._map = loaded.cluster_map
+        self._log_hash = RollingHash(loaded.log_hash)
+        end_offset = self._map.applied_end_offset
+        self._awaited_views.passed(end_offset)
+        self._awaited_views.reached(end_offset)
+        self._advance(end_offset)
+        self._changes.restart(end_offset)

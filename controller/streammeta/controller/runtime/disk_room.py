@@ -1,0 +1,109 @@
+"""Room on the disks as a leader's driver sees it: whether writes are refused, and with which words.
+
+Owns the patience with what was appended before the room was gone: it may be committed from the
+reserves, and its callers are told after a while if it is not. Reads wait for none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from streammeta.controller.ids import NodeId
+from streammeta.controller.runtime.quorum_errors import DiskFullError
+from streammeta.storage.durable_files import DiskFullError as JournalFullError
+
+_log = structlog.get_logger(component="quorum")
+
+
+class DiskRoom:
+    """Want of room on this node's disk, and on those of a majority of the voters it leads."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        patience_ms: int,
+        *,
+        on_short: Callable[[], None],
+        on_impatient: Callable[[], None],
+    ) -> None:
+        """Take what is to be told.
+
+        `on_short` is called when room becomes short, `on_impatient` when it has been so for
+        `patience_ms`.
+        """
+        self._node_id = node_id
+        self._patience_s = patience_ms / 1000
+        self._on_short = on_short
+        self._on_impatient = on_impatient
+        self._own: JournalFullError | None = None
+        self._full_voters: tuple[NodeId, ...] = ()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_disk_full(self) -> bool:
+        """True if this node's disk has no room."""
+        return self._own is not None
+
+    @property
+    def is_short(self) -> bool:
+        """True if what was appended may wait for room, here or on other voters, for any time."""
+        return self._own is not None or bool(self._full_voters)
+
+    def require(self) -> None:
+        """Raise DiskFullError while writes can't be taken."""
+        if set(self._full_voters) - {self._node_id}:
+            full = ", ".join(map(str, self._full_voters))
+            raise DiskFullError(
+                f"the disks of controllers {full} are full, the voters that fetch and have room "
+                "are no majority; writes are taken again when there is room"
+            )
+        if self._own is not None:
+            raise DiskFullError(
+                f"the disk of controller {self._node_id} is full ({self._own}); writes are taken "
+                "again when there is room, or by the next leader"
+            )
+
+    def on_disk(self, error: JournalFullError | None) -> None:
+        """Take note of this node's own disk: what found no room, or None when there is room."""
+        if error is None:
+            _log.info("disk_has_room_again")
+        else:
+            _log.error("disk_full", reason=str(error), effect="writes are refused, reads go on")
+        self._own = error
+        self._look()
+
+    def on_majority(self, full_voters: tuple[NodeId, ...]) -> None:
+        """Take note of the voters whose full disks keep this leader from committing."""
+        if full_voters:
+            _log.error(
+                "majority_full",
+                controllers=list(full_voters),
+                effect="writes are refused, reads go on",
+            )
+        elif self._full_voters:
+            _log.info("majority_has_room_again")
+        self._full_voters = full_voters
+        self._look()
+
+    def leadership_ended(self) -> None:
+        """Forget the other voters: only a leader is told of them."""
+        self._full_voters = ()
+        self._look()
+
+    def close(self) -> None:
+        """Stop calling back."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        if not self.is_short:
+            self.close()
+            self._timer = None
+            return
+        self._on_short()
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._patience_s, self._on_impatient)

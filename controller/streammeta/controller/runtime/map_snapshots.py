@@ -1,0 +1,99 @@
+"""The map as a checkpoint file, and back. Both take long and belong in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from streammeta.controller.errors import DamagedMapError
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.frozen import FrozenMap
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.runtime.state_hashes import UNKNOWN_LOG_HASH
+from streammeta.controller.runtime.state_machine import SnapshotPoint
+from streammeta.controller.snapshot.format import CheckpointError, CheckpointId
+from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.voters import VOTERS_SECTION, voters_section
+from streammeta.controller.snapshot.writer import Columns, Sink, write_checkpoint
+
+LOG_HASH_SECTION = "log_hash"
+"""One row: `value`, the rolling hash of the entries below the end in hex, empty if not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenCheckpoint:
+    """A view of the map with all that a checkpoint says besides; not yet a file."""
+
+    point: SnapshotPoint
+    view: FrozenMap
+    log_hash: bytes
+
+    @property
+    def id(self) -> SnapshotId:
+        """Return which checkpoint this is."""
+        return self.point.snapshot_id
+
+    def write(self, sink: Sink) -> int:
+        """Write the whole file; return its size in bytes."""
+        return write_checkpoint(
+            sink,
+            CheckpointId(self.id.end_offset, self.id.epoch),
+            self.point.cluster_id,
+            _Sections(self),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedMap:
+    """What a checkpoint file holds: the map, and the rolling hash of the log below its end."""
+
+    cluster_map: ClusterMap
+    log_hash: bytes
+
+
+class _Sections(Mapping[str, Any]):
+    """What the loop adds, then what the map has, each computed when it is asked for."""
+
+    def __init__(self, frozen: FrozenCheckpoint) -> None:
+        self._added: dict[str, Columns] = {
+            VOTERS_SECTION: voters_section(frozen.point.voters),
+            LOG_HASH_SECTION: {"value": [frozen.log_hash.hex()]},
+        }
+        self._map = frozen.view.sections()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._added[name] if name in self._added else self._map[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._added
+        yield from self._map
+
+    def __len__(self) -> int:
+        return len(self._added) + len(self._map)
+
+
+def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMap:
+    """Return what a checkpoint file holds.
+
+    Raises:
+        CheckpointError: the file is damaged, its sections contradict each other, or it is another
+            checkpoint.
+    """
+    wanted = CheckpointId(snapshot_id.end_offset, snapshot_id.epoch)
+    reader = CheckpointReader(file, wanted.file_name)
+    if reader.id != wanted:
+        raise CheckpointError(
+            f"the file says it is {reader.id.file_name}, wanted is {wanted.file_name}"
+        )
+    try:
+        cluster_map = ClusterMap.from_sections(reader.sections(), snapshot_id.end_offset)
+    except DamagedMapError as error:
+        raise CheckpointError(f"{wanted.file_name}: {error}") from error
+    return LoadedMap(cluster_map, _log_hash(reader))
+
+
+def _log_hash(reader: CheckpointReader) -> bytes:
+    if LOG_HASH_SECTION not in reader.entries:
+        return UNKNOWN_LOG_HASH  # older versions kept none
+    return bytes.fromhex(reader.columns(LOG_HASH_SECTION)["value"][0])

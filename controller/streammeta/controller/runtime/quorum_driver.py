@@ -1,0 +1,598 @@
+"""Runs a quorum core: feeds it messages and time, carries out its effects in order.
+
+Owns the core, the journal's thread, and who waits for what of them; delivery to the state machine
+and this replica's own checkpoints are parts of their own. Appends of one turn of the event loop
+become one batch and one flush. Everything here runs on one event loop; no call of the state machine
+blocks, and none is made from within another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias, assert_never
+
+import structlog
+
+from streammeta.controller.errors import InvariantError, NotLeaderError
+from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.journal.journal import Journal
+from streammeta.controller.quorum.config import QuorumConfig
+from streammeta.controller.quorum.core import QuorumCore
+from streammeta.controller.quorum.events import (
+    Append,
+    AppendLog,
+    ClearDamage,
+    CommitAdvanced,
+    DiskFull,
+    Effect,
+    InstallSnapshot,
+    LeadershipEnded,
+    LeadershipStarted,
+    LogReadDone,
+    PeerConnectionLost,
+    PersistQuorumState,
+    ReadIndexReady,
+    ReadIndexRefused,
+    ReadIndexRequested,
+    ReadLog,
+    ReadSnapshot,
+    Received,
+    RequestFailed,
+    Resign,
+    RoomChanged,
+    Send,
+    SnapshotInstalled,
+    SnapshotReadDone,
+    SnapshotTaken,
+    TransferRefused,
+    TrimLog,
+    TruncateLog,
+    VoterChangeDone,
+    VoterChangeRefused,
+    VotersChanged,
+    WriteDone,
+    WriteSnapshotChunk,
+)
+from streammeta.controller.quorum.messages import Request, Response, SnapshotId
+from streammeta.controller.quorum.roles import Resigned
+from streammeta.controller.quorum.voters import ReplicaKey, Voter
+from streammeta.controller.runtime.append_turns import AppendTurns
+from streammeta.controller.runtime.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.runtime.checkpointer import Checkpointer
+from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.deliverer import Deliverer
+from streammeta.controller.runtime.disk_room import DiskRoom
+from streammeta.controller.runtime.forming_batch import FormingBatch
+from streammeta.controller.runtime.operations import Operations
+from streammeta.controller.runtime.outbox import Outbox, call_key
+from streammeta.controller.runtime.parking import ParkedAnswers
+from streammeta.controller.runtime.quorum_describe import QuorumDescription, describe_quorum
+from streammeta.controller.runtime.quorum_disk import CoreReport, JournalThread, StateWritten
+from streammeta.controller.runtime.quorum_transport import PeerTransport
+from streammeta.controller.runtime.read_rounds import ReadRounds
+from streammeta.controller.runtime.state_machine import SnapshotPoint, StateMachine
+from streammeta.controller.runtime.stepper import Stepper
+from streammeta.storage.durable_files import DiskFullError as JournalFullError
+
+_STOP_ROUNDS = 20
+
+_Outcome: TypeAlias = (
+    ReadIndexReady
+    | ReadIndexRefused
+    | VotersChanged
+    | VoterChangeDone
+    | VoterChangeRefused
+    | RoomChanged
+    | TransferRefused
+)
+
+_log = structlog.get_logger(component="quorum")
+
+
+class QuorumDriver:
+    """One replica in production."""
+
+    def __init__(
+        self,
+        *,
+        config: QuorumConfig,
+        journal: Journal,
+        transport: PeerTransport,
+        state_machine: StateMachine,
+        clock: Clock,
+        rng: random.Random | None = None,
+        checkpoints: CheckpointLimits | None = None,
+    ) -> None:
+        self._config = config
+        self._transport = transport
+        self._state_machine = state_machine
+        self._clock = clock
+        self._core = QuorumCore(
+            config, journal.quorum_state, journal.log_start, rng or random.Random()
+        )
+        self._disk = self._make_disk(journal)
+        self._checkpointer = self._make_checkpointer(journal, checkpoints or CheckpointLimits())
+        self._deliverer = Deliverer(
+            host=self,
+            progress=self._checkpointer,
+            core=self._core,
+            journal=journal,
+            disk=self._disk,
+            state_machine=state_machine,
+        )
+        self._outbox = Outbox(transport)
+        self._stepper = self._make_stepper()
+        self._operations = Operations(self._stepper.feed)
+        self._reads = ReadRounds(config.limits.max_pending_reads)
+        self._is_stopping = False
+        self._forming = FormingBatch(config.limits)
+        self._turns = AppendTurns()
+        self._flush_scheduled = False
+        self._room = DiskRoom(
+            config.local.node_id,
+            config.timings.fetch_timeout_ms,
+            on_short=self._on_short_of_room,
+            on_impatient=state_machine.on_writes_held_up,
+        )
+        self._elected: LeadershipStarted | None = None
+        self._claimed_epoch: Epoch | None = None
+        self._commits = ParkedAnswers()
+        self.fatal: asyncio.Future[None] = asyncio.Future()
+        transport.bind(self)
+
+    # -- parts that need threads or the machine's timers; a simulation has its own
+
+    def _make_disk(self, journal: Journal) -> JournalThread:
+        return JournalThread(
+            journal, on_report=self._on_report, on_full=self._on_full, on_error=self._fail
+        )
+
+    def _make_checkpointer(self, journal: Journal, limits: CheckpointLimits) -> Checkpointer:
+        return Checkpointer(
+            host=self,
+            journal=journal,
+            disk=self._disk,
+            state_machine=self._state_machine,
+            clock=self._clock,
+            limits=limits,
+            on_error=self._fail,
+        )
+
+    def _make_stepper(self) -> Stepper:
+        return Stepper(
+            self._core,
+            self._clock,
+            take_appends=self._take_appends,
+            carry_out=self._carry_out,
+            on_error=self._fail,
+        )
+
+    # -- life
+
+    async def start(self) -> None:
+        """Take part in the quorum."""
+        self._disk.start()
+        self._transport.set_voters(self._core.voters)
+        self._stepper.start()
+        self._stepper.enter(self._deliverer.run)
+        self._checkpointer.start()
+
+    async def stop(self) -> None:
+        """Let what was appended commit, resign, tell the voters, flush, and take no further part.
+
+        The commit is waited for no longer than a fetch timeout.
+        """
+        await self._finish_appends()
+        self._stepper.feed(Resign())
+        for _ in range(_STOP_ROUNDS):
+            role = self._core.role
+            if self.fatal.done() or not isinstance(role, Resigned) or not role.unacknowledged:
+                break
+            await asyncio.sleep(self._config.timings.retry_backoff_ms / 1000)
+        self._halt(NotLeaderError())
+        await self._checkpointer.stopped()
+        await self._deliverer.stop()
+        await self._disk.stop()
+        await self._transport.close()
+
+    async def _finish_appends(self) -> None:
+        self._is_stopping = True
+        if self._claimed_epoch is None or not self._stepper.is_running:
+            return
+        self._flush()
+        committed = self.when_committed(self._core.log.end_offset)
+        await asyncio.wait([committed], timeout=self._config.timings.fetch_timeout_ms / 1000)
+
+    def _halt(self, error: Exception) -> None:
+        self._stepper.stop()
+        self._checkpointer.halt()
+        self._outbox.close(error)
+        self._operations.close(error)
+        self._reads.close(error)
+        self._commits.fail_all(error)
+        self._turns.give()
+        self._room.close()
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop at once: a crashed voter is safe, a confused one is not."""
+        if self.fatal.done():
+            return
+        self.fatal.set_exception(error)
+        self.fatal.exception()  # seen: the server decides when to look
+        try:
+            self._lose_leadership()
+        finally:
+            self._halt(NotLeaderError())
+            _log.critical("quorum_failed", error=repr(error), epoch=self._core.epoch)
+
+    # -- what the state machine asks
+
+    @property
+    def epoch(self) -> Epoch:
+        """Return the present epoch."""
+        return self._core.epoch
+
+    @property
+    def high_watermark(self) -> EndOffset:
+        """Return the end of what is known to be committed."""
+        return self._core.high_watermark
+
+    @property
+    def next_offset(self) -> int:
+        """Return the offset that the next appended payload takes."""
+        return self._core.log.end_offset + len(self._forming)
+
+    @property
+    def is_short_of_room(self) -> bool:
+        """True if what was appended may wait for room, here or on other voters, for any time."""
+        return self._room.is_short
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether leadership was announced to the state machine and not lost since."""
+        return self._claimed_epoch is not None
+
+    @property
+    def leader(self) -> tuple[NodeId, str] | None:
+        """Return the leader's node id and endpoint, if known."""
+        leader_id = self._core.leader_id
+        if leader_id is None:
+            return None
+        if leader_id == self._config.local.node_id:
+            return leader_id, self._config.endpoint
+        endpoint = self._transport.endpoint(leader_id)
+        return None if endpoint is None else (leader_id, endpoint)
+
+    def leader_hint(self) -> NotLeaderError:
+        """Return the error that sends a client to the leader."""
+        leader = self.leader
+        if leader is None or leader[0] == self._config.local.node_id:
+            return NotLeaderError(epoch=self._core.epoch)
+        return NotLeaderError(leader[0], leader[1], self._core.epoch)
+
+    async def append_turn(self) -> None:
+        """Wait while enough batches are under way; who waits shares the next one.
+
+        An append without it is correct and only dearer.
+        """
+        if len(self._forming) == 0 and not self._room.is_short:
+            await self._turns.wait(self._core.uncommitted_batches)
+
+    def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
+        """Replicate payloads, in order; return the end offset at which they are committed.
+
+        They travel with everything else appended in this turn of the event loop.
+
+        Raises:
+            NotLeaderError: this node does not lead, or is handing leadership over; nothing was
+                appended.
+            RecordTooLargeError: a payload is larger than a batch may be; nothing was appended.
+            UncommittedLogFullError: too much waits for a majority; nothing was appended.
+            DiskFullError: this node's disk is full, or those of a majority; nothing was appended.
+            InvariantError: the first payload would not take `required_base_offset`.
+        """
+        self._require_leadership()
+        self.require_room()
+        if self._is_stopping or self._core.is_transferring:
+            raise self.leader_hint()
+        if required_base_offset != self.next_offset:
+            raise InvariantError(
+                f"append at {required_base_offset} to a log that ends at {self.next_offset}"
+            )
+        self._forming.add(payloads, self._core.uncommitted_bytes, required_base_offset)
+        self._schedule_flush()
+        return self.next_offset
+
+    def require_room(self) -> None:
+        """Raise DiskFullError while appends are refused for want of room."""
+        self._room.require()
+
+    async def read_barrier(self, timeout_ms: int | None = None) -> int:
+        """Prove that this node leads from now on; return how far a read must have applied.
+
+        What was committed before this call began lies below the returned offset, and has been
+        delivered when it returns.
+
+        Raises:
+            NotLeaderError: this node does not lead, or stopped leading meanwhile.
+            TooManyReadsError: too many rounds wait for a majority already.
+            TimeoutError: no majority answered in time.
+        """
+        self._require_leadership()
+        waiting = asyncio.shield(self._reads.join())
+        self._schedule_flush()
+        return await asyncio.wait_for(waiting, None if timeout_ms is None else timeout_ms / 1000)
+
+    def resign(self) -> None:
+        """Give up leadership, if held; the voter with the longest log should follow."""
+        self._stepper.feed(Resign())
+
+    def describe(self) -> QuorumDescription:
+        """Return what DescribeQuorum tells."""
+        return describe_quorum(
+            self._core,
+            self._config,
+            self._clock.monotonic_ms(),
+            is_disk_full=self._room.is_disk_full,
+        )
+
+    # -- what operators ask
+
+    async def add_voter(self, voter: Voter, timeout_ms: int) -> EndOffset:
+        """Let a replica that fetches already vote; return the end offset of the committed change.
+
+        Raises:
+            NotLeaderError: this node does not lead.
+            VoterChangeError: it was refused, or was not done in time and may still be.
+        """
+        self._require_leadership()
+        return await self._operations.change_voters(voter, timeout_ms)
+
+    async def remove_voter(self, key: ReplicaKey, timeout_ms: int) -> EndOffset:
+        """Take a replica's vote away; returns and raises as `add_voter` does.
+
+        A leader that removes itself leads until the change is committed.
+        """
+        self._require_leadership()
+        return await self._operations.change_voters(key, timeout_ms)
+
+    async def transfer_leadership(self, to: NodeId | None, timeout_ms: int) -> None:
+        """Hand leadership to a voter, or to the one with the longest log; return when it is gone.
+
+        Appends are refused meanwhile, as if this node did not lead. A leader that is asked for
+        itself has nothing to do.
+
+        Raises:
+            NotLeaderError: this node does not lead.
+            TransferRefusedError: leadership stays, or had not gone in time.
+        """
+        self._require_leadership()
+        if to == self._config.local.node_id and not self._core.is_transferring:
+            return
+        self._flush()
+        await self._operations.transfer(to, timeout_ms)
+
+    def _require_leadership(self) -> None:
+        if self._claimed_epoch is None:
+            raise self.leader_hint()
+
+    async def take_snapshot(self) -> SnapshotId:
+        """Write a checkpoint of this replica now; see `Checkpointer.take`."""
+        return await self._checkpointer.take()
+
+    # -- what delivery and checkpoints ask
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a snapshot will replace the state before anything else is delivered."""
+        return self._deliverer.is_loading
+
+    def enter(self, work: Callable[[], None]) -> None:
+        """Do `work` as a turn of the replica, after which it may have caught up."""
+
+        def turn() -> None:
+            work()
+            self._claim_if_ready()
+
+        self._stepper.enter(turn)
+
+    def snapshot_point(self) -> SnapshotPoint:
+        """End the batch that is being formed; return where what the state machine holds now ends.
+
+        On a leader that is the end of its log, committed or not.
+        """
+        self._flush()
+        end_offset, epoch = self._deliverer.end_offset, self._deliverer.epoch
+        if self._claimed_epoch is not None:
+            end_offset, epoch = self._core.log.end_offset, self._core.log.last_epoch
+        return SnapshotPoint(
+            SnapshotId(end_offset, epoch),
+            self._config.cluster_id,
+            self._core.voters_at(end_offset),
+        )
+
+    def when_committed(self, end_offset: EndOffset) -> asyncio.Future[None]:
+        """Return a future of everything below being committed.
+
+        It fails with NotLeaderError if leadership is lost before.
+        """
+        future = self._commits.park(end_offset)
+        self._commits.release(self._core.high_watermark)
+        return future
+
+    # -- what the network tells
+
+    async def handle(self, request: Request) -> Response:
+        """Answer a peer's request; a Fetch may take as long as it asks to wait.
+
+        Raises NotLeaderError when this replica stops meanwhile.
+        """
+        if not self._stepper.is_running:
+            raise NotLeaderError()
+        key = call_key(request.header.sender.node_id, request.header)
+        future = self._outbox.calls.expect(key)
+        try:
+            self._stepper.feed(Received(request))
+            return await future
+        finally:
+            self._outbox.calls.forget(key, future)
+
+    def on_response(self, response: Response) -> None:
+        """Take a peer's answer."""
+        self._stepper.feed(Received(response))
+
+    def on_request_failed(self, peer: NodeId, request_id: int) -> None:
+        """Take note that no answer will come."""
+        self._stepper.feed(RequestFailed(peer, request_id))
+
+    def on_connection_lost(self, peer: NodeId) -> None:
+        """Take note that a peer's process is probably gone."""
+        self._stepper.feed(PeerConnectionLost(peer))
+
+    # -- carrying out
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._outbox.send(effect)
+                case InstallSnapshot():
+                    self._checkpointer.abandon()
+                    self._deliverer.install_begins()
+                    self._disk.submit(effect)
+                case (
+                    PersistQuorumState()
+                    | AppendLog()
+                    | TruncateLog()
+                    | TrimLog()
+                    | WriteSnapshotChunk()
+                    | ClearDamage()
+                    | ReadLog()
+                    | ReadSnapshot()
+                ):
+                    self._disk.submit(effect)
+                case CommitAdvanced(high_watermark=high_watermark):
+                    self._commits.release(high_watermark)
+                    self._deliverer.run()
+                    self._claim_if_ready()
+                    self._turns.give_if(self._core.uncommitted_batches)
+                case LeadershipEnded():
+                    _log.info(
+                        "leadership_ended",
+                        epoch=effect.epoch,
+                        reason=effect.reason,
+                        had_served=self._claimed_epoch is not None,
+                    )
+                    self._lose_leadership()
+                case LeadershipStarted():
+                    _log.info("leader_elected", epoch=effect.epoch)
+                    self._elected = effect
+                case _:
+                    self._tell(effect)
+
+    def _tell(self, effect: _Outcome) -> None:
+        """Tell whoever waits for the outcome."""
+        match effect:
+            case ReadIndexReady(read_id=read_id, index=index):
+                self._reads.proven(read_id, index)
+            case ReadIndexRefused(read_id=read_id):
+                self._reads.refused(read_id, self.leader_hint())
+            case VotersChanged(voters=voters):
+                _log.info("voters_changed", voters=[_named(voter) for voter in voters])
+                self._transport.set_voters(voters)
+            case RoomChanged(full_voters=full_voters):
+                self._room.on_majority(full_voters)
+            case VoterChangeDone() | VoterChangeRefused() | TransferRefused():
+                self._operations.outcome(effect)
+            case _:
+                assert_never(effect)
+
+    # -- what the disk tells
+
+    def _on_report(self, report: CoreReport | StateWritten) -> None:
+        if not self._stepper.is_running:
+            return
+        if isinstance(report, StateWritten):
+            self._outbox.state_durable(report.token)
+            return
+        match report:
+            case WriteDone(token=token):
+                self._outbox.durable(token)
+            case SnapshotInstalled(snapshot_id=snapshot_id, voters=voters):
+                self._deliverer.install_ended(snapshot_id, is_installed=voters is not None)
+                if voters is not None:
+                    self._checkpointer.on_newest(snapshot_id)
+            case SnapshotTaken(snapshot_id=snapshot_id):
+                self._checkpointer.on_newest(snapshot_id)
+            case LogReadDone() | SnapshotReadDone():
+                pass
+        self._stepper.feed(report)
+
+    def _on_full(self, error: JournalFullError | None) -> None:
+        if not self._stepper.is_running:
+            return
+        self._room.on_disk(error)
+        self._stepper.feed(DiskFull(error is not None))
+
+    def _on_short_of_room(self) -> None:
+        self._turns.give()  # to be refused
+        self._state_machine.on_writes_refused()
+
+    # -- appending
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        self._stepper.flush()
+        if (read_id := self._reads.take()) is not None:
+            self._stepper.feed(ReadIndexRequested(read_id))
+
+    def _take_appends(self) -> Iterator[Append]:
+        """Yield what was appended, where its offsets were promised to be."""
+        base_offset = self._forming.base_offset
+        for payloads in self._forming.take():
+            if self._claimed_epoch is None:
+                return  # leadership ended with the batch before; the rest was never appended
+            if self._core.log.end_offset != base_offset:
+                raise InvariantError(
+                    f"records were promised to be appended at offset {base_offset}; the log ends "
+                    f"at {self._core.log.end_offset}"
+                )
+            base_offset = EndOffset(base_offset + len(payloads))
+            yield Append(payloads)
+
+    # -- leading
+
+    def _claim_if_ready(self) -> None:
+        elected = self._elected
+        if elected is None or self._claimed_epoch is not None:
+            return
+        if self._core.is_established and self._deliverer.is_caught_up():
+            self._claimed_epoch = elected.epoch
+            self._state_machine.on_leadership_claimed(elected.epoch)
+
+    def _lose_leadership(self) -> None:
+        was_claimed = self._claimed_epoch is not None
+        self._elected = None
+        self._claimed_epoch = None
+        self._room.leadership_ended()
+        self._forming.clear()
+        if was_claimed:
+            self._state_machine.on_leadership_lost()
+        self._commits.fail_all(NotLeaderError(epoch=self._core.epoch))
+        self._turns.give()
+        self._operations.leadership_ended()
+        if (read_id := self._reads.take()) is not None:
+            self._reads.refused(read_id, self.leader_hint())
+
+
+def _named(voter: Voter) -> str:
+    """Write a voter as the option --voters of `storage format` takes it."""
+    disk = f"/{voter.key.directory_id}" if voter.key.directory_id else ""
+    return f"{voter.key.node_id}@{voter.endpoint}{disk}"

@@ -1,0 +1,83 @@
+"""A replicated log in memory whose high watermark the test moves by hand."""
+
+from collections.abc import Sequence
+
+from streammeta.controller.errors import BusyError, NotLeaderError
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.quorum_errors import DiskFullError
+from streammeta.controller.runtime.state_machine import SnapshotPoint
+
+
+class MemoryLog:
+    """Stands in for the quorum; `commit` is what a majority's acknowledgements would do."""
+
+    def __init__(self, controller: MetadataController) -> None:
+        self._controller = controller
+        self.epoch = Epoch(0)
+        self.batches: list[Batch] = []
+        self.next_offset = 0
+        self.committed = 0
+        self.refuse_appends = False
+        self.is_short_of_room = False
+        self.is_deposed = False
+
+    def lead(self) -> None:
+        """Begin an epoch, commit its leader-change record and claim leadership."""
+        self.epoch = Epoch(self.epoch + 1)
+        self._add(BatchKind.CONTROL, (b"leader change",))
+        self.commit()
+        self._controller.on_leadership_claimed(self.epoch)
+
+    def lose_leadership(self, *, truncate: bool) -> None:
+        """End the epoch; with `truncate` another leader overwrites what was not committed."""
+        self._controller.on_leadership_lost()
+        if truncate:
+            self.batches = [batch for batch in self.batches if batch.end_offset <= self.committed]
+            self.next_offset = self.committed
+
+    async def append_turn(self) -> None:
+        """Every append is a batch here."""
+
+    def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
+        """Append on the leader, as `ReplicatedLog` says."""
+        assert required_base_offset == self.next_offset
+        if self.refuse_appends:
+            raise BusyError("the uncommitted log is full")
+        self._add(BatchKind.DATA, tuple(payloads))
+        return self.next_offset
+
+    def require_room(self) -> None:
+        """Refuse while the test says that disks are full."""
+        if self.is_short_of_room:
+            raise DiskFullError("the disks are full")
+
+    def commit(self) -> None:
+        """Let everything appended become committed."""
+        fresh = [batch for batch in self.batches if batch.base_offset >= self.committed]
+        self.committed = self.next_offset
+        self._controller.on_committed(fresh, self.committed)
+
+    async def read_barrier(self) -> int:
+        """Prove leadership, unless the test has deposed this leader behind its back."""
+        if self.is_deposed:
+            raise self.leader_hint()
+        return self.committed
+
+    def leader_hint(self) -> NotLeaderError:
+        """Nobody else could lead."""
+        return NotLeaderError()
+
+    def snapshot_point(self) -> SnapshotPoint:
+        """Where a snapshot of what the map holds now ends; each append is a batch here."""
+        end_offset = self.next_offset if self._controller.is_active else self.committed
+        return SnapshotPoint(
+            SnapshotId(EndOffset(end_offset), self.epoch), ClusterId("test"), VoterSet()
+        )
+
+    def _add(self, kind: BatchKind, payloads: tuple[bytes, ...]) -> None:
+        batch = Batch(EndOffset(self.next_offset), self.epoch, kind, payloads)
+        self.batches.append(batch)
+        self.next_offset = batch.end_offset

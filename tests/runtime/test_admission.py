@@ -1,0 +1,178 @@
+"""Scans wait for each other and for nobody else; queues end; deadlines are kept."""
+
+import asyncio
+import random
+
+import pytest
+
+from streammeta.controller.errors import LimitExceededError
+from streammeta.controller.metadata.requests import (
+    CommitUploads,
+    DescribeStreams,
+    GetNodes,
+    GetObjects,
+    ObjectQuery,
+    RegisterNode,
+)
+from streammeta.controller.metadata.values import EMPTY_COLUMN, NodeIdentity, RangeColumns
+from streammeta.controller.runtime.admission import (
+    Admission,
+    ClassLimits,
+    Gate,
+    RequestClass,
+    Ticket,
+    class_of,
+)
+from tests.runtime.runtime_helpers import StillClock
+
+SMALL = dict.fromkeys(RequestClass, ClassLimits(running=2, waiting=3))
+
+
+def test_so_many_run_so_many_wait_and_the_rest_is_refused() -> None:
+    admission = Admission(SMALL)
+    tickets = [admission.ask(RequestClass.SCAN, None, 0) for _ in range(5)]
+    assert [ticket.is_running for ticket in tickets] == [True, True, False, False, False]
+
+    with pytest.raises(LimitExceededError, match="SCAN"):
+        admission.ask(RequestClass.SCAN, None, 0)
+
+    assert admission.ask(RequestClass.COMMIT, None, 0).is_running
+    assert admission.next(0) is None
+
+
+def test_who_waits_runs_in_the_order_of_classes_then_of_arrival() -> None:
+    admission = Admission(SMALL)
+    kinds = (RequestClass.SCAN, RequestClass.COMMIT)
+    running = [admission.ask(kind, None, 0) for kind in kinds for _ in range(2)]
+    scans = [admission.ask(RequestClass.SCAN, None, 0) for _ in range(2)]
+    commits = [admission.ask(RequestClass.COMMIT, None, 0) for _ in range(2)]
+    for ticket in running:
+        admission.leave(ticket)
+
+    assert [admission.next(0) for _ in range(5)] == [*commits, *scans, None]
+
+
+def test_a_late_call_is_never_run() -> None:
+    admission = Admission(SMALL)
+    for _ in range(2):
+        first = admission.ask(RequestClass.SCAN, None, 0)
+    late = admission.ask(RequestClass.SCAN, 100, 0)
+    patient = admission.ask(RequestClass.SCAN, 101, 0)
+    admission.leave(first)
+
+    assert admission.next(100) is late
+    assert not late.is_running
+    assert admission.next(100) is patient
+    assert patient.is_running
+    with pytest.raises(TimeoutError):
+        admission.ask(RequestClass.SCAN, 100, 100)
+
+
+def test_counts_hold_whatever_happens() -> None:
+    """Invariant: what runs is within the limit, and everything that came has left at the end."""
+    seed = 20_260_401
+    rng = random.Random(seed)
+    admission, now = Admission(SMALL), 0
+    waiting: set[Ticket] = set()
+    running: set[Ticket] = set()
+    for _ in range(5_000):
+        now += rng.randrange(3)
+        kind = rng.choice(list(RequestClass))
+        deadline = None if rng.random() < 0.5 else now + 1 + rng.randrange(20)
+        try:
+            ticket = admission.ask(kind, deadline, now)
+            (running if ticket.is_running else waiting).add(ticket)
+        except LimitExceededError:
+            assert admission.waiting(kind) == SMALL[kind].waiting, f"seed {seed}"
+        for group in (running, waiting):
+            if group and rng.random() < 0.4:
+                gone = rng.choice(sorted(group, key=id))
+                group.discard(gone)
+                admission.leave(gone)
+        while (turn := admission.next(now)) is not None:
+            waiting.remove(turn)
+            if turn.is_running:
+                running.add(turn)
+        for one in RequestClass:
+            mine = [ticket for ticket in running if ticket.kind is one]
+            assert admission.running(one) == len(mine) <= SMALL[one].running, f"seed {seed}"
+            assert admission.waiting(one) == sum(t.kind is one for t in waiting), f"seed {seed}"
+    for ticket in running | waiting:
+        admission.leave(ticket)
+    assert not any(admission.running(kind) + admission.waiting(kind) for kind in RequestClass)
+
+
+def test_classes_of_requests() -> None:
+    node = NodeIdentity(1, 1)
+    upload = CommitUploads(
+        node=node,
+        object_id=EMPTY_COLUMN,
+        object_size=EMPTY_COLUMN,
+        range_count=EMPTY_COLUMN,
+        ranges=RangeColumns(),
+    )
+    assert class_of(upload, writes=True) is RequestClass.COMMIT
+    assert class_of(RegisterNode(node=node), writes=True) is RequestClass.CHANGE
+    assert class_of(GetObjects(queries=(ObjectQuery(1, 0, -1),)), writes=False) is RequestClass.READ
+    assert class_of(DescribeStreams(), writes=False) is RequestClass.SCAN
+    assert class_of(GetNodes(), writes=False) is RequestClass.READ
+    nodes = GetNodes(include_stream_set_objects=True)
+    assert class_of(nodes, writes=False) is RequestClass.SCAN
+
+
+async def test_what_arrives_meanwhile_goes_before_the_next_scan() -> None:
+
+    gate = Gate(StillClock(), Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
+    done: list[str] = []
+    began = asyncio.Event()
+
+    async def call(kind: RequestClass, name: str) -> None:
+        async with gate.admitted(kind):
+            done.append(name)
+            began.set()
+
+    scans = [asyncio.create_task(call(RequestClass.SCAN, f"scan {i}")) for i in range(3)]
+    await began.wait()
+    commit = asyncio.create_task(call(RequestClass.COMMIT, "commit"))
+    await asyncio.gather(*scans, commit)
+    assert done == ["scan 0", "commit", "scan 1", "scan 2"]
+
+
+async def test_a_waiting_scan_is_dropped_at_its_deadline() -> None:
+
+    clock = StillClock()
+    gate = Gate(clock, Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
+    ends = asyncio.Event()
+
+    async def call(remaining_s: float | None) -> None:
+        async with gate.admitted(RequestClass.SCAN, remaining_s):
+            await ends.wait()
+
+    first = asyncio.create_task(call(None))
+    await asyncio.sleep(0)
+    late, patient = asyncio.create_task(call(0.01)), asyncio.create_task(call(60.0))
+    with pytest.raises(TimeoutError, match="while it waited"):
+        await late
+    assert not patient.done()
+    ends.set()
+    await asyncio.gather(first, patient)
+
+
+async def test_a_cancelled_call_leaves_its_place_to_the_next() -> None:
+
+    gate = Gate(StillClock(), Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
+    began, ends = asyncio.Event(), asyncio.Event()
+    came: list[int] = []
+
+    async def call(number: int) -> None:
+        async with gate.admitted(RequestClass.SCAN):
+            came.append(number)
+            began.set()
+            await ends.wait()
+
+    calls = [asyncio.create_task(call(number)) for number in range(3)]
+    await began.wait()
+    calls[1].cancel()
+    ends.set()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert came == [0, 2]

@@ -1,0 +1,115 @@
+"""Appends that would queue up behind batches under way share one batch instead."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from streammeta.controller.errors import NotLeaderError, OutcomeUnknownError
+from streammeta.controller.ids import EndOffset
+from streammeta.controller.runtime.append_turns import (
+    BATCHES_UNDER_WAY_MAX,
+    GIVEN_PER_TURN,
+    AppendTurns,
+)
+from tests.runtime.memory_cluster import MemoryCluster, create, eventually, is_fetch, stream_ids
+
+WAITING = 10
+
+
+async def settle() -> None:
+    """Let everything that can go on do so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_nobody_waits_while_there_is_room() -> None:
+
+    turns = AppendTurns()
+    await asyncio.wait_for(turns.wait(BATCHES_UNDER_WAY_MAX - 1), 1)
+
+
+async def test_who_waits_goes_on_together_and_nobody_overtakes() -> None:
+
+    turns, done = AppendTurns(), []
+
+    async def append(name: str, under_way: int) -> None:
+        await turns.wait(under_way)
+        done.append(name)
+
+    tasks = [
+        asyncio.create_task(append("first", BATCHES_UNDER_WAY_MAX)),
+        asyncio.create_task(append("second", BATCHES_UNDER_WAY_MAX)),
+        asyncio.create_task(append("late", 0)),
+    ]
+    await settle()
+    turns.give_if(BATCHES_UNDER_WAY_MAX)
+    await settle()
+    assert done == []
+    tasks[1].cancel()  # its caller has gone
+    turns.give_if(BATCHES_UNDER_WAY_MAX - 1)
+    await settle()
+    assert done == ["first", "late"]
+
+
+async def test_many_that_waited_append_in_several_turns_of_the_event_loop() -> None:
+    """All go on, whether or not those before them append anything."""
+    turns, done = AppendTurns(), []
+
+    async def append(number: int) -> None:
+        await turns.wait(BATCHES_UNDER_WAY_MAX)
+        done.append(number)
+
+    tasks = [asyncio.create_task(append(number)) for number in range(1_000)]
+    await settle()
+    turns.give_if(0)
+    before = 0
+    while len(done) < len(tasks):
+        await asyncio.sleep(0)
+        assert len(done) - before <= GIVEN_PER_TURN
+        before = len(done)
+    assert done == sorted(done)
+
+
+async def test_writes_that_arrive_behind_two_batches_share_the_third(tmp_path: Path) -> None:
+
+    async with MemoryCluster(tmp_path) as cluster:
+        await cluster.fill("a", 1)
+        node = cluster.nodes[await cluster.leader()]
+        cluster.drops = lambda one, other, request: is_fetch(request)
+        begun = node.driver.next_offset
+        writes = []
+        for number in range(BATCHES_UNDER_WAY_MAX + WAITING):
+            writes.append(asyncio.create_task(node.controller.write(create(f"b{number}"))))
+            await settle()  # so that each is a batch of its own if it may
+        assert node.driver.next_offset == begun + BATCHES_UNDER_WAY_MAX
+
+        cluster.drops = lambda *_: False
+
+        answers = await asyncio.gather(*writes)
+        assert [stream_ids(answer) for answer in answers] == [
+            (1 + number,) for number in range(len(writes))
+        ]
+        batches = node.journal.read(EndOffset(begun), 1 << 20)
+        ends = [batch.end_offset for batch in batches]
+        assert ends == [begun + 1, begun + 2, begun + len(writes)]
+
+
+async def test_who_waits_when_leadership_is_lost_is_told(tmp_path: Path) -> None:
+
+    async with MemoryCluster(tmp_path) as cluster:
+        await cluster.fill("a", 1)
+        old = await cluster.leader()
+        node = cluster.nodes[old]
+        cluster.isolate(old)
+        writes = []
+        for number in range(BATCHES_UNDER_WAY_MAX + 1):
+            writes.append(asyncio.create_task(node.controller.write(create(f"b{number}"))))
+            await settle()
+        await eventually(lambda: not node.driver.is_leader, "it to resign")
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes[:-1]] == [
+            OutcomeUnknownError
+        ] * BATCHES_UNDER_WAY_MAX
+        with pytest.raises(NotLeaderError):
+            await writes[-1]

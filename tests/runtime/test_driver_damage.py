@@ -1,0 +1,64 @@
+"""A controller whose disk lost what it had acknowledged gets it back before it votes again."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.memory_cluster import MemoryCluster, create, eventually, stream_ids
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x20
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("which", ["first segment", "newest snapshot"])
+async def test_a_damaged_follower_repairs_itself_from_the_leader(
+    tmp_path: Path, which: str
+) -> None:
+
+    async with MemoryCluster(tmp_path) as cluster:
+        last = await cluster.fill("a", 40)
+        damaged = next(i for i in cluster.nodes if not cluster.nodes[i].driver.is_leader)
+        await cluster.hash_at(damaged, last.offset)
+        if which == "newest snapshot":
+            await cluster.nodes[damaged].driver.take_snapshot()
+        await cluster.kill(damaged)
+        pattern = "*.log" if which == "first segment" else "*.checkpoint"
+        flip_a_byte(sorted((tmp_path / f"node{damaged}").glob(pattern))[0])
+
+        node = await cluster.start(damaged)
+
+        wanted = await cluster.hash_at(await cluster.leader(), last.offset)
+        assert await cluster.hash_at(damaged, last.offset) == wanted
+        await eventually(lambda: not node.driver.describe().is_repairing, "the repair to end")
+        after = await cluster.write(create("after"))
+        assert stream_ids(after) == (40,)
+        restarted = await cluster.restart(damaged)
+        assert not restarted.driver.describe().is_repairing
+        wanted = await cluster.hash_at(await cluster.leader(), after.offset)
+        assert await cluster.hash_at(damaged, after.offset) == wanted
+
+
+async def test_a_damaged_node_does_not_vote_until_it_is_repaired(tmp_path: Path) -> None:
+
+    async with MemoryCluster(tmp_path) as cluster:
+        last = await cluster.fill("a", 20)
+        for node_id in (0, 1):
+            await cluster.hash_at(node_id, last.offset)
+        await cluster.kill(0)
+        await cluster.kill(1)
+        flip_a_byte(sorted((tmp_path / "node0").glob("*.log"))[0])
+        await cluster.kill(2)
+
+        node = await cluster.start(0)
+
+        assert node.driver.describe().is_repairing
+        await cluster.start(1)
+        # The two others hold everything: they elect one of them, and the damaged one heals.
+        await cluster.start(2)
+        assert await cluster.leader() != 0
+        wanted = await cluster.hash_at(await cluster.leader(), last.offset)
+        assert await cluster.hash_at(0, last.offset) == wanted
+        await eventually(lambda: not node.driver.describe().is_repairing, "the repair to end")

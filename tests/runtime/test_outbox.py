@@ -1,0 +1,99 @@
+"""Nothing leaves a replica before the write it depends on is durable, whatever it carries."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId
+from streammeta.controller.quorum.events import Send
+from streammeta.controller.quorum.messages import (
+    BeginQuorumEpochRequest,
+    FetchRequest,
+    FetchSnapshotRequest,
+    Request,
+    RequestHeader,
+    SnapshotId,
+    VoteRequest,
+)
+from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
+from streammeta.controller.runtime.outbox import Outbox
+
+HEADER = RequestHeader(
+    cluster_id=ClusterId("c"),
+    sender=ReplicaKey(NodeId(1)),
+    receiver=ReplicaKey(NodeId(0)),
+    epoch=Epoch(4),
+    incarnation=1,
+    request_id=1,
+)
+FETCH = FetchRequest(
+    header=HEADER,
+    fetch_offset=EndOffset(2),
+    last_epoch=Epoch(4),
+    high_watermark=EndOffset(1),
+    read_round=0,
+    max_wait_ms=500,
+    max_bytes=100,
+)
+REQUESTS: list[Request] = [
+    FETCH,
+    dataclasses.replace(FETCH, read_round=1),
+    dataclasses.replace(FETCH, read_round=9, fetch_offset=EndOffset(0)),
+    dataclasses.replace(FETCH, is_disk_full=True),
+    FetchSnapshotRequest(
+        header=HEADER, snapshot_id=SnapshotId(EndOffset(9), Epoch(3)), position=0, max_bytes=1
+    ),
+    VoteRequest(header=HEADER, pre_vote=False, last_epoch=Epoch(3), end_offset=EndOffset(2)),
+    BeginQuorumEpochRequest(header=HEADER),
+]
+
+
+class RecordingTransport:
+    """Keeps what it is to send."""
+
+    def __init__(self) -> None:
+        self.sent: list[Request] = []
+
+    def bind(self, listener: object) -> None:
+        """Tell nobody anything."""
+
+    def send(self, request: Request) -> None:
+        self.sent.append(request)
+
+    def set_voters(self, voters: VoterSet) -> None:
+        """Reach nobody."""
+
+    def endpoint(self, node_id: NodeId) -> str | None:
+        return None
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda item: type(item).__name__)
+def test_a_request_leaves_when_its_write_is_durable_and_not_before(request_: Request) -> None:
+    transport = RecordingTransport()
+    outbox = Outbox(transport)
+    outbox.durable(3)
+    outbox.send(Send(NodeId(0), request_, after=5))
+    assert not transport.sent
+    outbox.durable(4)
+    assert not transport.sent
+    outbox.durable(5)
+    assert transport.sent == [request_]
+    outbox.durable(6)
+    assert transport.sent == [request_]
+
+
+def test_a_fetch_of_a_new_round_does_not_overtake_the_flush_that_an_earlier_one_waits_for() -> None:
+    transport = RecordingTransport()
+    outbox = Outbox(transport)
+    earlier, later = FETCH, dataclasses.replace(FETCH, read_round=1)
+    outbox.send(Send(NodeId(0), earlier, after=2))
+    outbox.send(Send(NodeId(0), later, after=2))
+    outbox.durable(1)
+    assert not transport.sent
+    outbox.durable(2)
+    assert transport.sent == [earlier, later]

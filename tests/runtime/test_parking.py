@@ -1,0 +1,108 @@
+"""Answers leave when the high watermark reaches them, not before, and in order."""
+
+import asyncio
+
+import pytest
+
+from streammeta.controller.errors import OutcomeUnknownError
+from streammeta.controller.runtime.parking import COMPLETED_PER_TURN, ParkedAnswers
+
+
+async def test_answers_leave_when_the_high_watermark_passes_them() -> None:
+
+    parked = ParkedAnswers()
+    first, second, third = parked.park(5), parked.park(5), parked.park(9)
+
+    parked.release(4)
+    assert not first.done()
+
+    parked.release(5)
+    assert first.done()
+    assert second.done()
+    assert not third.done()
+    assert len(parked) == 1
+
+
+async def test_later_offsets_may_be_waited_for_first() -> None:
+
+    parked = ParkedAnswers()
+    far, near = parked.park(9), parked.park(5)
+
+    parked.release(5)
+
+    assert near.done()
+    assert not far.done()
+
+
+async def test_who_gives_up_is_forgotten_and_the_others_stay() -> None:
+
+    parked = ParkedAnswers()
+    gone, stays, later = parked.park(7), parked.park(3), parked.park(5)
+
+    parked.forget(gone)
+    assert len(parked) == 2
+    parked.release(4)
+
+    assert stays.done()
+    assert not later.done()
+    assert not gone.done()
+
+
+async def test_lost_leadership_fails_every_waiting_answer() -> None:
+
+    parked = ParkedAnswers()
+    waiting = [parked.park(offset) for offset in (1, 2, 3)]
+
+    parked.fail_all(OutcomeUnknownError("gone"))
+
+    for future in waiting:
+        with pytest.raises(OutcomeUnknownError):
+            await future
+    assert len(parked) == 0
+
+
+async def test_a_cancelled_caller_does_not_disturb_the_others() -> None:
+
+    parked = ParkedAnswers()
+    gone, stays = parked.park(1), parked.park(1)
+    gone.cancel()
+
+    parked.release(1)
+
+    assert stays.done()
+    assert not stays.cancelled()
+
+
+async def test_a_turn_of_the_event_loop_completes_a_bounded_number_in_order() -> None:
+
+    parked, woken = ParkedAnswers(), list[int]()
+
+    async def wait(number: int, future: asyncio.Future[None]) -> None:
+        await future
+        woken.append(number)
+
+    tasks = [
+        asyncio.create_task(wait(number, parked.park(number // 100))) for number in range(1_000)
+    ]
+    await asyncio.sleep(0)
+    parked.release(4)
+    parked.release(9)
+    before = 0
+    while len(woken) < 1_000:
+        await asyncio.sleep(0)
+        assert len(woken) - before <= COMPLETED_PER_TURN
+        before = len(woken)
+    assert woken == sorted(woken)
+    await asyncio.gather(*tasks)
+
+
+async def test_what_was_released_is_answered_though_leadership_is_lost_before_its_turn() -> None:
+
+    parked = ParkedAnswers()
+    waiting = [parked.park(1 + number // 100) for number in range(200)]
+    parked.release(1)
+    parked.fail_all(OutcomeUnknownError("gone"))
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert outcomes[:100] == [None] * 100, "committed before"
+    assert all(isinstance(each, OutcomeUnknownError) for each in outcomes[100:])
+    assert len(parked) == 0

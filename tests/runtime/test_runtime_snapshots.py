@@ -1,0 +1,116 @@
+"""A snapshot takes the place of the whole map, and what follows it is applied exactly once."""
+
+import asyncio
+import io
+from typing import Any
+
+import pytest
+
+from streammeta.controller.ids import EndOffset
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import DeleteKVs, GetKVs, KVKey, KVToPut, PutKVs
+from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.runtime.controller import Answered, MetadataController
+from streammeta.controller.snapshot.format import CheckpointError
+from tests.runtime.memory_log import MemoryLog
+from tests.runtime.runtime_helpers import (
+    REGISTER,
+    StillClock,
+    committed,
+    create,
+    new_controller,
+    submit,
+)
+
+
+def put(key: str) -> PutKVs:
+    return PutKVs(items=(KVToPut(key=key, value=b"v"),))
+
+
+def found(answered: Answered) -> list[bool]:
+    answer: Any = answered.answer
+    return [result.found for result in answer.results]
+
+
+def checkpoint_of(controller: MetadataController, log: MemoryLog) -> tuple[SnapshotId, io.BytesIO]:
+    file = io.BytesIO()
+    point = log.snapshot_point()
+    controller.freeze(point)(file)
+    return point.snapshot_id, file
+
+
+async def test_a_loaded_snapshot_replaces_everything_stale_keys_too() -> None:
+
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    await committed(log, controller.write(put("stale")))
+    behind = MetadataController(ClusterMap(), StillClock())
+    behind.bind(log)
+    behind.on_committed(log.batches, log.committed)
+    await committed(log, controller.write(DeleteKVs(keys=(KVKey(key="stale"),))))
+    await committed(log, controller.write(put("fresh")))
+    snapshot_id, file = checkpoint_of(controller, log)
+    both = GetKVs(keys=(KVKey(key="stale"), KVKey(key="fresh")))
+    reading = await submit(behind.read(both, at_least=log.committed))
+
+    exchange = behind.load(file, snapshot_id)
+    assert found(await behind.read(both, at_least=0)) == [True, False], "nothing changed yet"
+    assert not reading.done()
+    exchange()
+
+    answered = await reading
+    assert (found(answered), answered.offset) == ([False, True], snapshot_id.end_offset)
+    assert behind.cluster_map.state_hash() == controller.cluster_map.state_hash()
+
+
+@pytest.mark.parametrize("appends", [0, 1, 2])
+async def test_one_record_after_a_loaded_snapshot_survives_lost_leadership(appends: int) -> None:
+    """An exclusive end taken for a last offset would make exactly this record vanish."""
+    source, source_log = new_controller()
+    source_log.lead()
+    await committed(source_log, source.write(REGISTER))
+    snapshot_id, file = checkpoint_of(source, source_log)
+    await committed(source_log, source.write(create("a")))
+    assert source_log.committed == snapshot_id.end_offset + 1
+    loaded = MetadataController(ClusterMap(), StillClock())
+    log = MemoryLog(loaded)
+    loaded.bind(log)
+    loaded.load(file, snapshot_id)()
+    loaded.on_committed(source_log.batches[-1:], source_log.committed)
+    log.next_offset = log.committed = source_log.committed
+    loaded.on_leadership_claimed(2)
+    doubtful = [await submit(loaded.write(create(f"b{i}"))) for i in range(appends)]
+    assert loaded.cluster_map.size().streams == 1 + appends
+
+    loaded.on_leadership_lost()
+
+    assert loaded.cluster_map.size().streams == 1
+    assert loaded.cluster_map.state_hash() == source.cluster_map.state_hash()
+    await asyncio.gather(*doubtful, return_exceptions=True)
+
+
+async def test_a_view_frozen_before_leadership_was_lost_differs_from_what_is_left() -> None:
+    """What must never be published: it holds a write that nobody will ever commit."""
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    doubtful = await submit(controller.write(create("a")))
+    snapshot_id, file = checkpoint_of(controller, log)
+    log.lose_leadership(truncate=True)
+    other = MetadataController(ClusterMap(), StillClock())
+    other.load(file, snapshot_id)()
+    assert other.cluster_map.size().streams == 1
+    assert controller.cluster_map.size().streams == 0
+    await asyncio.gather(doubtful, return_exceptions=True)
+
+
+async def test_another_checkpoint_than_the_one_wanted_is_refused() -> None:
+
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    snapshot_id, file = checkpoint_of(controller, log)
+    wanted = SnapshotId(EndOffset(snapshot_id.end_offset + 1), snapshot_id.epoch)
+    with pytest.raises(CheckpointError, match="wanted is"):
+        controller.load(file, wanted)
