@@ -159,7 +159,7 @@ def test_one_process_at_a_time_also_after_a_kill(tmp_path: Path) -> None:
     format_directory(tmp_path, cluster_id=CLUSTER, node_id=NODE)
     program = (
         "import sys, time; from pathlib import Path;"
-        "from storage.durable_files import PosixFileSystem;"
+        "from streammeta.storage.durable_files import PosixFileSystem;"
         "PosixFileSystem().lock(Path(sys.argv[1]) / '.lock'); print('locked', flush=True);"
         "time.sleep(600)"
     )
