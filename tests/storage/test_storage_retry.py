@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import DeadlineExceededError, StorageError, StoreUnavailableError
 from streammeta.storage.object_store.deadline import run_for
 from streammeta.storage.object_store.metrics import Tally
@@ -133,3 +134,8 @@ def test_what_a_watched_request_raises_is_raised() -> None:
 
     with pytest.raises(TimeoutError, match="of its own"):
         run_for(PATIENCE_S, times_out)
+
+
+def test_a_backoff_doubles_up_to_its_longest_wait_and_draws_the_share_that_is_random() -> None:
+    assert [Backoff(1, 5).wait(attempt) for attempt in (0, 1, 2, 3, 5000)] == [1, 2, 4, 5, 5]
+    assert [Backoff(8, 8, jitter).wait(0, 0.25) for jitter in (0, 0.5, 1)] == [8, 5, 2]

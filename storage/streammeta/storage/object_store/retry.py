@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import DeadlineExceededError, StoreUnavailableError
 from streammeta.storage.object_store.deadline import run_for
 from streammeta.storage.object_store.metrics import Tally
@@ -54,6 +55,7 @@ class Retrier:
         random_unit: Callable[[], float] = random.random,
     ) -> None:
         self._policy = policy
+        self._backoff = Backoff(policy.first_delay_s, policy.longest_delay_s, jitter=1.0)
         self._sleep = sleep
         self._random_unit = random_unit
         self._changed = threading.Condition()
@@ -101,8 +103,8 @@ class Retrier:
             counted.retries += 1
 
     def _delay(self, attempt: int, error: StoreUnavailableError) -> float:
-        bound = min(self._policy.longest_delay_s, self._policy.first_delay_s * 2.0**attempt)
-        return max(bound * self._random_unit(), error.retry_after_s or 0.0)
+        wait = self._backoff.wait(attempt, self._random_unit())
+        return max(wait, error.retry_after_s or 0.0)
 
     def _run(self, request: Callable[[], T], end: float) -> T:
         number = self._begin(end)
