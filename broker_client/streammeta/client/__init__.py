@@ -56,6 +56,7 @@ from streammeta.client.reading.reader_stats import ReaderStats
 from streammeta.client.reading.stream_tail import StreamTail
 from streammeta.client.reading.time_lookup import OffsetAtTime, kafka_timestamp
 from streammeta.client.session import BrokerSession, OpenedStream, Outcomes
+from streammeta.client.stream_client import NodeCompaction, StreamClient, StreamClientConfig
 from streammeta.client.write_ahead_log.config import LogConfig
 from streammeta.client.write_ahead_log.identity import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
@@ -83,6 +84,7 @@ __all__ = [
     "LogIdentity",
     "MapOlderThanBucketError",
     "MissingObjectError",
+    "NodeCompaction",
     "NodeEpochExpiredError",
     "NodeFencedError",
     "NodeLockedError",
@@ -106,6 +108,8 @@ __all__ = [
     "RecoveryReport",
     "RefusedError",
     "SilentObserver",
+    "StreamClient",
+    "StreamClientConfig",
     "StreamEpochMismatchError",
     "StreamFailedError",
     "StreamFencedError",

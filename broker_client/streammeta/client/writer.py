@@ -148,6 +148,11 @@ class StreamWriter:
         """Bytes admitted and not yet settled, overhead included, at most `max_buffer_bytes`."""
         return self._buffered
 
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """The heartbeats of the session, which go on until `close`."""
+        return self._heartbeat
+
     def _start(self) -> asyncio.AbstractEventLoop:
         """Begin to speak for the node."""
         self._heartbeat.start()

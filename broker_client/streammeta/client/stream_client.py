@@ -1,0 +1,373 @@
+"""A broker's whole client in one object: from endpoints and bucket to append, read, tail, compact.
+
+Composes the parts of this package and owns their order of construction and of closing. Every part
+can be reached for what the short calls leave out; the parts work without the facade, too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Self
+
+from streammeta.client.arguments import (
+    INT32_MAX,
+    check_int,
+    check_int_mapping,
+    check_ints,
+    check_store,
+)
+from streammeta.client.compaction.compactor import SetObjectCompactor
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.report import CompactionReport
+from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
+from streammeta.client.compaction.stream_object_config import StreamObjectConfig
+from streammeta.client.compaction.stream_object_report import StreamReport
+from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.controller_client import DEFAULT_DEADLINE, ControllerClient
+from streammeta.client.errors import StreamNotFoundError, StreamNotOpenedError
+from streammeta.client.observer import UploadObserver
+from streammeta.client.reader import DEFAULT_READ_BYTES, StreamReader
+from streammeta.client.reader_config import ReaderConfig
+from streammeta.client.reading.range_reader import Fetched
+from streammeta.client.reading.stream_tail import StreamTail
+from streammeta.client.session import BrokerSession, OpenedStream, Outcomes, Tags
+from streammeta.client.write_ahead_log.config import LogConfig
+from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.client.write_ahead_log.recovery import RecoveryReport
+from streammeta.client.writer import StreamWriter
+from streammeta.client.writer_config import WriterConfig
+from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.factory import open_object_store
+
+
+@dataclass(frozen=True, slots=True)
+class StreamClientConfig:
+    """Configurations of the parts; None stands for the defaults of a part.
+
+    `deadline_s` bounds a call to the controllers, in seconds. A `wal_directory` makes the writer
+    acknowledge appends from a write-ahead log there (`durability="wal"`).
+    """
+
+    deadline_s: float = DEFAULT_DEADLINE
+    writer: WriterConfig | None = None
+    reader: ReaderConfig | None = None
+    wal_directory: str | os.PathLike[str] | None = None
+    wal: LogConfig | None = None
+    set_objects: CompactionConfig | None = None
+    stream_objects: StreamObjectConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCompaction:
+    """One cycle of compaction: of the set objects of each node, and of the node's own streams.
+
+    The first of `set_objects` is the node itself, the others are departed nodes that the
+    controllers assigned to it. Streams without work are left out of `streams`.
+    """
+
+    set_objects: tuple[CompactionReport, ...]
+    streams: tuple[StreamReport, ...]
+
+
+class StreamClient:
+    """Everything a broker needs of one cluster. Make it with `open`, and `close` it.
+
+    Safe for many concurrent calls on one event loop. A client that was opened without `node_id`
+    only reads. Every call raises subclasses of `BrokerClientError`, of `StorageError` for failures
+    of the bucket, and `TypeError` or `ValueError` for wrong arguments.
+    """
+
+    def __init__(
+        self,
+        controllers: ControllerClient,
+        store: ObjectStore,
+        reader: StreamReader,
+        writer: StreamWriter | None,
+        session: BrokerSession | None,
+        config: StreamClientConfig,
+        closing: AsyncExitStack,
+    ) -> None:
+        self._controllers = controllers
+        self._store = store
+        self._reader = reader
+        self._writer = writer
+        self._session = session
+        self._config = config
+        self._closing = closing
+        self._epochs: dict[int, int] = {}
+        self._compactors: tuple[SetObjectCompactor, StreamObjectCompactor] | None = None
+        self._recovery: RecoveryReport | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        endpoints: Sequence[str],
+        bucket: str | ObjectStore,
+        *,
+        node_id: int | None = None,
+        node_epoch: int | None = None,
+        tags: Tags | None = None,
+        observer: UploadObserver | None = None,
+        config: StreamClientConfig | None = None,
+    ) -> Self:
+        """Connect to the controllers at `endpoints` (HOST:PORT) and the cluster's bucket.
+
+        `bucket` is an address, `s3://bucket?options` or `file:///absolute/directory`, or a store.
+        With a `node_id` the process registers as that node and older processes of it are fenced;
+        `node_epoch` must grow with each start, by default it is the time in ms. Streams that an
+        earlier process of the node left open are taken over, and what a write-ahead log holds is
+        uploaded: see `inherited` and `recovery`.
+
+        Raises `NodeEpochExpiredError` when a newer process of the node has registered, and what
+        opening and recovering a write-ahead log raises.
+        """
+        config = StreamClientConfig() if config is None else config
+        store = open_object_store(bucket) if isinstance(bucket, str) else bucket
+        check_store(store)
+        if node_id is None and config.wal_directory is not None:
+            raise ValueError("wal_directory needs a node_id: a write-ahead log belongs to a node")
+        async with AsyncExitStack() as closing:
+            controllers = await closing.enter_async_context(
+                ControllerClient(endpoints, deadline=config.deadline_s)
+            )
+            session = writer = None
+            if node_id is None:
+                namespace = await controllers.object_namespace()
+            else:
+                check_int("node_id", node_id, 0, INT32_MAX)
+                epoch = time.time_ns() // 1_000_000 if node_epoch is None else node_epoch
+                session = await BrokerSession.register(controllers, node_id, epoch, tags=tags)
+                namespace = session.namespace
+                log = await _open_log(session, epoch, config, closing)
+                writer = StreamWriter(
+                    session, store, _writer_config(config), observer=observer, log=log
+                )
+                await closing.enter_async_context(writer)
+            reader = StreamReader(controllers, store, namespace, config.reader)
+            await closing.enter_async_context(reader)
+            client = cls(controllers, store, reader, writer, session, config, closing)
+            await client._take_over()
+            client._closing = closing.pop_all()
+            return client
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Upload and commit what was appended, then stop every part. Streams stay open."""
+        if self._compactors is not None:
+            for one in self._compactors:
+                one.close()
+            self._compactors = None
+        await self._closing.aclose()
+
+    # -- the parts
+
+    @property
+    def controllers(self) -> ControllerClient:
+        """The client of the controllers."""
+        return self._controllers
+
+    @property
+    def store(self) -> ObjectStore:
+        """The bucket."""
+        return self._store
+
+    @property
+    def reader(self) -> StreamReader:
+        """The reader: look-ups by time, many streams at once, statistics."""
+        return self._reader
+
+    @property
+    def session(self) -> BrokerSession:
+        """The registered process. Raises `ValueError` on a client without `node_id`."""
+        if self._session is None:
+            raise ValueError("node_id is None: this client only reads; open one with a node_id")
+        return self._session
+
+    @property
+    def writer(self) -> StreamWriter:
+        """The writer: futures instead of waiting. Raises `ValueError` without `node_id`."""
+        if self._writer is None:
+            raise ValueError("node_id is None: this client only reads; open one with a node_id")
+        return self._writer
+
+    @property
+    def recovery(self) -> RecoveryReport | None:
+        """What was found in the write-ahead log when it was opened; None without one."""
+        return self._recovery
+
+    @property
+    def inherited(self) -> tuple[OpenedStream, ...]:
+        """Streams that an earlier process of the node left open; they take appends at once."""
+        return self.session.inherited
+
+    # -- streams
+
+    async def create_streams(self, tags: Sequence[Tags]) -> list[int]:
+        """Create a closed, empty stream for each element of `tags`; return their ids in order."""
+        return await self.session.create_streams(tags)
+
+    async def open_streams(
+        self, streams: Iterable[int] | Mapping[int, int]
+    ) -> Outcomes[OpenedStream]:
+        """Open streams for this node and accept appends to them.
+
+        `streams` are stream ids, or stream ids with the stream epochs to open them with. Without
+        an epoch a stream gets the next larger one, which also clears the failure of an earlier
+        write. Raises `ValueError` for a stream with appends under way: `flush` first.
+        """
+        if isinstance(streams, Mapping):
+            epochs = check_int_mapping("streams", streams, "stream epochs")
+            missing: set[int] = set()
+        else:
+            ids = check_ints("streams", streams, "a sequence of stream ids")
+            epochs = {
+                one.stream_id: one.epoch + 1
+                async for one in self._controllers.describe_streams(ids)
+            } if ids else {}  # fmt: skip
+            missing = set(ids) - epochs.keys()
+        outcomes = await self.session.open_streams(epochs)
+        self.writer.attach(outcomes.done.values())
+        self._epochs |= {one.stream_id: one.epoch for one in outcomes.done.values()}
+        for stream_id in missing:
+            outcomes.failed[stream_id] = StreamNotFoundError(f"opening stream {stream_id}")
+        return outcomes
+
+    async def close_streams(self, stream_ids: Iterable[int]) -> Outcomes[None]:
+        """Commit what was appended to open streams, and close them."""
+        epochs = self._epochs_of(stream_ids)
+        await self.writer.flush()
+        outcomes = await self.session.close_streams(epochs)
+        self.writer.detach(list(outcomes.done))
+        for stream_id in outcomes.done:
+            del self._epochs[stream_id]
+        return outcomes
+
+    async def trim_streams(self, new_starts: Mapping[int, int]) -> Outcomes[None]:
+        """Move the first visible offset of open streams forward."""
+        starts = check_int_mapping("new_starts", new_starts, "new start offsets")
+        return await self.session.trim_streams(self._epochs_of(list(starts)), starts)
+
+    def _epochs_of(self, stream_ids: Iterable[int]) -> dict[int, int]:
+        ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
+        for stream_id in ids:
+            if stream_id not in self._epochs:
+                raise StreamNotOpenedError(f"stream {stream_id}", detail="not opened here")
+        return {stream_id: self._epochs[stream_id] for stream_id in ids}
+
+    # -- records
+
+    async def append(
+        self, stream_id: int, payload: bytes, count: int = 1, *, timestamp_ms: int | None = None
+    ) -> int:
+        """Append a record of `count` offsets; return its base offset once it is durable.
+
+        Concurrent appends share objects and commits. `writer.append` gives a future instead.
+        """
+        future = await self.writer.append(stream_id, payload, count, timestamp_ms=timestamp_ms)
+        return await future
+
+    async def append_many(
+        self, stream_id: int, payloads: Sequence[bytes], *, timestamp_ms: int | None = None
+    ) -> int:
+        """Append a record of one offset for each payload; return the first offset once durable."""
+        future = await self.writer.append_many(stream_id, payloads, timestamp_ms=timestamp_ms)
+        return await future
+
+    async def flush(self) -> None:
+        """Upload what was appended now, and wait until it is committed or has failed."""
+        await self.writer.flush()
+
+    async def read(
+        self,
+        stream_id: int,
+        start: int,
+        end: int | None = None,
+        max_bytes: int = DEFAULT_READ_BYTES,
+    ) -> list[RecordBatch]:
+        """Read record batches that cover `[start, end)`, or its front; see `StreamReader.read`."""
+        return await self._reader.read(stream_id, start, end, max_bytes)
+
+    async def fetch(
+        self,
+        stream_id: int,
+        offset: int,
+        max_bytes: int = DEFAULT_READ_BYTES,
+        *,
+        min_bytes: int = 1,
+        wait_s: float = 0.0,
+    ) -> Fetched:
+        """Read from `offset` on, waiting up to `wait_s` for data; see `StreamReader.fetch`."""
+        return await self._reader.fetch(
+            stream_id, offset, max_bytes, min_bytes=min_bytes, wait=wait_s
+        )
+
+    def iterate(
+        self, stream_id: int, start: int | None = None, end: int | None = None
+    ) -> AsyncIterator[RecordBatch]:
+        """Iterate over a stream from `start` (None: its first visible offset) to `end`."""
+        return self._reader.iterate(stream_id, start, end)
+
+    def tail(
+        self, stream_id: int, offset: int, *, max_bytes: int = DEFAULT_READ_BYTES
+    ) -> StreamTail:
+        """Iterate over a stream from `offset` on, waiting for records that are yet to come."""
+        return self._reader.tail(stream_id, offset, max_bytes=max_bytes)
+
+    # -- compaction
+
+    async def compact(self) -> NodeCompaction:
+        """Run one cycle of compaction: set objects first, then the node's stream objects.
+
+        What fails for one group or stream is in the reports. Raises `NodeFencedError` when a newer
+        process of the node has registered.
+        """
+        session, heartbeat = self.session, self.writer.heartbeat
+        if self._compactors is None:
+            place = (self._controllers, session.node, session.namespace, self._store)
+            self._compactors = (
+                SetObjectCompactor(*place, self._config.set_objects),
+                StreamObjectCompactor(*place, self._config.stream_objects),
+            )
+        set_objects, stream_objects = self._compactors
+        own = CompactionTarget.of(session.node)
+        departed = [CompactionTarget.of(one, failover=True) for one in heartbeat.compactions]
+        reports = [await set_objects.run_once(target) for target in (own, *departed)]
+        streams = [report async for report in stream_objects.compact_node()]
+        return NodeCompaction(tuple(reports), tuple(streams))
+
+    async def _take_over(self) -> None:
+        """Attach the streams of an earlier process, and recover its write-ahead log."""
+        if self._session is None or self._writer is None:
+            return
+        self._writer.attach(self._session.inherited)
+        self._epochs = {one.stream_id: one.epoch for one in self._session.inherited}
+        if self._config.wal_directory is not None:
+            self._recovery = await self._writer.recover()
+
+
+def _writer_config(config: StreamClientConfig) -> WriterConfig:
+    if config.writer is not None:
+        return config.writer
+    return WriterConfig(durability="object" if config.wal_directory is None else "wal")
+
+
+async def _open_log(
+    session: BrokerSession, node_epoch: int, config: StreamClientConfig, closing: AsyncExitStack
+) -> WriteAheadLog | None:
+    if config.wal_directory is None:
+        return None
+    identity = LogIdentity(session.namespace, session.node.node_id, node_epoch)
+    log = await WriteAheadLog.open(config.wal_directory, identity, config.wal)
+    closing.push_async_callback(log.close)
+    return log

@@ -1,0 +1,133 @@
+"""The facade against a real controller and a local bucket; the README's lines run as they stand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType
+
+import pytest
+
+from streammeta.cli.local_cluster import LocalCluster
+from streammeta.client import (
+    StreamClient,
+    StreamClientConfig,
+    StreamNotFoundError,
+    StreamNotOpenedError,
+    WriterConfig,
+)
+from tests.server.running import leader_of, running_cluster
+
+pytestmark = pytest.mark.process
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+FAST = StreamClientConfig(writer=WriterConfig(linger=0.01))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """One real controller over a directory as the bucket."""
+    with running_cluster(tmp_path_factory.mktemp("facade"), 1) as running:
+        leader_of(running)
+        yield running
+
+
+def readme_example(cluster: LocalCluster) -> tuple[str, CodeType]:
+    """The Python lines of the README with the addresses of `cluster`; it has one such block."""
+    (text,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    for wanted in ("127.0.0.1:9091", "file:///tmp/streammeta/bucket"):
+        assert text.count(wanted) == 1
+    placed = text.replace("127.0.0.1:9091", cluster.endpoints[0])
+    placed = placed.replace("file:///tmp/streammeta/bucket", cluster.store_uri)
+    return text, compile(placed, str(README), "exec")
+
+
+def test_the_lines_of_the_readme_run(cluster: LocalCluster) -> None:
+    text, program = readme_example(cluster)
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert len(lines) <= 16
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(program, {"__name__": "__main__"})
+    assert printed.getvalue().splitlines() == ["0 b'hello'", "1 b'world'"]
+
+
+async def test_a_broker_writes_reads_tails_trims_compacts_and_closes(cluster: LocalCluster) -> None:
+    async with await StreamClient.open(
+        cluster.endpoints, cluster.store_uri, node_id=1, config=FAST
+    ) as client:
+        ids = await client.create_streams([{"topic": "a"}, {"topic": "b"}])
+        opened = (await client.open_streams(ids)).require_all()
+        assert [(one.epoch, one.next_offset) for one in opened.values()] == [(0, 0)] * 2
+        for at in range(3):  # one object each
+            assert await asyncio.gather(*(client.append(i, b"%d" % at) for i in ids)) == [at, at]
+        tail = client.tail(ids[0], 0)
+        assert [(await anext(tail)).payload for _ in range(3)] == [b"0", b"1", b"2"]
+        waiting = asyncio.ensure_future(anext(tail))
+        assert await client.append_many(ids[0], [b"3", b"4"]) == 3
+        assert (await waiting).payload == b"3"
+        tail.close()
+        (await client.trim_streams({ids[1]: 1})).require_all()
+        done = await client.compact()
+        assert [one.node_id for one in done.set_objects] == [1]
+        assert not any(one.failures for one in done.set_objects)
+        assert [one.payload async for one in client.iterate(ids[1])] == [b"1", b"2"]
+        fetched = await client.fetch(ids[0], 5, wait_s=0.01)
+        assert (fetched.records, fetched.end_offset) == ([], 5)
+        (await client.close_streams(ids)).require_all()
+        with pytest.raises(StreamNotOpenedError, match=f"{ids[0]}"):
+            await client.trim_streams({ids[0]: 1})
+        unknown = await client.open_streams([10**6])
+        with pytest.raises(StreamNotFoundError, match="1000000"):
+            unknown.require_all()
+        again = (await client.open_streams(ids)).require_all()
+        assert [(one.epoch, one.next_offset) for one in again.values()] == [(1, 5), (1, 3)]
+        await client.close()  # a second time, by the context, does nothing
+
+
+async def test_a_client_without_a_node_only_reads(cluster: LocalCluster) -> None:
+    async with await StreamClient.open(
+        cluster.endpoints, cluster.store_uri, node_id=2, config=FAST
+    ) as client:
+        (stream_id,) = await client.create_streams([{}])
+        await client.open_streams({stream_id: 4})
+        await client.append(stream_id, b"seen")
+    async with await StreamClient.open(cluster.endpoints, cluster.store_uri) as reading:
+        assert [one.payload for one in await reading.read(stream_id, 0)] == [b"seen"]
+        with pytest.raises(ValueError, match="node_id"):
+            await reading.append(stream_id, b"refused")
+
+
+async def test_a_restarted_broker_goes_on_with_its_streams_and_its_log(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    config = StreamClientConfig(
+        wal_directory=tmp_path / "wal", writer=WriterConfig(linger=60.0, durability="wal")
+    )
+    place = (cluster.endpoints, cluster.store_uri)
+    client = await StreamClient.open(*place, node_id=3, node_epoch=1, config=config)
+    (stream_id,) = await client.create_streams([{}])
+    await client.open_streams([stream_id])
+    assert await client.append(stream_id, b"logged") == 0  # long before it is uploaded
+    await client.writer.close(0)  # as a process ends that is killed
+    await client.close()
+    async with await StreamClient.open(*place, node_id=3, node_epoch=2, config=config) as restarted:
+        assert [one.stream_id for one in restarted.inherited] == [stream_id]
+        assert restarted.recovery is not None
+        assert restarted.recovery.uploaded == 1
+        assert await restarted.append(stream_id, b"next") == 1
+        await restarted.flush()
+        assert [one.payload for one in await restarted.read(stream_id, 0)] == [b"logged", b"next"]
+
+
+async def test_a_log_without_a_node_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="wal_directory needs a node_id"):
+        await StreamClient.open(
+            ["127.0.0.1:1"],
+            f"file://{tmp_path}",
+            config=StreamClientConfig(wal_directory=tmp_path),
+        )
