@@ -18,9 +18,8 @@ from scripts.benchmarks.compaction_world import MIB, START_MS, Costs, World, Wri
 from scripts.benchmarks.figures import Outcome, Table
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.storage.compaction.entries import EntryTable
-from streammeta.storage.compaction.force_split import plan_force_split
 from streammeta.storage.compaction.plan import CompactionLimits
-from streammeta.storage.compaction.planner import plan_compaction
+from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
 from streammeta.storage.compaction.selection import GroupKind, select_set_objects
 from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE
 from streammeta.storage.object_format.object_reader import tail_guess

@@ -39,14 +39,15 @@ from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint
 from streammeta.controller.runtime.state_machine import SnapshotPoint
-from streammeta.storage.compaction.entries import EntryTable, contiguous_runs
-from streammeta.storage.compaction.merged_index import (
+from streammeta.storage.compaction.entries import (
     OUTPUT_INDEX_THRESHOLD,
+    EntryTable,
     MergeRule,
+    contiguous_runs,
     merged_index,
 )
+from streammeta.storage.compaction.layout import plan_reads
 from streammeta.storage.compaction.plan import CommitPlan, OutputKind
-from streammeta.storage.compaction.read_runs import plan_reads
 from streammeta.storage.compaction.selection import SetObjects
 from streammeta.storage.object_format.footer import FOOTER_SIZE
 from streammeta.storage.object_format.index_block import INDEX_ENTRY_SIZE

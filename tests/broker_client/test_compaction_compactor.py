@@ -14,8 +14,8 @@ from streammeta.client.compaction.compactor import SetObjectCompactor
 from streammeta.client.compaction.report import CompactionReport
 from streammeta.client.errors import NodeEpochExpiredError
 from streammeta.controller.metadata.values import ObjectState
-from streammeta.storage.compaction.coverage import CoverageError, check_coverage
 from streammeta.storage.compaction.entries import EntryTable
+from streammeta.storage.compaction.verification import CoverageError, check_coverage
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_builder import ObjectBuilder
 from streammeta.storage.object_format.object_key import key_for

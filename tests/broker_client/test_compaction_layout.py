@@ -8,17 +8,17 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from streammeta.client.compaction.block_check import DamagedBlockError, check_blocks
-from streammeta.client.compaction.layout import (
+from streammeta.storage.compaction.entries import EntryTable, live_entries
+from streammeta.storage.compaction.layout import (
     DEAD_BYTES_MAX,
     Layout,
     PlacedRead,
     SetObjectSoFar,
     lay_out,
 )
-from streammeta.storage.compaction.entries import EntryTable, live_entries
 from streammeta.storage.compaction.plan import CommitPlan, CompactionLimits, OutputKind
 from streammeta.storage.compaction.planner import plan_compaction
+from streammeta.storage.compaction.verification import DamagedBlockError, check_blocks
 from streammeta.storage.object_format.object_builder import ObjectBuilder
 from streammeta.storage.object_format.object_reader import ObjectReader
 from streammeta.storage.object_format.record import RecordBatch

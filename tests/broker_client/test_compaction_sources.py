@@ -12,7 +12,6 @@ import pytest
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.output_writer import WrittenObject
 from streammeta.client.compaction.resume import OutputJournal
-from streammeta.client.compaction.source_check import RecordedChecksum, SourceChecks
 from streammeta.client.compaction.source_indexes import (
     LeftOut,
     Source,
@@ -23,6 +22,7 @@ from streammeta.client.compaction.source_indexes import (
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.storage.compaction.entries import Column, Entry, EntryTable
 from streammeta.storage.compaction.selection import SelectionConfig
+from streammeta.storage.compaction.verification import RecordedChecksum, SourceChecks
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_builder import ObjectBuilder
 from streammeta.storage.object_format.record import RecordBatch

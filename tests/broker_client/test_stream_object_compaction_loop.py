@@ -9,7 +9,7 @@ import pytest
 
 from streammeta.client.compaction.stream_object_loop import StreamObjectLoop
 from streammeta.client.errors import ControllerUnavailableError, NodeEpochExpiredError
-from streammeta.storage.compaction.stream_schedule import StreamSchedule
+from streammeta.storage.compaction.stream_objects import StreamSchedule
 from tests.broker_client.stream_object_lives import NODE, compactor, of_parts, stored_ranges
 from tests.compaction.compaction_lives import small_parts
 from tests.compaction.compaction_reads import ReadCheck

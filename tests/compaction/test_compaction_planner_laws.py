@@ -12,10 +12,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from streammeta.storage.compaction.coverage import CoverageError, check_coverage
-from streammeta.storage.compaction.entries import Entry, EntryTable, live_entries
-from streammeta.storage.compaction.force_split import plan_force_split
-from streammeta.storage.compaction.merged_index import MergeRule, merged_index
+from streammeta.storage.compaction.entries import (
+    Entry,
+    EntryTable,
+    MergeRule,
+    live_entries,
+    merged_index,
+)
+from streammeta.storage.compaction.layout import plan_reads
 from streammeta.storage.compaction.plan import (
     CommitPlan,
     CompactionLimits,
@@ -23,8 +27,8 @@ from streammeta.storage.compaction.plan import (
     Iteration,
     OutputKind,
 )
-from streammeta.storage.compaction.planner import plan_compaction
-from streammeta.storage.compaction.read_runs import plan_reads
+from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
+from streammeta.storage.compaction.verification import CoverageError, check_coverage
 from tests.compaction.compaction_entries import Sources, bytes_at, random_sources
 
 SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 16))]
@@ -42,7 +46,6 @@ def draw_limits(rng: random.Random) -> CompactionLimits:
         max_streams=rng.choice([1, 3, 20_000]),
         max_stream_objects=rng.choice([1, 4, 10_000]),
         max_rows=rng.choice([5, 20_000]),
-        max_commit_bytes=rng.choice([None, None, 150, 2_000]),
     )
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from streammeta.client.compaction.commit_run import SourceFailedError
-from streammeta.client.compaction.layout import SetObjectSoFar, lay_out
 from streammeta.client.compaction.source_indexes import Source
 from streammeta.controller.metadata.values import ObjectKind
 from streammeta.storage.compaction.entries import (
@@ -19,14 +18,14 @@ from streammeta.storage.compaction.entries import (
     objects_without_entries,
     sorted_by_stream,
 )
-from streammeta.storage.compaction.force_split import plan_force_split
+from streammeta.storage.compaction.layout import SetObjectSoFar, lay_out
 from streammeta.storage.compaction.plan import (
     CompactionLimits,
     CompactionPlan,
     Output,
     OutputKind,
 )
-from streammeta.storage.compaction.planner import plan_compaction
+from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.footer import FOOTER_SIZE, decode_footer
 from streammeta.storage.object_format.index_block import INDEX_ENTRY_SIZE, salvage_entries

@@ -13,21 +13,21 @@ import numpy as np
 
 from streammeta.storage.compaction.entries import (
     EntryTable,
+    MergeRule,
     contiguous_runs,
+    merged_index,
     sorted_by_stream,
     stream_ranges,
 )
-from streammeta.storage.compaction.faults import without_faults
 from streammeta.storage.compaction.grouping import group_entries, objects_sharing_streams
-from streammeta.storage.compaction.merged_index import MergeRule, merged_index
+from streammeta.storage.compaction.layout import plan_reads
 from streammeta.storage.compaction.plan import (
     CompactionLimits,
     ExclusionReason,
     Iteration,
     OutputKind,
 )
-from streammeta.storage.compaction.planner import plan_compaction
-from streammeta.storage.compaction.read_runs import plan_reads
+from streammeta.storage.compaction.planner import plan_compaction, without_faults
 from streammeta.storage.compaction.selection import SetObjects
 from tests.conformance.compaction_answer import (
     Answer,

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from streammeta.storage.compaction.selection import (
     MIB,
-    MINUTE_MS,
     Group,
     GroupKind,
     SelectionConfig,
@@ -26,7 +25,7 @@ from streammeta.storage.compaction.selection import (
 )
 
 _INDEX_ENTRY, _FOOTER = 36, 48
-_AUTOMQ_SPLIT_AFTER_MS = 120 * MINUTE_MS
+_AUTOMQ_SPLIT_AFTER_MS = 120 * 60_000
 
 Policy: TypeAlias = Callable[[SetObjects, int], Sequence[Group]]
 

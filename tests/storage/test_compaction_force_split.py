@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from streammeta.storage.compaction.entries import Entry, EntryTable
-from streammeta.storage.compaction.force_split import plan_force_split
 from streammeta.storage.compaction.plan import CompactionLimits, CompactionPlan, ExclusionReason
+from streammeta.storage.compaction.planner import plan_force_split
 from tests.storage.compaction_model import entry, placed, plan_rows
 
 Outputs = list[list[tuple[str, list[tuple[int, int, int]]]]]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from streammeta.storage.compaction.entries import Entry, EntryTable
+from streammeta.storage.compaction.layout import plan_reads
 from streammeta.storage.compaction.plan import (
     CompactionLimits,
     CompactionPlan,
@@ -15,7 +15,6 @@ from streammeta.storage.compaction.plan import (
     Iteration,
 )
 from streammeta.storage.compaction.planner import plan_compaction
-from streammeta.storage.compaction.read_runs import plan_reads
 from tests.storage.compaction_model import entry, placed, plan_rows, three_objects
 
 KIB = 1024
@@ -275,32 +274,11 @@ def test_sources_are_parted_in_the_order_in_which_they_are_given() -> None:
     order = [90, 4, 70, 5, 6]
     ranges = [entry(o, s, 10 * at, 10 * at + 10) for at, o in enumerate(order) for s in (0, 1)]
     table = EntryTable.of_rows(ranges).placed()
-    for sharing_only in (False, True):
-        limits = CompactionLimits(split_size=100, max_commit_bytes=40)
-        found = plan_compaction(table, limits, sharing_only=sharing_only)
-        assert [commit.source_ids for commit in found.commits] == [(4, 90), (5, 6, 70)]
-        assert {kind for iteration in plan_rows(found) for kind, _ in iteration} == {"COMPACT"}
     halved = plan_compaction(
         table, CompactionLimits(20, 10, max_stream_objects=3), sharing_only=False
     )
     assert [commit.source_ids for commit in halved.commits] == [(4, 90), (5, 6)]
     assert halved.left_alone == (70,)
-
-
-@pytest.mark.parametrize("max_commit_bytes", [1, 35, 40, 60, 99, 100, 101, 10_000])
-def test_commits_of_bounded_bytes_cover_their_sources_completely(max_commit_bytes: int) -> None:
-    entries = [entry(o, s, 10 * o, 10 * o + 10) for o in range(9) for s in range(2)]
-    found = plan(entries, 1000, 1000, max_commit_bytes=max_commit_bytes)
-    ids = [one.source_ids for one in found.commits]
-    assert [each for source_ids in ids for each in source_ids] == list(range(9))
-    assert all(len(source_ids) >= 2 for source_ids in ids)
-    for commit in found.commits:
-        held = {(one.object_id, one.stream_id) for one in commit.entries.rows()}
-        assert held == {(o, s) for o in commit.source_ids for s in range(2)}
-    for commit in found.commits[:-1]:
-        assert commit.entries.data_size <= max_commit_bytes or len(commit.source_ids) == 2
-    for one, other in pairwise(found.commits):
-        assert one.source_ids[-1] < other.source_ids[0]
 
 
 def test_nothing_live_makes_no_plan() -> None:

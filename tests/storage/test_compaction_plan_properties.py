@@ -8,13 +8,17 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streammeta.storage.compaction.coverage import check_coverage
-from streammeta.storage.compaction.entries import Entry, EntryTable, encode_entries
-from streammeta.storage.compaction.force_split import plan_force_split
-from streammeta.storage.compaction.merged_index import MergeRule, merged_index
+from streammeta.storage.compaction.entries import (
+    Entry,
+    EntryTable,
+    MergeRule,
+    encode_entries,
+    merged_index,
+)
+from streammeta.storage.compaction.layout import plan_reads
 from streammeta.storage.compaction.plan import CommitPlan, CompactionLimits, Iteration, OutputKind
-from streammeta.storage.compaction.planner import plan_compaction
-from streammeta.storage.compaction.read_runs import plan_reads
+from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
+from streammeta.storage.compaction.verification import check_coverage
 from streammeta.storage.object_format.record import INT32_MAX
 from tests.storage.compaction_model import entry, model_plan, placed, plan_rows, sources
 
@@ -28,7 +32,6 @@ limits = st.builds(
     max_streams=st.integers(1, 6),
     max_stream_objects=st.integers(1, 8),
     max_rows=st.integers(1, 10),
-    max_commit_bytes=st.none() | st.integers(1, 100),
 )
 
 

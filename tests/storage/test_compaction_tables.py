@@ -6,20 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from streammeta.storage.compaction.coverage import CoverageError, check_coverage
 from streammeta.storage.compaction.entries import (
     Entry,
     EntryTable,
+    MergeRule,
     contiguous_runs,
     encode_entries,
     live_entries,
+    merged_index,
     objects_without_entries,
     sorted_by_stream,
     stream_ranges,
 )
-from streammeta.storage.compaction.merged_index import MergeRule, merged_index
+from streammeta.storage.compaction.layout import plan_reads
 from streammeta.storage.compaction.plan import Iteration
-from streammeta.storage.compaction.read_runs import plan_reads
+from streammeta.storage.compaction.verification import CoverageError, check_coverage
 from streammeta.storage.object_format.index_block import StreamRange, decode_index
 from tests.storage.compaction_model import entry, placed
 from tests.storage.format_objects import small_object

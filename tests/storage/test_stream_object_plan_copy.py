@@ -44,7 +44,7 @@ def test_a_small_object_is_put_in_one_request() -> None:
     plan = plan_copy(of_sizes(3, 6, 4), TRAILER)
     assert plan.is_single
     assert told(plan) == ["send 1 0-3, 2 0-6, 3 0-4, t"]
-    assert (plan.gets, plan.copies, plan.bytes_copied) == (3, 0, 0)
+    assert plan.copies == 0
     assert plan_copy(of_sizes(16, 16), TRAILER).is_single
     assert not plan_copy(of_sizes(16, 17), TRAILER).is_single
 
@@ -52,7 +52,7 @@ def test_a_small_object_is_put_in_one_request() -> None:
 def test_small_neighbours_travel_together_and_large_ones_are_copied() -> None:
     plan = plan_copy(of_sizes(3, 6, 40, 1), TRAILER)
     assert told(plan) == ["send 1 0-3, 2 0-6", "copy 3 0-40", "send 4 0-1, t"]
-    assert (plan.gets, plan.copies) == (3, 1)
+    assert plan.copies == 1
 
 
 def test_the_trailer_alone_is_a_part() -> None:
@@ -128,7 +128,6 @@ def test_parts_hold_all_bytes_in_order_within_the_limits(seed: int) -> None:
     wanted = [(one.object_id, at) for one in sources for at in range(one.start, one.end)]
     assert held == wanted
     assert plan.size == len(wanted) + 7
-    assert plan.bytes_written + plan.bytes_copied == plan.size
     assert all(part.size >= rules.min_part_bytes for part in plan.parts[:-1])
     assert all(part.size <= rules.max_part_bytes for part in plan.parts)
     for part in plan.parts:

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from streammeta.storage.compaction.stream_objects import StreamCompaction
-from streammeta.storage.compaction.stream_schedule import (
+from streammeta.storage.compaction.stream_objects import (
+    StreamCompaction,
     StreamSchedule,
     after_turn,
     due_kind,

@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.layout import SetObjectSoFar, lay_out
 from streammeta.client.compaction.source_indexes import likely_index_start
-from streammeta.storage.compaction.entries import EntryTable, contiguous_runs
-from streammeta.storage.compaction.merged_index import (
+from streammeta.storage.compaction.entries import (
     OUTPUT_INDEX_THRESHOLD,
+    EntryTable,
     MergeRule,
+    contiguous_runs,
     merged_index,
 )
+from streammeta.storage.compaction.layout import SetObjectSoFar, lay_out
 from streammeta.storage.compaction.plan import CommitPlan, OutputKind
 from streammeta.storage.compaction.selection import GroupKind, SetObjects
 from streammeta.storage.object_format.footer import FOOTER_SIZE

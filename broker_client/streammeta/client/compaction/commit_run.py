@@ -15,7 +15,6 @@ from functools import partial
 
 import numpy as np
 
-from streammeta.client.compaction.block_check import DamagedBlockError, check_blocks
 from streammeta.client.compaction.buffers import new_buffer
 from streammeta.client.compaction.commit import (
     UNKNOWN_BOUNDS,
@@ -25,7 +24,16 @@ from streammeta.client.compaction.commit import (
     TimeBounds,
 )
 from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.layout import (
+from streammeta.client.compaction.node_map import NodeMap
+from streammeta.client.compaction.output_writer import OutputWriter, PartRules, WrittenObject
+from streammeta.client.compaction.report import Figures
+from streammeta.client.compaction.resume import OutputJournal
+from streammeta.client.compaction.store_calls import StoreCalls
+from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.compaction.together import some_at_a_time, to_its_end
+from streammeta.client.free_memory import give_back
+from streammeta.storage.compaction.entries import EntryTable, stream_ranges
+from streammeta.storage.compaction.layout import (
     DEAD_BYTES_MAX,
     Layout,
     PlacedOutput,
@@ -33,18 +41,14 @@ from streammeta.client.compaction.layout import (
     SetObjectSoFar,
     lay_out,
 )
-from streammeta.client.compaction.node_map import NodeMap
-from streammeta.client.compaction.output_writer import OutputWriter, PartRules, WrittenObject
-from streammeta.client.compaction.report import Figures
-from streammeta.client.compaction.resume import OutputJournal
-from streammeta.client.compaction.source_check import RecordedChecksum, SourceChecks
-from streammeta.client.compaction.store_calls import StoreCalls
-from streammeta.client.compaction.target import CompactionTarget
-from streammeta.client.compaction.together import some_at_a_time, to_its_end
-from streammeta.client.free_memory import give_back
-from streammeta.storage.compaction.coverage import check_coverage
-from streammeta.storage.compaction.entries import EntryTable, stream_ranges
 from streammeta.storage.compaction.plan import CommitPlan, Output, OutputKind
+from streammeta.storage.compaction.verification import (
+    DamagedBlockError,
+    RecordedChecksum,
+    SourceChecks,
+    check_blocks,
+    check_coverage,
+)
 from streammeta.storage.errors import StorageError, StoreUnavailableError
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_checksum import ObjectChecksum

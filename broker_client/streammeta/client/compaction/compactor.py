@@ -37,7 +37,6 @@ from streammeta.client.errors import (
     RefusedError,
 )
 from streammeta.client.free_memory import give_back
-from streammeta.storage.compaction.coverage import CoverageError
 from streammeta.storage.compaction.selection import (
     Group,
     GroupKind,
@@ -45,6 +44,7 @@ from streammeta.storage.compaction.selection import (
     SetObjects,
     select_set_objects,
 )
+from streammeta.storage.compaction.verification import CoverageError
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import ObjectStore

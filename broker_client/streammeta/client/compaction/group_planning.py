@@ -15,7 +15,6 @@ import numpy as np
 
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.node_map import NodeListing, NodeMap
-from streammeta.client.compaction.source_check import RecordedChecksum
 from streammeta.client.compaction.source_indexes import (
     LeftOut,
     Source,
@@ -25,15 +24,15 @@ from streammeta.client.compaction.source_indexes import (
 )
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.storage.compaction.entries import EntryTable, live_entries, objects_without_entries
-from streammeta.storage.compaction.force_split import plan_force_split
 from streammeta.storage.compaction.plan import (
     CompactionLimits,
     CompactionPlan,
     Exclusion,
     ExclusionReason,
 )
-from streammeta.storage.compaction.planner import plan_compaction
+from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
 from streammeta.storage.compaction.selection import Group, GroupKind
+from streammeta.storage.compaction.verification import RecordedChecksum
 
 SET_ASIDE_S = 3600.0
 """How long an object that could not be compacted is not tried again."""

@@ -46,9 +46,9 @@ from streammeta.storage.compaction.stream_objects import (
     StreamPlan,
     cut_groups,
     is_worth_compacting,
+    may_have_work,
     plan_stream,
 )
-from streammeta.storage.compaction.stream_schedule import may_have_work
 from streammeta.storage.errors import StorageError, WrongBucketError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import ObjectStore

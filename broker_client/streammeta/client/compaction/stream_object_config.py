@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.storage.compaction.copy_plan import CopyRules
-from streammeta.storage.compaction.merged_index import OUTPUT_INDEX_THRESHOLD
+from streammeta.storage.compaction.entries import OUTPUT_INDEX_THRESHOLD
 from streammeta.storage.compaction.stream_objects import GroupRules, StreamCompaction, rules_for
 
 MIB = 1024 * 1024

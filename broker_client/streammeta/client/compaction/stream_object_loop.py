@@ -15,8 +15,8 @@ from streammeta.client.compaction.stream_object_compactor import StreamObjectCom
 from streammeta.client.compaction.stream_object_listing import ListedStream
 from streammeta.client.compaction.stream_object_report import StreamReport
 from streammeta.client.errors import BrokerClientError, NodeFencedError, NodeNotRegisteredError
-from streammeta.storage.compaction.stream_objects import StreamCompaction
-from streammeta.storage.compaction.stream_schedule import (
+from streammeta.storage.compaction.stream_objects import (
+    StreamCompaction,
     StreamSchedule,
     StreamTurns,
     after_turn,

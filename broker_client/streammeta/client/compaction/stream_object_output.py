@@ -32,8 +32,12 @@ from streammeta.storage.compaction.copy_plan import (
     WrittenPart,
     plan_copy,
 )
-from streammeta.storage.compaction.entries import EntryTable, encode_entries
-from streammeta.storage.compaction.merged_index import MergeRule, merged_index
+from streammeta.storage.compaction.entries import (
+    EntryTable,
+    MergeRule,
+    encode_entries,
+    merged_index,
+)
 from streammeta.storage.compaction.stream_objects import ANY_CRC
 from streammeta.storage.errors import (
     CorruptObjectError,

@@ -1,1 +1,1 @@
-"""What compaction decides: which bytes of which objects go together, and in what order."""
+"""Pure planning of compaction: which bytes of which objects are rewritten together."""

@@ -1,9 +1,8 @@
-"""How ranges of several objects become one object: which bytes the store copies by itself.
+"""Layout of a merged stream object: one request, or parts that the store copies or receives.
 
-Owns the choice between one request and an upload in parts, and of an upload which parts are copied
-inside the store and which are fetched and sent: a part has at least 5 MiB, unless it is the last,
-so small neighbours travel, and take along as much of a larger one as it takes. No more than
-`CopyRules.fetched_bytes` of a written part is fetched. Does no I/O.
+A part has at least 5 MiB, unless it is the last, so small neighbours are fetched and sent, together
+with as much of a larger one as needed. At most `CopyRules.fetched_bytes` of a written part are
+fetched. Pure.
 """
 
 from __future__ import annotations
@@ -93,24 +92,9 @@ class CopyPlan:
         return sum(part.size for part in self.parts)
 
     @property
-    def gets(self) -> int:
-        """Ranges that are fetched."""
-        return sum(len(part.sources) for part in self.parts if isinstance(part, WrittenPart))
-
-    @property
     def copies(self) -> int:
         """Parts that the store copies."""
         return sum(isinstance(part, CopiedPart) for part in self.parts)
-
-    @property
-    def bytes_copied(self) -> int:
-        """Bytes that never leave the store."""
-        return sum(part.size for part in self.parts if isinstance(part, CopiedPart))
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes that are sent to the store."""
-        return self.size - self.bytes_copied
 
 
 def plan_copy(

@@ -1,19 +1,22 @@
-"""The index entries of many objects as columns, and what of them is live.
+"""Index entries of many objects as numpy columns, and the index of an output.
 
-Owns the table that compaction is planned with. One node may have millions of entries, so they stay
-numpy columns (56 bytes an entry) from the index of an object to the index of another; a row becomes
-a value only for a message or a test. Knows nothing of plans, of bytes, or of how indexes were read.
+Owns the table that compaction is planned with: live entries, contiguous runs, joined entries. A
+node may have millions of entries, so they stay columns (56 bytes an entry) from the index of a
+source to the index of an output. Knows nothing of plans or of how indexes were read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streammeta.storage.object_format.data_block import MAX_BLOCK_SIZE
+from streammeta.storage.object_format.footer import Footer, encode_footer
 from streammeta.storage.object_format.index_block import INDEX_ENTRY_DTYPE, IndexBlock, StreamRange
 from streammeta.storage.object_format.record import INT32_MAX
 
@@ -109,11 +112,11 @@ class EntryTable:
         return Entry(*(int(column[number]) for column in self._columns))
 
     def rows(self) -> Iterator[Entry]:
-        """Yield every row as a value: for messages and tests, not for planning."""
+        """Yield every row as a value, for messages and tests."""
         return (Entry(*row) for row in zip(*(c.tolist() for c in self._columns), strict=True))
 
     def placed(self, first_position: int = 0) -> EntryTable:
-        """Return the entries as they lie when written one after the other, from a byte on."""
+        """Return the entries with their positions when written back to back from a byte on."""
         ends = np.cumsum(self.size, dtype=np.int64) + first_position
         return replace(self, position=ends - self.size)
 
@@ -141,7 +144,7 @@ def encode_entries(table: EntryTable) -> bytes:
 
 
 def live_entries(table: EntryTable, streams: Mapping[int, int]) -> EntryTable:
-    """Return the rows that hold something readable.
+    """Return the rows that hold a readable record.
 
     `streams` has the start offset of every stream there is. A row of another stream is dead, and
     so is one that ends at or below the start offset. A row that is expired in part stays whole:
@@ -176,7 +179,7 @@ def contiguous_runs(table: EntryTable) -> Column:
 
 
 def stream_ranges(table: EntryTable) -> list[StreamRange]:
-    """Return what each run of `contiguous_runs` covers, in order."""
+    """Return the range of each run of `contiguous_runs`, in order."""
     firsts = contiguous_runs(table)
     lasts = np.append(firsts[1:], len(table)) - 1
     rows = zip(
@@ -189,6 +192,89 @@ def stream_ranges(table: EntryTable) -> list[StreamRange]:
 
 
 def objects_without_entries(object_ids: Iterable[int], live: EntryTable) -> tuple[int, ...]:
-    """Return which objects have no live row: nothing of them is to be kept."""
+    """Return the objects without a live row; nothing of them has to be kept."""
     held = set(live.object_ids())
     return tuple(object_id for object_id in object_ids if object_id not in held)
+
+
+def cut_runs(run_firsts: Column, *limited: tuple[Column, int]) -> Column:
+    """Cut runs of rows into pieces that keep limits; return the first row of each, ascending.
+
+    `run_firsts` has the first row of each run, the first of them 0; no piece spans two runs. Each
+    of `limited` is a number per row and the limit of its sum over a piece. A piece has as many rows
+    as the limits allow; a row over a limit is a piece of its own. Most runs are one piece, so only
+    the others are walked through.
+    """
+    if not len(run_firsts):
+        return run_firsts
+    sums = [
+        (np.concatenate(([0], np.cumsum(values, dtype=np.int64))), limit)
+        for values, limit in limited
+    ]
+    run_stops = np.append(run_firsts[1:], len(sums[0][0]) - 1)
+    is_over = [total[run_stops] - total[run_firsts] > limit for total, limit in sums]
+    cuts: list[int] = []
+    for run in np.flatnonzero(np.logical_or.reduce(is_over)).tolist():
+        binding = [one for one, over in zip(sums, is_over, strict=True) if over[run]]
+        row, stop = int(run_firsts[run]), int(run_stops[run])
+        while row < stop:
+            fits = min(
+                int(total.searchsorted(total[row] + limit, side="right")) - 1
+                for total, limit in binding
+            )
+            row = max(row + 1, fits)
+            if row < stop:
+                cuts.append(row)
+    return np.sort(np.concatenate((run_firsts, np.array(cuts, dtype=np.int64))))
+
+
+OUTPUT_INDEX_THRESHOLD = 1024 * 1024
+"""Bytes up to which entries of an output are joined: the smallest read of a reader."""
+
+
+class MergeRule(StrEnum):
+    """How the sum of joined entries compares with the threshold; other writers do the same."""
+
+    BELOW = "below"
+    """The sum stays below the threshold: outputs of the compaction of stream set objects."""
+    UP_TO = "up_to"
+    """The sum may reach the threshold: outputs of the compaction of stream objects."""
+
+
+def merged_index(placed: EntryTable, threshold: int, rule: MergeRule) -> EntryTable:
+    """Join neighbours of one stream with touching offsets, as many as the threshold allows.
+
+    `placed` are the entries as they lie in the output, without a gap between neighbours. The span
+    of offsets and the record count of a joined entry fit 32 bits. An entry that is over the
+    threshold alone stays as it is. The object ids are those of the first entries joined.
+
+    Raises:
+        ValueError: the threshold is below 1.
+    """
+    if threshold < 1:
+        raise ValueError(f"threshold is {threshold}, wanted at least 1 byte")
+    size_limit = min(threshold - 1 if rule is MergeRule.BELOW else threshold, MAX_BLOCK_SIZE)
+    firsts = cut_runs(
+        contiguous_runs(placed),
+        (placed.size, size_limit),
+        (placed.end_offset - placed.start_offset, INT32_MAX),
+        (placed.record_count, INT32_MAX),
+    )
+    if not len(firsts):
+        return placed
+    lasts = np.append(firsts[1:], len(placed)) - 1
+    return EntryTable(
+        placed.object_id[firsts],
+        placed.stream_id[firsts],
+        placed.start_offset[firsts],
+        placed.end_offset[lasts],
+        np.add.reduceat(placed.record_count, firsts),
+        placed.position[firsts],
+        np.add.reduceat(placed.size, firsts),
+    )
+
+
+def encode_trailer(placed: EntryTable, threshold: int, rule: MergeRule) -> bytes:
+    """Encode index and footer of an object with these blocks, joined as in `merged_index`."""
+    index = encode_entries(merged_index(placed, threshold, rule))
+    return index + encode_footer(Footer(placed.data_size, len(index)))

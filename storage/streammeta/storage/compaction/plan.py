@@ -1,8 +1,7 @@
-"""What a plan of compaction is: commits, their iterations, and what each iteration writes.
+"""Plans as values: commits, their iterations, and the outputs of each iteration.
 
-Values alone. A commit covers its source objects completely, so that they can go when its outputs
-come; an iteration is what is in memory at once. Who makes plans and who carries them out is not
-known here.
+A commit covers its source objects completely, so that they can be deleted once its outputs are
+committed; an iteration is the unit held in memory.
 """
 
 from __future__ import annotations
@@ -12,43 +11,34 @@ from enum import StrEnum
 
 from streammeta.storage.compaction.entries import EntryTable
 
-DEFAULT_MEMORY_BUDGET = 200 * 1024 * 1024
-DEFAULT_SPLIT_SIZE = 8 * 1024 * 1024
-DEFAULT_MAX_STREAMS = 20_000
-DEFAULT_MAX_STREAM_OBJECTS = 10_000
-DEFAULT_MAX_ROWS = 20_000
-"""As many as the map takes in one request."""
-
 
 @dataclass(frozen=True, slots=True)
 class CompactionLimits:
-    """What a plan must keep to; sizes in bytes.
+    """Limits of a plan; sizes in bytes.
 
     An iteration reads at most `memory_budget`. A stream with more than `split_size`, 0 or more,
     gets a stream object of its own. One commit makes at most `max_stream_objects` of them and a
     stream set object of at most `max_streams` streams, and tells of at most `max_rows` stream
-    objects and streams together. `max_commit_bytes` bounds what a commit covers: sources are taken
-    in the order they are given in while their bytes fit, but at least two; None sets no bound.
+    objects and streams together.
 
     Raises `ValueError` when another limit than the split size is below 1.
     """
 
-    memory_budget: int = DEFAULT_MEMORY_BUDGET
-    split_size: int = DEFAULT_SPLIT_SIZE
-    max_streams: int = DEFAULT_MAX_STREAMS
-    max_stream_objects: int = DEFAULT_MAX_STREAM_OBJECTS
-    max_rows: int = DEFAULT_MAX_ROWS
-    max_commit_bytes: int | None = None
+    memory_budget: int = 200 * 1024 * 1024
+    split_size: int = 8 * 1024 * 1024
+    max_streams: int = 20_000
+    max_stream_objects: int = 10_000
+    max_rows: int = 20_000  # as many as the controller takes in one request
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value, least = getattr(self, name), 0 if name == "split_size" else 1
-            if value is not None and value < least:
+            if value < least:
                 raise ValueError(f"{name} is {value}, wanted at least {least}")
 
 
 class OutputKind(StrEnum):
-    """What an output becomes."""
+    """Kind of an output."""
 
     SPLIT = "SPLIT"
     """A stream object of its own."""
@@ -58,10 +48,10 @@ class OutputKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """What one iteration writes to one object.
+    """The part of one object that one iteration writes.
 
-    `spans` are half-open ranges of rows of `iteration_entries`, ascending: what is written, in this
-    order.
+    `spans` are half-open ranges of rows of `iteration_entries`, ascending: the entries to write,
+    in order.
     """
 
     kind: OutputKind
@@ -83,7 +73,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Iteration:
-    """What is read, held in memory and written at once.
+    """The entries that are read, held in memory and written at once.
 
     `entries` are sorted by stream and offset, each of them written by exactly one output. Outputs
     are first the stream objects, then at most one piece of the stream set object.
@@ -100,7 +90,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommitPlan:
-    """What one commit replaces: every live entry of the sources is in exactly one iteration.
+    """One commit: every live entry of the sources is in exactly one iteration.
 
     `entries` are sorted by stream and offset.
     """
@@ -141,7 +131,7 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompactionPlan:
-    """What to do with some objects.
+    """The plan for some objects.
 
     Each is a source of exactly one commit, excluded, or left alone as compacting it would bring
     nothing together.

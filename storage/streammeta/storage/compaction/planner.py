@@ -1,8 +1,8 @@
-"""Plans the compaction of stream set objects: which commits, iterations and outputs.
+"""Plans of set object compaction: commits, iterations and outputs of merges and splits.
 
 Owns the order of the decisions: faulty objects are left out, the rest is cut into commits, grouped
-within the limits, and laid into iterations that fit the memory budget. Pure: the same entries and
-limits make the same plan.
+within the limits, and laid into iterations that fit the memory budget. A range larger than the
+budget is cut into several stream objects. Pure: equal entries and limits give equal plans.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from streammeta.storage.compaction.entries import EntryTable, sorted_by_stream
-from streammeta.storage.compaction.faults import without_faults
+from streammeta.storage.compaction.entries import (
+    Column,
+    Entry,
+    EntryTable,
+    Mask,
+    contiguous_runs,
+    sorted_by_stream,
+)
 from streammeta.storage.compaction.grouping import (
     Grouping,
     group_all,
@@ -23,29 +29,89 @@ from streammeta.storage.compaction.plan import (
     CommitPlan,
     CompactionLimits,
     CompactionPlan,
+    Exclusion,
+    ExclusionReason,
     Iteration,
     Output,
     OutputKind,
 )
 
 
+def without_faults(
+    table: EntryTable, memory_budget: int
+) -> tuple[EntryTable, tuple[Exclusion, ...]]:
+    """Return the entries of the objects that have no fault, and what is wrong with the others.
+
+    `table` is sorted by stream and offset; an object is kept or left out with all its entries.
+    """
+    oversized = table.size > memory_budget
+    overlapping = _overlapping_rows(table)
+    found = {
+        entry.object_id: Exclusion(
+            entry.object_id,
+            ExclusionReason.OVERLAP,
+            f"stream {entry.stream_id} [{entry.start_offset}, {entry.end_offset}) of object"
+            f" {entry.object_id} overlaps another entry of the stream; compare the objects that"
+            " hold it before one of them is removed",
+        )
+        for entry in _first_of_each_object(table, overlapping)
+    }
+    found |= {
+        entry.object_id: Exclusion(
+            entry.object_id,
+            ExclusionReason.OVERSIZED_ENTRY,
+            f"stream {entry.stream_id} [{entry.start_offset}, {entry.end_offset}) of object"
+            f" {entry.object_id} is {entry.size} bytes, which is over the memory budget of"
+            f" {memory_budget}; raise the budget",
+        )
+        for entry in _first_of_each_object(table, oversized)
+    }
+    if not found:
+        return table, ()
+    kept = table.take(~np.isin(table.object_id, list(found)))
+    return kept, tuple(found[object_id] for object_id in sorted(found))
+
+
+def _first_of_each_object(table: EntryTable, mask: Mask) -> list[Entry]:
+    marked = table.take(mask)
+    _, firsts = np.unique(marked.object_id, return_index=True)
+    return list(marked.take(firsts).rows())
+
+
+def _overlapping_rows(table: EntryTable) -> Mask:
+    """Mark the rows that share an offset with another row.
+
+    Neighbours tell whether a stream has an overlap at all; which rows take part in it is then found
+    stream by stream, as a long entry may overlap many that follow.
+    """
+    marked = np.zeros(len(table), dtype=np.bool_)
+    streams, starts, ends = table.stream_id, table.start_offset, table.end_offset
+    is_over = (streams[1:] == streams[:-1]) & (starts[1:] < ends[:-1])
+    for stream_id in np.unique(streams[1:][is_over]).tolist():
+        first = int(streams.searchsorted(stream_id, side="left"))
+        stop = int(streams.searchsorted(stream_id, side="right"))
+        reached = np.maximum.accumulate(ends[first:stop])
+        marked[first + 1 : stop] |= starts[first + 1 : stop] < reached[:-1]
+        marked[first : stop - 1] |= starts[first + 1 : stop] < ends[first : stop - 1]
+    return marked
+
+
 def plan_compaction(
     live: EntryTable, limits: CompactionLimits, *, sharing_only: bool = True
 ) -> CompactionPlan:
-    """Plan what becomes of the live entries of some stream set objects.
+    """Plan the compaction of some set objects.
 
-    `live` has every live entry of each object that could be read. Where sources are parted, it is
-    in the order in which their first entries come: the node's, so that streams go on from one to
-    the next. With `sharing_only` an object takes part if it holds a stream that another one holds
-    too, and objects are left out until the limits hold. Otherwise all objects take part, even a
-    single one unless it would only be written again as it is; and where they break a limit, they
-    are halved into several commits.
+    `live` has every live entry of each readable object. Sources are divided in the order of their
+    first entries: the node's, so that streams continue from one to the next. With `sharing_only` an
+    object takes part if it holds a stream that another one holds too, and objects are left out
+    until the limits hold. Otherwise all objects take part, even a single one unless it would only
+    be written again as it is; and where they break a limit, they are halved into several commits.
     """
     order = object_order(live)
     table, faulty = without_faults(sorted_by_stream(live), limits.memory_budget)
     commits: list[CommitPlan] = []
     excluded = list(faulty)
-    waiting = _batches(table, order, limits.max_commit_bytes)[::-1]
+    waiting = [table]
     while waiting:
         sources = waiting.pop()
         planned = None if sharing_only else _plan_all(sources, limits)
@@ -109,33 +175,6 @@ def _is_within(grouping: Grouping, commit: CommitPlan, limits: CompactionLimits)
     return made <= limits.max_stream_objects and rows <= limits.max_rows
 
 
-def _batches(
-    table: EntryTable, order: Sequence[int], max_commit_bytes: int | None
-) -> list[EntryTable]:
-    """Cut the objects into those of one commit each.
-
-    A single object that is left over joins the batch before: alone it could not be compacted.
-    """
-    if max_commit_bytes is None:
-        return [table]
-    object_ids, numbers = np.unique(table.object_id, return_inverse=True)
-    sums = np.bincount(numbers, weights=table.size, minlength=len(object_ids))
-    sizes = dict(zip(object_ids.tolist(), sums.tolist(), strict=True))
-    batches: list[list[int]] = [[]]
-    total = 0
-    present = [object_id for object_id in order if object_id in sizes]
-    for object_id in present:
-        is_full = len(batches[-1]) >= 2 and total + sizes[object_id] > max_commit_bytes
-        if is_full and object_id != present[-1]:
-            batches.append([])
-            total = 0
-        batches[-1].append(object_id)
-        total += sizes[object_id]
-    if len(batches) == 1:
-        return [table]
-    return [table.take(np.isin(table.object_id, batch)) for batch in batches]
-
-
 def _commit_plan(grouping: Grouping, memory_budget: int) -> CommitPlan:
     """Lay the groups into iterations: rows in their order, as many as fit the budget.
 
@@ -178,3 +217,112 @@ def stream_object_count(iterations: Iterable[Iteration]) -> int:
     return sum(
         output.kind is OutputKind.SPLIT for iteration in iterations for output in iteration.outputs
     )
+
+
+def plan_force_split(live: EntryTable, limits: CompactionLimits) -> CompactionPlan:
+    """Plan the split of stream set objects of which `live` has every live entry.
+
+    Every range of a stream with more than `split_size` bytes leaves, with 0 every range there is.
+    The others stay together. When a commit would make too many stream objects, the smallest ranges
+    stay in a set object; if that is not enough, the sources are divided in the order of their first
+    entries. Plans are executed like those of `plan_compaction`. An object of which nothing
+    would leave is left alone.
+    """
+    order = object_order(live)
+    table, faulty = without_faults(sorted_by_stream(live), limits.memory_budget)
+    commits: list[CommitPlan] = []
+    excluded = list(faulty)
+    left_alone: list[int] = []
+    waiting = [table] if len(table) else []
+    while waiting:
+        sources = waiting.pop()
+        found = _commit_or_problem(sources, limits)
+        source_ids = sources.object_ids()
+        if isinstance(found, CommitPlan):
+            is_worth_it = len(source_ids) > 1 or stream_object_count(found.iterations)
+            commits += [found] if is_worth_it else []
+            left_alone += () if is_worth_it else source_ids
+        elif len(source_ids) > 1:
+            waiting.extend(reversed(halves(sources, order)))
+        else:
+            excluded.append(Exclusion(source_ids[0], *found))
+    return CompactionPlan(tuple(commits), tuple(excluded), tuple(left_alone))
+
+
+def _commit_or_problem(
+    table: EntryTable, limits: CompactionLimits
+) -> CommitPlan | tuple[ExclusionReason, str]:
+    """Return the one commit of some sources, or which limit it would break."""
+    firsts = contiguous_runs(table)
+    cuts = _iteration_firsts(table, firsts, limits.memory_budget)
+    pieces = _pieces_of_runs(table, firsts, cuts)
+    is_kept = _kept_runs(table, firsts, pieces, limits)
+    splits, kept = int(pieces[~is_kept].sum()), int(is_kept.sum())
+    if splits > limits.max_stream_objects:
+        return ExclusionReason.TOO_MANY_STREAM_OBJECTS, (
+            f"its split would make {splits} stream objects, wanted at most"
+            f" {limits.max_stream_objects}; raise the limit or the memory budget"
+        )
+    if kept > limits.max_streams:
+        return ExclusionReason.TOO_MANY_STREAMS, (
+            f"its split would leave {kept} streams in a stream set object, wanted at most"
+            f" {limits.max_streams}; raise the limit of streams or of stream objects"
+        )
+    if splits + kept > limits.max_rows:
+        return ExclusionReason.TOO_MANY_ROWS, (
+            f"its split would make {splits} stream objects and leave {kept} streams, wanted at most"
+            f" {limits.max_rows} together; raise the memory budget"
+        )
+    grouping = Grouping(table, firsts, ~is_kept, ())
+    stops = [*cuts[1:].tolist(), len(table)]
+    iterations = tuple(
+        iteration_of(grouping, start, stop)
+        for start, stop in zip(cuts.tolist(), stops, strict=True)
+    )
+    return CommitPlan(table.object_ids(), table, iterations)
+
+
+def _iteration_firsts(table: EntryTable, run_firsts: Column, memory_budget: int) -> Column:
+    """Return the first row of each iteration: as many whole runs as fit the budget.
+
+    In a single object they have to lie, dead bytes between them included, within a stretch of
+    `memory_budget` bytes. A run that does not fit alone is cut between entries.
+    """
+    if len(np.unique(table.object_id)) == 1:
+        starts, ends = table.position, table.position + table.size
+    else:
+        ends = np.cumsum(table.size, dtype=np.int64)
+        starts = ends - table.size
+    bounds = np.append(run_firsts, len(table))
+    firsts: list[int] = []
+    row = 0
+    while row < len(table):
+        firsts.append(row)
+        fits = int(ends.searchsorted(starts[row] + memory_budget, side="right"))
+        whole = int(bounds[bounds.searchsorted(fits, side="right") - 1])
+        row = whole if whole > row else max(fits, row + 1)
+    return np.array(firsts, dtype=np.int64)
+
+
+def _pieces_of_runs(table: EntryTable, firsts: Column, cuts: Column) -> Column:
+    """Return how many iterations write a part of each run."""
+    stops = np.append(firsts[1:], len(table))
+    return cuts.searchsorted(stops, side="left") - cuts.searchsorted(firsts, side="right") + 1
+
+
+def _kept_runs(table: EntryTable, firsts: Column, pieces: Column, limits: CompactionLimits) -> Mask:
+    """Mark the runs that stay in a stream set object: small ones, and as many more as have to.
+
+    It may hold one range of a stream, so of each stream only the smallest run may stay.
+    """
+    sizes = np.add.reduceat(table.size, firsts)
+    by_size = np.argsort(sizes, kind="stable")
+    _, smallest = np.unique(table.stream_id[firsts][by_size], return_index=True)
+    candidates = by_size[np.sort(smallest)]
+    made = int(pieces.sum()) - np.cumsum(pieces[candidates])
+    too_many = int((made > limits.max_stream_objects).sum())
+    has_to = too_many + 1 if int(pieces.sum()) > limits.max_stream_objects else 0
+    small = int(sizes[candidates].searchsorted(limits.split_size, side="right"))
+    is_kept = np.zeros(len(firsts), dtype=np.bool_)
+    is_kept[candidates[: max(has_to, small)]] = True
+    return is_kept

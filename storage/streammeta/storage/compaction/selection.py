@@ -1,8 +1,8 @@
-"""Which stream set objects of a node are compacted now, and which of them together.
+"""Selection of a node's set objects for compaction, and their groups.
 
-Owns the trade between few objects and few bytes rewritten. It goes by what the map tells of each
-object (size, age, number of ranges) and remembers nothing: the objects are all the state there is.
-Knows no index, no clock and no store; what becomes of each stream is the planner's business.
+Owns the trade between few objects and few bytes rewritten. It goes by metadata of each object
+(size, age, number of ranges) and keeps no state. Knows no index, no clock and no store; the planner
+decides on each stream.
 
 Two rules:
 
@@ -28,16 +28,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+
+from streammeta.storage.compaction.entries import Column, Mask
 
 MIB = 1 << 20
 GIB = 1 << 30
-MINUTE_MS = 60_000
-HOUR_MS = 60 * MINUTE_MS
+HOUR_MS = 3_600_000
 
-_COLUMNS = 5
-_Column = NDArray[np.int64]
-_Mask = NDArray[np.bool_]
 _Span: TypeAlias = tuple[int, int]
 """Neighbouring rows `[start, stop)` of the objects in order."""
 
@@ -50,16 +47,16 @@ class SetObjects:
     committed, in ms since 1970, `object_size` its bytes, `range_count` its stream ranges.
     """
 
-    object_id: _Column
-    order_id: _Column
-    data_time_ms: _Column
-    object_size: _Column
-    range_count: _Column
+    object_id: Column
+    order_id: Column
+    data_time_ms: Column
+    object_size: Column
+    range_count: Column
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[int, int, int, int, int]]) -> SetObjects:
         """Make columns of rows that have these five values in this order."""
-        table = np.array(list(rows), dtype=np.int64).reshape(-1, _COLUMNS)
+        table = np.array(list(rows), dtype=np.int64).reshape(-1, 5)
         return cls(*(np.ascontiguousarray(column) for column in table.T))
 
     def __len__(self) -> int:
@@ -71,7 +68,7 @@ class SetObjects:
         kept = self._take(len(self) - 1 - last)
         return kept._take(np.lexsort((kept.object_id, kept.order_id)))
 
-    def _take(self, rows: _Column) -> SetObjects:
+    def _take(self, rows: Column) -> SetObjects:
         return SetObjects(
             self.object_id[rows],
             self.order_id[rows],
@@ -83,24 +80,24 @@ class SetObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionConfig:
-    """The knobs of the policy; sizes in bytes, times in ms. Raises `ValueError` on nonsense."""
+    """Policy of the selection; sizes in bytes, times in ms. Raises `ValueError` on bad bounds."""
 
     growth: float = 8.0
-    """What is merged is this many times as large as its largest; 1: merge whatever can be."""
+    """A merge is this many times as large as its largest source; 1: merge everything possible."""
     max_set_objects: int = 100
-    """If more would stay that could be merged, the growth is lowered until they do not."""
+    """The growth is lowered until no more mergeable objects than this stay."""
     max_group_objects: int = 500
     max_group_bytes: int = 32 * GIB
-    """Of a group, which is one commit. Larger ones make larger stream objects of slow streams."""
+    """Of a group, which is one commit; larger groups give slow streams larger stream objects."""
     max_group_ranges: int = 200_000
-    """Of the sources of a group: their indexes are in memory together, and the map takes them away
-    in one step, during which nobody else is answered (some 0.1 s for so many)."""
+    """Of the sources of a group: their indexes are in memory together, and the controller removes
+    them in one step, during which it answers nothing else (some 0.1 s for so many)."""
     split_size: int = 8 * MIB
     """A stream with more bytes in a merge gets a stream object."""
     split_after_ms: int = 24 * HOUR_MS
-    """Age from which nothing stays in a set object."""
+    """Age at which an object is split."""
     split_along_ms: int = 2 * HOUR_MS
-    """Age from which an object goes along when a neighbour is split."""
+    """Age at which an object is split together with a neighbour."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.growth <= 1_000:
@@ -128,7 +125,7 @@ class SelectionConfig:
 
 
 class GroupKind(enum.StrEnum):
-    """What is done with a group: neighbours become one set object, or old ones are dissolved."""
+    """Neighbours become one set object, or old ones are dissolved into stream objects."""
 
     MERGE = "merge"
     SPLIT = "split"
@@ -234,7 +231,7 @@ class _Limits:
         return max(nearest, start + 1)
 
 
-def _overdue(age_ms: _Column, free: _Mask, config: SelectionConfig, limits: _Limits) -> list[_Span]:
+def _overdue(age_ms: Column, free: Mask, config: SelectionConfig, limits: _Limits) -> list[_Span]:
     """Return what is split for its age, with its neighbours that are old."""
     return [
         group
@@ -244,9 +241,7 @@ def _overdue(age_ms: _Column, free: _Mask, config: SelectionConfig, limits: _Lim
     ]
 
 
-def _overgrown(
-    sizes: _Column, free: _Mask, config: SelectionConfig, limits: _Limits
-) -> list[_Span]:
+def _overgrown(sizes: Column, free: Mask, config: SelectionConfig, limits: _Limits) -> list[_Span]:
     """Return what is split because it can't grow: full objects that fill a group with neighbours.
 
     Waiting longer would not make the stream objects any larger.
@@ -264,7 +259,7 @@ def _overgrown(
     return groups
 
 
-def _merged(sizes: _Column, free: _Mask, config: SelectionConfig, limits: _Limits) -> list[_Span]:
+def _merged(sizes: Column, free: Mask, config: SelectionConfig, limits: _Limits) -> list[_Span]:
     """Return what is merged; the growth asked for is lowered while too many objects would stay."""
     mergeable = free & (sizes <= config.full_size)
     runs, count = _runs(mergeable), int(np.count_nonzero(mergeable))
@@ -277,7 +272,7 @@ def _merged(sizes: _Column, free: _Mask, config: SelectionConfig, limits: _Limit
         growth = max(1.0, growth / 2)
 
 
-def _grown(sizes: _Column, run: _Span, growth: float, limits: _Limits) -> Iterator[_Span]:
+def _grown(sizes: Column, run: _Span, growth: float, limits: _Limits) -> Iterator[_Span]:
     """Cut a run of neighbours into merges, the widest that are large enough for their largest.
 
     When a run does not make up for its largest object, no part with that object does either: it is
@@ -296,7 +291,7 @@ def _grown(sizes: _Column, run: _Span, growth: float, limits: _Limits) -> Iterat
                 waiting += [(start, largest), (largest + 1, stop)]
 
 
-def _without(spans: Iterable[_Span], mask: _Mask) -> _Mask:
+def _without(spans: Iterable[_Span], mask: Mask) -> Mask:
     """Return the mask without the rows of spans."""
     rest = mask.copy()
     for start, stop in spans:
@@ -304,7 +299,7 @@ def _without(spans: Iterable[_Span], mask: _Mask) -> _Mask:
     return rest
 
 
-def _runs(mask: _Mask) -> list[_Span]:
+def _runs(mask: Mask) -> list[_Span]:
     """Return where the mask is set, as half-open runs of rows."""
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))

@@ -1,8 +1,8 @@
-"""Which stream objects of one stream are compacted together, and which are only removed.
+"""Planning for the stream objects of one stream: kinds of compaction, groups, and the schedule.
 
-Owns the kinds of compaction, what takes part in each, and where a group ends. It knows objects by
-what metadata records of them, never their bytes; how a group is made into one object is decided
-elsewhere.
+Owns the members of each kind, the ends of groups, the intervals, and how streams are spread over
+them. It knows objects by their metadata, never their bytes. Callers bring the time, in seconds of a
+monotonic clock, and keep the turns of each stream.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from streammeta.storage.object_format.record import INT32_MAX
 
-KIB = 1024
-MIB = 1024 * KIB
+MIB = 1024 * 1024
 GIB = 1024 * MIB
 
 ANY_CRC = -1
 """An object whose checksum is not recorded."""
 
 LOCAL_BUCKET = -2
-"""Objects in a broker's own files: nobody else could read what was made of them."""
+"""Objects in a broker's own files, which no other process could read."""
 
 MAX_PARTS = 10_000
 MAX_PART_BYTES = 5 * GIB
-"""What one upload in parts may have: a group needs no more."""
+"""Limits of one multipart upload, and so of a group."""
 
 
 class StreamCompaction(enum.Enum):
-    """What is done to the stream objects of a stream.
+    """Kinds of compaction of one stream's objects.
 
     Each kind first removes the objects that hold nothing but trimmed offsets.
     """
@@ -41,7 +41,7 @@ class StreamCompaction(enum.Enum):
     MERGE_LARGE = "merge-large"
     """Copy neighbours into one object, up to a large size (10 GiB)."""
     PRUNE_LINKS = "prune-links"
-    """Let go of what the first object, a composite, links and nobody can read any more."""
+    """Drop links of the first object, a composite, that hold only trimmed offsets."""
     GATHER_SMALL = "gather-small"
     """Copy neighbours into one object until it is no longer small: the last may cross 4 MiB."""
     LINK = "link"
@@ -49,7 +49,7 @@ class StreamCompaction(enum.Enum):
 
     @property
     def is_composite(self) -> bool:
-        """Whether what results is a composite: links, where the others copy bytes."""
+        """Whether the result is a composite; the other kinds copy bytes."""
         return self in (StreamCompaction.PRUNE_LINKS, StreamCompaction.LINK)
 
 
@@ -132,7 +132,7 @@ Group = tuple[StreamObject, ...]
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """What one compaction of a stream does: objects to remove, and groups to make one object of."""
+    """One compaction of a stream: objects to remove, and groups to make one object of each."""
 
     kind: StreamCompaction
     stream_start: int
@@ -242,9 +242,8 @@ class _OpenGroup:
 def newest_tier(group: Group, rules: GroupRules) -> Group:
     """Leave out the first objects of a group as long as they are larger than all behind them.
 
-    What a stream gets little by little would else be copied again with every little that comes:
-    this way bytes are copied once for each time that their object doubles. A group that has its
-    size is complete, and copied once more.
+    So bytes are copied once for each doubling of their object, instead of with every small object
+    that arrives. A group of full size is complete, and copied once more.
     """
     behind = sum(one.size for one in group)
     if behind >= rules.group_bytes:
@@ -263,7 +262,7 @@ def _stands_alone(one: StreamObject, rules: GroupRules) -> bool:
 def is_worth_compacting(
     group: Sequence[StreamObject], kind: StreamCompaction, stream_start: int, rules: GroupRules
 ) -> bool:
-    """Tell whether anything is gained by making one object of a group.
+    """Tell whether one object in place of a group is a gain.
 
     One object alone stays as it is, but for a composite that holds much that is trimmed.
     """
@@ -275,3 +274,107 @@ def is_worth_compacting(
         first = group[0]
         return first.composite and first.dirty_bytes(stream_start) > rules.dirty_bytes
     return len(group) > 1
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 by the golden ratio: multiples of it spread consecutive numbers evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSchedule:
+    """Intervals in seconds; every stream is looked at once every `interval_s`.
+
+    Small objects are put together every `small_interval_s`, all of a stream's every
+    `large_interval_s`: linked if `composites`, which moves no bytes, copied otherwise, which leaves
+    fewer objects. A stream that was opened less than `rest_s` ago is left alone.
+    """
+
+    interval_s: float = 60.0
+    small_interval_s: float = 600.0
+    large_interval_s: float = 3600.0
+    rest_s: float = 60.0
+    composites: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.interval_s <= self.small_interval_s <= self.large_interval_s:
+            raise ValueError(
+                f"intervals are {self.interval_s:g}, {self.small_interval_s:g} and"
+                f" {self.large_interval_s:g} s, wanted 0 < interval_s <= small_interval_s <="
+                " large_interval_s"
+            )
+
+    @property
+    def kinds(self) -> tuple[StreamCompaction, StreamCompaction, StreamCompaction]:
+        """The kinds of every look, every small and every large interval."""
+        if self.composites:
+            return (
+                StreamCompaction.PRUNE_LINKS,
+                StreamCompaction.GATHER_SMALL,
+                StreamCompaction.LINK,
+            )
+        return (
+            StreamCompaction.REMOVE_EXPIRED,
+            StreamCompaction.MERGE_SMALL,
+            StreamCompaction.MERGE_LARGE,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTurns:
+    """When a stream was opened, as far as it was seen, and when it last had a turn of each kind."""
+
+    opened_s: float
+    small_s: float
+    large_s: float
+
+
+def first_turns(stream_id: int, now_s: float, schedule: StreamSchedule) -> StreamTurns:
+    """Return the turns of a stream seen for the first time, as if it had had some before.
+
+    Streams are spread over the intervals by their ids, so that not all have their turns at once.
+    """
+    part = (stream_id * _GOLDEN % 2**64) / 2**64
+    return StreamTurns(
+        opened_s=now_s,
+        small_s=now_s - part * schedule.small_interval_s,
+        large_s=now_s - part * schedule.large_interval_s,
+    )
+
+
+def due_kind(turns: StreamTurns, now_s: float, schedule: StreamSchedule) -> StreamCompaction | None:
+    """Return the kind that is due for a stream; None while it rests after being opened."""
+    if now_s - turns.opened_s < schedule.rest_s:
+        return None
+    every_look, small, large = schedule.kinds
+    if now_s - turns.large_s >= schedule.large_interval_s:
+        return large
+    return small if now_s - turns.small_s >= schedule.small_interval_s else every_look
+
+
+def after_turn(
+    turns: StreamTurns, kind: StreamCompaction, now_s: float, schedule: StreamSchedule
+) -> StreamTurns:
+    """Return the turns of a stream after one of this kind now."""
+    _, small, large = schedule.kinds
+    return StreamTurns(
+        turns.opened_s,
+        now_s if kind is small else turns.small_s,
+        now_s if kind is large else turns.large_s,
+    )
+
+
+def may_have_work(
+    kind: StreamCompaction, stream_start: int, spans: Sequence[tuple[int, int]]
+) -> bool:
+    """Tell whether a compaction could do anything, by the offsets of a stream's objects alone.
+
+    `spans` are the half-open offsets of all stream objects, in order. False is certain, True may
+    still turn out to be nothing.
+    """
+    if any(end <= stream_start for _, end in spans):
+        return True
+    if kind is StreamCompaction.REMOVE_EXPIRED:
+        return False
+    if kind is StreamCompaction.PRUNE_LINKS:
+        return bool(spans) and spans[0][0] < stream_start
+    return any(before[1] == after[0] for before, after in pairwise(spans))

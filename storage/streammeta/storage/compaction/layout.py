@@ -1,10 +1,10 @@
-"""Where the blocks of one iteration lie in memory: as they are written, object after object.
+"""Reads of one iteration, and the layout of its blocks in memory.
 
-Each output is one stretch of the buffer: what a set object carries over from the iteration before,
-the blocks in their order, and, in the iteration that ends it, index and footer. So a part of an
-upload is a slice of the buffer. Reads bring blocks in the order of the sources, and are scattered
-to their places as they arrive; few dead bytes between two blocks are read along rather than asking
-the store once more, and put where nobody looks. Pure.
+Owns which bytes are fetched together and where they go. Each output is one stretch of the buffer:
+the bytes that a set object carries over from the iteration before, the blocks in their order, and,
+in the iteration that ends it, index and footer; so a part of an upload is a slice of the buffer.
+Reads bring blocks in the order of the sources and are scattered to their places. A few dead bytes
+between two blocks are read too, which is cheaper than another request. Pure.
 """
 
 from __future__ import annotations
@@ -15,18 +15,80 @@ from itertools import pairwise
 
 import numpy as np
 
-from streammeta.storage.compaction.entries import Column, EntryTable, encode_entries
-from streammeta.storage.compaction.merged_index import (
+from streammeta.storage.compaction.entries import (
     OUTPUT_INDEX_THRESHOLD,
+    Column,
+    EntryTable,
     MergeRule,
-    merged_index,
+    cut_runs,
+    encode_trailer,
 )
 from streammeta.storage.compaction.plan import Iteration, Output, OutputKind
-from streammeta.storage.compaction.read_runs import ReadPlan, plan_reads
-from streammeta.storage.object_format.footer import Footer, encode_footer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadPlan:
+    """The GETs of an iteration, by object and position, and what they fill.
+
+    Row i reads the bytes `[position[i], position[i] + size[i])` of an object to the place
+    `buffer_start[i]` of a buffer of the iteration's `data_size`; the reads fill it without a gap.
+    `entry_buffer_start` has, for each row of the iteration's entries, where its bytes come to lie.
+    """
+
+    object_id: Column
+    position: Column
+    size: Column
+    buffer_start: Column
+    entry_buffer_start: Column
+
+    def __len__(self) -> int:
+        return len(self.object_id)
+
+
+def plan_reads(iteration: Iteration, max_read_bytes: int) -> ReadPlan:
+    """Plan the reads of an iteration.
+
+    Adjacent bytes of an object are read together while they are fewer than `max_read_bytes`. An
+    entry of that size or more is read alone, in pieces of `max_read_bytes`.
+
+    Raises:
+        ValueError: `max_read_bytes` is below 1.
+    """
+    if max_read_bytes < 1:
+        raise ValueError(f"max_read_bytes is {max_read_bytes}, wanted at least 1")
+    entries = iteration.entries
+    order = np.lexsort((entries.position, entries.object_id))
+    by_place = entries.take(order)
+    sizes = by_place.size
+    places = np.cumsum(sizes, dtype=np.int64) - sizes
+    firsts = cut_runs(_adjacent_runs(by_place), (sizes, max_read_bytes - 1))
+    totals = np.add.reduceat(sizes, firsts) if len(firsts) else sizes
+    counts = -(-totals // max_read_bytes)
+    read_of = np.repeat(np.arange(len(firsts)), counts)
+    number = np.arange(len(read_of)) - (np.cumsum(counts) - counts)[read_of]
+    skipped = number * max_read_bytes
+    entry_buffer_start = np.empty(len(entries), dtype=np.int64)
+    entry_buffer_start[order] = places
+    return ReadPlan(
+        by_place.object_id[firsts][read_of],
+        by_place.position[firsts][read_of] + skipped,
+        np.minimum(totals[read_of] - skipped, max_read_bytes),
+        places[firsts][read_of] + skipped,
+        entry_buffer_start,
+    )
+
+
+def _adjacent_runs(by_place: EntryTable) -> Column:
+    """Return the first row of each stretch of bytes without a gap in one object."""
+    is_first = np.ones(len(by_place), dtype=np.bool_)
+    is_first[1:] = (by_place.object_id[1:] != by_place.object_id[:-1]) | (
+        by_place.position[1:] != by_place.position[:-1] + by_place.size[:-1]
+    )
+    return np.flatnonzero(is_first)
+
 
 DEAD_BYTES_MAX = 64 * 1024
-"""Most bytes between two blocks that are read along."""
+"""Maximum dead bytes between two blocks of one read."""
 
 _NOWHERE = -1
 
@@ -35,9 +97,9 @@ _NOWHERE = -1
 class PlacedOutput:
     """Bytes `[start, end)` of the buffer that belong to one object, one after the other.
 
-    `carried` bytes of earlier iterations come first, then `blocks_size` bytes of blocks, those of
-    `entries`, which have the positions they get in the object, then `trailer`, which is empty as
-    long as more is to come.
+    First `carried` bytes of earlier iterations, then `blocks_size` bytes of the blocks of
+    `entries`, which have their positions in the object, then `trailer`, empty unless the object
+    ends here.
     """
 
     output: Output
@@ -49,17 +111,17 @@ class PlacedOutput:
 
     @property
     def blocks_start(self) -> int:
-        """Where its first block lies."""
+        """Start of its first block."""
         return self.start + self.carried
 
     @property
     def trailer_start(self) -> int:
-        """Where its blocks end."""
+        """End of its blocks."""
         return self.blocks_start + self.blocks_size
 
     @property
     def end(self) -> int:
-        """Where its bytes end."""
+        """End of its bytes."""
         return self.trailer_start + len(self.trailer)
 
 
@@ -67,8 +129,8 @@ class PlacedOutput:
 class PlacedRead:
     """One read of `size` bytes of an object from `position` on.
 
-    They fill slices of the buffer, in this order: `lengths[i]` bytes from `starts[i]` on. Where the
-    start is -1 there is no slice, and so many bytes are dropped.
+    The bytes fill slices of the buffer in order: `lengths[i]` bytes from `starts[i]` on. A start of
+    -1 marks bytes that are dropped.
     """
 
     object_id: int
@@ -83,7 +145,7 @@ class PlacedRead:
         return bool((self.starts == _NOWHERE).any())
 
     def views(self, buffer: memoryview, dropped: memoryview) -> list[memoryview]:
-        """Return where the bytes go; `dropped` has room for `DEAD_BYTES_MAX`."""
+        """Return the memory to read into; `dropped` has room for `DEAD_BYTES_MAX`."""
         slices = zip(self.starts.tolist(), self.lengths.tolist(), strict=True)
         return [
             dropped[:length] if start == _NOWHERE else buffer[start : start + length]
@@ -93,7 +155,7 @@ class PlacedRead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """A buffer of `size` bytes: what is written from it and what is read into it.
+    """A buffer of `size` bytes: the outputs written from it and the reads that fill it.
 
     `entries` are those that are read, `places` has the first byte of each in the buffer.
     """
@@ -107,7 +169,7 @@ class Layout:
 
 @dataclass(slots=True)
 class SetObjectSoFar:
-    """What earlier iterations have written of a set object: bytes of blocks, and their entries.
+    """The part of a set object that earlier iterations wrote: bytes of blocks, and their entries.
 
     `carried` bytes at the end did not make a whole part, and wait for what comes next.
     """
@@ -134,7 +196,7 @@ def lay_out(
     for output in outputs:
         if output.kind is OutputKind.SPLIT:
             entries = output.entries.placed()
-            trailer = encode_trailer_of(entries)
+            trailer = _trailer(entries)
             one = PlacedOutput(output, at, 0, entries, entries.data_size, trailer)
         else:
             one = _next_piece(output, at, so_far, ends=ends_set_object, part_size=part_size)
@@ -146,10 +208,8 @@ def lay_out(
     return Layout(at, tuple(placed), reads, entries, places)
 
 
-def encode_trailer_of(entries: EntryTable) -> bytes:
-    """Encode index and footer of an object that has these blocks, neighbours in one entry."""
-    index = encode_entries(merged_index(entries, OUTPUT_INDEX_THRESHOLD, MergeRule.BELOW))
-    return index + encode_footer(Footer(entries.data_size, len(index)))
+def _trailer(entries: EntryTable) -> bytes:
+    return encode_trailer(entries, OUTPUT_INDEX_THRESHOLD, MergeRule.BELOW)
 
 
 def _next_piece(
@@ -159,7 +219,7 @@ def _next_piece(
     size = entries.data_size
     so_far.tables.append(entries)
     so_far.data_size += size
-    trailer = encode_trailer_of(EntryTable.concatenate(so_far.tables)) if ends else b""
+    trailer = _trailer(EntryTable.concatenate(so_far.tables)) if ends else b""
     piece = PlacedOutput(output, at, so_far.carried, entries, size, trailer)
     so_far.carried = 0 if ends else (piece.end - at) % part_size
     return piece

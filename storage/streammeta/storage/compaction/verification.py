@@ -1,0 +1,216 @@
+"""Checks before a commit: nothing lost, nothing twice, nothing damaged.
+
+Coverage compares index entries of outputs with the live entries of their sources. Copied blocks get
+a new checksum, so damage would look whole from then on; therefore the first record of each entry is
+compared with the index, and the bytes of a source that was read completely with the CRC-32C
+recorded at its upload. Pure: callers bring the bytes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streammeta.storage.compaction.entries import (
+    Column,
+    EntryTable,
+    contiguous_runs,
+    sorted_by_stream,
+)
+from streammeta.storage.errors import CorruptObjectError, StorageError
+from streammeta.storage.object_format.crc_arithmetic import joined_crc
+from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE, BLOCK_MAGIC
+from streammeta.storage.object_format.record import RECORD_MAGIC
+
+
+class CoverageError(StorageError):
+    """Outputs do not hold exactly what is live in the sources; they must not be committed."""
+
+
+def check_coverage(sources: EntryTable, outputs: EntryTable) -> None:
+    """Compare the entries of all outputs of a commit with all live entries of its sources.
+
+    Offsets, records and bytes must be the same, run by run of each stream.
+
+    Raises:
+        CoverageError: they differ, or outputs overlap; names the first stream and offset.
+    """
+    read, written = sorted_by_stream(sources), sorted_by_stream(outputs)
+    _check_overlap(written)
+    wanted, found = _runs(read), _runs(written)
+    count = min(len(wanted), len(found))
+    differs = (wanted[:count] != found[:count]).any(axis=1)
+    if differs.any():
+        place = int(differs.argmax())
+    elif len(wanted) != len(found):
+        place = count
+    else:
+        return
+    raise CoverageError(
+        f"outputs hold {_said(found, place)}, wanted {_said(wanted, place)} as live in the sources;"
+        " nothing was committed, plan the compaction again"
+    )
+
+
+def _check_overlap(written: EntryTable) -> None:
+    is_over = (written.stream_id[1:] == written.stream_id[:-1]) & (
+        written.start_offset[1:] < written.end_offset[:-1]
+    )
+    if is_over.any():
+        row = int(is_over.argmax())
+        first, second = written.row(row), written.row(row + 1)
+        raise CoverageError(
+            f"outputs overlap: stream {first.stream_id} [{first.start_offset}, {first.end_offset})"
+            f" in object {first.object_id} and [{second.start_offset}, {second.end_offset}) in"
+            f" object {second.object_id}; nothing was committed, plan the compaction again"
+        )
+
+
+def _runs(table: EntryTable) -> Column:
+    """Return a row for each run: stream, start, end, records, bytes."""
+    firsts = contiguous_runs(table)
+    if not len(firsts):
+        return np.empty((0, 5), dtype=np.int64)
+    lasts = np.append(firsts[1:], len(table)) - 1
+    return np.stack(
+        (
+            table.stream_id[firsts],
+            table.start_offset[firsts],
+            table.end_offset[lasts],
+            np.add.reduceat(table.record_count, firsts),
+            np.add.reduceat(table.size, firsts),
+        ),
+        axis=1,
+    )
+
+
+def _said(runs: Column, place: int) -> str:
+    if place >= len(runs):
+        return "nothing more"
+    stream_id, start, end, records, size = runs[place].tolist()
+    return f"stream {stream_id} [{start}, {end}) of {records} records and {size} bytes"
+
+
+_STREAM_ID = slice(BLOCK_HEADER_SIZE + 1, BLOCK_HEADER_SIZE + 9)
+_BASE_OFFSET = slice(BLOCK_HEADER_SIZE + 17, BLOCK_HEADER_SIZE + 25)
+_HEAD_SIZE = BLOCK_HEADER_SIZE + 25
+_ENTRIES_AT_A_TIME = 16 * 1024
+
+
+class DamagedBlockError(CorruptObjectError):
+    """A block contradicts the index of its object."""
+
+    def __init__(
+        self, object_id: int, source: str, position: int, what: str, *, found: str, expected: str
+    ) -> None:
+        self.object_id = object_id
+        super().__init__(source, position, what, found=found, expected=expected)
+
+
+def check_blocks(
+    buffer: memoryview, places: Column, entries: EntryTable, key_of: Callable[[int], str]
+) -> None:
+    """Compare the first record of each entry, whose bytes begin at `places`, with the entry.
+
+    Raises `DamagedBlockError`, with the source (`key_of` its id) and position, for the first record
+    of another stream or offset than the index has. Finds bytes of another object or place, and
+    zeros; it proves no byte of a payload.
+    """
+    octets = np.frombuffer(buffer, dtype=np.uint8)
+    for start in range(0, len(entries), _ENTRIES_AT_A_TIME):
+        some = entries.span(start, start + _ENTRIES_AT_A_TIME)
+        at = places[start : start + _ENTRIES_AT_A_TIME]
+        heads = octets[at[:, None] + np.arange(_HEAD_SIZE)]
+        streams, offsets = _numbers(heads[:, _STREAM_ID]), _numbers(heads[:, _BASE_OFFSET])
+        faults = (
+            (heads[:, 0] != BLOCK_MAGIC)
+            | (heads[:, BLOCK_HEADER_SIZE] != RECORD_MAGIC)
+            | (streams != some.stream_id)
+            | (offsets != some.start_offset)
+        )
+        if faults.any():
+            number = int(faults.argmax())
+            entry = some.row(number)
+            raise DamagedBlockError(
+                entry.object_id,
+                key_of(entry.object_id),
+                entry.position,
+                "start of a block",
+                found=heads[number].tobytes().hex(),
+                expected=f"the first record of stream {entry.stream_id} at offset"
+                f" {entry.start_offset}, as in the index",
+            )
+
+
+def _numbers(octets: NDArray[np.uint8]) -> Column:
+    """Read a column of big-endian 64-bit numbers."""
+    return np.ascontiguousarray(octets).view(">i8").astype(np.int64)[:, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedChecksum:
+    """The CRC-32C of a whole object, and of its end behind `data_size` bytes of blocks."""
+
+    crc32c: int
+    data_size: int
+    tail_size: int
+    tail_crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    position: int
+    size: int
+    crc32c: int
+
+
+class SourceChecks:
+    """Checksums of the bytes read of each source, in any order, against the recorded ones.
+
+    A source of which some blocks were not read (expired, or copied by an earlier attempt) cannot be
+    checked.
+    """
+
+    def __init__(self, recorded: Mapping[int, RecordedChecksum]) -> None:
+        self._recorded = recorded
+        self._pieces: defaultdict[int, list[_Piece]] = defaultdict(list)
+        self.checked = 0
+
+    def wants(self, object_id: int) -> bool:
+        """Tell whether a checksum was recorded for this source."""
+        return object_id in self._recorded
+
+    def add(self, object_id: int, position: int, size: int, crc32c: int) -> None:
+        """Add the checksum of some bytes of a source."""
+        self._pieces[object_id].append(_Piece(position, size, crc32c))
+
+    def damaged(self) -> dict[int, str]:
+        """Return the sources that differ from their upload, each with the reason."""
+        found: dict[int, str] = {}
+        for object_id, pieces in self._pieces.items():
+            recorded = self._recorded[object_id]
+            crc32c = _of_all(pieces, recorded)
+            self.checked += crc32c is not None
+            if crc32c is not None and crc32c != recorded.crc32c:
+                found[object_id] = (
+                    f"its bytes have the CRC-32C {crc32c:#010x}, recorded is"
+                    f" {recorded.crc32c:#010x}; keep it, and restore it from a copy of the bucket"
+                )
+        return found
+
+
+def _of_all(pieces: list[_Piece], recorded: RecordedChecksum) -> int | None:
+    """Return the checksum of the object, None unless the pieces are all of its blocks."""
+    crc32c = end = 0
+    for piece in sorted(pieces, key=lambda one: one.position):
+        if piece.position != end:
+            return None
+        crc32c = joined_crc(crc32c, piece.crc32c, piece.size)
+        end += piece.size
+    if end != recorded.data_size:
+        return None
+    return joined_crc(crc32c, recorded.tail_crc32c, recorded.tail_size)
