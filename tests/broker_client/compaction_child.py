@@ -19,7 +19,7 @@ from streammeta.client.compaction.compactor import SetObjectCompactor
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.target import CompactionTarget
 from streammeta.client.controller_client import ControllerClient
-from streammeta.client.free_memory import give_back
+from streammeta.client.resources import give_back
 from streammeta.controller.metadata.requests import (
     CommitStreamSetObject,
     CreateStreams,

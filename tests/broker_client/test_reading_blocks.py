@@ -10,11 +10,17 @@ from itertools import pairwise
 import pytest
 
 from streammeta.client import ReaderConfig, StreamReader
-from streammeta.client.reading.block_cache import BlockCache, BlockKey
-from streammeta.client.reading.block_planner import RECORD_BYTES
-from streammeta.client.reading.byte_budget import ByteBudget, SharedWork, all_of
-from streammeta.client.reading.cursors import CALM_S, EXPIRY_S, Cursor, Cursors
-from streammeta.client.reading.reader_stats import ReaderStats
+from streammeta.client.config import ReaderStats
+from streammeta.client.object_source import RECORD_BYTES
+from streammeta.client.reading.block_cache import (
+    CALM_S,
+    EXPIRY_S,
+    BlockCache,
+    BlockKey,
+    Cursor,
+    Cursors,
+)
+from streammeta.client.resources import ByteBudget, SharedWork, all_of
 from tests.broker_client.client_helpers import until
 from tests.broker_client.reader_world import placed
 

@@ -8,11 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from streammeta.client.config import ReaderStats
 from streammeta.client.errors import OffsetTrimmedError, StreamNotFoundError
-from streammeta.client.reading.lookups import Lookups
-from streammeta.client.reading.reader_stats import ReaderStats
+from streammeta.client.reading.lookups import Lookups, Slice, StreamSlices
 from streammeta.client.reading.slice_cache import SliceCache
-from streammeta.client.reading.stream_slices import Slice, StreamSlices
 from streammeta.v1 import records_pb2
 from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
 from tests.broker_client.reader_world import Place, World, column, placed, set_objects_record

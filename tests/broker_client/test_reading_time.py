@@ -20,7 +20,7 @@ from streammeta.client import (
     kafka_timestamp,
 )
 from streammeta.client.object_source import Block
-from streammeta.client.reading.stream_slices import Slice
+from streammeta.client.reading.lookups import Slice
 from streammeta.client.reading.time_lookup import Bound, find_lower, find_upper
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.record import RecordBatch

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streammeta.client import object_encoder
 from streammeta.client.object_encoder import encode_object
-from streammeta.client.upload_batch import UNKNOWN_TIME, StreamRun, WriterStream, plan_objects
+from streammeta.client.record_buffer import UNKNOWN_TIME, StreamRun, WriterStream, plan_objects
 from streammeta.storage.object_format.object_builder import ObjectBuilder
 from streammeta.storage.object_format.object_checksum import ObjectChecksum
 from streammeta.storage.object_format.record import RecordBatch

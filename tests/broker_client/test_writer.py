@@ -30,7 +30,7 @@ from streammeta.client import (
 )
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
 from streammeta.client.object_ids import STOCK_MIN
-from streammeta.client.upload_batch import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
+from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
 from streammeta.storage.errors import StoreRejectedError
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for

@@ -14,7 +14,7 @@ from streammeta.client import (
     WriterClosedError,
     WriterConfig,
 )
-from streammeta.client.upload_batch import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
+from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
 from streammeta.storage.object_format.object_checksum import ObjectChecksum
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import INT32_MAX

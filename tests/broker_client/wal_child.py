@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 
 from streammeta.client import BrokerSession, ControllerClient, SilentObserver, StreamWriter
+from streammeta.client.config import WriterConfig
 from streammeta.client.write_ahead_log.config import LogConfig
 from streammeta.client.write_ahead_log.identity import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.recovery import RecoveryPlan
-from streammeta.client.writer_config import WriterConfig
 from streammeta.storage.durable_files import File, PosixFile, PosixFileSystem
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_store.base import Body

@@ -6,6 +6,13 @@ Start with `ControllerClient` and `BrokerSession.register`, then use a `StreamWr
 
 from streammeta.client.commit_messages import Upload, UploadVerdict
 from streammeta.client.commit_pipeline import CommitPipeline
+from streammeta.client.config import (
+    ReaderConfig,
+    ReaderStats,
+    SilentObserver,
+    UploadObserver,
+    WriterConfig,
+)
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import (
     BrokerClientError,
@@ -46,23 +53,18 @@ from streammeta.client.errors import (
     UploadFailedError,
     WriterClosedError,
 )
-from streammeta.client.heartbeat import Heartbeat
-from streammeta.client.observer import SilentObserver, UploadObserver
 from streammeta.client.reader import StreamReader
-from streammeta.client.reader_config import ReaderConfig
 from streammeta.client.reading.lookups import StreamQuery
+from streammeta.client.reading.map_follower import StreamTail
 from streammeta.client.reading.range_reader import Fetched
-from streammeta.client.reading.reader_stats import ReaderStats
-from streammeta.client.reading.stream_tail import StreamTail
 from streammeta.client.reading.time_lookup import OffsetAtTime, kafka_timestamp
-from streammeta.client.session import BrokerSession, OpenedStream, Outcomes
+from streammeta.client.session import BrokerSession, Heartbeat, OpenedStream, Outcomes
 from streammeta.client.stream_client import NodeCompaction, StreamClient, StreamClientConfig
 from streammeta.client.write_ahead_log.config import LogConfig
 from streammeta.client.write_ahead_log.identity import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.recovery import RecoveryReport
 from streammeta.client.writer import StreamWriter
-from streammeta.client.writer_config import WriterConfig
 
 __all__ = [
     "BrokerClientError",

@@ -35,7 +35,7 @@ from streammeta.client.errors import (
     WriterClosedError,
 )
 from streammeta.client.leader_router import Failure
-from streammeta.client.unclosed import warn_unclosed
+from streammeta.client.resources import warn_unclosed
 from streammeta.v1 import objects_pb2
 from streammeta.v1.common_pb2 import NodeIdentity
 

@@ -48,7 +48,7 @@ from streammeta.client.methods import (
     RequestT,
     ResponseT,
 )
-from streammeta.client.unclosed import warn_unclosed
+from streammeta.client.resources import warn_unclosed
 from streammeta.v1 import admin_pb2, common_pb2, streams_pb2
 
 ERROR_DOMAIN = "streammeta"

@@ -28,7 +28,7 @@ from streammeta.client.arguments import (
 from streammeta.client.controller_client import CHANNEL_OPTIONS, error_info, judge
 from streammeta.client.errors import BrokerClientError, ControllerUnavailableError
 from streammeta.client.leader_router import Backoff
-from streammeta.client.unclosed import warn_unclosed
+from streammeta.client.resources import warn_unclosed
 from streammeta.v1 import metadata_pb2, records_pb2
 
 DEFAULT_DEADLINE = 30.0

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streammeta.client.free_memory import give_back
-from streammeta.client.upload_batch import UNKNOWN_TIME, ObjectPlan, StreamRun
+from streammeta.client.record_buffer import UNKNOWN_TIME, ObjectPlan, StreamRun
+from streammeta.client.resources import give_back
 from streammeta.storage.object_format.data_block import (
     BLOCK_HEADER_SIZE,
     decode_blocks,

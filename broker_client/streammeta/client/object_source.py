@@ -13,11 +13,10 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from streammeta.client.config import ReaderStats
 from streammeta.client.errors import CorruptObjectError
-from streammeta.client.reading.byte_budget import SharedWork
-from streammeta.client.reading.reader_stats import ReaderStats
-from streammeta.client.reading.stream_slices import UNKNOWN_CRC, Slice
-from streammeta.client.store_threads import StoreThreads
+from streammeta.client.reading.lookups import UNKNOWN_CRC, Slice
+from streammeta.client.resources import SharedWork, StoreThreads
 from streammeta.storage.errors import CorruptObjectError as BrokenFormatError
 from streammeta.storage.errors import RangeNotSatisfiableError
 from streammeta.storage.object_format.composite import decode_composite
@@ -37,6 +36,10 @@ _BYTES_PER_LINK = 64
 _BYTES_PER_INDEX = 1024
 
 
+RECORD_BYTES = 256
+"""Memory that a decoded record takes beside its encoded bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """One index entry and the object that has its bytes."""
@@ -53,6 +56,16 @@ class Block:
     def range(self) -> tuple[int, int]:
         """The bytes of the object that it is in."""
         return self.entry.position, self.entry.position + self.entry.size
+
+    @property
+    def decoded_size(self) -> int:
+        """About what its records take in memory, in bytes."""
+        return self.entry.size + RECORD_BYTES * self.entry.record_count
+
+    @property
+    def cost(self) -> int:
+        """Bytes that reading it takes: its own, and those of its records."""
+        return self.entry.size + self.decoded_size
 
 
 @dataclass(frozen=True, slots=True)

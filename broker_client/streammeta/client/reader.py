@@ -24,24 +24,19 @@ from streammeta.client.arguments import (
     check_text,
 )
 from streammeta.client.bucket_check import BucketCheck
+from streammeta.client.config import ReaderConfig, ReaderStats
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import ReadDeadlineError, ReaderClosedError, refusal
 from streammeta.client.object_source import ObjectSource
-from streammeta.client.reader_config import ReaderConfig
-from streammeta.client.reading.block_cache import BlockCache
+from streammeta.client.reading.block_cache import BlockCache, Cursors
 from streammeta.client.reading.block_fetcher import BlockFetcher
 from streammeta.client.reading.bulk_reader import BulkReader
-from streammeta.client.reading.cursors import Cursors
 from streammeta.client.reading.lookups import Lookups, StreamQuery
-from streammeta.client.reading.map_follower import MapFollower
+from streammeta.client.reading.map_follower import MapFollower, NewsWait, StreamTail
 from streammeta.client.reading.range_reader import Fetched, RangeReader
-from streammeta.client.reading.reader_stats import ReaderStats
 from streammeta.client.reading.slice_cache import SliceCache
-from streammeta.client.reading.stream_tail import NewsWait, StreamTail
-from streammeta.client.reading.time_lookup import Bound, OffsetAtTime, TimestampOf
-from streammeta.client.reading.timed_stream import TimedStreams
-from streammeta.client.store_threads import StoreThreads
-from streammeta.client.unclosed import warn_unclosed
+from streammeta.client.reading.time_lookup import Bound, OffsetAtTime, TimedStreams, TimestampOf
+from streammeta.client.resources import StoreThreads, warn_unclosed
 from streammeta.storage.object_format.index_block import UNLIMITED
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.base import ObjectStore

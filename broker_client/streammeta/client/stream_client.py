@@ -27,20 +27,18 @@ from streammeta.client.compaction.stream_object_compactor import StreamObjectCom
 from streammeta.client.compaction.stream_object_config import StreamObjectConfig
 from streammeta.client.compaction.stream_object_report import StreamReport
 from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.config import ReaderConfig, UploadObserver, WriterConfig
 from streammeta.client.controller_client import DEFAULT_DEADLINE, ControllerClient
 from streammeta.client.errors import StreamNotFoundError, StreamNotOpenedError
-from streammeta.client.observer import UploadObserver
 from streammeta.client.reader import DEFAULT_READ_BYTES, StreamReader
-from streammeta.client.reader_config import ReaderConfig
+from streammeta.client.reading.map_follower import StreamTail
 from streammeta.client.reading.range_reader import Fetched
-from streammeta.client.reading.stream_tail import StreamTail
 from streammeta.client.session import BrokerSession, OpenedStream, Outcomes, Tags
 from streammeta.client.write_ahead_log.config import LogConfig
 from streammeta.client.write_ahead_log.identity import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.recovery import RecoveryReport
 from streammeta.client.writer import StreamWriter
-from streammeta.client.writer_config import WriterConfig
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.base import ObjectStore
 from streammeta.storage.object_store.factory import open_object_store

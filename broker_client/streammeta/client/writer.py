@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-from streammeta.client.append_arguments import NO_TIME, checked_payloads, time_bounds
 from streammeta.client.arguments import (
     INT32_MAX,
     as_payload,
@@ -25,37 +24,32 @@ from streammeta.client.arguments import (
     check_session,
     check_store,
 )
-from streammeta.client.commit_order import CommitOrder
+from streammeta.client.batch import BatchUpload, CommitOrder
+from streammeta.client.config import UPLOAD_BYTES_MAX, SilentObserver, UploadObserver, WriterConfig
 from streammeta.client.errors import (
     LimitExceededError,
     RecoveryNeededError,
     StreamNotOpenedError,
     WriterClosedError,
 )
-from streammeta.client.heartbeat import Heartbeat
-from streammeta.client.logged_acks import LoggedAcks
-from streammeta.client.observer import SilentObserver, UploadObserver
-from streammeta.client.record_log import RecordLog
-from streammeta.client.session import BrokerSession, OpenedStream
-from streammeta.client.settling import LogTrimmer, cut_short, losses
-from streammeta.client.store_threads import StoreThreads
-from streammeta.client.unclosed import warn_unclosed
-from streammeta.client.upload import (
-    BatchUpload,
-    Uploader,
-    UploadSettings,
-    failed_before,
-    is_fencing,
-)
-from streammeta.client.upload_batch import (
+from streammeta.client.record_buffer import (
     ACK_OVERHEAD,
+    NO_TIME,
     RECORD_OVERHEAD,
     RUN_OVERHEAD,
     StreamRun,
     WriterStream,
+    checked_payloads,
+    time_bounds,
+)
+from streammeta.client.resources import StoreThreads, warn_unclosed
+from streammeta.client.session import BrokerSession, Heartbeat, OpenedStream
+from streammeta.client.uploader import (
+    Uploader,
+    is_fencing,
 )
 from streammeta.client.write_ahead_log.recovery import RecoveryReport, recover_into
-from streammeta.client.writer_config import UPLOAD_BYTES_MAX, WriterConfig
+from streammeta.client.writer_log import LoggedAcks, LogTrimmer, RecordLog
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
 from streammeta.storage.object_store.base import ObjectStore
 
@@ -94,16 +88,14 @@ class StreamWriter:
         self._config.check_log(log)
         self._session = session
         self._threads = StoreThreads(store, self._config.upload_threads, "upload")
-        settings = UploadSettings(
-            split_bytes=self._config.split_bytes,
-            block_bytes=self._config.block_bytes,
-            ttl_ms=self._config.ttl_ms,
-            commit_deadline=self._config.commit_deadline,
-            reupload_attempts=self._config.reupload_attempts,
+        self._heartbeat = Heartbeat(session, self._fence)
+        self._uploader = Uploader(
+            session,
+            self._threads,
+            self._config,
+            observer or SilentObserver(),
             is_persistent=log is not None,
         )
-        self._heartbeat = Heartbeat(session, self._fence)
-        self._uploader = Uploader(session, self._threads, settings, observer or SilentObserver())
         self._log = log
         self._trimmer = None if log is None else LogTrimmer(log)
         self._logged = None if log is None else LoggedAcks(log, self._release, self._bar)
@@ -139,9 +131,15 @@ class StreamWriter:
         if getattr(self, "_loop", None) is not None and not self._closed:
             warn_unclosed(
                 self,
-                losses(self._streams.values(), has_log=self._log is not None),
+                self._losses(),
                 "use `async with StreamWriter(...)` or `await writer.close()`",
             )
+
+    def _losses(self) -> str:
+        pending = [one for one in self._streams.values() if one.is_pending]
+        offsets = sum(one.next_offset - one.acknowledged for one in pending)
+        fate = "they may be lost" if self._log is None else "its write-ahead log keeps them"
+        return f"{offsets} offsets of {len(pending)} streams are not known to be committed, {fate}"
 
     @property
     def buffered_bytes(self) -> int:
@@ -361,7 +359,7 @@ class StreamWriter:
             check_int("stream_id", stream_id)
             raise StreamNotOpenedError(f"append to stream {stream_id}", detail="not attached")
         if stream.failure is not None:
-            raise failed_before(stream)
+            raise stream.failed_before()
         return stream
 
     def _raise_fenced(self) -> None:
@@ -543,7 +541,7 @@ class StreamWriter:
         """Take out of the batch what must not be committed after earlier failures."""
         for run in batch.runs:
             if run.stream.failure is not None:
-                batch.failures.setdefault(run, failed_before(run.stream))
+                batch.failures.setdefault(run, run.stream.failed_before())
 
     def _settle(self, batch: BatchUpload) -> None:
         """Answer every caller of the batch and give its bytes back to the buffer."""
@@ -557,7 +555,7 @@ class StreamWriter:
                 run.succeed()
             else:
                 self._fail(
-                    run, batch.failures.get(run) or cut_short(run, was_submitted=was_submitted)
+                    run, batch.failures.get(run) or run.cut_short(was_submitted=was_submitted)
                 )
             self._buffered -= run.cost
         batch.objects.clear()
@@ -574,7 +572,7 @@ class StreamWriter:
             self._fence(error)
         if self._log is None and (later := self._open.pop(run.stream, None)) is not None:
             self._open_bytes -= later.encoded_bytes
-            self._drop(later, failed_before(run.stream))
+            self._drop(later, run.stream.failed_before())
 
     def _drop(self, run: StreamRun, error: Exception) -> None:
         """Fail a run of the open batch."""

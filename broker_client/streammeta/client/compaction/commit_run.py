@@ -31,7 +31,7 @@ from streammeta.client.compaction.resume import OutputJournal
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.client.compaction.target import CompactionTarget
 from streammeta.client.compaction.together import some_at_a_time, to_its_end
-from streammeta.client.free_memory import give_back
+from streammeta.client.resources import give_back
 from streammeta.storage.compaction.entries import EntryTable, stream_ranges
 from streammeta.storage.compaction.layout import (
     DEAD_BYTES_MAX,

@@ -36,7 +36,7 @@ from streammeta.client.errors import (
     OutcomeUnknownError,
     RefusedError,
 )
-from streammeta.client.free_memory import give_back
+from streammeta.client.resources import give_back
 from streammeta.storage.compaction.selection import (
     Group,
     GroupKind,

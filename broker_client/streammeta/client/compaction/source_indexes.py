@@ -15,7 +15,7 @@ import numpy as np
 
 from streammeta.client.compaction.node_map import NodeMap
 from streammeta.client.compaction.store_calls import StoreCalls
-from streammeta.client.reading.byte_budget import all_of
+from streammeta.client.resources import all_of
 from streammeta.storage.compaction.entries import Column, EntryTable, Mask, contiguous_runs
 from streammeta.storage.errors import (
     CorruptObjectError,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.throttle import Throttle, give_way
-from streammeta.client.store_threads import start_in
+from streammeta.client.resources import start_in
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import ObjectStore
 

@@ -1,8 +1,10 @@
-"""Getting blocks: from memory, from a request that is under way, or from the store.
+"""Block fetcher: blocks from the cache, from a request in flight, or from the store.
 
-Owns the two bounds on memory: blocks that stay, and blocks that are being read at the moment, with
-the records made of them. One block is never requested twice at the same time. Reading ahead takes
-room only from what nobody is expected to read.
+Owns the bound on blocks that are being read, with the records made of them. No block is requested
+twice at the same time. Blocks requested in the same turn of the event loop are fetched with as few
+requests as make sense: streams that are tailed lie side by side in one object. A request is
+cancelled when nothing waits for its blocks any more. Prefetching evicts no block that a reader is
+expected to read.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from streammeta.client.config import ReaderStats
 from streammeta.client.object_source import (
     Block,
     BlockRange,
@@ -20,13 +23,118 @@ from streammeta.client.object_source import (
     ObjectSource,
     merge_blocks,
 )
-from streammeta.client.reading.block_cache import BlockCache, BlockData, BlockKey
-from streammeta.client.reading.block_planner import cost_of, decoded_size
-from streammeta.client.reading.block_requests import BlockRequests
-from streammeta.client.reading.byte_budget import ByteBudget, all_of
-from streammeta.client.reading.cursors import Cursor
-from streammeta.client.reading.reader_stats import ReaderStats
+from streammeta.client.reading.block_cache import BlockCache, BlockData, BlockKey, Cursor
+from streammeta.client.resources import ByteBudget, all_of
 from streammeta.storage.object_format.record import RecordBatch
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One range of an object on its way, and the blocks in it that somebody wants."""
+
+    wanted: list[_Wanted] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    """One block, how many wait for it, and what fetches it once it has been sent for."""
+
+    block: Block
+    data: asyncio.Future[bytes]
+    waiting: int = 0
+    request: _Request | None = None
+
+
+class BlockRequests:
+    """Fetches blocks from `source`."""
+
+    def __init__(self, source: ObjectSource) -> None:
+        self._source = source
+        self._on_way: dict[BlockKey, _Wanted] = {}
+        self._unsent: list[_Wanted] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._on_way
+
+    async def get(self, blocks: Sequence[Block]) -> dict[BlockKey, bytes]:
+        """Return the bytes of each block. Raises what a request for any of them does, at the end.
+
+        Who is cancelled while he waits leaves the requests to the others who wait for them.
+        """
+        if not blocks:
+            return {}
+        wanted = [self._join(block) for block in blocks]
+        try:
+            await asyncio.wait([one.data for one in wanted])
+            for one in wanted:
+                if not one.data.cancelled():
+                    one.data.exception()  # of several failures one is raised, all are heard of
+            return {one.block.key: one.data.result() for one in wanted}
+        finally:
+            for one in wanted:
+                self._leave(one)
+
+    def close(self) -> None:
+        """Give up all requests; who waits is cancelled."""
+        for task in self._tasks:
+            task.cancel()
+        for one in self._on_way.values():
+            one.data.cancel()
+
+    def _join(self, block: Block) -> _Wanted:
+        one = self._on_way.get(block.key)
+        if one is None:
+            loop = asyncio.get_running_loop()
+            one = self._on_way[block.key] = _Wanted(block, loop.create_future())
+            if not self._unsent:
+                loop.call_soon(self._send)
+            self._unsent.append(one)
+        one.waiting += 1
+        return one
+
+    def _leave(self, one: _Wanted) -> None:
+        one.waiting -= 1
+        if one.waiting:
+            return
+        if self._on_way.get(one.block.key) is one:
+            del self._on_way[one.block.key]
+        if one.data.done():
+            return
+        one.data.cancel()
+        request = one.request
+        if request is not None and all(other.data.done() for other in request.wanted):
+            assert request.task is not None
+            request.task.cancel()
+
+    def _send(self) -> None:
+        unsent = {one.block.key: one for one in self._unsent if not one.data.done()}
+        self._unsent = []
+        for wanted in merge_blocks(one.block for one in unsent.values()):
+            request = _Request([unsent[block.key] for block in wanted.blocks])
+            for one in request.wanted:
+                one.request = request
+            request.task = asyncio.create_task(self._fetch(wanted, request))
+            self._tasks.add(request.task)
+            request.task.add_done_callback(self._tasks.discard)
+
+    async def _fetch(self, wanted: BlockRange, request: _Request) -> None:
+        try:
+            datas = await self._source.fetch(wanted)
+        except Exception as error:  # noqa: BLE001 - each who waits hears of it
+            for one in request.wanted:
+                if not one.data.done():
+                    one.data.set_exception(error)
+        else:
+            for one, data in zip(request.wanted, datas, strict=True):
+                if not one.data.done():
+                    one.data.set_result(data)
+        finally:
+            for one in request.wanted:
+                one.data.cancel()
+                one.request = None  # no cycle keeps the bytes until the garbage is collected
+
 
 _DECODED_INLINE_BYTES = 64 * 1024
 _DECODING_THREADS = 2
@@ -45,7 +153,7 @@ class ReadBlock:
     @property
     def found_size(self) -> int:
         """Bytes that what was found takes."""
-        return len(self.found) if isinstance(self.found, bytes) else decoded_size(self.block)
+        return len(self.found) if isinstance(self.found, bytes) else self.block.decoded_size
 
 
 class BlockFetcher:
@@ -71,7 +179,7 @@ class BlockFetcher:
 
         Raises `CorruptObjectError`, `streammeta.storage.errors.ObjectNotFoundError`.
         """
-        async with self._budget.hold(sum(map(cost_of, blocks))):
+        async with self._budget.hold(sum(block.cost for block in blocks)):
             found, waited = await self._collect(blocks)
             for block in blocks:
                 cursor.ahead.pop(block.key, None)
@@ -114,7 +222,7 @@ class BlockFetcher:
         Only who went on before is expected to go on.
         """
         reader = cursor if cursor.goes_on else None
-        size = decoded_size(one.block)
+        size = one.block.decoded_size
         if self._cache.has_room(one.block.key, size):
             self._cache.put(one.block.key, one.records, size, reader)
         else:
@@ -122,11 +230,11 @@ class BlockFetcher:
 
     async def look_at(self, block: Block) -> list[RecordBatch]:
         """Return the records of one block, which stays while there is room."""
-        async with self._budget.hold(cost_of(block)):
+        async with self._budget.hold(block.cost):
             found, _ = await self._collect([block])
             (records,) = await self._decode([block], found)
             if block.key not in self._cache:
-                self._cache.put(block.key, records, decoded_size(block), None)
+                self._cache.put(block.key, records, block.decoded_size, None)
             return records
 
     async def read_ahead(self, blocks: Sequence[Block], cursor: Cursor) -> None:

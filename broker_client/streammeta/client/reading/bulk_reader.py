@@ -12,11 +12,16 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 from streammeta.client.object_source import Block, ObjectSource, merge_blocks
-from streammeta.client.reading.block_planner import NO_BOUND, BlockPlanner
-from streammeta.client.reading.byte_budget import all_of
-from streammeta.client.reading.lookups import QUERIES_PER_CALL, Lookups, StreamQuery, check_located
-from streammeta.client.reading.range_reader import pause_or_raise, trimmed
-from streammeta.client.reading.stream_slices import Slice, slice_of
+from streammeta.client.reading.lookups import (
+    QUERIES_PER_CALL,
+    Lookups,
+    Slice,
+    StreamQuery,
+    check_located,
+    slice_of,
+)
+from streammeta.client.reading.range_reader import NO_BOUND, BlockPlanner, pause_or_raise, trimmed
+from streammeta.client.resources import all_of
 from streammeta.storage.errors import ObjectNotFoundError
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import common_pb2

@@ -1,8 +1,9 @@
-"""One read: locate, find blocks, get them, check the join, read ahead of who goes on.
+"""Range reads: locate, find blocks through indexes, fetch them, check continuity, prefetch.
 
-Owns what happens when the map or the store has changed meanwhile: an object that is gone makes it
-forget what it knew and ask again, and only one that the map goes on listing is an error; offsets
-that were given up are passed over. Knows nothing of waiting for what is not there yet.
+Owns the check that indexes hold what the metadata says, offset for offset, the bound on the memory
+of a plan, and the retry after a change of metadata or store: an object that is missing makes it
+forget what it knew and look up again, and only one that is still listed is an error; lost offsets
+are skipped. Does not wait for records that are yet to come.
 """
 
 from __future__ import annotations
@@ -13,18 +14,104 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streammeta.client.errors import MissingObjectError
-from streammeta.client.object_source import ObjectSource
+from streammeta.client.config import ReaderStats
+from streammeta.client.errors import CorruptObjectError, MissingObjectError
+from streammeta.client.object_source import Block, ObjectIndex, ObjectSource
+from streammeta.client.reading.block_cache import Cursor, Cursors
 from streammeta.client.reading.block_fetcher import BlockFetcher
-from streammeta.client.reading.block_planner import BlockPlanner
-from streammeta.client.reading.cursors import Cursor, Cursors
-from streammeta.client.reading.lookups import StreamQuery
-from streammeta.client.reading.reader_stats import ReaderStats
+from streammeta.client.reading.lookups import Slice, StreamQuery
 from streammeta.client.reading.slice_cache import Located, SliceCache
+from streammeta.client.resources import all_of
 from streammeta.storage.errors import ObjectNotFoundError
 from streammeta.storage.object_format.index_block import UNLIMITED
 from streammeta.storage.object_format.object_key import OwnKey, parse_key
 from streammeta.storage.object_format.record import RecordBatch
+
+NO_BOUND = 1 << 62
+
+_INDEXES_AT_ONCE = 8
+
+
+def _payload_from(block: Block, offset: int) -> int:
+    """About how much payload a block holds from an offset in it on, in bytes."""
+    entry = block.entry
+    return (
+        entry.payload_size * (entry.end_offset - offset) // (entry.end_offset - entry.start_offset)
+    )
+
+
+class BlockPlanner:
+    """Finds blocks through the indexes of `source`.
+
+    With `with_small_objects` the bytes of small objects are fetched together with their indexes.
+    """
+
+    def __init__(self, source: ObjectSource, *, with_small_objects: bool = False) -> None:
+        self._source = source
+        self._with_small_objects = with_small_objects
+
+    async def find(
+        self,
+        query: StreamQuery,
+        slices: Sequence[Slice],
+        max_bytes: int = NO_BOUND,
+        max_cost: int = NO_BOUND,
+    ) -> list[Block]:
+        """List the blocks of `[start, end)` of a stream, or of the front of it.
+
+        The list ends when `max_bytes` of payload, or `max_cost` bytes of memory, are spent, but
+        not before the first block. Raises `CorruptObjectError`,
+        `streammeta.storage.errors.ObjectNotFoundError`.
+        """
+        blocks: list[Block] = []
+        at, left, memory = query.start, max_bytes, max_cost
+        done, ahead = 0, 1
+        while done < len(slices):
+            part = slices[done : done + ahead]
+            indexes = await self._indexes(part, query.stream_id)
+            for piece, index in zip(part, indexes, strict=True):
+                if left <= 0 or (query.end != UNLIMITED and at >= query.end):
+                    return blocks
+                for block in self._blocks_of(query, piece, index, at, left):
+                    memory -= block.cost
+                    if blocks and (memory < 0 or left <= 0):
+                        return blocks
+                    blocks.append(block)
+                    left -= _payload_from(block, at)
+                    at = block.entry.end_offset
+            done, ahead = done + ahead, min(ahead * 2, _INDEXES_AT_ONCE)
+        return blocks
+
+    async def _indexes(self, slices: Sequence[Slice], stream_id: int) -> list[ObjectIndex]:
+        return await all_of(
+            self._source.index(piece, stream_id, with_small_objects=self._with_small_objects)
+            for piece in slices
+        )
+
+    def _blocks_of(
+        self, query: StreamQuery, piece: Slice, index: ObjectIndex, at: int, left: int
+    ) -> list[Block]:
+        """List the blocks from offset `at` on in one object."""
+        end = piece.end_offset if query.end == UNLIMITED else min(query.end, piece.end_offset)
+        blocks = index.find(query.stream_id, at, end, left)
+        for block in blocks:
+            joins = block.entry.start_offset == at
+            if not joins and (block is not blocks[0] or at > query.start):
+                raise self._mismatch(piece, query, f"a block starts below offset {at}")
+            at = block.entry.end_offset
+            left -= block.entry.payload_size
+        if at < end and left > 0:
+            raise self._mismatch(piece, query, f"its index holds nothing at offset {at}")
+        return blocks
+
+    def _mismatch(self, piece: Slice, query: StreamQuery, found: str) -> CorruptObjectError:
+        return CorruptObjectError(
+            self._source.key(piece.object_id),
+            piece.object_id,
+            query.stream_id,
+            f"{found}; the map lists [{piece.start_offset}, {piece.end_offset}) in it",
+        )
+
 
 VANISHED_RETRIES = 3
 VANISHED_WAIT_S = 0.05

@@ -18,10 +18,16 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from streammeta.client.config import ReaderStats
 from streammeta.client.errors import RefusedError
-from streammeta.client.reading.lookups import Lookups, StreamQuery, check_located
-from streammeta.client.reading.reader_stats import ReaderStats
-from streammeta.client.reading.stream_slices import Slice, StreamSlices, slice_of
+from streammeta.client.reading.lookups import (
+    Lookups,
+    Slice,
+    StreamQuery,
+    StreamSlices,
+    check_located,
+    slice_of,
+)
 from streammeta.storage.object_format.attributes import ObjectKind
 from streammeta.v1 import common_pb2, records_pb2
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from streammeta.client.arguments import check_kind, check_path
-from streammeta.client.unclosed import warn_unclosed
+from streammeta.client.resources import warn_unclosed
 from streammeta.client.write_ahead_log.config import LogConfig
 from streammeta.client.write_ahead_log.disk_log import (
     DiskLog,

@@ -14,8 +14,8 @@ from enum import Enum
 from pathlib import Path
 
 from streammeta.client.controller_client import ControllerClient
-from streammeta.client.record_log import RecordLog
 from streammeta.client.session import BrokerSession, OpenedStream
+from streammeta.client.writer_log import RecordLog
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import streams_pb2
 

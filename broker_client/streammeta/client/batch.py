@@ -1,16 +1,20 @@
-"""One commit of a batch: its rows, the request that carries them, and what the answer says of each.
+"""One batch on its way to a commit: its objects, its commit request and verdicts, and its turn.
 
-Rows are the runs of the stream set object, then one run for each stream object. Pure.
+Rows of a commit are the runs of the stream set object, then one run for each stream object. Batches
+are submitted one after the other, without waiting for answers, and completed in the same order.
+When one has to be committed anew, those behind it were judged without it; no other is submitted
+until all of them are completed. No I/O.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streammeta.client.errors import ProtocolViolationError
 from streammeta.client.object_encoder import EncodedObject
-from streammeta.client.upload_batch import StreamRun
+from streammeta.client.record_buffer import StreamRun
 from streammeta.v1 import common_pb2, objects_pb2
 from streammeta.v1.common_pb2 import ErrorCode
 
@@ -129,3 +133,65 @@ def _stream_objects(alone: Sequence[UploadedObject]) -> objects_pb2.StreamObject
         columns.min_timestamp_ms.extend(one.content.min_timestamp_ms for one in alone)
         columns.max_timestamp_ms.extend(one.content.max_timestamp_ms for one in alone)
     return columns
+
+
+@dataclass(slots=True, eq=False)
+class BatchUpload:
+    """The state of one batch: its objects, what is in the store and the map, and what failed."""
+
+    runs: list[StreamRun]
+    encoded_bytes: int
+    before: BatchUpload | None = None
+    log_end: int | None = None
+    objects: list[EncodedObject] = field(default_factory=list)
+    uploaded: list[UploadedObject] = field(default_factory=list)
+    committed: set[StreamRun] = field(default_factory=set)
+    failures: dict[StreamRun, Exception] = field(default_factory=dict)
+    reuploads: int = 0
+    submission: int = -1
+    submitted: asyncio.Event = field(default_factory=asyncio.Event)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open_runs(self, content: EncodedObject) -> list[StreamRun]:
+        """Return the runs of an object that are neither committed nor failed."""
+        return [
+            run for run in content.runs if run not in self.committed and run not in self.failures
+        ]
+
+
+class CommitOrder:
+    """Lets each batch wait for its turns; `BatchUpload.before` says what it comes after."""
+
+    def __init__(self) -> None:
+        self._newest: BatchUpload | None = None
+        self._may_submit = asyncio.Event()
+        self._may_submit.set()
+
+    async def submission(self, batch: BatchUpload) -> None:
+        """Wait until `batch` may be submitted."""
+        if batch.before is not None:
+            await batch.before.submitted.wait()
+        await self._may_submit.wait()
+
+    def submitted(self, batch: BatchUpload) -> None:
+        """Let the next one be submitted."""
+        self._newest = batch
+        batch.submitted.set()
+
+    async def settlement(self, batch: BatchUpload) -> None:
+        """Wait until all before `batch` are settled."""
+        if batch.before is not None:
+            await batch.before.settled.wait()
+
+    def hold(self) -> None:
+        """Submit nothing more until all that is submitted is settled."""
+        self._may_submit.clear()
+
+    def settled(self, batch: BatchUpload) -> None:
+        """Let the next one be settled; `batch` is over, whatever became of it."""
+        batch.submitted.set()
+        batch.settled.set()
+        batch.before = None
+        if self._newest is batch:
+            self._newest = None
+            self._may_submit.set()

@@ -1,10 +1,10 @@
-"""One batch on its way into the map: build its objects, upload them, commit them.
+"""Uploader: builds the objects of a batch, uploads them and commits them.
 
 Owns what each answer of the controller means for each stream of the batch. It knows neither the
 buffer nor the order between batches; the writer calls `encode`, `upload`, `submit` and `finish` of
-each batch, the last two in the order of batches. An object whose id expired, or whose id fell
-behind that of a committed one, is uploaded anew under a new id: its bytes are still in memory and
-do not depend on the id.
+each batch, the last two in the order of batches. An object whose id expired, or whose id is smaller
+than that of a committed one, is uploaded anew under a new id: its bytes are still in memory and do
+not depend on the id.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from streammeta.client.batch_commit import BatchCommit, UploadedObject
+from streammeta.client.batch import BatchCommit, BatchUpload, UploadedObject
 from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.commit_pipeline import CommitPipeline
+from streammeta.client.config import UploadObserver, WriterConfig
 from streammeta.client.errors import (
     BrokerClientError,
     ControllerUnavailableError,
@@ -26,16 +27,14 @@ from streammeta.client.errors import (
     ObjectExpiredError,
     OffsetMismatchError,
     OutcomeUnknownError,
-    StreamFailedError,
     UploadFailedError,
     refusal,
 )
 from streammeta.client.object_encoder import EncodedObject, encode_object
 from streammeta.client.object_ids import ObjectIds, TakenIds
-from streammeta.client.observer import UploadObserver
+from streammeta.client.record_buffer import StreamRun, plan_objects
+from streammeta.client.resources import StoreThreads
 from streammeta.client.session import BrokerSession
-from streammeta.client.store_threads import StoreThreads
-from streammeta.client.upload_batch import StreamRun, WriterStream, plan_objects
 from streammeta.storage.errors import StorageError, StoreUnavailableError
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
@@ -54,45 +53,6 @@ Late = dict[StreamRun, Exception]
 
 
 @dataclass(frozen=True, slots=True)
-class UploadSettings:
-    """How objects are laid out and registered; see `WriterConfig` for the meaning of each.
-
-    `is_persistent`: what fails for a reason that may pass is repeated for ever.
-    """
-
-    split_bytes: int
-    block_bytes: int
-    ttl_ms: int
-    commit_deadline: float
-    reupload_attempts: int
-    is_persistent: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class BatchUpload:
-    """The state of one batch: its objects, what is in the store and the map, and what failed."""
-
-    runs: list[StreamRun]
-    encoded_bytes: int
-    before: BatchUpload | None = None
-    log_end: int | None = None
-    objects: list[EncodedObject] = field(default_factory=list)
-    uploaded: list[UploadedObject] = field(default_factory=list)
-    committed: set[StreamRun] = field(default_factory=set)
-    failures: dict[StreamRun, Exception] = field(default_factory=dict)
-    reuploads: int = 0
-    submission: int = -1
-    submitted: asyncio.Event = field(default_factory=asyncio.Event)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def open_runs(self, content: EncodedObject) -> list[StreamRun]:
-        """Return the runs of an object that are neither committed nor failed."""
-        return [
-            run for run in content.runs if run not in self.committed and run not in self.failures
-        ]
-
-
-@dataclass(frozen=True, slots=True)
 class Submission:
     """A commit that was handed in; `answer` is None if nothing was left to commit."""
 
@@ -101,23 +61,29 @@ class Submission:
 
 
 class Uploader:
-    """Uploads and commits batches for one session."""
+    """Uploads and commits batches for one session.
+
+    With `is_persistent` an attempt that failed for a transient reason is repeated without limit.
+    """
 
     def __init__(
         self,
         session: BrokerSession,
         store: StoreThreads,
-        settings: UploadSettings,
+        config: WriterConfig,
         observer: UploadObserver,
+        *,
+        is_persistent: bool = False,
     ) -> None:
         self._session = session
         self._store = store
         self._bucket = BucketCheck(session.client, store.store, session.namespace)
-        self._settings = settings
+        self._config = config
+        self._is_persistent = is_persistent
         self._observer = observer
-        self._ids = ObjectIds(session, settings.ttl_ms, settings.commit_deadline)
+        self._ids = ObjectIds(session, config.ttl_ms, config.commit_deadline)
         self._pipeline = CommitPipeline(
-            session.client, session.node, deadline=settings.commit_deadline
+            session.client, session.node, deadline=config.commit_deadline
         )
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._encoding = asyncio.Lock()
@@ -133,8 +99,8 @@ class Uploader:
 
     async def encode(self, batch: BatchUpload) -> None:
         """Move the records of `batch` into objects; batches come in their order."""
-        block_bytes = self._settings.block_bytes
-        plans = plan_objects(batch.runs, self._settings.split_bytes)
+        block_bytes = self._config.block_bytes
+        plans = plan_objects(batch.runs, self._config.split_bytes)
 
         def build() -> list[EncodedObject]:
             return [encode_object(plan, block_bytes) for plan in plans]
@@ -181,7 +147,7 @@ class Uploader:
             try:
                 return await self._bucket.passed()
             except (ControllerUnavailableError, StoreUnavailableError) as error:
-                if not self._settings.is_persistent:
+                if not self._is_persistent:
                     raise
                 pause = await self._pause(pause, error)
 
@@ -191,7 +157,7 @@ class Uploader:
             try:
                 return await self._ids.take(count)
             except ControllerUnavailableError as error:
-                if not self._settings.is_persistent:
+                if not self._is_persistent:
                     raise
                 pause = await self._pause(pause, error)
 
@@ -204,7 +170,7 @@ class Uploader:
             except StorageError as error:
                 failed = UploadFailedError(key, one.object_id, str(error))
                 failed.__cause__ = error
-                if not self._settings.is_persistent:
+                if not self._is_persistent:
                     return failed
                 pause = await self._pause(pause, failed)
             else:
@@ -269,7 +235,7 @@ class Uploader:
 
     def _may_repeat(self, batch: BatchUpload) -> bool:
         batch.reuploads += 1
-        return self._settings.is_persistent or batch.reuploads <= self._settings.reupload_attempts
+        return self._is_persistent or batch.reuploads <= self._config.reupload_attempts
 
     async def _drop_failed(self, batch: BatchUpload) -> None:
         """Leave out objects that have no run left to commit."""
@@ -312,7 +278,7 @@ class Uploader:
     ) -> Late:
         if isinstance(error, ControllerUnavailableError):
             unknown = OutcomeUnknownError(f"the commit of objects {commit.object_ids}", error)
-            if self._settings.is_persistent:
+            if self._is_persistent:
                 return dict.fromkeys(commit.runs, unknown)
             error = unknown
         for run in commit.runs:
@@ -337,7 +303,7 @@ class Uploader:
             subject = f"commit of stream {run.stream.stream_id} [{run.start_offset},"
             subject += f" {run.end_offset}) in object {holders[run]}"
             if run.stream.failure is not None:
-                batch.failures[run] = failed_before(run.stream)
+                batch.failures[run] = run.stream.failed_before()
             elif code == common_pb2.OBJECT_NOT_EXIST or (
                 code == common_pb2.OFFSET_NOT_MATCHED and batch.submission < run.stream.repeated
             ):
@@ -398,15 +364,6 @@ class Uploader:
 def is_fencing(error: Exception) -> bool:
     """Tell whether `error` bars the whole node, and not only one stream or object."""
     return isinstance(error, NodeFencedError | NodeNotRegisteredError)
-
-
-def failed_before(stream: WriterStream) -> StreamFailedError:
-    """Make the error of what comes behind the failure of its stream."""
-    error = StreamFailedError(
-        f"write to stream {stream.stream_id}", detail=f"first failure: {stream.failure}"
-    )
-    error.__cause__ = stream.failure
-    return error
 
 
 def _has(late: Late, kind: type[Exception]) -> bool:

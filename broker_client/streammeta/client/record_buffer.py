@@ -1,9 +1,9 @@
-"""What waits in the writer's memory, and how a full batch is laid out in objects.
+"""Record buffer: per-stream runs of encoded records, and their layout in objects.
 
-Owns the runs of records of each stream, kept as the bytes an object will hold, and the split rule:
-a stream with at least the split size of payload becomes a stream object of its own, the others
-share one stream set object, and a single stream is always a stream object. Pure: no I/O, no clock,
-no controller.
+Owns the bytes of buffered records, the checks of what an append passes, and the split rule: a
+stream with at least the split size of payload becomes a stream object of its own, the others share
+one stream set object, and a single stream is always a stream object. Pure: no I/O, no clock, no
+controller.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from streammeta.client.arguments import INT64_MAX, as_payload, check_int, check_items
+from streammeta.client.errors import StreamFailedError, WriterClosedError
 from streammeta.storage.object_format.record import (
     RECORD_HEADER_SIZE,
     RECORD_MAGIC,
@@ -55,6 +57,14 @@ class WriterStream:
     def is_pending(self) -> bool:
         """True if something was appended that is not known to be committed."""
         return self.acknowledged < self.next_offset
+
+    def failed_before(self) -> StreamFailedError:
+        """Make the error of what follows the failure of the stream."""
+        error = StreamFailedError(
+            f"write to stream {self.stream_id}", detail=f"first failure: {self.failure}"
+        )
+        error.__cause__ = self.failure
+        return error
 
 
 class StreamRun:
@@ -148,6 +158,18 @@ class StreamRun:
             self.is_settled, self.outcome = True, error
         self._answer()
 
+    def cut_short(self, *, was_submitted: bool) -> WriterClosedError:
+        """Make the error of a run whose upload was cancelled."""
+        end = (
+            "it may have been committed, open the stream again to see its next offset"
+            if was_submitted
+            else "it was not committed"
+        )
+        return WriterClosedError(
+            f"the upload of stream {self.stream.stream_id} [{self.start_offset},"
+            f" {self.end_offset}) was cancelled; {end}"
+        )
+
     def _answer(self) -> None:
         error = self.outcome
         for base_offset, ack in zip(self.ack_offsets, self.acks, strict=True):
@@ -179,3 +201,37 @@ def plan_objects(runs: Iterable[StreamRun], split_bytes: int) -> list[ObjectPlan
         ObjectPlan((run,), shared=False) for run in ordered if run.payload_bytes >= split_bytes
     ]
     return [ObjectPlan(shared, shared=True), *alone] if shared else alone
+
+
+NO_TIME = (UNKNOWN_TIME, UNKNOWN_TIME)
+
+
+def checked_payloads(payloads: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the payloads of many records; a single bytes object is no sequence of them."""
+    wanted = "a sequence of payloads; `append` takes a single one"
+    payloads = check_items("payloads", payloads, wanted)
+    if not payloads:
+        raise ValueError("payloads is empty, wanted at least one")
+    if set(map(type, payloads)) == {bytes}:
+        return payloads
+    return [
+        one if type(one) is bytes else as_payload(f"payloads[{index}]", one)
+        for index, one in enumerate(payloads)
+    ]
+
+
+def time_bounds(earliest_ms: int | None, latest_ms: int | None) -> tuple[int, int]:
+    """Return the bounds of an append, `UNKNOWN_TIME` twice without a time; refuse nonsense."""
+    if earliest_ms is None and latest_ms is None:
+        return NO_TIME
+    for name, value in (("timestamp_ms", earliest_ms), ("max_timestamp_ms", latest_ms)):
+        if value is not None and type(value) is not int:
+            check_int(name, value)
+    if earliest_ms is not None and latest_ms is None:
+        latest_ms = earliest_ms
+    if earliest_ms is None or latest_ms is None or not 0 <= earliest_ms <= latest_ms <= INT64_MAX:
+        raise ValueError(
+            f"timestamp_ms is {earliest_ms} and max_timestamp_ms {latest_ms}, wanted the first or"
+            " both, 0 <= timestamp_ms <= max_timestamp_ms"
+        )
+    return earliest_ms, latest_ms

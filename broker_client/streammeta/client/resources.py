@@ -1,12 +1,50 @@
-"""Keeping work within bounds: bytes held for a while, work that is shared, work side by side."""
+"""Bounded resources: threads for blocking store calls, byte budgets, shared work, freed memory."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
+
+from streammeta.storage.object_store.base import ObjectStore
+
+ResultT = TypeVar("ResultT")
+
+
+def start_in(pool: ThreadPoolExecutor, work: Callable[[], ResultT]) -> asyncio.Future[ResultT]:
+    """Run `work` in a thread, which lets go of it, and of all it looks at, before it tells the end.
+
+    Left to the pool, the thread would do so at its next turn, while the event loop already fills
+    the next buffer: for a moment there would be one more than memory was planned for.
+    """
+    handed_over = [work]
+
+    def carry_out() -> ResultT:
+        return handed_over.pop()()
+
+    return asyncio.get_running_loop().run_in_executor(pool, carry_out)
+
+
+class StoreThreads:
+    """A store and the threads that may use it at the same time, at most `threads` of them."""
+
+    def __init__(self, store: ObjectStore, threads: int, name: str) -> None:
+        self.store = store
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(self, work: Callable[[], ResultT]) -> ResultT:
+        """Run `work` in one of the threads; more work than threads waits in order."""
+        return await start_in(self._pool, work)
+
+    def close(self) -> None:
+        """Let running work end and start no more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
@@ -111,3 +149,27 @@ async def all_of(work: Iterable[Awaitable[ValueT]]) -> list[ValueT]:
 def _ignore_failure(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()
+
+
+def warn_unclosed(owner: object, lost: str, how: str) -> None:
+    """Warn, from the `__del__` of `owner`, of what is `lost` and `how` to close it."""
+    warnings.warn(
+        f"{type(owner).__name__} was dropped without close: {lost}; {how}",
+        ResourceWarning,
+        stacklevel=2,
+        source=owner,
+    )
+
+
+def give_back() -> None:
+    """Return free pages of the heap; where the C library can't do that, do nothing."""
+    if _TRIM is not None:
+        _TRIM(0)
+
+
+def _find_trim() -> ctypes._NamedFuncPointer | None:
+    trim: ctypes._NamedFuncPointer | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim
+
+
+_TRIM = _find_trim()

@@ -1,0 +1,168 @@
+"""Configuration of writer and reader, the upload observer, and the statistics of a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, Protocol
+
+from streammeta.client.arguments import at_least, check_fields, check_int, check_seconds, seconds
+from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
+from streammeta.storage.object_format.index_block import StreamRange
+
+_MIB = 1024 * 1024
+
+UPLOAD_BYTES_MAX = 1_000_000_000
+"""Bytes of a batch and of a record: both together fit the 32-bit size of a data block."""
+
+STREAMS_MAX = 20_000
+"""Ranges that the controllers take in one commit."""
+
+TTL_MS_MIN, TTL_MS_MAX = 1_000, 604_800_000
+"""Time that the controllers let prepared ids wait for their commit."""
+
+_CHECKS = {
+    "max_buffer_bytes": at_least(1),
+    "upload_bytes": at_least(1, UPLOAD_BYTES_MAX),
+    "linger": seconds(may_be_zero=True),
+    "max_streams": at_least(1, STREAMS_MAX),
+    "split_bytes": at_least(1),
+    "block_bytes": at_least(1),
+    "parallel_uploads": at_least(1),
+    "upload_threads": at_least(1),
+    "ttl_ms": at_least(TTL_MS_MIN, TTL_MS_MAX),
+    "commit_deadline": seconds(),
+    "close_deadline": seconds(may_be_zero=True),
+    "reupload_attempts": at_least(0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WriterConfig:
+    """Bounds and triggers of a writer; sizes in bytes, times in seconds unless named otherwise.
+
+    `durability`: appends are acknowledged when the object that holds them is committed ("object"),
+    or when a local write-ahead log has them on disk ("wal").
+    """
+
+    max_buffer_bytes: int = 128 * _MIB  # all that is held: records, overhead, objects uploading
+    upload_bytes: int = 16 * _MIB  # this much in the open batch, headers included, uploads it
+    linger: float = 0.25  # a batch uploads this long after its first record, at the latest
+    max_streams: int = STREAMS_MAX  # a batch has no more
+    split_bytes: int = 8 * _MIB  # a stream with this much payload gets a stream object
+    block_bytes: int = 512 * 1024  # payload after which a data block closes
+    parallel_uploads: int = 4  # batches prepared or uploading at the same time
+    upload_threads: int = 8  # objects uploading at the same time
+    ttl_ms: int = 600_000  # how long prepared ids stay valid, 1000..604800000
+    commit_deadline: float = 60.0  # how long a commit, and the call for its ids, is repeated
+    close_deadline: float = 120.0  # how long `close` waits unless told otherwise
+    reupload_attempts: int = 3  # new uploads of a batch whose ids expired; 0: fail instead
+    durability: Literal["object", "wal"] = "object"
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that could never be met."""
+        check_fields(self, _CHECKS)
+        least = max(self.upload_bytes, RUN_OVERHEAD + RECORD_OVERHEAD + ACK_OVERHEAD)
+        if self.max_buffer_bytes < least:
+            raise ValueError(
+                f"max_buffer_bytes is {self.max_buffer_bytes}, wanted at least {least}:"
+                f" upload_bytes, {self.upload_bytes}, and the overhead of a record"
+            )
+        if self.durability not in ("object", "wal"):
+            raise ValueError(f"durability is {self.durability!r}, wanted 'object' or 'wal'")
+
+    def check_log(self, log: object | None) -> None:
+        """Raise `ValueError` unless there is a write-ahead log if, and only if, one is wanted."""
+        if (self.durability == "wal") != (log is not None):
+            given = "no log is given" if log is None else "a log is given"
+            raise ValueError(f"durability is {self.durability!r}, but {given}")
+
+
+class UploadObserver(Protocol):
+    """What a `StreamWriter` tells about its uploads; every call is awaited before it goes on.
+
+    Calls about one batch come in the order of the methods below; a batch whose objects expired
+    starts over with new ids. What an observer raises is logged and changes nothing.
+    """
+
+    async def on_prepared(self, object_ids: Sequence[int], deadline_ms: int) -> None:
+        """Learn that a batch has ids; uncommitted ones expire at `deadline_ms`, leader's clock."""
+
+    async def on_uploaded(self, keys: Sequence[str]) -> None:
+        """Learn that the objects with these keys are in the store, and not yet in the map."""
+
+    async def on_committed(self, object_ids: Sequence[int], ranges: Sequence[StreamRange]) -> None:
+        """Learn that the map holds these objects and, of them, these ranges."""
+
+    async def on_refused(self, object_ids: Sequence[int], error: Exception) -> None:
+        """Learn that these objects are not known to be committed; else they expire as garbage."""
+
+
+class SilentObserver:
+    """Looks at nothing."""
+
+    async def on_prepared(self, object_ids: Sequence[int], deadline_ms: int) -> None:
+        """Do nothing."""
+
+    async def on_uploaded(self, keys: Sequence[str]) -> None:
+        """Do nothing."""
+
+    async def on_committed(self, object_ids: Sequence[int], ranges: Sequence[StreamRange]) -> None:
+        """Do nothing."""
+
+    async def on_refused(self, object_ids: Sequence[int], error: Exception) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderConfig:
+    """Bounds of a reader; sizes in bytes, times in seconds unless named otherwise.
+
+    A reader holds at most `index_cache_bytes`, `block_cache_bytes` and `read_bytes` together,
+    beside what it has handed out and, while `read_streams` is used, `bulk_bytes` and their records.
+    A single block that is larger is read all the same, alone.
+    """
+
+    index_cache_bytes: int = 64 * _MIB  # indexes kept for the next read
+    block_cache_bytes: int = 64 * _MIB  # blocks read ahead or in part
+    read_bytes: int = 128 * _MIB  # blocks that are being read, and their records
+    readahead_bytes: int = 512 * 1024  # of each reader who goes on where he stopped, at first
+    max_readahead_bytes: int = 32 * _MIB  # and at last; never more than half the block cache
+    max_slices: int = 100_000  # parts of streams whose objects are remembered
+    max_staleness: float = 5.0  # for so long they are believed without news; 0: not at all
+    poll_interval: float = 1.0  # who waits for data asks so often while news do not come
+    bulk_bytes: int = 64 * _MIB  # blocks that `read_streams` holds at the same time
+    fetch_threads: int = 8  # requests to the store at the same time
+    request_timeout: float = 30.0  # of one request to the store, with its repetitions
+    deadline: float = 60.0  # of one call, unless it names another
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that could never be met."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            may_be_zero = field.name in _MAY_BE_ZERO
+            if field.type == "float":
+                check_seconds(field.name, value, may_be_zero=may_be_zero)
+            else:
+                check_int(field.name, value, 0 if may_be_zero else 1)
+
+
+_MAY_BE_ZERO = frozenset({"block_cache_bytes", "index_cache_bytes", "max_staleness"})
+
+
+@dataclass(slots=True)
+class ReaderStats:
+    """Counts since the reader was made; `requests` and bytes are those of the object store."""
+
+    requests: int = 0
+    bytes_fetched: int = 0
+    indexes_fetched: int = 0
+    index_hits: int = 0
+    block_hits: int = 0  # blocks that were in memory, or on their way, when they were wanted
+    block_misses: int = 0
+    blocks_read_ahead: int = 0
+    blocks_evicted_unread: int = 0  # read ahead in vain
+    metadata_hits: int = 0  # ranges whose objects were known
+    lookups: int = 0  # ranges that the map was asked about
+    vanished_objects: int = 0  # objects that were gone when they were wanted
+    lost_offsets: int = 0  # passed over, because they were given up and will never be there

@@ -1,0 +1,218 @@
+"""What a write-ahead log adds to a writer: early acknowledgement, and trimming after commits.
+
+Owns the interface of a log, the appends that wait for each group of it, and what may be trimmed.
+Acknowledged records leave the log when they are committed, or, if they never can be, when they were
+set aside beside it. Any other failure keeps them, and all later records, in the log: the process
+that opens it next recovers them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from streammeta.client.batch import BatchUpload
+from streammeta.client.errors import (
+    OffsetMismatchError,
+    StreamEpochMismatchError,
+    StreamFailedError,
+    StreamFencedError,
+    StreamNotFoundError,
+    StreamNotOpenedError,
+)
+from streammeta.client.record_buffer import StreamRun
+from streammeta.client.write_ahead_log.errors import WriteAheadLogFullError
+from streammeta.storage.object_format.record import RecordBatch
+
+
+class RecordLog(Protocol):
+    """An open log of encoded records; all calls come from one event loop and never block it.
+
+    Positions grow with what is appended and mean nothing else.
+    """
+
+    @property
+    def end(self) -> int:
+        """The position behind the last record appended."""
+        ...
+
+    @property
+    def recovered_end(self) -> int:
+        """The position behind the last record of `recover`."""
+        ...
+
+    @property
+    def max_record_bytes(self) -> int:
+        """The largest record, header included, that there can ever be room for."""
+        ...
+
+    def has_room(self, size: int) -> bool:
+        """Tell whether `size` bytes of records may be appended now.
+
+        That changes only by `trim` and when the future of an append is done. Raises what broke
+        the log, if it is broken.
+        """
+        ...
+
+    def append(self, header: bytes, payload: bytes) -> asyncio.Future[None]:
+        """Add a record, header and payload as `streammeta.storage.object_format.record` has them.
+
+        The future is shared by all records that become durable together, and done when they are;
+        such futures are done in order. Raises what broke the log, if it is broken.
+        """
+        ...
+
+    def trim(self, position: int) -> None:
+        """Forget records that end at or below `position`: they need not be recovered."""
+        ...
+
+    def recover(self) -> Iterable[RecordBatch]:
+        """Give what the log held when it was opened, in the order of the appends."""
+        ...
+
+    async def set_aside(self, records: Iterable[RecordBatch], reason: str) -> Path | None:
+        """Keep, in a file beside the log, records that can't be committed, before they are trimmed.
+
+        The result is the file, None without records.
+        """
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Appends that become durable together."""
+
+    durable: asyncio.Future[None]
+    waiting: list[tuple[StreamRun, int, asyncio.Future[int]]] = field(default_factory=list)
+    logged_bytes: int = 0
+
+
+class LoggedAcks:
+    """Callers that wait for the log.
+
+    `on_durable` is told how many bytes the log holds no longer in memory, `on_broken` why it takes
+    no more records.
+    """
+
+    def __init__(
+        self,
+        log: RecordLog,
+        on_durable: Callable[[int], None],
+        on_broken: Callable[[Exception], None],
+    ) -> None:
+        self._log = log
+        self._on_durable = on_durable
+        self._on_broken = on_broken
+        self._group: _Group | None = None
+
+    def append(
+        self,
+        run: StreamRun,
+        records: Sequence[tuple[bytes, bytes]],
+        base_offset: int,
+        ack: asyncio.Future[int],
+    ) -> int:
+        """Log the encoded `records` of one append; return the bytes the log holds until later."""
+        size = 0
+        for header, payload in records:
+            durable = self._log.append(header, payload)
+            group = self._group
+            if group is None or group.durable is not durable:
+                group = self._group = _Group(durable)
+                durable.add_done_callback(partial(self._done, group))
+            group.logged_bytes += len(header) + len(payload)
+            size += len(header) + len(payload)
+        if self._group is not None:
+            self._group.waiting.append((run, base_offset, ack))
+        return size
+
+    def _done(self, group: _Group, durable: asyncio.Future[None]) -> None:
+        error = (
+            asyncio.CancelledError("the log was closed")
+            if durable.cancelled()
+            else durable.exception()
+        )
+        if isinstance(error, WriteAheadLogFullError):
+            for run, base_offset, ack in group.waiting:
+                run.add_ack(ack, base_offset)  # not in the log: it waits for its commit
+        elif error is None:
+            for _, base_offset, ack in group.waiting:
+                if not ack.done():
+                    ack.set_result(base_offset)
+        else:
+            for _, _, ack in group.waiting:
+                if not ack.done():
+                    ack.set_exception(error)
+            if isinstance(error, Exception):
+                self._on_broken(error)
+        self._on_durable(group.logged_bytes)
+
+
+_FOR_GOOD = (
+    OffsetMismatchError,
+    StreamEpochMismatchError,
+    StreamFencedError,
+    StreamNotFoundError,
+    StreamNotOpenedError,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class LogTrimmer:
+    """Trims a log behind settled batches; called in the order of batches.
+
+    A batch that was dealt with has no `log_end` any more.
+    """
+
+    def __init__(self, log: RecordLog) -> None:
+        self._log = log
+        self._has_stopped = False
+
+    async def settle(self, batch: BatchUpload) -> None:
+        """Let the log forget `batch`, unless some of it has to stay."""
+        if batch.log_end is None or self._has_stopped:
+            return
+        lost = [run for run in batch.runs if run not in batch.committed]
+        for run in lost:
+            error = batch.failures.get(run)
+            if not _is_for_good(error):
+                self.stop(error)
+                return
+        if lost:
+            await self._set_aside(batch, lost)
+        self._log.trim(batch.log_end)
+        batch.log_end = None
+
+    def stop(self, reason: object) -> None:
+        """Keep everything from now on: a trim would take what came before along."""
+        if not self._has_stopped:
+            _log.error("the write-ahead log is not trimmed any more: %s", reason)
+        self._has_stopped = True
+
+    async def _set_aside(self, batch: BatchUpload, lost: list[StreamRun]) -> None:
+        records: list[RecordBatch] = []
+        for content in batch.objects:
+            for run in content.runs:
+                if run in lost:
+                    records.extend(content.records_of(run))
+                    _log.error(
+                        "acknowledged records of stream %d [%d, %d) can't be committed: %s",
+                        run.stream.stream_id,
+                        run.start_offset,
+                        run.end_offset,
+                        batch.failures[run],
+                    )
+        await self._log.set_aside(records, "; ".join({str(batch.failures[run]) for run in lost}))
+
+
+def _is_for_good(error: Exception | None) -> bool:
+    """Tell whether a run that failed so can never be committed."""
+    if isinstance(error, StreamFailedError):
+        error = error.__cause__ if isinstance(error.__cause__, Exception) else None
+    return isinstance(error, _FOR_GOOD)
