@@ -37,8 +37,8 @@ from streammeta.controller.metadata.values import (
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records.codec import encode_records
-from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint
-from streammeta.controller.runtime.state_machine import SnapshotPoint
+from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
 from streammeta.storage.compaction.entries import (
     OUTPUT_INDEX_THRESHOLD,
     EntryTable,

@@ -25,8 +25,8 @@ from streammeta.controller.ids import ClusterId, EndOffset, Epoch
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint, read_map
-from streammeta.controller.runtime.state_machine import SnapshotPoint
+from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map
 
 COMMITS = {1: 2_000, 100: 1_000, 1_600: 300}
 """How many are measured, by their ranges."""

@@ -17,7 +17,7 @@ from typing import Any, cast
 import grpc
 
 from streammeta.client import ControllerClient
-from streammeta.controller.lifecycle.heartbeats import Heartbeats
+from streammeta.controller.lifecycle.failover import Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import ReadRequest, WriteRequest

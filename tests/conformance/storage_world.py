@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from streammeta.controller.lifecycle.deletion import Deletion
-from streammeta.controller.lifecycle.expiry import Expiry
+from streammeta.controller.lifecycle.sweeps import Expiry
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import DeleteResult
 from streammeta.storage.object_store.memory import MemoryObjectStore

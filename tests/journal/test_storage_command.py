@@ -19,7 +19,7 @@ from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
-from streammeta.controller.runtime.snapshot_check import snapshot_check
+from streammeta.controller.runtime.map_checkpoint import snapshot_check
 from streammeta.controller.snapshot.format import CheckpointId
 from streammeta.controller.snapshot.voters import voters_section
 from streammeta.controller.snapshot.writer import write_checkpoint

@@ -3,8 +3,7 @@
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.lifecycle.failover import Failover
-from streammeta.controller.lifecycle.heartbeats import Heartbeats, read_nodes
+from streammeta.controller.lifecycle.failover import Failover, Heartbeats, read_nodes
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.requests import (
     CloseStreams,
@@ -78,7 +77,7 @@ class Cluster:
             self.world.clock.advance(1_000)
             for node in alive:
                 assert (await self.beat(node)).error is ErrorCode.NONE
-            await self.failover.tick()
+            await self.failover.step()
 
     def recovered_by(self) -> dict[int, int]:
         nodes = read_nodes(self.world.controller)

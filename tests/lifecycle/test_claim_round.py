@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import MapOlderThanBucketError
-from streammeta.controller.lifecycle import claim_round as protocol
-from streammeta.controller.lifecycle.claim_round import (
+from streammeta.controller.lifecycle import bucket_claim as protocol
+from streammeta.controller.lifecycle.bucket_claim import (
     CommitBound,
     Issued,
     ProveLeadership,

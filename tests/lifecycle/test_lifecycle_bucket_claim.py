@@ -11,8 +11,12 @@ from streammeta.controller.errors import (
     MapOlderThanBucketError,
     ObjectIdsNotReadyError,
 )
-from streammeta.controller.lifecycle.bucket_claim import CLAIM_AGE_MS_MAX, RECHECK_MS, BucketClaims
-from streammeta.controller.lifecycle.claim_round import CLAIM_STEP
+from streammeta.controller.lifecycle.bucket_claim import (
+    CLAIM_AGE_MS_MAX,
+    CLAIM_STEP,
+    RECHECK_MS,
+    BucketClaims,
+)
 from streammeta.controller.metadata.answers import PrepareObjectsAnswer
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import (
@@ -21,9 +25,9 @@ from streammeta.controller.metadata.requests import (
     NewStream,
     PrepareObjects,
 )
-from streammeta.controller.runtime import object_ids
+from streammeta.controller.runtime import object_id_gate
 from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.runtime.object_ids import ObjectIdGate
+from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.storage.bucket_marker import (
     BucketMarker,
     IdClaim,
@@ -127,13 +131,13 @@ class Claiming(World):
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_ids, "READY_WAIT_MS", 20_000)
+    monkeypatch.setattr(object_id_gate, "READY_WAIT_MS", 20_000)
 
 
 @pytest.fixture
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse requests for ids soon while the gate is neither open nor closed for good."""
-    monkeypatch.setattr(object_ids, "READY_WAIT_MS", 20)
+    monkeypatch.setattr(object_id_gate, "READY_WAIT_MS", 20)
 
 
 async def test_a_new_cluster_draws_a_uuid_marks_the_bucket_claims_and_issues() -> None:

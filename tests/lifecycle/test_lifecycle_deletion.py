@@ -9,8 +9,12 @@ import pytest
 
 from streammeta.controller.errors import NotLeaderError
 from streammeta.controller.lifecycle import deletion as deletion_module
-from streammeta.controller.lifecycle.deletion import DELETE_BATCH_MAX, IN_FLIGHT_MAX, Deletion
-from streammeta.controller.lifecycle.retries import STUCK_AFTER
+from streammeta.controller.lifecycle.deletion import (
+    DELETE_BATCH_MAX,
+    IN_FLIGHT_MAX,
+    STUCK_AFTER,
+    Deletion,
+)
 from streammeta.controller.metadata.requests import ExpireObjects, HoldDeletions, PrepareObjects
 from streammeta.controller.metadata.values import ObjectState
 from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from streammeta.controller.lifecycle import expiry
-from streammeta.controller.lifecycle.expiry import Expiry
+from streammeta.controller.lifecycle.sweeps import EXPIRE_BATCH_MAX, Expiry
 from streammeta.controller.metadata.requests import PrepareObjects
 from streammeta.controller.metadata.values import ObjectState
 from tests.lifecycle.lifecycle_world import BROKER, World, until
@@ -20,7 +19,7 @@ async def test_objects_expire_by_deadline_in_bounded_entries() -> None:
     world = World()
     await world.start()
     late = await prepared(world, "a", 10, 60_000)
-    early = await prepared(world, "b", 2 * expiry.EXPIRE_BATCH_MAX + 1, 5_000)
+    early = await prepared(world, "b", 2 * EXPIRE_BATCH_MAX + 1, 5_000)
     task = asyncio.create_task(Expiry(world.controller, world.clock, 5).run())
     world.clock.advance(5_000)
     await asyncio.sleep(0.03)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from streammeta.controller.errors import ErrorCode, NotLeaderError
-from streammeta.controller.lifecycle.heartbeats import read_nodes
+from streammeta.controller.lifecycle.failover import read_nodes
 from streammeta.controller.lifecycle.sessions import NodeState
 from streammeta.controller.metadata.requests import GetOpeningStreams, RegisterNode, UnregisterNode
 from streammeta.controller.metadata.values import NodeIdentity

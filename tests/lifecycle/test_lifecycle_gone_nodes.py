@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.lifecycle.gone_nodes import plan_compactions
-from streammeta.controller.lifecycle.heartbeats import read_nodes
+from streammeta.controller.lifecycle.assignments import plan_compactions
+from streammeta.controller.lifecycle.failover import read_nodes
 from streammeta.controller.metadata.answers import NodeDescription
 from streammeta.controller.metadata.requests import (
     CommitStreamSetObject,

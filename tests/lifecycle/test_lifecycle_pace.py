@@ -2,8 +2,15 @@
 
 import random
 
-from streammeta.controller.lifecycle.pace import HALVING_PAUSE_MS, RATE_MIN, RECOVERY_MS, Pace
-from streammeta.controller.lifecycle.retries import LONGEST_PAUSE_MS, STUCK_AFTER, Retries
+from streammeta.controller.lifecycle.deletion import (
+    HALVING_PAUSE_MS,
+    LONGEST_PAUSE_MS,
+    RATE_MIN,
+    RECOVERY_MS,
+    STUCK_AFTER,
+    Pace,
+    Retries,
+)
 
 RATE = 2_000.0
 

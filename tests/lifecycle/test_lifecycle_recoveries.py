@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from streammeta.controller.lifecycle.recoveries import NOBODY, plan_recoveries
+from streammeta.controller.lifecycle.assignments import NOBODY, plan_recoveries
 from streammeta.controller.lifecycle.sessions import NodeState, Sessions, SupervisedNode
 from streammeta.controller.metadata.answers import NodeDescription
 from streammeta.controller.metadata.requests import RecoveryTarget

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from streammeta.controller.lifecycle import sweeping
+from streammeta.controller.lifecycle import sweeps
 from streammeta.controller.lifecycle.sessions import Sessions, SupervisedNode
-from streammeta.controller.lifecycle.sweeping import SetObjectSweep, StreamSweep
+from streammeta.controller.lifecycle.sweeps import SetObjectSweep, StreamSweep
 from streammeta.controller.metadata import stream_decisions
 from streammeta.controller.metadata.requests import (
     CloseStreams,
@@ -124,16 +124,16 @@ async def test_dead_set_objects_of_a_fenced_node_are_destroyed_and_live_ones_kep
     ids = [await writing.commit(*streams) for streams in [(0,), (0, 1), (1,), (0, 2), (2,)]]
     await writing.trim(0, 25)
     await writing.trim(1, 20)
-    await writing.sweep.sweep()
+    await writing.sweep.step()
     assert writing.dead(ids) == [], "nobody is fenced: the node itself may compact them"
 
     writing.fence()
-    await writing.sweep.sweep()
+    await writing.sweep.step()
     assert writing.dead(ids) == ids[:3]
 
     await writing.close_all()
     await writing.delete(2)
-    await writing.sweep.sweep()
+    await writing.sweep.step()
     assert writing.dead(ids) == [*ids[:3], ids[4]], "stream 0 still has [25, 30)"
 
 
@@ -147,12 +147,12 @@ async def test_a_departed_node_is_forgotten_with_its_last_set_object() -> None:
     size = writing.world.controller.cluster_map.size
     assert size().nodes == 2
 
-    await writing.sweep.sweep()
+    await writing.sweep.step()
     assert (writing.dead(ids), size().nodes) == ([], 2)
     for stream_id in range(3):
         delete = DeleteStreams(node=B, streams=(StreamToDelete(stream_id, 0),))
         await writing.world.write(delete)
-    await writing.sweep.sweep()
+    await writing.sweep.step()
 
     assert (writing.dead(ids), size().nodes) == (ids, 1)
 
@@ -161,7 +161,7 @@ async def test_a_departed_node_is_forgotten_with_its_last_set_object() -> None:
 async def test_steps_of_any_size_find_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Incremental: whatever the bound of one step, exactly the dead ones go."""
     rng = random.Random(seed)
-    monkeypatch.setattr(sweeping, "LOOK_BATCH_MAX", rng.randrange(1, 9))
+    monkeypatch.setattr(sweeps, "SET_OBJECT_BATCH_MAX", rng.randrange(1, 9))
 
     writing = Writing()
     await writing.start()
@@ -177,7 +177,7 @@ async def test_steps_of_any_size_find_the_same(seed: int, monkeypatch: pytest.Mo
     writing.fence()
     await writing.world.write(SetNodeLock(node_id=1001, locked=rng.random() < 0.5))
 
-    await writing.sweep.sweep()
+    await writing.sweep.step()
 
     wanted = [
         object_id
@@ -191,7 +191,7 @@ async def test_objects_of_a_large_deleted_stream_go_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stream_decisions, "DESTROYED_AT_ONCE_MAX", 10)
-    monkeypatch.setattr(sweeping, "SWEEP_BATCH_MAX", 7)
+    monkeypatch.setattr(sweeps, "SWEEP_BATCH_MAX", 7)
 
     writing = Writing()
     await writing.start()
@@ -202,7 +202,7 @@ async def test_objects_of_a_large_deleted_stream_go_in_parts(
     assert cluster_map.has_sweepings()
     assert len(writing.dead(ids)) == 10
 
-    await StreamSweep(writing.world.controller, 1_000).sweep()
+    await StreamSweep(writing.world.controller, 1_000).step()
 
     assert not cluster_map.has_sweepings()
     assert writing.dead(ids) == ids

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from streammeta.controller.lifecycle import unfinished_uploads
-from streammeta.controller.lifecycle.unfinished_uploads import UploadSweep
+from streammeta.controller.lifecycle import sweeps
+from streammeta.controller.lifecycle.sweeps import UploadSweep
 from streammeta.controller.metadata.answers import PrepareObjectsAnswer
 from streammeta.controller.metadata.requests import ExpireObjects, PrepareObjects, RemoveObjects
 from streammeta.controller.metadata.values import ObjectState
@@ -72,7 +72,7 @@ async def test_only_what_nobody_can_commit_any_more_is_dropped() -> None:
     wanted.append(uploading.world.store.start_multipart("backup/of/somebody"))
     dropped = uploading.begin([*gone, *gone])
 
-    await uploading.sweep.sweep()
+    await uploading.sweep.step()
 
     assert uploading.unfinished() == set(wanted), f"dropped should be {dropped}"
 
@@ -80,7 +80,7 @@ async def test_only_what_nobody_can_commit_any_more_is_dropped() -> None:
 @pytest.mark.parametrize("seed", range(8))
 async def test_steps_of_any_size_drop_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(unfinished_uploads, "LOOK_BATCH_MAX", rng.randrange(1, 9))
+    monkeypatch.setattr(sweeps, "UPLOAD_BATCH_MAX", rng.randrange(1, 9))
 
     uploading = Uploading()
     await uploading.world.start()
@@ -91,7 +91,7 @@ async def test_steps_of_any_size_drop_the_same(seed: int, monkeypatch: pytest.Mo
         if make != uploading.removed:
             wanted.update(begun)
 
-    await uploading.sweep.sweep()
+    await uploading.sweep.step()
 
     assert uploading.unfinished() == wanted, f"seed {seed}"
 
@@ -104,10 +104,10 @@ async def test_what_the_bucket_refuses_is_left_to_the_next_time(refused: str) ->
     uploading.begin(await uploading.removed(3))
     uploading.world.store.fail_next(refused, AccessDeniedError("not allowed to"))
 
-    await uploading.sweep.sweep()
+    await uploading.sweep.step()
     assert len(uploading.unfinished()) == 3
 
-    await uploading.sweep.sweep()
+    await uploading.sweep.step()
     assert not uploading.unfinished()
 
 
@@ -119,7 +119,7 @@ async def test_who_does_not_lead_asks_nothing_of_the_bucket() -> None:
     uploading.world.log.lose_leadership(truncate=False)
     before = uploading.world.store.metrics()
 
-    await uploading.sweep.sweep()
+    await uploading.sweep.step()
 
     assert uploading.world.store.metrics() == before
     assert len(uploading.unfinished()) == 1

@@ -28,8 +28,8 @@ from streammeta.controller.records.record import (
     StreamObjectsCommitted,
     StreamSetObjectsCommitted,
 )
-from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint, read_map
-from streammeta.controller.runtime.state_machine import SnapshotPoint
+from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map
 from streammeta.controller.snapshot.format import CheckpointId
 from streammeta.controller.snapshot.reader import CheckpointReader
 from streammeta.controller.snapshot.writer import write_checkpoint

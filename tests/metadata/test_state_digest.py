@@ -24,8 +24,8 @@ from streammeta.controller.metadata.request_log import WindowView
 from streammeta.controller.metadata.shared_dict import SharedDictView
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint, read_map
-from streammeta.controller.runtime.state_machine import SnapshotPoint
+from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map
 from streammeta.controller.snapshot.reader import CheckpointReader
 from tests.metadata.rich_history import SEEDS, Plain, histories, history, plain
 

@@ -15,7 +15,7 @@ _LEADING = "streammeta.controller.quorum.leading"
 _LOG_SCAN = "streammeta.controller.journal.log_scan"
 _RECOVERY = "streammeta.controller.journal.recovery"
 _REPLICA = "streammeta.controller.quorum.replica"
-_ROOM = "streammeta.controller.quorum.room"
+_ROOM = "streammeta.controller.quorum.membership"
 _SEALED_JSON = "streammeta.controller.journal.sealed_json"
 _SEGMENT = "streammeta.controller.journal.segment"
 _STATE_FILE = "streammeta.controller.journal.state_file"
@@ -258,7 +258,7 @@ DISK = (
         "a hazard of writing the quorum-state out of its turn",
         (
             Edit(
-                "streammeta.controller.runtime.outbox",
+                "streammeta.controller.runtime.core_loop",
                 "is_state_durable = not effect.vouches_for_log and ",
                 "is_state_durable = ",
             ),

@@ -8,7 +8,7 @@ _CORE = "streammeta.controller.quorum.core"
 _ELECTION = "streammeta.controller.quorum.election"
 _FOLLOWING = "streammeta.controller.quorum.following"
 _LEADING = "streammeta.controller.quorum.leading"
-_MAJORITY = "streammeta.controller.quorum.majority"
+_MAJORITY = "streammeta.controller.quorum.voters"
 _REPLICA = "streammeta.controller.quorum.replica"
 
 ELECTIONS = (

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
 _CONTROLLER = "streammeta.controller.runtime.controller"
 _LEADING = "streammeta.controller.quorum.leading"
-_OUTBOX = "streammeta.controller.runtime.outbox"
+_OUTBOX = "streammeta.controller.runtime.core_loop"
 _REPLICA = "streammeta.controller.quorum.replica"
 
 READS = (

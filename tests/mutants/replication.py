@@ -8,7 +8,7 @@ _CORE = "streammeta.controller.quorum.core"
 _FOLLOWING = "streammeta.controller.quorum.following"
 _LEADING = "streammeta.controller.quorum.leading"
 _LOG_VIEW = "streammeta.controller.quorum.log_view"
-_MAJORITY = "streammeta.controller.quorum.majority"
+_MAJORITY = "streammeta.controller.quorum.voters"
 _REPLICA = "streammeta.controller.quorum.replica"
 
 REPLICATION = (
@@ -274,7 +274,7 @@ REPLICATION = (
         "found here by chaos; KAFKA-15213",
         (
             Edit(
-                "streammeta.controller.runtime.stepper",
+                "streammeta.controller.runtime.core_loop",
                 "for append in self._take_appends():",
                 "for append in self._take_appends() if not self._events else ():",
             ),

@@ -138,7 +138,7 @@ SNAPSHOTS = (
         "the history of voter sets in KIP-853",
         (
             Edit(
-                "streammeta.controller.quorum.voter_history",
+                "streammeta.controller.quorum.voters",
                 "drop = bisect_right(self._ends, start_offset) - 1",
                 "drop = len(self._ends) - 1",
             ),

@@ -29,10 +29,10 @@ from streammeta.controller.rpc.peer_addresses import PeerAddresses
 from streammeta.controller.rpc.quorum_peers import GrpcPeerTransport
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.routes import service_handler
-from streammeta.controller.runtime.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import SystemClock
+from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
-from streammeta.controller.runtime.state_machine import SnapshotPoint
 from streammeta.controller.snapshot.writer import Sink
 from streammeta.v1 import quorum_pb2
 

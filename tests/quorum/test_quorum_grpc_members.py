@@ -14,7 +14,7 @@ from streammeta.controller.ids import NodeId
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.quorum.messages import QuorumError
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
-from streammeta.controller.runtime.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.quorum_errors import TransferRefusedError, VoterChangeError
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub

@@ -8,7 +8,6 @@ import pytest
 
 from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.control import voters_named_by
 from streammeta.controller.quorum.events import (
     Append,
     AppendLog,
@@ -33,6 +32,7 @@ from streammeta.controller.quorum.messages import (
     UpdateVoterResponse,
     VoteRequest,
     VoteResponse,
+    voters_named_by,
 )
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet

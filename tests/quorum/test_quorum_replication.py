@@ -7,7 +7,6 @@ import pytest
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, Epoch, NodeId
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.control import voters_named_by
 from streammeta.controller.quorum.events import (
     Append,
     AppendLog,
@@ -28,6 +27,7 @@ from streammeta.controller.quorum.messages import (
     FetchRequest,
     FetchResponse,
     QuorumError,
+    voters_named_by,
 )
 from tests.quorum.core_harness import Lone, batch
 

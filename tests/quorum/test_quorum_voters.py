@@ -8,15 +8,14 @@ import pytest
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId
-from streammeta.controller.quorum.control import (
+from streammeta.controller.quorum.messages import (
+    Batch,
+    BatchKind,
     encode_leader_change,
     encode_voters,
     voters_named_by,
 )
-from streammeta.controller.quorum.majority import majority
-from streammeta.controller.quorum.messages import Batch, BatchKind
-from streammeta.controller.quorum.voter_history import VoterHistory
-from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet, majority
 
 
 def voter(node: int, disk: str | None = "d") -> Voter:

@@ -24,12 +24,12 @@ from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.quorum.config import QuorumConfig, QuorumLimits, QuorumTimings
 from streammeta.controller.quorum.messages import FetchRequest, Request
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.runtime.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.controller import Answered, MetadataController
+from streammeta.controller.runtime.interfaces import PeerListener
+from streammeta.controller.runtime.map_checkpoint import snapshot_check
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
-from streammeta.controller.runtime.quorum_transport import PeerListener
-from streammeta.controller.runtime.snapshot_check import snapshot_check
 from streammeta.storage.durable_files import DiskFullError, File, PosixFileSystem
 
 CLUSTER = ClusterId("test")

@@ -7,8 +7,8 @@ from streammeta.controller.ids import ClusterId, EndOffset, Epoch
 from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.quorum_errors import DiskFullError
-from streammeta.controller.runtime.state_machine import SnapshotPoint
 
 
 class MemoryLog:

@@ -7,7 +7,7 @@ import pytest
 
 from streammeta.controller.errors import NotLeaderError, OutcomeUnknownError
 from streammeta.controller.ids import EndOffset
-from streammeta.controller.runtime.append_turns import (
+from streammeta.controller.runtime.append_batching import (
     BATCHES_UNDER_WAY_MAX,
     GIVEN_PER_TURN,
     AppendTurns,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streammeta.controller.runtime.checkpoint_schedule import CheckpointLimits, CheckpointSchedule
+from streammeta.controller.runtime.checkpointer import CheckpointLimits, CheckpointSchedule
 
 LIMITS = CheckpointLimits(log_bytes=100, interval_ms=1_000, retry_ms=50)
 

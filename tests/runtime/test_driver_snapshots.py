@@ -9,7 +9,7 @@ import pytest
 from streammeta.controller.errors import OutcomeUnknownError
 from streammeta.controller.metadata.requests import DescribeStreams, RegisterNode
 from streammeta.controller.quorum.config import QuorumLimits
-from streammeta.controller.runtime.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.quorum_errors import DiskFullError, SnapshotFailedError
 from streammeta.controller.snapshot.reader import CheckpointReader
 from streammeta.controller.snapshot.voters import section_voters

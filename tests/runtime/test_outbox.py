@@ -18,7 +18,7 @@ from streammeta.controller.quorum.messages import (
     VoteRequest,
 )
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
-from streammeta.controller.runtime.outbox import Outbox
+from streammeta.controller.runtime.core_loop import Outbox
 
 HEADER = RequestHeader(
     cluster_id=ClusterId("c"),

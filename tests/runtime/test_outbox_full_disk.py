@@ -7,7 +7,7 @@ from typing import Any
 from streammeta.controller.ids import EndOffset, Epoch, NodeId
 from streammeta.controller.quorum.events import Send
 from streammeta.controller.quorum.messages import FetchRequest, VoteRequest
-from streammeta.controller.runtime.outbox import Outbox
+from streammeta.controller.runtime.core_loop import Outbox
 from tests.quorum.core_harness import Lone
 
 

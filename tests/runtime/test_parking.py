@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from streammeta.controller.errors import OutcomeUnknownError
-from streammeta.controller.runtime.parking import COMPLETED_PER_TURN, ParkedAnswers
+from streammeta.controller.runtime.waiters import COMPLETED_PER_TURN, ParkedAnswers
 
 
 async def test_answers_leave_when_the_high_watermark_passes_them() -> None:

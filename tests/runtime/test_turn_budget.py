@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from streammeta.controller.runtime.turn_budget import TurnBudget
+from streammeta.controller.runtime.admission import TurnBudget
 
 
 async def take_all(costs: list[int], per_turn: int) -> list[list[int]]:

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from streammeta.client.controller_client import error_info
-from streammeta.controller.lifecycle.heartbeats import Heartbeats
+from streammeta.controller.lifecycle.failover import Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline

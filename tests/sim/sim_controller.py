@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from streammeta.controller.quorum.messages import Batch, SnapshotId
 from streammeta.controller.runtime.change_feed import ChangeFeed
 from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.runtime.map_snapshots import LoadedMap
-from streammeta.controller.runtime.state_machine import SnapshotPoint
+from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.map_checkpoint import LoadedMap
 from tests.sim.sim_store import Store, StoreImage, decode_image
 
 if TYPE_CHECKING:

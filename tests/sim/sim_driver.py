@@ -38,9 +38,9 @@ from streammeta.controller.quorum.events import (
 from streammeta.controller.quorum.messages import BatchKind, Message, Request, SnapshotId
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.runtime.core_loop import Stepper
+from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
-from streammeta.controller.runtime.state_machine import SnapshotPoint
-from streammeta.controller.runtime.stepper import Stepper
 from tests.sim.sim_checkpoints import SimCheckpointer
 from tests.sim.sim_disk import StoppedError
 from tests.sim.sim_storage import SimStorage

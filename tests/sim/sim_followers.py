@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from streammeta.controller.errors import ApiError
 from streammeta.controller.runtime.controller import StateHash
-from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint
+from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
 from streammeta.v1 import metadata_pb2 as pb
 from tests.sim.sim_check import check, violated
 from tests.sim.sim_store import StoreView

@@ -6,9 +6,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.control import voters_named_by
 from streammeta.controller.quorum.log_view import LostPromise
-from streammeta.controller.quorum.messages import Batch, BatchKind
+from streammeta.controller.quorum.messages import Batch, BatchKind, voters_named_by
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
 
 

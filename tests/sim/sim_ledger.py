@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from streammeta.controller.quorum.control import voters_named_by
-from streammeta.controller.quorum.messages import Batch, BatchKind
+from streammeta.controller.quorum.messages import Batch, BatchKind, voters_named_by
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records.codec import decode_records
 from streammeta.controller.runtime.state_hashes import EMPTY_LOG_HASH, RollingHash

@@ -8,8 +8,8 @@ from streammeta.controller.ids import ClusterId, EndOffset, Epoch
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint
-from streammeta.controller.runtime.state_machine import SnapshotPoint
+from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
 from streammeta.controller.snapshot.reader import CheckpointReader
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "format.md"

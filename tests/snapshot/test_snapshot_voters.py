@@ -9,9 +9,8 @@ from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint, read_map
-from streammeta.controller.runtime.snapshot_check import snapshot_check
-from streammeta.controller.runtime.state_machine import SnapshotPoint
+from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map, snapshot_check
 from streammeta.controller.snapshot.format import CheckpointError, CheckpointId
 from streammeta.controller.snapshot.reader import CheckpointReader
 from streammeta.controller.snapshot.voters import section_voters, voters_section

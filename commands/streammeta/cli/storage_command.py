@@ -209,7 +209,7 @@ def verify_command(*, data_dir: Path, output_format: OutputFormat) -> None:
     """
     with command_output(output_format) as output, _inspected(data_dir) as inspection:
         # Arrow comes along with it; `--help` need not wait.
-        from streammeta.controller.runtime.snapshot_check import snapshot_check
+        from streammeta.controller.runtime.map_checkpoint import snapshot_check
 
         facts = inspection.run(snapshot_check(inspection.identity.cluster_id))
         output.summary(

@@ -25,12 +25,9 @@ from streammeta.controller.journal.directory import check_identity, read_identit
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
 from streammeta.controller.lifecycle.deletion import Deletion
-from streammeta.controller.lifecycle.expiry import Expiry
-from streammeta.controller.lifecycle.failover import Failover
-from streammeta.controller.lifecycle.heartbeats import Heartbeats
+from streammeta.controller.lifecycle.failover import Failover, Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
-from streammeta.controller.lifecycle.sweeping import SetObjectSweep, StreamSweep
-from streammeta.controller.lifecycle.unfinished_uploads import UploadSweep
+from streammeta.controller.lifecycle.sweeps import Expiry, SetObjectSweep, StreamSweep, UploadSweep
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.voters import ReplicaKey
@@ -44,12 +41,12 @@ from streammeta.controller.rpc.peer_addresses import PeerAddresses
 from streammeta.controller.rpc.quorum_peers import GrpcPeerTransport
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.routes import routed, routes, service_handler
-from streammeta.controller.runtime.checkpoint_schedule import CheckpointLimits
+from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.runtime.object_ids import ObjectIdGate
+from streammeta.controller.runtime.map_checkpoint import snapshot_check
+from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
-from streammeta.controller.runtime.snapshot_check import snapshot_check
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
 from streammeta.storage.object_store.base import ObjectStore

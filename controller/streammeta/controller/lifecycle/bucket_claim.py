@@ -1,18 +1,24 @@
-"""Sees to it that the bucket is this cluster's and that object ids are claimed before use.
+"""Ownership of the bucket and claims of object ids, both settled before an id is issued.
 
 In each of its terms a leader agrees on the cluster's UUID in the log, creates or checks the marker
-in the bucket, and goes through `claim_round`; only then object ids are issued and bytes deleted.
-Commits wait for none of this. What the bucket fails to do is tried again; what only an operator can
-put right is looked at again from time to time. See `storage.bucket_marker` for the objects.
+in the bucket, and goes through `claim_round`; only then are object ids issued and bytes deleted.
+Commits wait for none of this. Failed bucket calls are retried; a state that only an operator can
+correct is checked again from time to time. See `storage.bucket_marker` for the objects.
+
+`claim_round` is the protocol, as steps without I/O: a round yields its next step and is sent the
+result; the caller may stop for good after any step. The order is the safety: a bound is committed
+in the log before it is claimed in the bucket, and ids below it are issued only after that. So the
+claims in the bucket never exceed the committed log, in any history whose leaders stem from one log,
+late puts of deposed leaders included; and a map restored from before the last claim is below it.
 """
 
 import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -22,22 +28,12 @@ from streammeta.controller.errors import (
     MapOlderThanBucketError,
     ObjectIdsNotReadyError,
 )
-from streammeta.controller.lifecycle.bucket_calls import in_thread
-from streammeta.controller.lifecycle.claim_round import (
-    CLAIM_STEP,
-    CommitBound,
-    Issued,
-    ProveLeadership,
-    PutClaim,
-    ReadClaims,
-    Step,
-    claim_round,
-)
+from streammeta.controller.lifecycle.tasks import T, in_thread
 from streammeta.controller.metadata.answers import ClaimBucketAnswer
 from streammeta.controller.metadata.requests import ClaimBucket
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.runtime.object_ids import ObjectIdGate
+from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.storage.bucket_marker import (
     BucketMarker,
     IdClaim,
@@ -56,6 +52,73 @@ from streammeta.storage.errors import (
 )
 from streammeta.storage.object_store.base import ObjectStore
 
+_log = structlog.get_logger(component="lifecycle")
+
+CLAIM_STEP = 1_000_000
+"""Object ids claimed ahead of those issued."""
+
+_INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReadClaims:
+    """Wanted: the highest bound claimed in the bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProveLeadership:
+    """Wanted: proof that this node leads now, and that all its map shows is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitBound:
+    """To do: have the log commit that ids below the bound may be issued."""
+
+    issued_below: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutClaim:
+    """To do: create the claim of the bound in the bucket."""
+
+    issued_below: int
+
+
+Step: TypeAlias = ReadClaims | ProveLeadership | CommitBound | PutClaim
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """State of the leader's map: the id that is issued next, and the bound of issuable ids."""
+
+    next_object_id: int
+    issued_below: int
+
+
+def claim_round(read_map: Callable[[], Issued]) -> Generator[Step, Any, int]:
+    """Claim a new bound; return it: ids below it may be issued from then on.
+
+    Raises:
+        MapOlderThanBucketError: the bucket holds a claim that the committed log knows nothing of.
+    """
+    claimed = yield ReadClaims()
+    if claimed > read_map().issued_below:
+        # A leader that was deposed without noticing sees the claims of its successor.
+        yield ProveLeadership()
+        issued_below = read_map().issued_below
+        if claimed > issued_below:
+            raise MapOlderThanBucketError(issued_below, claimed)
+    bound = next_bound(read_map())
+    yield CommitBound(bound)
+    yield PutClaim(bound)
+    return bound
+
+
+def next_bound(issued: Issued) -> int:
+    """Return the bound to claim: a step ahead, and above every bound committed before."""
+    return min(_INT64_MAX, max(issued.next_object_id + CLAIM_STEP, issued.issued_below + 1))
+
+
 CLAIM_AGE_MS_MAX = 60_000
 """Age at which a claim is renewed while ids are issued; bounds what a restored map can miss."""
 
@@ -64,10 +127,6 @@ RECHECK_MS = 10_000
 
 CALL_TIMEOUT_S = 20.0
 """Time for one call of the bucket, repetitions included."""
-
-T = TypeVar("T")
-
-_log = structlog.get_logger(component="lifecycle")
 
 
 class _TermOverError(Exception):

@@ -1,26 +1,25 @@
-"""Deletes the bytes of destroyed objects from the bucket, then forgets the objects.
+"""Deletion of destroyed objects from the bucket, and then from the map.
 
 The order is the safety: an object is marked destroyed in the map, its bytes go only after a delay
-and after that mark is committed, and only then does the map forget it. Stopping anywhere in between
+and after that mark is committed, and only then does the map forget it. A stop anywhere in between
 loses nothing: the next leader starts over, and a key that is gone already counts as deleted. Only
 keys made of an object id and this cluster's namespace are ever named.
 
-Bucket calls run in threads, a few at a time. A key that is refused waits by itself; a bucket that
-can't serve is left alone for a while; one that asks for fewer requests is asked more slowly.
+Bucket calls run in threads, a few at a time. A refused key waits by itself; a bucket that can't
+serve is left alone for a while; a throttled one is sent fewer requests.
 """
 
 import asyncio
 import contextlib
+import heapq
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from streammeta.controller.errors import ApiError
-from streammeta.controller.lifecycle.bucket_calls import in_thread
-from streammeta.controller.lifecycle.pace import Pace
-from streammeta.controller.lifecycle.retries import Refusal, Retries
+from streammeta.controller.lifecycle.tasks import in_thread
 from streammeta.controller.metadata.requests import RemoveObjects
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
@@ -32,6 +31,148 @@ from streammeta.storage.errors import (
 )
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import DeleteResult, ObjectStore
+
+_log = structlog.get_logger(component="lifecycle")
+
+RATE_MIN = 10.0
+"""Objects per second below which the rate never falls."""
+
+RECOVERY_MS = 60_000
+"""Time in which the rate grows by its maximum."""
+
+HALVING_PAUSE_MS = 1_000
+"""Calls that were under way together report the same overload; it counts once."""
+
+
+class Pace:
+    """A bucket that holds one second's worth of objects."""
+
+    def __init__(self, rate_max: float, now_ms: int) -> None:
+        self._rate_max = rate_max
+        self._rate = rate_max
+        self._tokens = rate_max
+        self._now_ms = now_ms
+        self._halved_ms = now_ms - HALVING_PAUSE_MS
+
+    @property
+    def rate(self) -> float:
+        """Objects per second allowed now."""
+        return self._rate
+
+    def available(self, now_ms: int) -> int:
+        """Return how many objects may be taken at once now."""
+        self._advance(now_ms)
+        return int(self._tokens)
+
+    def take(self, count: int) -> None:
+        """Use up what `available` offered."""
+        self._tokens -= count
+
+    def slow_down(self, now_ms: int) -> None:
+        """The store asked for fewer requests."""
+        self._advance(now_ms)
+        if now_ms - self._halved_ms >= HALVING_PAUSE_MS:
+            self._halved_ms = now_ms
+            self._rate = max(min(RATE_MIN, self._rate_max), self._rate / 2)
+            self._tokens = min(self._tokens, 0.0)
+
+    def _advance(self, now_ms: int) -> None:
+        passed_ms = now_ms - self._now_ms
+        self._now_ms = now_ms
+        self._rate = min(self._rate_max, self._rate + self._rate_max * passed_ms / RECOVERY_MS)
+        # At least one fits, however slow the pace.
+        room = max(1.0, self._rate)
+        self._tokens = min(room, self._tokens + self._rate * passed_ms / 1_000)
+
+
+FIRST_PAUSE_MS = 1_000
+"""Pause after the first refusal; doubles with each."""
+
+LONGEST_PAUSE_MS = 600_000
+"""Longest pause of a key."""
+
+STUCK_AFTER = 6
+"""Refusals after which a key counts as stuck."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """How often an object's key was refused, and what the bucket said last."""
+
+    object_id: int
+    count: int
+    reason: str
+
+
+class Retries:
+    """Refused objects by id."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._refusals: dict[int, Refusal] = {}
+        self._due: list[tuple[int, int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._refusals)
+
+    def __contains__(self, object_id: int) -> bool:
+        return object_id in self._refusals
+
+    def clear(self) -> None:
+        """Forget everything, as when another leader takes over."""
+        self._refusals.clear()
+        self._due.clear()
+
+    def forget(self, object_ids: Collection[int]) -> None:
+        """Their bytes are gone."""
+        for object_id in object_ids:
+            self._refusals.pop(object_id, None)
+
+    def refuse(self, reasons: Mapping[int, str], now_ms: int) -> tuple[Refusal, ...]:
+        """Put refused objects aside; return those that have become stuck now."""
+        stuck = []
+        for object_id, reason in reasons.items():
+            before = self._refusals.get(object_id)
+            count = 1 if before is None else before.count + 1
+            refusal = self._refusals[object_id] = Refusal(object_id, count, reason)
+            bound = min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** min(count - 1, 20))
+            pause_ms = int(bound * (0.5 + 0.5 * self._rng.random()))
+            heapq.heappush(self._due, (now_ms + pause_ms, object_id, count))
+            if count == STUCK_AFTER:
+                stuck.append(refusal)
+        return tuple(stuck)
+
+    def take_due(self, now_ms: int, limit: int) -> tuple[int, ...]:
+        """Return objects whose pause is over, to be tried in one request.
+
+        The more often the first was refused the fewer come with it, down to one: if all keys of a
+        request are refused for the sake of one of them, it is found out. Each is returned once;
+        `refuse` or `forget` it.
+        """
+        taken: list[int] = []
+        while self._due and self._due[0][0] <= now_ms and len(taken) < limit:
+            _, object_id, count = self._due[0]
+            refusal = self._refusals.get(object_id)
+            if refusal is None or refusal.count != count:
+                heapq.heappop(self._due)
+                continue
+            limit = min(limit, max(1, limit >> count)) if not taken else limit
+            heapq.heappop(self._due)
+            taken.append(object_id)
+        return tuple(taken)
+
+    def postpone(self, object_ids: Collection[int], until_ms: int) -> None:
+        """Give back what was taken and not tried, or not judged."""
+        for object_id in object_ids:
+            refusal = self._refusals.get(object_id)
+            if refusal is not None:
+                heapq.heappush(self._due, (until_ms, object_id, refusal.count))
+
+    def stuck(self) -> tuple[Refusal, ...]:
+        """Return all objects that are stuck, by id."""
+        found = (one for one in self._refusals.values() if one.count >= STUCK_AFTER)
+        return tuple(sorted(found, key=lambda refusal: refusal.object_id))
+
 
 DELETE_BATCH_MAX = 1_000
 """Keys in one bucket request; the limit of S3's DeleteObjects."""
@@ -53,8 +194,6 @@ BUSY_WAIT_MS = 100
 
 SAMPLE = 5
 """Stuck keys named in logs and descriptions."""
-
-_log = structlog.get_logger(component="lifecycle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,29 +1,147 @@
-"""Keeps sessions, and what nodes do for others that are gone, up to date on the leader.
+"""Heartbeats and failover of brokers on the leader.
 
-Sessions are told of time and of leadership here, and what `recoveries` plans is written to the map
-when it changes anything: those assignments outlive this leader. What `gone_nodes` plans is this
-leader's alone, and begins when it has heard who is there.
+Owns the node check of heartbeats and the work each node is assigned in the answer. Informs
+`sessions` of time and leadership, writes planned recoveries to the map, and keeps planned
+compactions for this leader's reign alone. The map holds only that a node sends heartbeats at all,
+so that the next leader knows to miss them.
 """
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 
-from streammeta.controller.errors import ApiError
-from streammeta.controller.lifecycle.gone_nodes import plan_compactions
-from streammeta.controller.lifecycle.heartbeats import Heartbeats, read_nodes
-from streammeta.controller.lifecycle.recoveries import plan_recoveries
+from streammeta.controller.errors import ApiError, ErrorCode
+from streammeta.controller.lifecycle.assignments import (
+    NOBODY,
+    owes,
+    plan_compactions,
+    plan_recoveries,
+)
 from streammeta.controller.lifecycle.sessions import Sessions, SupervisedNode
-from streammeta.controller.metadata.answers import NodeDescription
-from streammeta.controller.metadata.requests import AssignRecoveries
+from streammeta.controller.lifecycle.tasks import PeriodicTask
+from streammeta.controller.metadata.answers import GetNodesAnswer, NodeDescription
+from streammeta.controller.metadata.requests import AssignRecoveries, GetNodes, SuperviseNode
+from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
 
 _log = structlog.get_logger(component="lifecycle")
 
 
-class Failover:
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A process whose data is to be recovered, and where its write-ahead log is."""
+
+    node_id: int
+    node_epoch: int
+    wal_config: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatAnswer:
+    """The node check, whether nothing would be lost if the caller ended, and what it is to do.
+
+    `compactions` are gone nodes whose set objects it is to compact in their name.
+    """
+
+    error: ErrorCode
+    may_shutdown: bool = False
+    session_timeout_ms: int
+    recoveries: tuple[Recovery, ...] = ()
+    compactions: tuple[NodeIdentity, ...] = ()
+
+
+class Heartbeats:
+    """Answers heartbeats while this controller leads."""
+
+    def __init__(self, controller: MetadataController, sessions: Sessions, clock: Clock) -> None:
+        self._controller = controller
+        self._sessions = sessions
+        self._clock = clock
+        self._recoveries: dict[int, tuple[Recovery, ...]] = {}
+        self._compacted_by: dict[int, int] = {}
+        self._compactions: dict[int, tuple[NodeIdentity, ...]] = {}
+
+    async def heartbeat(self, node: NodeIdentity, *, wants_shutdown: bool) -> HeartbeatAnswer:
+        """Renew a node's session.
+
+        Raises:
+            NotLeaderError: this controller does not lead.
+            OutcomeUnknownError: it ceased to lead while the node's first heartbeat was replicated.
+            LimitExceededError: too many requests wait already, or the disk is full.
+        """
+        if not self._controller.is_active:
+            await self._controller.settled()  # says who leads
+        known = self._describe(node.node_id)
+        error = _check(node, known)
+        if known is None or error is not ErrorCode.NONE:
+            return HeartbeatAnswer(error=error, session_timeout_ms=self._sessions.timeout_ms)
+        self._sessions.heartbeat(
+            node.node_id, node.node_epoch, self._clock.monotonic_ms(), wants_shutdown=wants_shutdown
+        )
+        if not known.supervised:
+            await self._controller.write(SuperviseNode(node=node))
+        may_shutdown = wants_shutdown and not owes(known)
+        if may_shutdown:
+            # What it gave up last must stay given up, whoever leads next.
+            await self._controller.settled()
+        return HeartbeatAnswer(
+            error=error,
+            may_shutdown=may_shutdown,
+            session_timeout_ms=self._sessions.timeout_ms,
+            recoveries=self._recoveries.get(node.node_id, ()),
+            compactions=self._compactions.get(node.node_id, ()),
+        )
+
+    def compacted_by(self, node_id: int) -> int:
+        """Return which node is told to compact the set objects of a gone one, or `NOBODY`."""
+        return self._compacted_by.get(node_id, NOBODY)
+
+    def set_recoveries(self, nodes: Iterable[NodeDescription]) -> None:
+        """Tell the targets among `nodes`, all of the map, from now on whose data to recover."""
+        found: dict[int, list[Recovery]] = {}
+        for node in nodes:
+            if node.recovered_by >= 0:
+                recovery = Recovery(node.node_id, node.node_epoch, node.wal_config)
+                found.setdefault(node.recovered_by, []).append(recovery)
+        self._recoveries = {target: tuple(owed) for target, owed in found.items()}
+
+    def set_compactions(self, nodes: Iterable[NodeDescription], plan: Mapping[int, int]) -> None:
+        """Tell the targets of `plan`, gone -> target, for whom of `nodes` to compact."""
+        found: dict[int, list[NodeIdentity]] = {}
+        for node in nodes:
+            if node.node_id in plan:
+                gone = NodeIdentity(node.node_id, node.node_epoch)
+                found.setdefault(plan[node.node_id], []).append(gone)
+        self._compacted_by = dict(plan)
+        self._compactions = {target: tuple(gone) for target, gone in found.items()}
+
+    def _describe(self, node_id: int) -> NodeDescription | None:
+        nodes = read_nodes(self._controller, (node_id,))
+        return nodes[0] if nodes else None
+
+
+def read_nodes(
+    controller: MetadataController, node_ids: tuple[int, ...] = ()
+) -> Sequence[NodeDescription]:
+    """Read nodes, or all, as the leader's map has them now, uncommitted changes included."""
+    answer = controller.cluster_map.query(GetNodes(node_ids=node_ids))
+    assert isinstance(answer, GetNodesAnswer)
+    return answer.nodes
+
+
+def _check(caller: NodeIdentity, known: NodeDescription | None) -> ErrorCode:
+    if known is None:
+        return ErrorCode.NODE_EPOCH_NOT_EXIST
+    if known.node_epoch > caller.node_epoch:
+        return ErrorCode.NODE_EPOCH_EXPIRED
+    if known.failover or known.departed:
+        return ErrorCode.NODE_FENCED
+    return ErrorCode.NONE
+
+
+class Failover(PeriodicTask):
     """The task of the leader that misses brokers and has their data recovered."""
 
     def __init__(
@@ -35,6 +153,7 @@ class Failover:
         *,
         per_target: int,
     ) -> None:
+        super().__init__(sessions.tick_ms)
         self._controller = controller
         self._sessions = sessions
         self._heartbeats = heartbeats
@@ -43,14 +162,8 @@ class Failover:
         self._compactions: dict[int, int] = {}
         controller.on_leadership(self._on_leadership)
 
-    async def run(self) -> None:
-        """Look at sessions and recoveries again and again, until cancelled."""
-        while True:
-            await self.tick()
-            await asyncio.sleep(self._sessions.tick_ms / 1000)
-
-    async def tick(self) -> None:
-        """Fence who is silent, assign what has to be recovered and what others are to compact."""
+    async def step(self) -> None:
+        """Fence silent nodes; assign recoveries and compactions."""
         if not self._controller.is_active:
             return
         nodes = read_nodes(self._controller)

@@ -7,14 +7,14 @@ could win before it opens a new epoch, so one that was cut off can't depose a wo
 from __future__ import annotations
 
 from streammeta.controller.ids import NodeId
-from streammeta.controller.quorum.control import encode_leader_change, encode_voters
-from streammeta.controller.quorum.majority import majority
 from streammeta.controller.quorum.messages import (
     Batch,
     BatchKind,
     QuorumError,
     VoteRequest,
     VoteResponse,
+    encode_leader_change,
+    encode_voters,
 )
 from streammeta.controller.quorum.replica import Replica
 from streammeta.controller.quorum.roles import (
@@ -25,7 +25,7 @@ from streammeta.controller.quorum.roles import (
     Resigned,
     Unattached,
 )
-from streammeta.controller.quorum.voters import ReplicaKey, Voter
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, majority
 
 
 class Election:

@@ -16,8 +16,7 @@ from streammeta.controller.quorum.events import (
     RoomChanged,
     SnapshotChunk,
 )
-from streammeta.controller.quorum.majority import committed_end, majority
-from streammeta.controller.quorum.membership import Membership
+from streammeta.controller.quorum.membership import Membership, Room
 from streammeta.controller.quorum.messages import (
     Batch,
     BatchKind,
@@ -40,8 +39,7 @@ from streammeta.controller.quorum.roles import (
     Resigned,
     Transfer,
 )
-from streammeta.controller.quorum.room import Room
-from streammeta.controller.quorum.voters import ReplicaKey, Voter
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, committed_end, majority
 
 _OBSERVER_SESSION_MS = 300_000
 """An observer that has not fetched for this long is forgotten, as in KRaft."""

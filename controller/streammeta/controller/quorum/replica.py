@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, Epoch, NodeId
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState
-from streammeta.controller.quorum.control import voters_named_by
 from streammeta.controller.quorum.events import (
     AppendLog,
     ClearDamage,
@@ -49,6 +48,7 @@ from streammeta.controller.quorum.messages import (
     SnapshotId,
     UpdateVoterRequest,
     UpdateVoterResponse,
+    voters_named_by,
 )
 from streammeta.controller.quorum.roles import (
     Candidate,
@@ -60,8 +60,7 @@ from streammeta.controller.quorum.roles import (
     Role,
     Unattached,
 )
-from streammeta.controller.quorum.voter_history import VoterHistory
-from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Who may vote: replicas, and the sets of them whose majority decides.
+"""Voters: replica keys, voter sets, the arithmetic of majorities, and the history of sets in a log.
 
 Voter sets are values: a change of membership makes a new one. Two sets may follow each other only
 if any majority of the one meets any majority of the other, which is what `follows` checks.
@@ -6,10 +6,12 @@ if any majority of the one meets any majority of the other, which is what `follo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from streammeta.controller.ids import DirectoryId, NodeId
+from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import DirectoryId, EndOffset, NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +97,68 @@ class VoterSet:
         kept = sum(earlier.contains(voter.key) for voter in self)
         came, went = len(self) - kept, len(earlier) - kept
         return came + went <= 1
+
+
+def majority(voters: int) -> int:
+    """Return the smallest count of `voters` replicas that any two of which overlap."""
+    return voters // 2 + 1
+
+
+def majority_end(flushed_ends: Collection[EndOffset]) -> EndOffset:
+    """Return the highest offset that a majority has flushed, given one end for each voter."""
+    return sorted(flushed_ends, reverse=True)[majority(len(flushed_ends)) - 1]
+
+
+def committed_end(flushed_ends: Collection[EndOffset], epoch_start: EndOffset) -> EndOffset | None:
+    """Return the high watermark a leader may announce, or None while it may announce none.
+
+    It must lie beyond the start of the leader's epoch: batches of earlier epochs are committed
+    only along with one of its own (Raft, figure 8; KAFKA-12619 for the strict comparison).
+    """
+    candidate = majority_end(flushed_ends)
+    return candidate if candidate > epoch_start else None
+
+
+class VoterHistory:
+    """Voter sets by the end offset of the batch that names them."""
+
+    def __init__(self, base: VoterSet, base_end: EndOffset) -> None:
+        self._ends = [base_end]
+        self._sets = [base]
+
+    @property
+    def latest(self) -> VoterSet:
+        """Return the voters in force."""
+        return self._sets[-1]
+
+    @property
+    def latest_end(self) -> EndOffset:
+        """Return the end offset of the batch that named them; that of the base before any."""
+        return self._ends[-1]
+
+    def at(self, end_offset: EndOffset) -> VoterSet:
+        """Return the voters named by the log below `end_offset`."""
+        return self._sets[max(0, bisect_right(self._ends, end_offset) - 1)]
+
+    def append(self, end_offset: EndOffset, voters: VoterSet) -> None:
+        """Take the set named by the batch that ends at `end_offset`."""
+        is_from_configuration = self.latest_end == 0  # nobody guarantees that those agree
+        if not is_from_configuration and not voters.follows(self.latest):
+            raise InvariantError(
+                f"the voters named below offset {end_offset}, {voters}, differ from those before, "
+                f"{self.latest}, by more than one"
+            )
+        self._ends.append(end_offset)
+        self._sets.append(voters)
+
+    def truncate(self, end_offset: EndOffset) -> None:
+        """Forget what was named at or beyond `end_offset`."""
+        while len(self._ends) > 1 and self._ends[-1] > end_offset:
+            self._ends.pop()
+            self._sets.pop()
+
+    def trim(self, start_offset: EndOffset) -> None:
+        """Forget what no offset from `start_offset` on needs."""
+        drop = bisect_right(self._ends, start_offset) - 1
+        if drop > 0:
+            del self._ends[:drop], self._sets[:drop]

@@ -10,7 +10,7 @@ from streammeta.controller.lifecycle.bucket_claim import BucketClaims
 from streammeta.controller.rpc.door import UnaryHandler, guarded
 from streammeta.controller.rpc.status import Context
 from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.runtime.quorum_describe import QuorumDescription
+from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.v1 import admin_pb2 as pb
 

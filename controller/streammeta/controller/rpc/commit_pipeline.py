@@ -28,8 +28,8 @@ from streammeta.controller.rpc.wire_columns import (
     uploads_in,
     uploads_out,
 )
+from streammeta.controller.runtime.admission import TurnBudget
 from streammeta.controller.runtime.controller import MetadataController, Submission
-from streammeta.controller.runtime.turn_budget import TurnBudget
 from streammeta.v1 import columns_pb2 as pb
 
 BYTES_AHEAD = 4 << 20

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from streammeta.controller.lifecycle.heartbeats import Heartbeats
+from streammeta.controller.lifecycle.failover import Heartbeats
 from streammeta.controller.rpc.convert import error_out, node_identity
 from streammeta.controller.rpc.door import UnaryHandler, guarded
 from streammeta.controller.rpc.status import Context

@@ -27,7 +27,7 @@ from streammeta.controller.rpc.grpc_options import bulk_options, control_options
 from streammeta.controller.rpc.peer_addresses import PeerAddresses
 from streammeta.controller.rpc.quorum_wire import EXCHANGES
 from streammeta.controller.rpc.quorum_wire_parts import BadMessageError
-from streammeta.controller.runtime.quorum_transport import PeerListener
+from streammeta.controller.runtime.interfaces import PeerListener
 from streammeta.v1 import quorum_pb2_grpc
 
 IN_FLIGHT_PER_PEER_MAX = 32

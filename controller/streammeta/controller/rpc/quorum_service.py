@@ -35,7 +35,7 @@ from streammeta.controller.rpc.quorum_wire_parts import (
     voter_from_pb,
 )
 from streammeta.controller.rpc.status import abort
-from streammeta.controller.runtime.quorum_describe import QuorumDescription, ReplicaDescription
+from streammeta.controller.runtime.operations import QuorumDescription, ReplicaDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1 import quorum_pb2_grpc

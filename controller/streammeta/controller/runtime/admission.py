@@ -1,11 +1,16 @@
-"""Who may take the controller's one event loop, and who waits or is turned away.
+"""Admission control of the controller's one event loop, and work budgets for its turns.
 
-Every call belongs to a class. A class has so many calls under way and so many that wait; what is
-beyond is refused at once, because a queue that grows only turns work into timeouts. Heartbeats and
-commits hardly ever wait. Scans, which hold the loop for milliseconds each, run few at a time, and
-let everything that has arrived meanwhile go first. `Admission` is the rule, without loop or clock;
-`Gate` lets coroutines wait for it. Knows nothing of what a request means beyond its cost.
+Every call belongs to a class with a limit of calls in flight and of calls that wait; any more are
+refused at once, because an unbounded queue only turns work into timeouts. Heartbeats and commits
+hardly ever wait. Scans hold the loop for milliseconds each, so few run at a time, and each yields
+first to everything that has arrived meanwhile. `Admission` is the rule, without loop or clock;
+`Gate` lets coroutines wait for it. Knows nothing of a request but its cost.
+
+Tasks that wake together would otherwise all do their work in one turn of the loop; `TurnBudget`
+spreads it over several.
 """
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
@@ -240,3 +245,38 @@ class Gate:
 
 def _late() -> TimeoutError:
     return TimeoutError("the call's deadline passed while it waited for its turn")
+
+
+class TurnBudget:
+    """So much work a turn; what a task takes beyond that is paid for by the turns after it."""
+
+    def __init__(self, per_turn: int) -> None:
+        self._per_turn = self._left = per_turn
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._is_scheduled = False
+
+    async def take(self, cost: int) -> None:
+        """Return in a turn that has room for more work; at once if this one has."""
+        if self._left > 0 and not self._waiting:
+            self._left -= cost
+            self._schedule()
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((cost, granted))
+        await granted
+
+    def _next_turn(self) -> None:
+        self._is_scheduled = False
+        self._left = min(self._per_turn, self._left + self._per_turn)
+        while self._waiting and self._left > 0:
+            cost, granted = self._waiting.popleft()
+            if not granted.done():
+                self._left -= cost
+                granted.set_result(None)
+        if self._left < self._per_turn:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._next_turn)

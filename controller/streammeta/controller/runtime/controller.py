@@ -35,21 +35,21 @@ from streammeta.controller.records.record import Record
 from streammeta.controller.runtime.admission import Gate
 from streammeta.controller.runtime.change_feed import ChangeFeed
 from streammeta.controller.runtime.clock import Clock
-from streammeta.controller.runtime.map_snapshots import FrozenCheckpoint, LoadedMap, read_map
-from streammeta.controller.runtime.object_ids import ObjectIdGate, open_gate
-from streammeta.controller.runtime.parking import ParkedAnswers
+from streammeta.controller.runtime.interfaces import SnapshotPoint
+from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, LoadedMap, read_map
+from streammeta.controller.runtime.object_id_gate import ObjectIdGate, open_gate
 from streammeta.controller.runtime.quorum_errors import NotCaughtUpError
 from streammeta.controller.runtime.state_hashes import AHEAD_MAX, AwaitedViews, RollingHash, ViewAt
-from streammeta.controller.runtime.state_machine import SnapshotPoint
+from streammeta.controller.runtime.waiters import ParkedAnswers
 from streammeta.controller.snapshot.writer import Sink
+
+_log = structlog.get_logger(component="runtime")
 
 PARKED_ANSWERS_MAX = 100_000
 """Answers that may wait for the high watermark; beyond, requests are refused."""
 
 SESSION_READ_TIMEOUT_MS = 5_000
 """How long a read waits for what it asks to see, unless told."""
-
-_log = structlog.get_logger(component="runtime")
 
 
 class _LookAgainError(Exception):

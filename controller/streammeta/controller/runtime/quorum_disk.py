@@ -42,13 +42,13 @@ from streammeta.controller.quorum.events import (
 from streammeta.controller.quorum.messages import Batch, SnapshotId
 from streammeta.storage.durable_files import DiskFullError
 
+_log = structlog.get_logger(component="journal")
+
 RETRY_FULL_S = 0.25
 """How long work that found no room waits before it is tried again."""
 
 _SNAPSHOT_THREADS = 2
 _IDLE_CHECK_S = 10.0
-
-_log = structlog.get_logger(component="journal")
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,23 +58,19 @@ from streammeta.controller.quorum.events import (
 from streammeta.controller.quorum.messages import Request, Response, SnapshotId
 from streammeta.controller.quorum.roles import Resigned
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
-from streammeta.controller.runtime.append_turns import AppendTurns
-from streammeta.controller.runtime.checkpoint_schedule import CheckpointLimits
-from streammeta.controller.runtime.checkpointer import Checkpointer
+from streammeta.controller.runtime.append_batching import AppendTurns, FormingBatch
+from streammeta.controller.runtime.checkpointer import Checkpointer, CheckpointLimits
 from streammeta.controller.runtime.clock import Clock
-from streammeta.controller.runtime.deliverer import Deliverer
-from streammeta.controller.runtime.disk_room import DiskRoom
-from streammeta.controller.runtime.forming_batch import FormingBatch
-from streammeta.controller.runtime.operations import Operations
-from streammeta.controller.runtime.outbox import Outbox, call_key
-from streammeta.controller.runtime.parking import ParkedAnswers
-from streammeta.controller.runtime.quorum_describe import QuorumDescription, describe_quorum
+from streammeta.controller.runtime.core_loop import Outbox, Stepper, call_key
+from streammeta.controller.runtime.delivery import Deliverer
+from streammeta.controller.runtime.disk_space import DiskRoom
+from streammeta.controller.runtime.interfaces import PeerTransport, SnapshotPoint, StateMachine
+from streammeta.controller.runtime.operations import Operations, QuorumDescription, describe_quorum
 from streammeta.controller.runtime.quorum_disk import CoreReport, JournalThread, StateWritten
-from streammeta.controller.runtime.quorum_transport import PeerTransport
-from streammeta.controller.runtime.read_rounds import ReadRounds
-from streammeta.controller.runtime.state_machine import SnapshotPoint, StateMachine
-from streammeta.controller.runtime.stepper import Stepper
+from streammeta.controller.runtime.waiters import ParkedAnswers, ReadRounds
 from streammeta.storage.durable_files import DiskFullError as JournalFullError
+
+_log = structlog.get_logger(component="quorum")
 
 _STOP_ROUNDS = 20
 
@@ -87,8 +83,6 @@ _Outcome: TypeAlias = (
     | RoomChanged
     | TransferRefused
 )
-
-_log = structlog.get_logger(component="quorum")
 
 
 class QuorumDriver:

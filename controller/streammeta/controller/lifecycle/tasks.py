@@ -1,5 +1,6 @@
-"""Calling the bucket from the event loop: its calls block, and may block for long."""
+"""Building blocks of lifecycle tasks: the periodic task, and bucket calls off the event loop."""
 
+import abc
 import asyncio
 import contextlib
 import threading
@@ -9,12 +10,29 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+class PeriodicTask(abc.ABC):
+    """A task whose `step` runs every interval, until it is cancelled."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+
+    async def run(self) -> None:
+        """Run a step at once, and then every interval, until cancelled."""
+        while True:
+            await self.step()
+            await asyncio.sleep(self._interval_ms / 1000)
+
+    @abc.abstractmethod
+    async def step(self) -> None:
+        """Do the work that is due; nothing unless this node leads."""
+
+
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     """Run `work` in a thread of its own, which does not keep the process from ending."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
+    def complete(result: T | None, error: BaseException | None) -> None:
         if future.done():
             return
         if error is not None:
@@ -27,10 +45,10 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
         failure: BaseException | None = None
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - handed over to who waits
+        except BaseException as error:  # noqa: BLE001 - handed over to the caller
             failure = error
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, result, failure)
+            loop.call_soon_threadsafe(complete, result, failure)
 
     threading.Thread(target=run, name="bucket", daemon=True).start()
     return future

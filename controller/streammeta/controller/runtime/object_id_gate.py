@@ -1,7 +1,7 @@
-"""The gate before new object ids: how far the leader may issue them in its present term.
+"""Gate of new object ids: how far the leader may issue them in its present term.
 
-It is opened by the lifecycle once the ids are claimed in the bucket, and asked by the single writer
-before a record that issues ids is replicated. Knows no bucket.
+The lifecycle opens it once the ids are claimed in the bucket; the single writer asks it before a
+record that issues ids is replicated. Knows no bucket.
 """
 
 import asyncio

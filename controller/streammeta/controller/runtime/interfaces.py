@@ -1,4 +1,4 @@
-"""What is replicated, as the quorum driver sees it: it takes batches and makes snapshots."""
+"""Interfaces of the quorum driver: the replicated state machine and the transport to peers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from streammeta.controller.ids import ClusterId
-from streammeta.controller.quorum.messages import Batch, SnapshotId
+from streammeta.controller.ids import ClusterId, NodeId
+from streammeta.controller.quorum.messages import Batch, Request, Response, SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.snapshot.writer import Sink
 
@@ -66,4 +66,44 @@ class StateMachine(Protocol):
         Raises:
             Exception: the file is not that snapshot; the replica can't go on.
         """
+        ...
+
+
+class PeerListener(Protocol):
+    """Told what became of requests; all calls on the event loop."""
+
+    def on_response(self, response: Response) -> None:
+        """A peer answered."""
+        ...
+
+    def on_request_failed(self, peer: NodeId, request_id: int) -> None:
+        """No answer will come."""
+        ...
+
+    def on_connection_lost(self, peer: NodeId) -> None:
+        """The peer's end was reset or refused: its process is probably gone."""
+        ...
+
+
+class PeerTransport(Protocol):
+    """Carries requests to the other replicas, and knows where they are."""
+
+    def bind(self, listener: PeerListener) -> None:
+        """Connect the listener; once, before the first `send`."""
+        ...
+
+    def send(self, request: Request) -> None:
+        """Start sending to the request's receiver; never blocks, never raises."""
+        ...
+
+    def set_voters(self, voters: VoterSet) -> None:
+        """These voters, at these endpoints, are in force from now on."""
+        ...
+
+    def endpoint(self, node_id: NodeId) -> str | None:
+        """Return where a node can be reached, as best known; None if it is not."""
+        ...
+
+    async def close(self) -> None:
+        """Give up what is in flight and release connections."""
         ...

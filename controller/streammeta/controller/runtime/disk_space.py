@@ -1,7 +1,7 @@
-"""Room on the disks as a leader's driver sees it: whether writes are refused, and with which words.
+"""Disk space as a leader's driver sees it: whether writes are refused, and with which error.
 
-Owns the patience with what was appended before the room was gone: it may be committed from the
-reserves, and its callers are told after a while if it is not. Reads wait for none of it.
+Owns the patience with entries appended before the disk filled: they may be committed from the
+reserves, and their callers are told after a while if they are not. Reads never wait for it.
 """
 
 from __future__ import annotations

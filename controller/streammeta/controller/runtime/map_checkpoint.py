@@ -1,4 +1,7 @@
-"""The map as a checkpoint file, and back. Both take long and belong in a thread."""
+"""The map as a checkpoint file: writing, reading, and the journal's check of the file.
+
+Every call reads or writes a whole map and belongs in a thread.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from streammeta.controller.errors import DamagedMapError
+from streammeta.controller.ids import ClusterId
+from streammeta.controller.journal.errors import BadSnapshotError
+from streammeta.controller.journal.snapshots import SnapshotCheck
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap
 from streammeta.controller.quorum.messages import SnapshotId
+from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.state_hashes import UNKNOWN_LOG_HASH
-from streammeta.controller.runtime.state_machine import SnapshotPoint
 from streammeta.controller.snapshot.format import CheckpointError, CheckpointId
 from streammeta.controller.snapshot.reader import CheckpointReader
-from streammeta.controller.snapshot.voters import VOTERS_SECTION, voters_section
+from streammeta.controller.snapshot.voters import VOTERS_SECTION, section_voters, voters_section
 from streammeta.controller.snapshot.writer import Columns, Sink, write_checkpoint
 
 LOG_HASH_SECTION = "log_hash"
@@ -97,3 +104,27 @@ def _log_hash(reader: CheckpointReader) -> bytes:
     if LOG_HASH_SECTION not in reader.entries:
         return UNKNOWN_LOG_HASH  # older versions kept none
     return bytes.fromhex(reader.columns(LOG_HASH_SECTION)["value"][0])
+
+
+def snapshot_check(cluster_id: ClusterId) -> SnapshotCheck:
+    """Return the check that a journal of this cluster makes of every snapshot file."""
+
+    def check(snapshot_id: SnapshotId, file: BinaryIO) -> VoterSet:
+        try:
+            return _checked_voters(file, snapshot_id, cluster_id)
+        except CheckpointError as error:
+            raise BadSnapshotError(str(error)) from error
+
+    return check
+
+
+def _checked_voters(file: BinaryIO, snapshot_id: SnapshotId, cluster_id: ClusterId) -> VoterSet:
+    wanted = CheckpointId(snapshot_id.end_offset, snapshot_id.epoch)
+    reader = CheckpointReader(file, wanted.file_name)
+    if (reader.id, reader.cluster_id) != (wanted, cluster_id):
+        raise CheckpointError(
+            f"{wanted.file_name}: the file is checkpoint {reader.id.file_name} of cluster "
+            f"{reader.cluster_id!r}, wanted is that of its name, of cluster {cluster_id!r}"
+        )
+    reader.verify()
+    return section_voters(reader)

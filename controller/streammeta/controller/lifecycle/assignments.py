@@ -1,0 +1,135 @@
+"""Assignments of failed brokers' work to active ones: recoveries and compactions.
+
+Recoveries: a fenced node with open streams or pending uploads needs one. The plan is written to the
+map, so assignments outlive the leader that made them.
+
+Compactions: a node has departed for good, was fenced by its recovery, or has been silent for longer
+than its session. Others compact its set objects once nothing of it is left to recover. This plan is
+not replicated: the map accepts a compaction in such a node's name from any node, and the first of
+two wins. A new leader plans anew, and only work moves.
+
+A locked node's data may lie where no other node can reach it, so it waits for the node itself. Pure
+functions of node descriptions; streams and objects are never read.
+"""
+
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+
+from streammeta.controller.lifecycle.sessions import NodeState, Sessions
+from streammeta.controller.metadata.answers import NodeDescription
+from streammeta.controller.metadata.requests import RecoveryTarget
+
+NOBODY = -1
+"""The target of a recovery that is over."""
+
+
+def owes(node: NodeDescription) -> bool:
+    """Whether data would be missing if the node's process ended for good."""
+    return node.has_opening_streams or node.pending_upload_count > 0
+
+
+def plan_recoveries(
+    nodes: Sequence[NodeDescription], sessions: Sessions, per_target: int
+) -> tuple[RecoveryTarget, ...]:
+    """Return what has to change so that all failed nodes are recovered by active ones.
+
+    Assignments that can go on stay. A target gets at most `per_target` nodes, the least busy first,
+    in turn from the first failed node's id on, so that a node's neighbours are not always the ones.
+    What finds no target waits. Deterministic; `nodes` are in id order.
+    """
+    failed = {node.node_id for node in nodes if _has_failed(node, sessions)}
+    targets = [
+        node.node_id
+        for node in nodes
+        if sessions.state(node.node_id) is NodeState.ACTIVE and node.node_id not in failed
+    ]
+    load = dict.fromkeys(targets, 0)
+    kept = set()
+    for node in nodes:
+        if node.node_id in failed and load.get(node.recovered_by, per_target) < per_target:
+            load[node.recovered_by] += 1
+            kept.add(node.node_id)
+    slots = _slots(targets, load, per_target, min(failed - kept, default=NOBODY))
+    changes = []
+    for node in nodes:
+        if node.node_id in kept:
+            continue
+        target = next(slots, NOBODY) if node.node_id in failed else NOBODY
+        if target != node.recovered_by:
+            changes.append(RecoveryTarget(node.node_id, node.node_epoch, target))
+    return tuple(changes)
+
+
+def _has_failed(node: NodeDescription, sessions: Sessions) -> bool:
+    if not owes(node) or node.locked:
+        return False
+    if sessions.state(node.node_id) is NodeState.FENCED:
+        return True
+    # A recovery begun under an earlier leader goes on: it fences the process, or was to.
+    begun = node.failover or node.recovered_by != NOBODY
+    return begun and node.supervised and not sessions.is_heard(node.node_id)
+
+
+def _slots(
+    targets: Sequence[int], load: Mapping[int, int], per_target: int, after: int
+) -> Iterator[int]:
+    """Yield targets as often as they have room, one level of load after the other."""
+    turn = bisect(targets, after)
+    in_turn = [*targets[turn:], *targets[:turn]]
+    return (one for level in range(per_target) for one in in_turn if load[one] <= level)
+
+
+def plan_compactions(
+    nodes: Sequence[NodeDescription], sessions: Sessions, current: Mapping[int, int]
+) -> dict[int, int]:
+    """Return which node compacts for which gone one, gone -> target.
+
+    What is assigned stays where it is while its target is heard and has no more than its share.
+    All else goes to the least busy, of equals to the one that a hash of both ids puts first: with
+    the same nodes every leader begins with the same plan. Deterministic; `nodes` are in id order.
+    """
+    left = [node.node_id for node in nodes if _is_left(node, sessions)]
+    targets = [node.node_id for node in nodes if _is_there(node, sessions)]
+    if not left or not targets:
+        return {}
+    share = -(-len(left) // len(targets))
+    load = dict.fromkeys(targets, 0)
+    plan: dict[int, int] = {}
+    for node_id in left:
+        target = current.get(node_id, NOBODY)
+        if load.get(target, share) < share:
+            load[target] += 1
+            plan[node_id] = target
+    for node_id in left:
+        if node_id not in plan:
+            target = _least_busy(load, node_id)
+            load[target] += 1
+            plan[node_id] = target
+    return plan
+
+
+def _is_left(node: NodeDescription, sessions: Sessions) -> bool:
+    """Whether a node has left set objects behind that others are to compact."""
+    if not node.stream_set_object_count or node.locked:
+        return False
+    if owes(node) or node.recovered_by != NOBODY:
+        return False
+    is_fenced = node.failover or sessions.state(node.node_id) is NodeState.FENCED
+    return node.departed or is_fenced
+
+
+def _is_there(node: NodeDescription, sessions: Sessions) -> bool:
+    if node.departed or node.failover or not sessions.is_heard(node.node_id):
+        return False
+    return sessions.state(node.node_id) is NodeState.ACTIVE
+
+
+def _least_busy(load: Mapping[int, int], gone: int) -> int:
+    return min(load, key=lambda target: (load[target], _rank(gone, target)))
+
+
+@lru_cache(maxsize=1 << 16)
+def _rank(gone: int, target: int) -> bytes:
+    return blake2b(b"%d of %d" % (target, gone), digest_size=8).digest()

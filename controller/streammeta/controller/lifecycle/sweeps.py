@@ -1,0 +1,188 @@
+"""Periodic sweeps of the leader: overdue prepares, remains of deleted streams, dead uploads.
+
+The map decides what is removed, a bounded part at a time, so that commits go on in between. Objects
+are only marked here; `deletion` removes their bytes. Set objects of an active node are left to that
+node's own compaction.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+
+import structlog
+
+from streammeta.controller.errors import ApiError
+from streammeta.controller.lifecycle.failover import read_nodes
+from streammeta.controller.lifecycle.sessions import NodeState, Sessions
+from streammeta.controller.lifecycle.tasks import PeriodicTask, in_thread
+from streammeta.controller.metadata.answers import CheckObjectsAnswer, DestroyDeadSetObjectsAnswer
+from streammeta.controller.metadata.requests import (
+    CheckObjects,
+    DestroyDeadSetObjects,
+    ExpireObjects,
+    SweepDeletedStreams,
+    WriteRequest,
+)
+from streammeta.controller.metadata.values import ObjectState
+from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.storage.errors import StorageError
+from streammeta.storage.object_format.object_key import OwnKey, parse_key
+from streammeta.storage.object_store.base import MultipartUpload, ObjectStore
+
+EXPIRE_BATCH_MAX = 2_000
+"""Objects expired in one log entry."""
+
+SWEEP_BATCH_MAX = 10_000
+"""Stream objects destroyed in one log entry."""
+
+SET_OBJECT_BATCH_MAX = 200
+"""Set objects examined in one step; each may hold thousands of ranges."""
+
+UPLOAD_BATCH_MAX = 1_000
+"""Uploads checked against the map in one step."""
+
+_log = structlog.get_logger(component="lifecycle")
+
+
+class _Sweep(PeriodicTask):
+    """A sweep over the map of a controller."""
+
+    def __init__(self, controller: MetadataController, interval_ms: int) -> None:
+        super().__init__(interval_ms)
+        self._controller = controller
+
+    async def _write_while(self, is_due: Callable[[], bool], request: WriteRequest) -> None:
+        """Repeat `request` while this node leads and more is due; an error ends the step."""
+        while self._controller.is_active and is_due():
+            try:
+                await self._controller.write(request)
+            except ApiError as error:
+                _log.info("sweep_postponed", request=type(request).__name__, reason=str(error))
+                return
+
+
+class Expiry(_Sweep):
+    """Expires prepared objects whose writers did not commit in time.
+
+    Reads the earliest deadline, never all objects.
+    """
+
+    def __init__(self, controller: MetadataController, clock: Clock, interval_ms: int) -> None:
+        super().__init__(controller, interval_ms)
+        self._clock = clock
+
+    async def step(self) -> None:
+        """Expire every object whose deadline has passed."""
+        await self._write_while(self._is_due, ExpireObjects(limit=EXPIRE_BATCH_MAX))
+
+    def _is_due(self) -> bool:
+        deadline = self._controller.cluster_map.prepared_deadline()
+        return deadline is not None and deadline < self._clock.wall_ms()
+
+
+class StreamSweep(_Sweep):
+    """Destroys the remains of deleted streams that were too large for one log entry."""
+
+    async def step(self) -> None:
+        """Sweep until nothing is left."""
+        await self._write_while(
+            lambda: self._controller.cluster_map.has_sweepings(),  # noqa: PLW0108 (maps change)
+            SweepDeletedStreams(limit=SWEEP_BATCH_MAX),
+        )
+
+
+class SetObjectSweep(_Sweep):
+    """Destroys set objects without any live range whose nodes are fenced or have departed."""
+
+    def __init__(
+        self, controller: MetadataController, sessions: Sessions, interval_ms: int
+    ) -> None:
+        super().__init__(controller, interval_ms)
+        self._sessions = sessions
+
+    async def step(self) -> None:
+        """Examine all set objects of such nodes once."""
+        if not self._controller.is_active:
+            return
+        try:
+            for node in read_nodes(self._controller):
+                is_fenced = self._sessions.state(node.node_id) is NodeState.FENCED
+                if node.stream_set_object_count and (node.departed or is_fenced):
+                    await self._sweep_node(node.node_id)
+        except ApiError as error:
+            _log.info("sweep_postponed", request="DestroyDeadSetObjects", reason=str(error))
+
+    async def _sweep_node(self, node_id: int) -> None:
+        after, destroyed = -1, 0
+        while True:
+            request = DestroyDeadSetObjects(
+                node_id=node_id, after_object_id=after, limit=SET_OBJECT_BATCH_MAX
+            )
+            answer = (await self._controller.write(request)).answer
+            assert isinstance(answer, DestroyDeadSetObjectsAnswer)
+            destroyed += answer.destroyed
+            after = answer.next_after
+            if after < 0:
+                break
+        if destroyed:
+            _log.info("dead_set_objects_destroyed", node=node_id, count=destroyed)
+
+
+class UploadSweep(_Sweep):
+    """Aborts multipart uploads under object ids that no longer exist.
+
+    A writer that dies in the middle of such an upload leaves parts that no listing of objects shows
+    and that cost as much as objects. Its id expires like any other and is never issued again, so
+    once the map has forgotten it the upload can never be committed. Uploads under ids that the map
+    knows, or has not issued, and under other clusters' keys are left alone.
+    """
+
+    def __init__(
+        self,
+        controller: MetadataController,
+        store: ObjectStore,
+        namespace: str,
+        interval_ms: int,
+        *,
+        may_delete: Callable[[], bool],
+    ) -> None:
+        super().__init__(controller, interval_ms)
+        self._store = store
+        self._namespace = namespace
+        self._may_delete = may_delete
+
+    async def step(self) -> None:
+        """List the bucket's unfinished uploads once; what the bucket refuses waits for the next."""
+        uploads = self._own_uploads()
+        try:
+            while self._controller.is_active and self._may_delete():
+                batch = await in_thread(lambda: list(islice(uploads, UPLOAD_BATCH_MAX)))
+                if not batch:
+                    return
+                if dead := self._dead(batch):
+                    await in_thread(partial(self._abort, dead))
+                    _log.info("unfinished_uploads_dropped", count=len(dead), example=dead[0].key)
+        except StorageError as error:
+            _log.warning("unfinished_uploads_not_dropped", reason=str(error))
+
+    def _own_uploads(self) -> Iterator[tuple[int, MultipartUpload]]:
+        """List the unfinished uploads of this cluster, with their object ids."""
+        for upload in self._store.list_multipart_uploads():
+            key = parse_key(upload.key, self._namespace)
+            if isinstance(key, OwnKey):
+                yield key.object_id, upload
+
+    def _dead(self, batch: Sequence[tuple[int, MultipartUpload]]) -> list[MultipartUpload]:
+        request = CheckObjects(object_ids=tuple(object_id for object_id, _ in batch))
+        answer = self._controller.cluster_map.query(request)
+        assert isinstance(answer, CheckObjectsAnswer)
+        return [
+            upload
+            for (_, upload), state in zip(batch, answer.states, strict=True)
+            if state is ObjectState.REMOVED
+        ]
+
+    def _abort(self, uploads: Sequence[MultipartUpload]) -> None:
+        for upload in uploads:
+            self._store.abort_multipart(upload)
