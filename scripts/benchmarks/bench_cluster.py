@@ -15,17 +15,12 @@ import grpc
 import psutil
 
 from streammeta.cli.local_cluster import LocalCluster, free_ports, start_child
+from streammeta.rpc.connections import client_channel
 from streammeta.v1 import quorum_pb2, quorum_pb2_grpc
 
 HEALTHY_WITHIN_S = 30.0
 _POLL_S = 0.05
 _CAUGHT_UP_WITHIN_MS = 1_000
-_CHANNEL_OPTIONS = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 
 class UnhealthyError(Exception):
@@ -87,9 +82,7 @@ class QuorumWatch:
     """Asks every controller how it sees the quorum; to be made on the event loop that uses it."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
-        self._channels = [
-            grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS) for endpoint in endpoints
-        ]
+        self._channels = [client_channel(endpoint) for endpoint in endpoints]
 
     async def close(self) -> None:
         """Release the connections."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
-from google.protobuf import any_pb2
-from google.rpc import error_details_pb2, status_pb2
 
 from streammeta.client import methods
 from streammeta.client.methods import Method
+from streammeta.rpc.connections import listen, new_server
+from streammeta.rpc.failures import details_trailer
 from streammeta.v1 import admin_pb2, nodes_pb2, objects_pb2, streams_pb2
 from streammeta.v1.common_pb2 import (
     NODE_EPOCH_EXPIRED,
@@ -317,9 +317,9 @@ class FakeCluster:
         await asyncio.gather(*(server.stop(None) for server in self._servers if server))
 
     async def start(self, member: int, address: str) -> None:
-        server = grpc.aio.server()
+        server = new_server()
         server.add_generic_rpc_handlers(tuple(self._handlers(member)))
-        port = server.add_insecure_port(address)
+        port = listen(server, address)
         await server.start()
         self._servers[member] = server
         self.endpoints[member] = f"127.0.0.1:{port}"
@@ -445,10 +445,6 @@ async def abort(
     metadata: dict[str, str],
 ) -> NoReturn:
     """End a call as the controller does: with `ErrorInfo` in the standard trailer."""
-    detail = any_pb2.Any()
-    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="streammeta", metadata=metadata))
-    number: int = code.value[0]
-    status = status_pb2.Status(code=number, message=f"fake {reason}", details=[detail])
-    trailer = (("grpc-status-details-bin", status.SerializeToString()),)
-    await context.abort(code, f"fake {reason}", trailer)
+    message = f"fake {reason}"
+    await context.abort(code, message, details_trailer(code, message, reason, metadata))
     raise AssertionError("abort returned")

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from streammeta.rpc.connections import listen, new_server
 from streammeta.v1 import objects_pb2
 from streammeta.v1.common_pb2 import NONE, OFFSET_NOT_MATCHED, ErrorCode
 from tests.broker_client.fake_controller import abort
@@ -46,9 +47,9 @@ class FakePipelineCluster:
 
     async def __aenter__(self) -> FakePipelineCluster:
         for member in range(len(self._servers)):
-            server = grpc.aio.server()
+            server = new_server()
             server.add_generic_rpc_handlers((self._handlers(member),))
-            port = server.add_insecure_port("127.0.0.1:0")
+            port = listen(server, "127.0.0.1:0")
             await server.start()
             self._servers[member] = server
             self.endpoints.append(f"127.0.0.1:{port}")

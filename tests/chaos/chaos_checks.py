@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 
+from streammeta.rpc.connections import client_channel
 from streammeta.v1 import admin_pb2, admin_pb2_grpc
 from tests.linearizability.checker import Verdict, check
 from tests.linearizability.history import Operation, Unknown
@@ -143,7 +144,7 @@ async def check_equal_states(endpoints: Mapping[int, str]) -> None:
 
 async def _state_hash(endpoint: str, at_offset: int) -> admin_pb2.StateHashResponse | None:
     """Ask one controller; None if it has not got so far, or can't say."""
-    async with grpc.aio.insecure_channel(endpoint) as channel:
+    async with client_channel(endpoint) as channel:
         try:
             answer: admin_pb2.StateHashResponse = await admin_pb2_grpc.AdminServiceStub(
                 channel

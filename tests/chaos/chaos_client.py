@@ -15,20 +15,13 @@ from dataclasses import dataclass
 
 import grpc
 
-from streammeta.client.controller_client import error_info
 from streammeta.client.methods import Method, RequestT, ResponseT
+from streammeta.rpc.connections import client_channel
+from streammeta.rpc.failures import read_failure
 
 ATTEMPT_S = 1.5
 PAUSE_S = 0.02
 _NEVER_SENT = "failed to connect to all addresses"
-_CHANNEL_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 300),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-)
 
 
 class NotDoneError(Exception):
@@ -53,11 +46,11 @@ class Verdict:
 
 def judge(error: grpc.aio.AioRpcError) -> Verdict:
     """Read a failed attempt. Raises `DefectError` for what only a defect can bring about."""
-    info = error_info(error)
+    failure = read_failure(error)
     code, said = error.code(), error.details() or ""
-    match code, "" if info is None else info.reason:
-        case grpc.StatusCode.UNAVAILABLE, "NOT_LEADER" if info is not None:
-            return Verdict(False, max(0, int(info.metadata.get("leader_id", "0"))))
+    match code, failure.reason:
+        case grpc.StatusCode.UNAVAILABLE, "NOT_LEADER":
+            return Verdict(False, max(0, int(failure.metadata.get("leader_id", "0"))))
         case grpc.StatusCode.UNAVAILABLE, _ if said.startswith(_NEVER_SENT):
             return Verdict(False)
         case grpc.StatusCode.RESOURCE_EXHAUSTED, reason if reason:
@@ -76,8 +69,7 @@ class ChaosClient:
 
     def __init__(self, endpoints: Mapping[int, str], rng: random.Random) -> None:
         self._channels = {
-            node_id: grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
-            for node_id, endpoint in endpoints.items()
+            node_id: client_channel(endpoint) for node_id, endpoint in endpoints.items()
         }
         self._rng = rng
         self._leader = 0

@@ -9,16 +9,11 @@ from collections.abc import Mapping
 
 import grpc
 
+from streammeta.rpc.connections import client_channel
 from streammeta.v1 import admin_pb2, admin_pb2_grpc, quorum_pb2, quorum_pb2_grpc
 
 _ASK_S = 0.5
 _TRANSFER_S = 2.0
-_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-)
 
 
 class LeaderWatch:
@@ -26,8 +21,7 @@ class LeaderWatch:
 
     def __init__(self, endpoints: Mapping[int, str]) -> None:
         self._channels = {
-            node_id: grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
-            for node_id, endpoint in endpoints.items()
+            node_id: client_channel(endpoint) for node_id, endpoint in endpoints.items()
         }
         self.leader: int | None = None
         """Who led when last asked; a deposed one is not listened to."""

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from streammeta.client import methods
-from streammeta.client.controller_client import error_info
+from streammeta.rpc.failures import read_failure
 from tests.chaos.chaos_scene import SOON_S, Scene, play, put_request, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -38,8 +38,8 @@ def test_a_leader_with_a_full_disk_refuses_writes_and_goes_on_when_there_is_room
             try:
                 await scene.client.attempt(leader, methods.PUT_KVS, put_request(key, VALUE))
             except grpc.aio.AioRpcError as error:
-                info = error_info(error)
-                refusals.append("" if info is None else info.reason)
+                failure = read_failure(error)
+                refusals.append(failure.reason)
                 return refusals[-1] in ("DISK_FULL", "NOT_LEADER")
             acknowledged.append(key)
             return False
@@ -126,8 +126,8 @@ def test_reads_go_on_and_writes_are_refused_while_no_majority_has_room(
             try:
                 await scene.client.attempt(present, methods.PUT_KVS, put_request(key, VALUE))
             except grpc.aio.AioRpcError as error:
-                info = error_info(error)
-                return info is not None and info.reason == "DISK_FULL"
+                failure = read_failure(error)
+                return failure.reason == "DISK_FULL"
             acknowledged.append(key)
             return False
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from streammeta.client import methods
-from streammeta.client.controller_client import error_info
+from streammeta.rpc.failures import read_failure
 from tests.chaos.chaos_scene import SOON_S, Scene, play, put_request, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -89,8 +89,8 @@ def test_clients_of_a_leader_cut_off_are_sent_away(tmp_path: Path) -> None:
             try:
                 await scene.client.attempt(old, methods.PUT_KVS, put_request("lost", "lost"))
             except grpc.aio.AioRpcError as error:
-                info = error_info(error)
-                return info is not None and info.reason == "NOT_LEADER"
+                failure = read_failure(error)
+                return failure.reason == "NOT_LEADER"
             raise AssertionError("a leader cut off from all others has acknowledged a write")
 
         await wait_until(is_sent_away, "the leader cut off to step down")

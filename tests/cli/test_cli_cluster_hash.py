@@ -1,6 +1,5 @@
 """`streammeta cluster hash`: equal, different and silent members; loaded, idle and stalled ones."""
 
-import concurrent.futures
 import contextlib
 import json
 import time
@@ -12,10 +11,11 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from streammeta.cli.client import RpcFailure
 from streammeta.cli.local_cluster import free_ports
 from streammeta.cli.main import cli
 from streammeta.cli.state_comparison import Verdict, judge
+from streammeta.rpc.connections import listen, new_blocking_server
+from streammeta.rpc.failures import RpcFailure
 from streammeta.v1 import admin_pb2
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
@@ -102,11 +102,10 @@ def cluster(
     ]
     with contextlib.ExitStack() as stack:
         for member in members:
-            threads = stack.enter_context(concurrent.futures.ThreadPoolExecutor(8))
-            server = grpc.server(threads)
+            server = new_blocking_server(8)
             add_QuorumServiceServicer_to_server(member, server)
             add_AdminServiceServicer_to_server(member, server)
-            server.add_insecure_port(endpoints[member.node_id - 1])
+            listen(server, endpoints[member.node_id - 1])
             server.start()
             stack.callback(_stop, server)
         yield members
@@ -217,7 +216,9 @@ def test_equal_maps_of_different_logs_are_different_and_an_unknown_log_is_not() 
 
 
 def test_a_failed_answer_is_no_answer() -> None:
-    rows = judge({"h:1": said(1, b"a"), "h:2": RpcFailure("UNAVAILABLE", "", "gone", {})}, LEADER)
+    rows = judge(
+        {"h:1": said(1, b"a"), "h:2": RpcFailure(grpc.StatusCode.UNAVAILABLE, "gone")}, LEADER
+    )
     assert [(row.verdict, row.problem) for row in rows] == [
         *((Verdict.OK, ""), (Verdict.NO_ANSWER, "gone")),
     ]

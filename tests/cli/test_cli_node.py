@@ -1,18 +1,17 @@
 """`streammeta node`: what it shows, what it asks for, and what it says when it is refused."""
 
-import concurrent.futures
 import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from click.testing import CliRunner
 
 from streammeta.cli.client import ControllerClient
 from streammeta.cli.main import cli
+from streammeta.rpc.connections import listen, new_blocking_server
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.nodes_pb2_grpc import (
     NodeServiceServicer,
@@ -92,14 +91,13 @@ def serving() -> Iterator[tuple[FakeController, str]]:
         pending_upload_count=2,
         stream_set_object_count=3,
     )
-    with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        server = grpc.server(threads)
-        add_NodeServiceServicer_to_server(controller, server)
-        add_StreamServiceServicer_to_server(controller, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield controller, f"127.0.0.1:{port}"
-        server.stop(None).wait()
+    server = new_blocking_server(4)
+    add_NodeServiceServicer_to_server(controller, server)
+    add_StreamServiceServicer_to_server(controller, server)
+    port = listen(server, "127.0.0.1:0")
+    server.start()
+    yield controller, f"127.0.0.1:{port}"
+    server.stop(None).wait()
 
 
 def node(endpoint: str, *words: str) -> tuple[int, dict[str, Any]]:

@@ -1,12 +1,10 @@
 """`streammeta quorum` when not all is well: no leader, two, silence, disks of old, full disks."""
 
-import concurrent.futures
 import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import pytest
 from click.testing import CliRunner
 
@@ -14,6 +12,7 @@ from streammeta.cli.local_cluster import free_ports
 from streammeta.cli.main import cli
 from streammeta.cli.output import run_cli
 from streammeta.cli.quorum_command import quorum
+from streammeta.rpc.connections import listen, new_blocking_server
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceServicer, add_QuorumServiceServicer_to_server
 
@@ -47,13 +46,12 @@ def serving(*views: pb.DescribeQuorumResponse) -> Iterator[list[FakeController]]
 
 @contextlib.contextmanager
 def _served(controller: FakeController) -> Iterator[str]:
-    with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        server = grpc.server(threads)
-        add_QuorumServiceServicer_to_server(controller, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield f"127.0.0.1:{port}"
-        server.stop(None).wait()
+    server = new_blocking_server(4)
+    add_QuorumServiceServicer_to_server(controller, server)
+    port = listen(server, "127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
 
 
 def view(

@@ -27,6 +27,7 @@ from streammeta.controller.rpc.metadata_service import MetadataHandlers
 from streammeta.controller.rpc.node_service import NodeHandlers
 from streammeta.controller.rpc.routes import routed, routes, service_handler
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.rpc.connections import listen, new_server
 from streammeta.storage.object_format.object_key import cluster_namespace
 from streammeta.v1 import admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.compaction.compaction_steps import DirectChannel, Handler, Steps
@@ -116,9 +117,9 @@ class LeadingMap:
     @asynccontextmanager
     async def served(self) -> AsyncIterator[ControllerClient]:
         """Serve on a port of loopback; yield a client that calls there."""
-        server = grpc.aio.server()
+        server = new_server()
         server.add_generic_rpc_handlers(self._generic)
-        port = server.add_insecure_port("127.0.0.1:0")
+        port = listen(server, "127.0.0.1:0")
         await server.start()
         try:
             async with ControllerClient([f"127.0.0.1:{port}"], rng=random.Random(1)) as client:

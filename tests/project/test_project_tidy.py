@@ -165,3 +165,14 @@ def test_no_function_is_longer_than_the_limit() -> None:
     too_long = [each for path in PYTHON for each in long_functions(path)]
 
     assert too_long == [], f"split functions of more than {FUNCTION_LINES_MAX} lines"
+
+
+def test_ports_are_opened_by_the_factory_of_connections_alone() -> None:
+    """A method of a server, which no ban of a name finds."""
+    openers = {
+        name_of(path)
+        for path in PYTHON
+        for node in ast.walk(ast.parse(read(path)))
+        if isinstance(node, ast.Attribute) and re.fullmatch("add_(in)?secure_port", node.attr)
+    }
+    assert openers == {"proto/streammeta/rpc/connections.py"}

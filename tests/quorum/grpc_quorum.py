@@ -24,7 +24,6 @@ from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.rpc.grpc_options import SERVER_OPTIONS
 from streammeta.controller.rpc.peer_addresses import PeerAddresses
 from streammeta.controller.rpc.quorum_peers import GrpcPeerTransport
 from streammeta.controller.rpc.quorum_service import QuorumServicer
@@ -34,6 +33,7 @@ from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.controller.snapshot.writer import Sink
+from streammeta.rpc.connections import listen, new_server
 from streammeta.v1 import quorum_pb2
 
 CLUSTER = ClusterId("test")
@@ -220,12 +220,12 @@ class GrpcQuorum:
             rng=random.Random(node_id),
             checkpoints=self._checkpoints,
         )
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = new_server()
         service = quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"]
         unary = QuorumServicer(driver, CLUSTER).unary()
         server.add_generic_rpc_handlers((service_handler(service, unary, {}),))
         self._sockets[node_id].close()
-        assert server.add_insecure_port(self.endpoints[node_id])
+        assert listen(server, self.endpoints[node_id])
         await server.start()
         await driver.start()
         node = Node(journal, driver, machine, transport, server)

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from streammeta.rpc.connections import listen, new_server
 from streammeta.v1 import quorum_pb2 as pb
 
 
@@ -60,9 +61,9 @@ def _handlers(peer: StubbornPeer) -> grpc.GenericRpcHandler:
 
 async def _serve(node_id: int) -> None:
     peer = StubbornPeer(node_id)
-    server = grpc.aio.server()
+    server = new_server()
     server.add_generic_rpc_handlers((_handlers(peer),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = listen(server, "127.0.0.1:0")
     await server.start()
     print(f"ready 127.0.0.1:{port}", flush=True)
     await server.wait_for_termination()

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import grpc
 import pytest
 
 from streammeta.controller.errors import NotLeaderError
 from streammeta.controller.quorum.config import QuorumLimits, QuorumTimings
 from streammeta.controller.runtime.quorum_errors import RecordTooLargeError, UncommittedLogFullError
+from streammeta.rpc.connections import client_channel
 from streammeta.v1 import quorum_pb2, quorum_pb2_grpc
 from tests.quorum.grpc_quorum import GrpcQuorum, eventually
 
@@ -138,7 +138,7 @@ async def test_describe_quorum_tells_each_voters_progress(tmp_path: Path) -> Non
     await quorum.start_all()
     leader = await quorum.settled_leader()
     end = await append_and_wait(quorum, leader, [b"a"])
-    async with grpc.aio.insecure_channel(quorum.voters.voters[leader].endpoint) as channel:
+    async with client_channel(quorum.voters.voters[leader].endpoint) as channel:
         stub = quorum_pb2_grpc.QuorumServiceStub(channel)
         seen = await stub.DescribeQuorum(quorum_pb2.DescribeQuorumRequest())
     assert (seen.role, seen.leader_id, seen.end_offset) == ("leader", leader, end)

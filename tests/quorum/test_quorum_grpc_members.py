@@ -9,13 +9,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from streammeta.cli.client import read_failure
 from streammeta.controller.ids import NodeId
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.quorum.messages import QuorumError
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.quorum_errors import TransferRefusedError, VoterChangeError
+from streammeta.rpc.connections import client_channel
+from streammeta.rpc.failures import read_failure
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 from tests.quorum.grpc_quorum import CLUSTER, GrpcQuorum, Node, eventually
@@ -147,8 +148,8 @@ async def test_operators_hear_why_a_change_is_refused(tmp_path: Path) -> None:
     nobody = pb.ReplicaKey(node_id=9)
     good = pb.AddVoterRequest(cluster_id=CLUSTER, voter=voter, timeout_ms=1000)
     async with (
-        grpc.aio.insecure_channel(quorum.endpoints[leader]) as to_leader,
-        grpc.aio.insecure_channel(quorum.endpoints[follower]) as to_follower,
+        client_channel(quorum.endpoints[leader]) as to_leader,
+        client_channel(quorum.endpoints[follower]) as to_follower,
     ):
         leads, follows = QuorumServiceStub(to_leader), QuorumServiceStub(to_follower)
 
@@ -157,7 +158,7 @@ async def test_operators_hear_why_a_change_is_refused(tmp_path: Path) -> None:
                 await call
             failure = read_failure(caught.value)
             named = failure.metadata.get("field", failure.metadata.get("leader_id", ""))
-            return failure.status, failure.reason, named
+            return failure.code.name, failure.reason, named
 
         bad = ("INVALID_ARGUMENT", "INVALID_FIELD")
         other = pb.AddVoterRequest(cluster_id="other", voter=voter)

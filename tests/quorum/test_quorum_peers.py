@@ -11,7 +11,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from streammeta.cli.local_cluster import Child, free_ports, start_child
@@ -29,6 +28,7 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.rpc.peer_addresses import PeerAddresses
 from streammeta.controller.rpc.quorum_peers import IN_FLIGHT_PER_PEER_MAX, GrpcPeerTransport
 from streammeta.controller.rpc.routes import service_handler
+from streammeta.rpc.connections import listen, new_server
 from streammeta.v1 import quorum_pb2 as pb
 from tests.quorum.stubborn_peer import answer_header
 
@@ -147,10 +147,10 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 @asynccontextmanager
 async def peer_here(handlers: Mapping[str, Handler]) -> AsyncIterator[str]:
     """A peer in this process; its endpoint."""
-    server = grpc.aio.server()
+    server = new_server()
     service = pb.DESCRIPTOR.services_by_name["QuorumService"]
     server.add_generic_rpc_handlers((service_handler(service, handlers, {}),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = listen(server, "127.0.0.1:0")
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

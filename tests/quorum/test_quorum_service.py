@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.cli.client import RpcFailure, read_failure
 from streammeta.controller.errors import NotLeaderError
 from streammeta.controller.ids import ClusterId, Epoch, NodeId
 from streammeta.controller.quorum.messages import (
@@ -21,9 +20,10 @@ from streammeta.controller.quorum.messages import (
     VoteRequest,
     VoteResponse,
 )
-from streammeta.controller.rpc.grpc_options import REQUEST_BYTES_MAX, SERVER_OPTIONS
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.routes import service_handler
+from streammeta.rpc.connections import REQUEST_BYTES_MAX, client_channel, listen, new_server
+from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
@@ -61,13 +61,13 @@ class Driver:
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[Driver, Any]]:
     driver: Any = Driver()
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = new_server()
     unary = QuorumServicer(driver, ClusterId("c")).unary()
     service = pb.DESCRIPTOR.services_by_name["QuorumService"]
     server.add_generic_rpc_handlers((service_handler(service, unary, {}),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = listen(server, "127.0.0.1:0")
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with client_channel(f"127.0.0.1:{port}") as channel:
         yield driver, QuorumServiceStub(channel)
     await server.stop(None)
 
@@ -91,7 +91,7 @@ async def test_a_flood_of_fetches_leaves_room_for_votes() -> None:
             await driver.changed.wait()
 
         failure = await failure_of(stub.Fetch(pb.FetchRequest()))
-        assert (failure.status, failure.reason) == ("RESOURCE_EXHAUSTED", "BUSY")
+        assert (failure.code.name, failure.reason) == ("RESOURCE_EXHAUSTED", "BUSY")
         assert (await stub.Vote(pb.VoteRequest())).granted
 
         driver.release.set()
@@ -113,13 +113,13 @@ async def test_a_bad_request_does_not_reach_the_replica() -> None:
 
     async with served() as (driver, stub):
         failure = await failure_of(stub.Fetch(pb.FetchRequest(fetch_offset=-1)))
-        assert (failure.status, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+        assert (failure.code.name, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
         assert "fetch_offset: -1" in failure.message
         huge = pb.EndQuorumEpochRequest(
             header=pb.QuorumRequestHeader(cluster_id="x" * REQUEST_BYTES_MAX)
         )
         failure = await failure_of(stub.EndQuorumEpoch(huge))
-        assert failure.status == "RESOURCE_EXHAUSTED"
+        assert failure.code.name == "RESOURCE_EXHAUSTED"
         assert driver.waiting == 0
 
 
@@ -130,5 +130,5 @@ async def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
             malformed: Any = call
             malformed._request_serializer = bytes
             failure = await failure_of(malformed(b"\xff\xff\xff"))
-            assert (failure.status, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+            assert (failure.code.name, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
         assert driver.waiting == 0

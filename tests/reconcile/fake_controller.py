@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import grpc
 import numpy as np
-from google.protobuf import any_pb2
-from google.rpc import error_details_pb2, status_pb2
 
 from streammeta.controller.snapshot.format import CheckpointId
 from streammeta.controller.snapshot.writer import write_checkpoint
 from streammeta.reconcile.identity import ClusterIdentity
+from streammeta.rpc.connections import listen, new_blocking_server
+from streammeta.rpc.failures import Reason, details_trailer
 from streammeta.storage.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.object_store.base import ObjectStore
 from streammeta.v1 import (
@@ -178,14 +177,9 @@ def _refuse_if_told(state: FakeMap, context: grpc.ServicerContext) -> None:
 
 def _not_leader(context: grpc.ServicerContext, leader: str) -> NoReturn:
     """Refuse the way controllers do: a status with ErrorInfo that names the leader."""
-    info = error_details_pb2.ErrorInfo(
-        reason="NOT_LEADER", domain="streammeta", metadata={"leader_endpoint": leader}
-    )
-    detail = any_pb2.Any()
-    detail.Pack(info)
-    code = grpc.StatusCode.UNAVAILABLE
-    status = status_pb2.Status(code=14, message="not leader", details=[detail])
-    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    code, metadata = grpc.StatusCode.UNAVAILABLE, {"leader_endpoint": leader, "epoch": "1"}
+    trailer = details_trailer(code, "not leader", Reason.NOT_LEADER, metadata)
+    context.set_trailing_metadata(trailer)
     context.abort(code, "not leader")
     raise AssertionError("abort returned")
 
@@ -193,7 +187,7 @@ def _not_leader(context: grpc.ServicerContext, leader: str) -> NoReturn:
 @contextmanager
 def serving(state: FakeMap) -> Iterator[str]:
     """Serve a map on a free port; gives HOST:PORT."""
-    server = grpc.server(ThreadPoolExecutor(4))
+    server = new_blocking_server(4)
     # All serve only the calls that reconciliation makes.
     objects = _Objects(state)  # type: ignore[abstract]
     objects_pb2_grpc.add_ObjectServiceServicer_to_server(objects, server)
@@ -201,7 +195,7 @@ def serving(state: FakeMap) -> Iterator[str]:
     metadata_pb2_grpc.add_MetadataServiceServicer_to_server(metadata, server)
     admin = _Admin(state)  # type: ignore[abstract]
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = listen(server, "127.0.0.1:0")
     server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client.controller_client import error_info
 from streammeta.controller.lifecycle.failover import Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.cluster_map import ClusterMap
@@ -22,6 +21,8 @@ from streammeta.controller.rpc.metadata_service import MetadataHandlers
 from streammeta.controller.rpc.node_service import NodeHandlers
 from streammeta.controller.rpc.routes import routed, routes, service_handler
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.rpc.connections import client_channel, listen, new_server
+from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.runtime.memory_log import MemoryLog
 from tests.runtime.runtime_helpers import StillClock
@@ -65,9 +66,8 @@ class Rpcs:
         """Return status code, reason and metadata of a call that fails."""
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await self.call(method, request, common_pb2.Tag, **options)
-        info = error_info(raised.value)
-        assert info is not None
-        return raised.value.code(), info.reason, dict(info.metadata)
+        failure = read_failure(raised.value)
+        return raised.value.code(), failure.reason, dict(failure.metadata)
 
     async def register(self, node: common_pb2.NodeIdentity = NODE) -> None:
         """Register a node."""
@@ -122,12 +122,12 @@ async def serving() -> AsyncIterator[Rpcs]:
     log.lead()
     sessions = Sessions(SESSION_TIMEOUT_MS)
     sessions.lead(clock.monotonic_ms())
-    server = grpc.aio.server()
+    server = new_server()
     server.add_generic_rpc_handlers(_handlers(controller, sessions, clock))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = listen(server, "127.0.0.1:0")
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with client_channel(f"127.0.0.1:{port}") as channel:
             yield Rpcs(controller, log, clock, sessions, channel)
     finally:
         await server.stop(None)

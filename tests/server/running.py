@@ -13,6 +13,7 @@ from streammeta.cli.local_cluster import Child, LocalCluster, free_ports, start_
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.rpc.connections import operator_channel
 from streammeta.v1 import admin_pb2, admin_pb2_grpc
 from tests.server.quorum_tools import wait_until
 
@@ -66,7 +67,7 @@ def leader_of(cluster: LocalCluster) -> int:
 
 def claims_to_lead(cluster: LocalCluster, node_id: int) -> bool:
     """Whether a controller says that it leads and serves; False if it does not answer."""
-    with grpc.insecure_channel(cluster.endpoints[node_id - 1]) as channel:
+    with operator_channel(cluster.endpoints[node_id - 1]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(service="leader"), timeout=5)

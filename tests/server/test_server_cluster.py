@@ -11,9 +11,10 @@ import grpc
 import pytest
 
 from streammeta.cli.client import ControllerClient as OperatorClient
-from streammeta.cli.client import RpcFailure, read_failure
 from streammeta.cli.local_cluster import PROGRAM, LocalCluster, start_child
 from streammeta.client import BrokerSession, ControllerClient, methods
+from streammeta.rpc.connections import operator_channel
+from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.storage.bucket_marker import is_own_key
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.factory import open_object_store
@@ -125,7 +126,7 @@ def test_a_follower_names_the_leader(cluster: LocalCluster) -> None:
         failure = refusal_to_list_streams(cluster.endpoints[follower - 1])
         if failure is None:
             return False
-        assert (failure.status, failure.reason) == ("UNAVAILABLE", "NOT_LEADER")
+        assert (failure.code.name, failure.reason) == ("UNAVAILABLE", "NOT_LEADER")
         return failure.metadata["leader_endpoint"] == cluster.endpoints[leader - 1]
 
     # Leadership may move between the two calls, and who sees an election names nobody.
@@ -134,7 +135,7 @@ def test_a_follower_names_the_leader(cluster: LocalCluster) -> None:
 
 def refusal_to_list_streams(endpoint: str) -> RpcFailure | None:
     """Return how the controller refuses to list the streams; None if it lists them."""
-    with grpc.insecure_channel(endpoint) as channel:
+    with operator_channel(endpoint) as channel:
         stub = streams_pb2_grpc.StreamServiceStub(channel)
         try:
             stub.DescribeStreams(streams_pb2.DescribeStreamsRequest(), timeout=5)
@@ -156,7 +157,7 @@ def test_every_rpc_of_the_contract_is_served(cluster: LocalCluster) -> None:
     files = (admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, quorum_pb2, streams_pb2)
     services = [each for file in files for each in file.DESCRIPTOR.services_by_name.values()]
     answers: dict[str, grpc.StatusCode] = {}
-    with grpc.insecure_channel(cluster.endpoints[leader_of(cluster) - 1]) as channel:
+    with operator_channel(cluster.endpoints[leader_of(cluster) - 1]) as channel:
         for method in (method for service in services for method in service.methods):
             path = f"/{method.containing_service.full_name}/{method.name}"
             begin: Any = channel.stream_stream(path)
@@ -173,13 +174,13 @@ def test_a_malformed_request_names_the_field(tmp_path: Path) -> None:
         leader, epoch = leader_of(cluster), describe(cluster).epoch
         failure = refusal_to_create_streams(cluster.endpoints[0])
 
-        assert (failure.status, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+        assert (failure.code.name, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
         assert failure.metadata["field"] == "request_id"
         assert (leader_of(cluster), describe(cluster).epoch) == (leader, epoch)
 
 
 def refusal_to_create_streams(endpoint: str) -> RpcFailure:
-    with grpc.insecure_channel(endpoint) as channel:
+    with operator_channel(endpoint) as channel:
         stub = streams_pb2_grpc.StreamServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             stub.CreateStreams(streams_pb2.CreateStreamsRequest(request_id=""), timeout=5)
@@ -200,7 +201,7 @@ def test_dev_runs_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     assert child.process.wait(30) == 0
     for endpoint in ready["connect"].split(","):
-        channel = grpc.insecure_channel(endpoint)
+        channel = operator_channel(endpoint)
         with pytest.raises(grpc.FutureTimeoutError):
             grpc.channel_ready_future(channel).result(0.3)
         channel.close()

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from streammeta.cli.local_cluster import LocalCluster
+from streammeta.rpc.connections import operator_channel
 from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -211,7 +212,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.mark.parametrize("seed", range(_FIRST, _LAST))
 def test_no_call_hurts_a_controller(cluster: LocalCluster, seed: int) -> None:
-    with grpc.insecure_channel(cluster.endpoints[0]) as channel:
+    with operator_channel(cluster.endpoints[0]) as channel:
         fuzz = _Fuzz(channel, seed)
         wait_until(fuzz.has_leader, "the controller leads")
         fuzz.prepare()

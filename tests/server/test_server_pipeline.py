@@ -1,21 +1,22 @@
 """CommitPipeline over a real gRPC server and a log whose high watermark the test moves."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 
-from streammeta.client.controller_client import error_info
 from streammeta.controller.metadata.answers import CreateStreamsAnswer, PrepareObjectsAnswer
 from streammeta.controller.metadata.requests import OpenStreams, PrepareObjects, StreamToOpen
 from streammeta.controller.rpc import commit_pipeline
 from streammeta.controller.rpc.commit_pipeline import ROWS_A_COMMIT, ROWS_A_PART, CommitPipeline
 from streammeta.controller.rpc.routes import service_handler
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.rpc.connections import client_channel, listen, new_server
+from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.broker_client.client_helpers import until
 from tests.runtime.memory_log import MemoryLog
@@ -23,7 +24,6 @@ from tests.runtime.runtime_helpers import NODE, REGISTER, committed, create, new
 
 PATH = "/streammeta.v1.ObjectService/CommitPipeline"
 SERVICE = objects_pb2.DESCRIPTOR.services_by_name["ObjectService"]
-DEADLINE_S = 20.0
 STREAMS = 4
 READ_AHEAD = 3
 
@@ -56,9 +56,8 @@ class Scene:
         """Read until the stream ends; return its status, reason and metadata."""
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await self.call.read()
-        info = error_info(raised.value)
-        assert info is not None
-        return raised.value.code(), info.reason, dict(info.metadata)
+        failure = read_failure(raised.value)
+        return raised.value.code(), failure.reason, dict(failure.metadata)
 
     async def appended(self, payloads: int) -> None:
         """Wait until so many entries are in the log beyond what is committed."""
@@ -67,21 +66,8 @@ class Scene:
         )
 
 
-def scenario(test: Callable[[Scene], Awaitable[None]]) -> Callable[[], None]:
-    def run() -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(DEADLINE_S), pipeline() as scene:
-                await test(scene)
-
-        asyncio.run(bounded())
-
-    run.__name__ = test.__name__
-    run.__doc__ = test.__doc__
-    return run
-
-
-@asynccontextmanager
-async def pipeline() -> AsyncIterator[Scene]:
+@pytest_asyncio.fixture
+async def scene() -> AsyncIterator[Scene]:
     """Yield a stream of messages to a leader with open streams 0.. and prepared objects 0..99."""
     controller, log = new_controller()
     log.lead()
@@ -97,13 +83,13 @@ async def pipeline() -> AsyncIterator[Scene]:
     assert prepared.answer == PrepareObjectsAnswer(
         error=prepared.answer.error, first_object_id=0, deadline_ms=prepared.answer.deadline_ms
     )
-    server = grpc.aio.server()
+    server = new_server()
     handle = CommitPipeline(controller, READ_AHEAD).handle
     server.add_generic_rpc_handlers((service_handler(SERVICE, {}, {}, {"CommitPipeline": handle}),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = listen(server, "127.0.0.1:0")
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with client_channel(f"127.0.0.1:{port}") as channel:
             call: Any = channel.stream_stream(PATH)()
             yield Scene(controller, log, channel, call)
             call.cancel()
@@ -323,39 +309,33 @@ async def test_the_stream_ends_well_when_the_caller_is_done(scene: Scene) -> Non
     ("limit", "place"),
     [("PIPELINES_PER_CONNECTION", "this connection"), ("PIPELINES_MAX", "this controller")],
 )
-def test_open_pipelines_are_limited_and_those_that_are_open_stay(
-    limit: str, place: str, monkeypatch: pytest.MonkeyPatch
+async def test_open_pipelines_are_limited_and_those_that_are_open_stay(
+    scene: Scene, limit: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_pipeline, limit, 1)
+    await scene.send(uploads(1, (0, 0, 0)))
+    assert (await scene.committed_answer()).sequence == 1
+    second: Any = scene.channel.stream_stream(PATH)()
+    with pytest.raises(grpc.aio.AioRpcError, match=place) as raised:
+        await second.read()
+    failure = read_failure(raised.value)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert failure.reason == "TOO_MANY_PIPELINES"
+    await scene.send(uploads(2, (1, 1, 0)))
+    assert (await scene.committed_answer()).sequence == 2
 
-    @scenario
-    async def test(scene: Scene) -> None:
-        await scene.send(uploads(1, (0, 0, 0)))
-        assert (await scene.committed_answer()).sequence == 1
-        second: Any = scene.channel.stream_stream(PATH)()
-        with pytest.raises(grpc.aio.AioRpcError, match=place) as raised:
-            await second.read()
-        info = error_info(raised.value)
-        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert info is not None
-        assert info.reason == "TOO_MANY_PIPELINES"
-        await scene.send(uploads(2, (1, 1, 0)))
-        assert (await scene.committed_answer()).sequence == 2
-
-        scene.call.cancel()
-        while True:  # the first one's place is free once the controller has noticed
-            third = Scene(
-                scene.controller, scene.log, scene.channel, scene.channel.stream_stream(PATH)()
-            )
-            await third.send(uploads(3, (2, 2, 0)))
-            try:
-                assert (await third.committed_answer()).sequence == 3
-            except grpc.aio.AioRpcError:
-                continue
-            third.call.cancel()
-            return
-
-    test()
+    scene.call.cancel()
+    while True:  # the first one's place is free once the controller has noticed
+        third = Scene(
+            scene.controller, scene.log, scene.channel, scene.channel.stream_stream(PATH)()
+        )
+        await third.send(uploads(3, (2, 2, 0)))
+        try:
+            assert (await third.committed_answer()).sequence == 3
+        except grpc.aio.AioRpcError:
+            continue
+        third.call.cancel()
+        return
 
 
 async def test_messages_that_arrive_together_on_many_pipelines_share_turns(scene: Scene) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.cli.client import ControllerClient, read_failure
+from streammeta.cli.client import ControllerClient
 from streammeta.cli.local_cluster import LocalCluster, free_ports
 from streammeta.controller.rpc.session import OFFSET_KEY, READ_AFTER_KEY
+from streammeta.rpc.connections import operator_channel
+from streammeta.rpc.failures import read_failure
 from streammeta.v1 import kv_pb2
 from streammeta.v1.kv_pb2_grpc import KVServiceStub
 from tests.server.quorum_tools import (
@@ -136,7 +138,7 @@ class Session:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._channels = {
-            node_id: grpc.insecure_channel(endpoint)
+            node_id: operator_channel(endpoint)
             for node_id, endpoint in zip(cluster.node_ids, cluster.endpoints, strict=True)
         }
 
@@ -194,7 +196,7 @@ def test_a_session_read_waits_no_longer_than_its_caller(
             session.read(node_id, offset + 1_000_000, timeout_s=1)
 
         failure = read_failure(refused.value)
-        assert failure.status in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+        assert failure.code.name in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
         if failure.reason:
             assert failure.reason == "NOT_CAUGHT_UP"
             assert failure.metadata["wanted"] == str(offset + 1_000_000)
@@ -206,7 +208,7 @@ def test_a_malformed_offset_is_refused_by_name(session: Session, after: str) -> 
         session.read(1, after)
 
     failure = read_failure(refused.value)
-    assert (failure.status, failure.metadata["field"]) == ("INVALID_ARGUMENT", READ_AFTER_KEY)
+    assert (failure.code.name, failure.metadata["field"]) == ("INVALID_ARGUMENT", READ_AFTER_KEY)
 
 
 # -- voters come and go

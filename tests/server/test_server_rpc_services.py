@@ -7,10 +7,10 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client.controller_client import error_info
 from streammeta.controller.rpc.convert_nodes import LeaderView
 from streammeta.controller.rpc.routes import routed, routes
 from streammeta.controller.runtime.admission import LIMITS, RequestClass
+from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from streammeta.v1.common_pb2 import (
     COMPACTED_OBJECTS_NOT_FOUND,
@@ -417,9 +417,8 @@ async def test_a_call_that_meets_its_deadline_says_what_to_do(rpcs: Rpcs) -> Non
     details = raised.value.details() or ""
     assert "outcome of a write is unknown" in details
     assert "repeat it with the same" in details
-    info = error_info(raised.value)
-    assert info is not None
-    assert info.reason == "DEADLINE"
+    failure = read_failure(raised.value)
+    assert failure.reason == "DEADLINE"
 
 
 class LateContext:

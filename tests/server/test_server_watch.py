@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.client.controller_client import ControllerClient, error_info
+from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import ControllerUnavailableError, InvalidRequestError
 from streammeta.client.metadata_watch import Change, MetadataWatch, SnapshotRequired
 from streammeta.client.methods import PUT_KVS
@@ -22,6 +22,8 @@ from streammeta.controller.rpc import watch as watch_module
 from streammeta.controller.rpc import watch_fanout
 from streammeta.controller.rpc.watch import WatchHandler
 from streammeta.controller.runtime.change_feed import ChangeFeed
+from streammeta.rpc.connections import client_channel, listen, new_server
+from streammeta.rpc.failures import read_failure
 from streammeta.v1 import kv_pb2, records_pb2
 from streammeta.v1 import metadata_pb2 as pb
 from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
@@ -51,7 +53,7 @@ class Node:
             WatchHandler(self.changes).watch,
             request_deserializer=pb.WatchRequest.FromString,
         )
-        self._server = grpc.aio.server()
+        self._server = new_server()
         self._server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(
@@ -59,7 +61,7 @@ class Node:
                 ),
             )
         )
-        port = self._server.add_insecure_port("127.0.0.1:0")
+        port = listen(self._server, "127.0.0.1:0")
         self.endpoint = f"127.0.0.1:{port}"
         await self._server.start()
 
@@ -91,7 +93,7 @@ async def nodes(count: int = 1, ring_bytes: int = 1 << 20) -> AsyncIterator[list
 
 @contextlib.asynccontextmanager
 async def watching(node: Node, **request: Any) -> AsyncIterator[Any]:
-    async with grpc.aio.insecure_channel(node.endpoint) as channel:
+    async with client_channel(node.endpoint) as channel:
         call: Any = channel.unary_stream(
             "/streammeta.v1.MetadataService/Watch",
             request_serializer=pb.WatchRequest.SerializeToString,
@@ -123,8 +125,8 @@ async def status_of(call: Any) -> tuple[grpc.StatusCode, str, dict[str, str]]:
         while await call.read() is not grpc.aio.EOF:
             pass
     except grpc.aio.AioRpcError as error:
-        info = error_info(error)
-        return error.code(), info.reason if info else "", dict(info.metadata) if info else {}
+        failure = read_failure(error)
+        return failure.code, failure.reason, dict(failure.metadata)
     return grpc.StatusCode.OK, "", {}
 
 
@@ -402,7 +404,7 @@ def test_bytes_that_are_no_request_are_the_callers_mistake(tmp_path: Path) -> No
     with running_cluster(tmp_path, 1) as cluster:
 
         async def scenario() -> None:
-            async with grpc.aio.insecure_channel(cluster.endpoints[0]) as channel:
+            async with client_channel(cluster.endpoints[0]) as channel:
                 for name in ("Watch", "GetSnapshot"):
                     call: Any = channel.unary_stream(f"/streammeta.v1.MetadataService/{name}")
                     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -421,7 +423,7 @@ def test_a_snapshot_holds_deletions_from_before_it_and_watching_goes_on_behind_i
         async def scenario() -> None:
             (endpoint,) = cluster.endpoints
             async with (
-                grpc.aio.insecure_channel(endpoint) as channel,
+                client_channel(endpoint) as channel,
                 ControllerClient([endpoint]) as client,
             ):
                 await put(client, 0)

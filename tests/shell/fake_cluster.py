@@ -5,14 +5,13 @@ It counts calls per method, so that tests can tell how much a command asked for.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent import futures
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
-from google.protobuf import any_pb2
-from google.rpc import error_details_pb2, status_pb2
 
+from streammeta.rpc.connections import listen, new_blocking_server
+from streammeta.rpc.failures import details_trailer
 from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -49,7 +48,7 @@ class FakeCluster:
         if self.failure is not None:
             abort(context, *self.failure, {})
         if self.leader_endpoint is not None:
-            metadata = {"leader_endpoint": self.leader_endpoint, "leader_id": "1"}
+            metadata = {"leader_endpoint": self.leader_endpoint, "leader_id": "1", "epoch": "1"}
             abort(context, grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", "does not lead", metadata)
 
 
@@ -57,10 +56,7 @@ def abort(
     context: Context, code: grpc.StatusCode, reason: str, message: str, metadata: dict[str, str]
 ) -> NoReturn:
     """End the call with a status and ErrorInfo, as controllers do."""
-    detail = any_pb2.Any()
-    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="streammeta", metadata=metadata))
-    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
-    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.set_trailing_metadata(details_trailer(code, message, reason, metadata))
     context.abort(code, message)
     raise AssertionError("abort returned")
 
@@ -183,7 +179,7 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
 @contextmanager
 def serve(cluster: FakeCluster) -> Iterator[str]:
     """Serve the cluster on a loopback port until the block ends; gives `host:port`."""
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
+    server = new_blocking_server(4)
     register: list[tuple[Callable[[Any, grpc.Server], None], Any]] = [
         (streams_pb2_grpc.add_StreamServiceServicer_to_server, _Streams(cluster)),  # type: ignore[abstract]
         (objects_pb2_grpc.add_ObjectServiceServicer_to_server, _Objects(cluster)),  # type: ignore[abstract]
@@ -193,7 +189,7 @@ def serve(cluster: FakeCluster) -> Iterator[str]:
     ]
     for add, servicer in register:
         add(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = listen(server, "127.0.0.1:0")
     server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -25,6 +25,7 @@ from streammeta.cli.output import (
 )
 from streammeta.cli.shell_command import shell
 from streammeta.controller.errors import ApiError, InvalidRequestError
+from streammeta.rpc.connections import operator_channel
 from streammeta.shell.interactive import run_interactive
 from streammeta.shell.tree import Child, Directory, Node
 from streammeta.storage.errors import BucketNotFoundError
@@ -299,7 +300,7 @@ def test_raw_grpc_failure_is_explained(
 ) -> None:
     cluster = FakeCluster()
     cluster.failure = (grpc.StatusCode.RESOURCE_EXHAUSTED, reason, "too much")
-    with serve(cluster) as endpoint, grpc.insecure_channel(endpoint) as channel:
+    with serve(cluster) as endpoint, operator_channel(endpoint) as channel:
         stub = AdminServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             stub.DescribeCluster(DescribeClusterRequest())

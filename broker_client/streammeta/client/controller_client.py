@@ -13,11 +13,9 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
 
 from streammeta.client.arguments import (
     INT32_MAX,
@@ -49,30 +47,14 @@ from streammeta.client.methods import (
     ResponseT,
 )
 from streammeta.client.resources import warn_unclosed
+from streammeta.rpc.connections import client_channel
+from streammeta.rpc.failures import Reason, RpcFailure, read_failure
 from streammeta.v1 import admin_pb2, common_pb2, streams_pb2
 
-ERROR_DOMAIN = "streammeta"
-DETAILS_TRAILER = "grpc-status-details-bin"
 DEFAULT_DEADLINE = 30.0
 DEFAULT_ATTEMPT_TIMEOUT = 2.0
 
 _PAGE_SIZE = 10_000
-_MAX_RECEIVED_BYTES = 64 * 1024 * 1024
-# A dead leader shows as a reset connection, at once. Reconnecting is cheap and tried often, because
-# while a channel backs off it fails calls without looking. The pings are for hosts that vanish
-# without a reset, and are sent only while a call waits.
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    # Controllers are neighbours: a proxy meant for the internet only gets in the way.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", _MAX_RECEIVED_BYTES),
-    ("grpc.enable_retries", 0),
-)
 _REFUSALS: dict[grpc.StatusCode, type[RefusedError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
@@ -85,10 +67,10 @@ _REFUSALS: dict[grpc.StatusCode, type[RefusedError]] = {
 
 
 _REFUSALS_BY_REASON: dict[str, type[RefusedError]] = {
-    "WRONG_BUCKET": BucketRefusedError,
-    "MAP_OLDER_THAN_BUCKET": MapOlderThanBucketError,
+    Reason.WRONG_BUCKET: BucketRefusedError,
+    Reason.MAP_OLDER_THAN_BUCKET: MapOlderThanBucketError,
 }
-_FINAL_LIMITS = frozenset({"", "LIMIT_EXCEEDED"})
+_FINAL_LIMITS = frozenset({"", Reason.LIMIT_EXCEEDED})
 """Reasons of RESOURCE_EXHAUSTED that the same request meets again; none at all is the transport's,
 for the size of a message. Any other resource may be there a moment later."""
 
@@ -206,7 +188,7 @@ class ControllerClient:
         """Return the connection to `endpoint`, made when it is first asked for."""
         channel = self._channels.get(endpoint)
         if channel is None:
-            channel = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+            channel = client_channel(endpoint)
             self._channels[endpoint] = channel
         return channel
 
@@ -311,13 +293,11 @@ class ControllerClient:
 
 def judge(method: str, error: grpc.aio.AioRpcError) -> Retry | RefusedError:
     """Tell whether a failed attempt may be repeated, or else what to raise."""
-    code, text = error.code(), error.details() or ""
-    info = error_info(error)
-    reason = "" if info is None else info.reason
-    said = f"{code.name} {text}".strip()
+    failure = read_failure(error)
+    code, reason, said = failure.code, failure.reason, failure.text
     match code:
-        case grpc.StatusCode.UNAVAILABLE if reason == "NOT_LEADER" and info is not None:
-            return Retry(Failure.NOT_LEADER, said, _hint(info))
+        case grpc.StatusCode.UNAVAILABLE if reason == Reason.NOT_LEADER:
+            return Retry(Failure.NOT_LEADER, said, _hint(failure))
         case grpc.StatusCode.UNAVAILABLE if reason:
             return Retry(Failure.NOT_NOW, said, refusal=reason)
         case grpc.StatusCode.RESOURCE_EXHAUSTED if reason not in _FINAL_LIMITS:
@@ -326,35 +306,19 @@ def judge(method: str, error: grpc.aio.AioRpcError) -> Retry | RefusedError:
             return Retry(Failure.UNREACHABLE, said)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return Retry(Failure.TIMED_OUT, said)
-        case grpc.StatusCode.ABORTED if reason == "OUTCOME_UNKNOWN":
+        case grpc.StatusCode.ABORTED if reason == Reason.OUTCOME_UNKNOWN:
             return Retry(Failure.OUTCOME_UNKNOWN, said)
-        case grpc.StatusCode.INTERNAL if info is None:
+        case grpc.StatusCode.INTERNAL if not reason:
             return Retry(Failure.UNREACHABLE, said)  # the transport's word, not a controller's
     kind = _REFUSALS_BY_REASON.get(reason) or _REFUSALS.get(code, ControllerDefectError)
     return kind(method, detail=said)
 
 
-def error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:
-    """Find the controller's `ErrorInfo` in the details of a status; None if there is none."""
-    for key, value in cast(Any, error.trailing_metadata()) or ():
-        if key != DETAILS_TRAILER:
-            continue
-        try:
-            status = status_pb2.Status.FromString(value)
-        except DecodeError:
-            return None
-        for detail in status.details:
-            info = error_details_pb2.ErrorInfo()
-            if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-                return info
-    return None
-
-
-def _hint(info: error_details_pb2.ErrorInfo) -> LeaderHint | None:
-    epoch = info.metadata.get("epoch", "")
+def _hint(failure: RpcFailure) -> LeaderHint | None:
+    epoch = failure.metadata.get("epoch", "")
     if not epoch.isdecimal():
         return None
-    return LeaderHint(info.metadata.get("leader_endpoint", ""), int(epoch))
+    return LeaderHint(failure.metadata.get("leader_endpoint", ""), int(epoch))
 
 
 def _fill_request_id(request: Any, new_request_id: Callable[[], str]) -> None:

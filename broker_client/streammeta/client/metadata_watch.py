@@ -25,10 +25,12 @@ from streammeta.client.arguments import (
     check_ints,
     check_seconds,
 )
-from streammeta.client.controller_client import CHANNEL_OPTIONS, error_info, judge
+from streammeta.client.controller_client import judge
 from streammeta.client.errors import BrokerClientError, ControllerUnavailableError
 from streammeta.client.leader_router import Backoff
 from streammeta.client.resources import warn_unclosed
+from streammeta.rpc.connections import client_channel
+from streammeta.rpc.failures import read_failure
 from streammeta.v1 import metadata_pb2, records_pb2
 
 DEFAULT_DEADLINE = 30.0
@@ -215,7 +217,7 @@ class MetadataWatch:
 
     def _own_channel(self, endpoint: str) -> grpc.aio.Channel:
         if endpoint not in self._channels:
-            self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+            self._channels[endpoint] = client_channel(endpoint)
         return self._channels[endpoint]
 
 
@@ -271,10 +273,10 @@ class _Search:
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
     """Say why an attempt failed if another controller may do better; raise the error if not."""
-    said = f"{error.code().name} {error.details() or ''}".strip()
-    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and error_info(error) is not None:
-        return said  # too many watchers, or this one was too slow: another may have room
+    failure = read_failure(error)
+    if failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED and failure.reason:
+        return failure.text  # too many watchers, or this one was too slow: another may have room
     verdict = judge("Watch", error)
     if isinstance(verdict, BrokerClientError):
         raise verdict from error
-    return said
+    return failure.text

@@ -9,34 +9,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import click
 import grpc
-from google.protobuf.message import DecodeError, Message
-from google.rpc import error_details_pb2, status_pb2
+from google.protobuf.message import Message
 
 from streammeta.controller.config import ConfigError, check_endpoint
 from streammeta.controller.errors import ApiError
+from streammeta.rpc.connections import operator_channel
+from streammeta.rpc.failures import Reason, RpcFailure, read_failure
 
 DEADLINE_S = 10.0
-ERROR_DOMAIN = "streammeta"
 RETRY_PAUSE_S = 0.1
-MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 
-_DETAILS_TRAILER = "grpc-status-details-bin"
-_CHANNEL_OPTIONS = (
-    # Controllers are neighbours: a proxy meant for the internet only gets in the way.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Despite its name this bounds one attempt to connect, 20 s unless told: a dead host must leave
-    # time to ask the others.
-    ("grpc.min_reconnect_backoff_ms", 2000),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-)
 _HINTS = {
     "INVALID_ARGUMENT": "correct what the message names; nothing was changed",
     "RESOURCE_EXHAUSTED": "ask for less at once",
@@ -50,9 +37,9 @@ _HINTS = {
     "INTERNAL": "see the controller's log and report the defect",
 }
 
-_HINTS_BY_REASON = {
-    "BUSY": "nothing was changed; repeat the command in a moment",
-    "DISK_FULL": "nothing was changed; make room on the disks that are full, as "
+_HINTS_BY_REASON: dict[str, str] = {
+    Reason.BUSY: "nothing was changed; repeat the command in a moment",
+    Reason.DISK_FULL: "nothing was changed; make room on the disks that are full, as "
     "`streammeta quorum describe` shows, then repeat",
 }
 
@@ -69,51 +56,14 @@ class CallError(ApiError):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True)
-class RpcFailure:
-    """A gRPC status; `reason` and `metadata` are empty unless a controller wrote them."""
-
-    status: str
-    reason: str
-    message: str
-    metadata: dict[str, str]
-
-    @property
-    def is_unreachable(self) -> bool:
-        """Whether no controller has answered: nothing listens, or the connection broke."""
-        return self.status == "UNAVAILABLE" and not self.reason
-
-    def as_error(self, endpoint: str) -> CallError:
-        """The error that operators see."""
-        by_status = _HINTS.get(self.status, "see the controller's log")
-        hint = _HINTS_BY_REASON.get(self.reason, by_status)
-        message = f"{endpoint}: {self.message}"
-        if self.status == "DEADLINE_EXCEEDED":
-            message = f"{endpoint} did not answer in time"
-        return CallError(self.reason or self.status, message, hint)
-
-
-def read_failure(error: grpc.RpcError) -> RpcFailure:
-    """What a failed call's status and its `google.rpc.ErrorInfo`, if any, say."""
-    call: Any = error
-    status = call.code().name
-    for key, value in call.trailing_metadata() or ():
-        if key == _DETAILS_TRAILER:
-            info = _error_info(value)
-            if info is not None:
-                return RpcFailure(status, info.reason, call.details(), dict(info.metadata))
-    return RpcFailure(status, "", call.details() or "", {})
-
-
-def _error_info(trailer: bytes) -> Any:
-    info = error_details_pb2.ErrorInfo()
-    try:
-        for detail in status_pb2.Status.FromString(trailer).details:
-            if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-                return info
-    except DecodeError:
-        return None  # not written by a controller
-    return None
+def call_error(failure: RpcFailure, endpoint: str) -> CallError:
+    """Return the error that operators see."""
+    code = failure.code.name
+    hint = _HINTS_BY_REASON.get(failure.reason, _HINTS.get(code, "see the controller's log"))
+    message = f"{endpoint}: {failure.message}"
+    if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        message = f"{endpoint} did not answer in time"
+    return CallError(failure.reason or code, message, hint)
 
 
 class ControllerClient:
@@ -177,7 +127,7 @@ class ControllerClient:
 
     def _channel(self, endpoint: str) -> grpc.Channel:
         if endpoint not in self._channels:
-            self._channels[endpoint] = grpc.insecure_channel(endpoint, _CHANNEL_OPTIONS)
+            self._channels[endpoint] = operator_channel(endpoint)
         return self._channels[endpoint]
 
 
@@ -211,22 +161,22 @@ class _LeaderSearch:
 
     def on_failure(self, endpoint: str, failure: RpcFailure) -> None:
         """Learn from a failed call. Raises `CallError` if another controller won't do better."""
-        if failure.reason == "NOT_LEADER":
+        if failure.reason == Reason.NOT_LEADER:
             leader = failure.metadata.get("leader_endpoint", "")
             self._claims[endpoint] = leader
             self._silent.pop(endpoint, None)
             if leader and leader not in self._asked:
                 self._waiting = [leader, *(other for other in self._waiting if other != leader)]
-        elif failure.is_unreachable:
+        elif failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
             self._silent[endpoint] = failure
-        elif failure.status == "DEADLINE_EXCEEDED" and (
+        elif failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and (
             endpoint in self._claims or endpoint in self._silent
         ):
             # More is known of it than that the last moment was too short: it has answered before,
             # so that the election is what takes too long, or could not be reached.
             raise self.error()
         else:
-            raise failure.as_error(endpoint)
+            raise call_error(failure, endpoint)
 
     def error(self) -> CallError:
         """Why the round found no leader."""

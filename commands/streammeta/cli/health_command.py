@@ -5,6 +5,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from streammeta.cli.output import CommandError, OutputFormat, command_output, format_option
+from streammeta.rpc.connections import operator_channel
 
 SERVICES = ("serving", "leader")
 
@@ -37,7 +38,7 @@ def health(connect: str, service: str, timeout_s: float, output_format: OutputFo
 
 
 def _ask(endpoint: str, service: str, timeout_s: float) -> str:
-    with grpc.insecure_channel(endpoint) as channel:
+    with operator_channel(endpoint) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)

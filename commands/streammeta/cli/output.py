@@ -22,11 +22,12 @@ from typing import Any, NoReturn, TypeVar
 import click
 import grpc
 
-from streammeta.cli.client import CallError, read_failure
+from streammeta.cli.client import CallError, call_error
 from streammeta.controller.config import ConfigError
 from streammeta.controller.errors import ApiError
 from streammeta.controller.journal.errors import DirectoryNotFormattedError, JournalError
 from streammeta.controller.rpc.status import classify
+from streammeta.rpc.failures import read_failure
 from streammeta.shell.render import cell
 from streammeta.storage.errors import StorageError
 
@@ -85,7 +86,7 @@ def explain(error: Exception) -> CommandError:
         case CallError():
             return CommandError(error.code, str(error), error.hint)
         case grpc.RpcError():
-            return explain(read_failure(error).as_error("a controller"))
+            return explain(call_error(read_failure(error), "a controller"))
         case StorageError():
             return CommandError("STORAGE", str(error), "repeat the command once this is mended")
         case JournalError():

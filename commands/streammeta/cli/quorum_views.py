@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from streammeta.cli.client import CallError, ControllerClient, RpcFailure, read_failure
+from streammeta.cli.client import CallError, ControllerClient
 from streammeta.cli.output import CommandError
 from streammeta.controller.ids import NONE_ID
+from streammeta.rpc.connections import operator_channel
+from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
@@ -65,8 +67,7 @@ def gather_views(endpoints: Sequence[str], timeout_s: float) -> QuorumViews:
 
 
 def _ask(endpoints: Sequence[str], timeout_s: float, views: QuorumViews) -> None:
-    options = (("grpc.enable_http_proxy", 0),)
-    channels = {endpoint: grpc.insecure_channel(endpoint, options) for endpoint in endpoints}
+    channels = {endpoint: operator_channel(endpoint) for endpoint in endpoints}
     calls = {
         endpoint: QuorumServiceStub(channel).DescribeQuorum.future(
             pb.DescribeQuorumRequest(), timeout=timeout_s

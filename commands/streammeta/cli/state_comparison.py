@@ -16,8 +16,10 @@ from enum import StrEnum
 
 import grpc
 
-from streammeta.cli.client import CallError, ControllerClient, RpcFailure, read_failure
+from streammeta.cli.client import CallError, ControllerClient
 from streammeta.cli.quorum_views import QuorumViews, gather_views, leaders_view, live_observers
+from streammeta.rpc.connections import operator_channel
+from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.v1 import admin_pb2
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -33,7 +35,6 @@ STALLED_S = 1.0
 _POLL_S = 0.1
 _PASSED = "OFFSET_PASSED"
 _TRY_AGAIN = frozenset({_PASSED, "CANCELLED"})
-_OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
 class Verdict(StrEnum):
@@ -193,7 +194,7 @@ def _ask(
     client: ControllerClient, endpoints: Sequence[str], at_offset: int, deadline: float
 ) -> dict[str, Answer]:
     """Ask all at once; what waits for an offset that is not reached any more is given up."""
-    channels = {endpoint: grpc.insecure_channel(endpoint, _OPTIONS) for endpoint in endpoints}
+    channels = {endpoint: operator_channel(endpoint) for endpoint in endpoints}
     request = admin_pb2.StateHashRequest(at_offset=at_offset)
     timeout_s = max(1.0, deadline - time.monotonic())
     calls = {
@@ -221,7 +222,7 @@ def _result(call: grpc.Future[admin_pb2.StateHashResponse]) -> Answer:
     try:
         return call.result()
     except grpc.FutureCancelledError:
-        return RpcFailure("CANCELLED", "CANCELLED", "the offset was not reached", {})
+        return RpcFailure(grpc.StatusCode.CANCELLED, "the offset was not reached", "CANCELLED")
     except grpc.RpcError as error:
         return read_failure(error)
 

@@ -34,7 +34,6 @@ from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.rpc.admin_service import AdminHandlers
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.convert_nodes import LeaderView
-from streammeta.controller.rpc.grpc_options import SERVER_OPTIONS
 from streammeta.controller.rpc.metadata_service import MetadataHandlers
 from streammeta.controller.rpc.node_service import NodeHandlers
 from streammeta.controller.rpc.peer_addresses import PeerAddresses
@@ -47,6 +46,7 @@ from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.map_checkpoint import snapshot_check
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
+from streammeta.rpc.connections import listen, new_server
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
 from streammeta.storage.object_store.base import ObjectStore
@@ -248,12 +248,12 @@ class ControllerNode:
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = new_server()
         server.add_generic_rpc_handlers(self._handlers())
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(_service_names(), server)
         try:
-            server.add_insecure_port(self._config.listen)
+            listen(server, self._config.listen)
         except RuntimeError as error:
             raise PortInUseError(
                 f"listen: can't listen on {self._config.listen}: {error}; "

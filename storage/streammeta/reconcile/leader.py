@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from streammeta.reconcile.errors import ControllerError
+from streammeta.rpc.connections import operator_channel
+from streammeta.rpc.failures import Reason, read_failure
 from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -27,20 +27,10 @@ from streammeta.v1 import (
     objects_pb2_grpc,
 )
 
-_DOMAIN = "streammeta"
 _CALL_TIMEOUT_S = 10.0
 _STREAM_TIMEOUT_S = 600.0
 _PAUSE_S = 0.2
 _STREAM_ATTEMPTS = 5
-_CHANNEL_OPTIONS = (
-    # Controllers are neighbours: a proxy meant for the internet only gets in the way.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # One attempt to connect may take this long; a dead host must leave time to ask the others.
-    ("grpc.min_reconnect_backoff_ms", 2000),
-    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
-)
 _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 _Answer = TypeVar("_Answer")
@@ -209,7 +199,7 @@ class LeaderClient:
 
     def _channel(self, endpoint: str) -> grpc.Channel:
         if endpoint not in self._channels:
-            self._channels[endpoint] = grpc.insecure_channel(endpoint, _CHANNEL_OPTIONS)
+            self._channels[endpoint] = operator_channel(endpoint)
         return self._channels[endpoint]
 
 
@@ -253,12 +243,7 @@ def _leader_named_by(error: grpc.RpcError) -> str:
     """Read the leader's HOST:PORT out of a refusal; the empty string if it names none."""
     if not isinstance(error, grpc.Call):
         return ""
-    try:
-        status = rpc_status.from_call(error)
-    except ValueError:  # code and details of the two statuses differ: a proxy's doing
-        return ""
-    for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info) and info.domain == _DOMAIN and info.reason == "NOT_LEADER":
-            return info.metadata.get("leader_endpoint", "")
-    return ""
+    failure = read_failure(error)
+    return (
+        failure.metadata.get("leader_endpoint", "") if failure.reason == Reason.NOT_LEADER else ""
+    )

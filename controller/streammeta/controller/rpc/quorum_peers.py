@@ -23,11 +23,11 @@ from streammeta.controller.quorum.messages import (
     Response,
 )
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.rpc.grpc_options import bulk_options, control_options
 from streammeta.controller.rpc.peer_addresses import PeerAddresses
 from streammeta.controller.rpc.quorum_wire import EXCHANGES
 from streammeta.controller.rpc.quorum_wire_parts import BadMessageError
 from streammeta.controller.runtime.interfaces import PeerListener
+from streammeta.rpc.connections import peer_channel
 from streammeta.v1 import quorum_pb2_grpc
 
 IN_FLIGHT_PER_PEER_MAX = 32
@@ -57,13 +57,13 @@ class _Link:
     _stubs: dict[bool, quorum_pb2_grpc.QuorumServiceAsyncStub] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.control = grpc.aio.insecure_channel(self.endpoint, control_options(self.timeout_ms))
+        self.control = peer_channel(self.endpoint, self.timeout_ms)
         self._stubs[False] = quorum_pb2_grpc.QuorumServiceStub(self.control)
 
     def stub(self, *, for_bulk: bool) -> quorum_pb2_grpc.QuorumServiceAsyncStub:
         """Return the stub over one of the connections; that for bulk is made when first asked."""
         if for_bulk and self._bulk is None:
-            self._bulk = grpc.aio.insecure_channel(self.endpoint, bulk_options(self.timeout_ms))
+            self._bulk = peer_channel(self.endpoint, self.timeout_ms, for_snapshots=True)
             self._stubs[True] = quorum_pb2_grpc.QuorumServiceStub(self._bulk)
         return self._stubs[for_bulk]
 

@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 
 import grpc
 import structlog
-from google.protobuf import any_pb2
-from google.rpc import error_details_pb2, status_pb2
 
 from streammeta.controller.errors import (
     ApiError,
@@ -34,9 +32,8 @@ from streammeta.controller.runtime.quorum_errors import (
     TransferRefusedError,
     VoterChangeError,
 )
+from streammeta.rpc.failures import Reason, details_trailer
 
-DOMAIN = "streammeta"
-_DETAILS_TRAILER = "grpc-status-details-bin"
 _DEADLINE_PASSED = (
     "no answer within the call's deadline; the outcome of a write is unknown, it may still take "
     "effect: repeat it with the same request id or object id"
@@ -64,11 +61,7 @@ async def abort(
     if code is grpc.StatusCode.INTERNAL:
         _log.error("request_failed", exc_info=error)
         message = f"defect in the controller ({type(error).__name__}); nothing was changed"
-    detail = any_pb2.Any()
-    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
-    number: int = code.value[0]
-    status = status_pb2.Status(code=number, message=message, details=[detail])
-    await context.abort(code, message, ((_DETAILS_TRAILER, status.SerializeToString()),))
+    await context.abort(code, message, details_trailer(code, message, reason, metadata))
     raise AssertionError("abort returned")
 
 
@@ -83,47 +76,47 @@ def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
                 "leader_endpoint": error.leader_endpoint,
                 "epoch": str(error.epoch),
             }
-            return grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", where
+            return grpc.StatusCode.UNAVAILABLE, Reason.NOT_LEADER, where
         case InvalidRequestError():
-            return grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", {"field": error.field}
+            return grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD, {"field": error.field}
         case TooManyPipelinesError():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_PIPELINES", {}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.TOO_MANY_PIPELINES, {}
         case BusyError():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, "BUSY", {}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.BUSY, {}
         case LimitExceededError():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED", {}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.LIMIT_EXCEEDED, {}
         case WatcherTooSlowError():
             resume = {"from_offset": str(error.from_offset)}
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, "WATCHER_TOO_SLOW", resume
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.WATCHER_TOO_SLOW, resume
         case OffsetPassedError():
             end = {"end_offset": str(error.end_offset)}
-            return grpc.StatusCode.FAILED_PRECONDITION, "OFFSET_PASSED", end
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.OFFSET_PASSED, end
         case OutcomeUnknownError():
-            return grpc.StatusCode.ABORTED, "OUTCOME_UNKNOWN", {}
+            return grpc.StatusCode.ABORTED, Reason.OUTCOME_UNKNOWN, {}
         case ApiError():
-            return grpc.StatusCode.FAILED_PRECONDITION, "REFUSED", {}
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.REFUSED, {}
         case TimeoutError():
-            return grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE", {}
+            return grpc.StatusCode.DEADLINE_EXCEEDED, Reason.DEADLINE, {}
         case _:
-            return grpc.StatusCode.INTERNAL, "DEFECT", {}
+            return grpc.StatusCode.INTERNAL, Reason.DEFECT, {}
 
 
 def _classify_quorum(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
     match error:
         case DiskFullError():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL", {}
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.DISK_FULL, {}
         case VoterChangeError() if error.error is QuorumError.NOT_LEADER:
-            return grpc.StatusCode.ABORTED, "OUTCOME_UNKNOWN", {}
+            return grpc.StatusCode.ABORTED, Reason.OUTCOME_UNKNOWN, {}
         case VoterChangeError():
             code = _VOTER_CHANGE_CODES.get(error.error, grpc.StatusCode.FAILED_PRECONDITION)
             return code, error.error.name, {}
         case NotCaughtUpError():
             far = {"wanted": str(error.wanted), "applied": str(error.applied)}
-            return grpc.StatusCode.UNAVAILABLE, "NOT_CAUGHT_UP", far
+            return grpc.StatusCode.UNAVAILABLE, Reason.NOT_CAUGHT_UP, far
         case TransferRefusedError():
-            return grpc.StatusCode.FAILED_PRECONDITION, "TRANSFER_REFUSED", {}
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.TRANSFER_REFUSED, {}
         case SnapshotFailedError():
-            return grpc.StatusCode.FAILED_PRECONDITION, "SNAPSHOT_FAILED", {}
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.SNAPSHOT_FAILED, {}
         case _:
             return None
 
@@ -131,11 +124,11 @@ def _classify_quorum(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
 def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
     match error:
         case ObjectIdsNotReadyError():
-            return grpc.StatusCode.UNAVAILABLE, "OBJECT_IDS_NOT_READY", {}
+            return grpc.StatusCode.UNAVAILABLE, Reason.OBJECT_IDS_NOT_READY, {}
         case BucketRefusedError():
-            return grpc.StatusCode.FAILED_PRECONDITION, "WRONG_BUCKET", {}
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.WRONG_BUCKET, {}
         case MapOlderThanBucketError():
             bounds = {"issued_below": str(error.issued_below), "claimed": str(error.claimed)}
-            return grpc.StatusCode.FAILED_PRECONDITION, "MAP_OLDER_THAN_BUCKET", bounds
+            return grpc.StatusCode.FAILED_PRECONDITION, Reason.MAP_OLDER_THAN_BUCKET, bounds
         case _:
             return None

@@ -1,0 +1,1 @@
+"""gRPC as clients and controllers share it: connections, failures, and the way to the leader."""

@@ -1,0 +1,105 @@
+"""Factory of all gRPC channels and servers: message sizes, keepalive, reconnecting.
+
+Nothing else opens a channel or a port, so that credentials have one place to enter. Every
+connection is plain text today.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
+
+import grpc
+
+REQUEST_BYTES_MAX = 16 << 20
+"""Largest request that a controller takes, from peers and clients alike."""
+
+ANSWER_BYTES_MAX = 64 << 20
+"""Largest answer: room for a Fetch of 8 MiB, or one batch that is larger, with all framing."""
+
+_Options: TypeAlias = Sequence[tuple[str, int]]
+
+_SERVER: _Options = (
+    ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
+    ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
+    # Two servers must not share a port unnoticed.
+    ("grpc.so_reuseport", 0),
+    # Clients detect vanished hosts by pings; gRPC treats frequent ones as an attack by default.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+)
+_CHANNEL: _Options = (
+    ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
+    # Controllers are neighbours: a proxy meant for the internet only gets in the way.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    # Channels with equal options share a connection otherwise; bulk and control must not.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+# `min_reconnect_backoff_ms` bounds one attempt to connect, despite its name; 20 s by default.
+_CLIENT: _Options = (
+    *_CHANNEL,
+    # A dead leader shows as a reset connection, at once. Reconnecting is cheap and tried often:
+    # while a channel backs off, it fails calls without an attempt.
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    # Pings detect hosts that vanish without a reset; they are sent only while a call waits.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
+_OPERATOR: _Options = (
+    *_CHANNEL,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A dead host must leave time to ask the others.
+    ("grpc.min_reconnect_backoff_ms", 2000),
+)
+_PEER: _Options = (
+    *_CHANNEL,
+    ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
+    # A peer that restarts must be found again well within an election timeout.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # A restarted container may have another address under the same name.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+)
+_BULK_IDLE_MS = 60_000
+
+
+def client_channel(endpoint: str) -> grpc.aio.Channel:
+    """Return a broker's channel to a controller; it reconnects fast and detects dead hosts."""
+    return grpc.aio.insecure_channel(endpoint, options=_CLIENT)
+
+
+def operator_channel(endpoint: str) -> grpc.Channel:
+    """Return a blocking channel to a controller, for commands and jobs."""
+    return grpc.insecure_channel(endpoint, _OPERATOR)
+
+
+def peer_channel(
+    endpoint: str, connect_timeout_ms: int, *, for_snapshots: bool = False
+) -> grpc.aio.Channel:
+    """Return a controller's channel to a peer; one for snapshots disconnects when it is idle."""
+    idle = [("grpc.client_idle_timeout_ms", _BULK_IDLE_MS)] if for_snapshots else []
+    connect = ("grpc.min_reconnect_backoff_ms", connect_timeout_ms)
+    return grpc.aio.insecure_channel(endpoint, options=[*_PEER, connect, *idle])
+
+
+def new_server() -> grpc.aio.Server:
+    """Return a server without services and ports."""
+    return grpc.aio.server(options=_SERVER)
+
+
+def new_blocking_server(threads: int) -> grpc.Server:
+    """Return a server whose handlers run in a pool of `threads` threads."""
+    return grpc.server(ThreadPoolExecutor(threads), options=_SERVER)
+
+
+def listen(server: grpc.aio.Server | grpc.Server, address: str) -> int:
+    """Add `address`, HOST:PORT, to what a server listens on; return the port, chosen if it is 0.
+
+    Raises:
+        RuntimeError: the address is taken, or is none of this host's.
+    """
+    return server.add_insecure_port(address)
