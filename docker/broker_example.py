@@ -9,8 +9,8 @@ import asyncio
 import time
 
 from streammeta.client import BrokerSession, ControllerClient, StreamReader, StreamWriter
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.object_store.factory import open_object_store
 
 STREAMS = 3
 RECORDS_PER_STREAM = 100

@@ -18,7 +18,7 @@ from scripts.benchmarks.bench_cluster import running_cluster
 from scripts.benchmarks.figures import Outcome, Table, percentile
 from scripts.demonstration.s3_endpoint import start_embedded
 from streammeta.client import BrokerSession, ControllerClient, StreamWriter, WriterConfig
-from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.address import open_object_store
 
 NODE_ID, NODE_EPOCH = 900_002, 1
 STORES = ("directory", "s3")

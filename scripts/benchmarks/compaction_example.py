@@ -24,8 +24,7 @@ from streammeta.client.compaction.config import MEMORY_MIN, CompactionConfig
 from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.compaction.plan import CompactionLimits
 from streammeta.storage.compaction.selection import SelectionConfig
-from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE
-from streammeta.storage.object_format.record import RECORD_HEADER_SIZE
+from streammeta.storage.object_format.record import BLOCK_HEADER_SIZE, RECORD_HEADER_SIZE
 
 OBJECTS = (
     ((0, (20,)), (1, (15, 15)), (3, (20,))),

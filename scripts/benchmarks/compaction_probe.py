@@ -24,8 +24,8 @@ from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.report import CompactionReport
 from streammeta.client.compaction.target import CompactionTarget
 from streammeta.storage.compaction.selection import SelectionConfig
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.object_store.factory import open_object_store
 
 MIB = 1 << 20
 COPY_KEY = "copied"

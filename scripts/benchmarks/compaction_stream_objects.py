@@ -16,7 +16,7 @@ from streammeta.client import WriterConfig
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
 from streammeta.client.compaction.stream_object_config import StreamObjectConfig
 from streammeta.storage.compaction.stream_objects import StreamCompaction
-from streammeta.storage.object_store.metrics import StoreMetrics
+from streammeta.storage.object_store.calls import StoreMetrics
 
 WAYS = (
     ("copied by the store", StreamCompaction.MERGE_LARGE, True),

@@ -21,9 +21,8 @@ from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.compaction.plan import CompactionLimits
 from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
 from streammeta.storage.compaction.selection import GroupKind, select_set_objects
-from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE
 from streammeta.storage.object_format.object_reader import tail_guess
-from streammeta.storage.object_format.record import RECORD_HEADER_SIZE
+from streammeta.storage.object_format.record import BLOCK_HEADER_SIZE, RECORD_HEADER_SIZE
 
 AUTOMQ_RULES = WriteRules(part_bytes=48 * MIB, index_part=True)
 """Pieces of 16 MiB are gathered until a part has more than 32 MiB: it is taken as if every part had

@@ -49,8 +49,7 @@ from streammeta.storage.compaction.entries import (
 from streammeta.storage.compaction.layout import plan_reads
 from streammeta.storage.compaction.plan import CommitPlan, OutputKind
 from streammeta.storage.compaction.selection import SetObjects
-from streammeta.storage.object_format.footer import FOOTER_SIZE
-from streammeta.storage.object_format.index_block import INDEX_ENTRY_SIZE
+from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE
 
 MIB = 1 << 20
 NODE = NodeIdentity(1_000, 1)

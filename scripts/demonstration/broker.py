@@ -25,7 +25,7 @@ from streammeta.client import (
     WriterConfig,
 )
 from streammeta.storage.object_format.index_block import StreamRange
-from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.address import open_object_store
 
 HOLD_AFTER_PREPARE = "after-prepare"
 HOLD_AFTER_UPLOAD = "after-upload"

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from streammeta.client import ControllerClient, StreamReader
-from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.address import open_object_store
 
 STREAMS_AT_ONCE = 40
 PAUSE_S = 0.1

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import ParamSpec
 
 from streammeta.client import BrokerSession, ControllerClient, OpenedStream, StreamReader
-from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
+from tests.kit.memory_store import MemoryObjectStore
 
 DEADLINE = 20.0
 Arguments = ParamSpec("Arguments")

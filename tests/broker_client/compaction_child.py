@@ -31,7 +31,6 @@ from streammeta.controller.metadata.requests import (
 )
 from streammeta.controller.metadata.values import NodeIdentity, RangeColumns, column
 from streammeta.storage.compaction.selection import SelectionConfig
-from streammeta.storage.object_format.object_builder import ObjectBuilder
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.local import LocalObjectStore
@@ -39,6 +38,7 @@ from streammeta.v1 import common_pb2
 from tests.broker_client.memory_child import begin_new_peak, resident
 from tests.compaction.compaction_map import CLUSTER_ID, NAMESPACE, LeadingMap
 from tests.fake_bucket import fake_markers_of_process
+from tests.kit.built_objects import ObjectBuilder
 
 NODES = (1, 2)
 """The first one is compacted to have everything loaded, the other one to be measured."""

@@ -23,13 +23,11 @@ from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.rpc.watch import WatchHandler
 from streammeta.controller.runtime.change_feed import ChangeFeed
+from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
 from streammeta.storage.object_format.index_block import IndexEntry
-from streammeta.storage.object_format.object_builder import ObjectBuilder
-from streammeta.storage.object_format.object_checksum import ObjectChecksum
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.memory import MemoryObjectStore
 from streammeta.v1 import admin_pb2, metadata_pb2, objects_pb2, records_pb2
 from streammeta.v1.common_pb2 import (
     NONE,
@@ -42,6 +40,8 @@ from streammeta.v1.common_pb2 import (
 )
 from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
 from tests.fake_bucket import FAKE_UUID
+from tests.kit.built_objects import ObjectBuilder
+from tests.kit.memory_store import MemoryObjectStore
 
 BASE_TIME = 1_000_000
 

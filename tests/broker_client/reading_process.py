@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 from streammeta.client import ReaderConfig, StreamReader
-from streammeta.storage.object_format.object_builder import ObjectBuilder
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.local import LocalObjectStore
@@ -22,6 +21,7 @@ from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
 from tests.broker_client.fake_controller import NAMESPACE
 from tests.broker_client.reader_world import Piece, placed
 from tests.fake_bucket import fake_markers_of_process
+from tests.kit.built_objects import ObjectBuilder
 
 _MIB = 1 << 20
 CONFIG = ReaderConfig(

@@ -9,8 +9,8 @@ from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.controller_client import ControllerClient
 from streammeta.storage.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.errors import WrongBucketError
-from streammeta.storage.object_store.memory import MemoryObjectStore
 from streammeta.v1 import admin_pb2
+from tests.kit.memory_store import MemoryObjectStore
 
 NAMESPACE = "_streammeta_checked"
 

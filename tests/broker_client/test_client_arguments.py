@@ -30,7 +30,7 @@ from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.metadata_watch import MetadataWatch
 from streammeta.client.methods import DESCRIBE_STREAMS
 from streammeta.client.write_ahead_log.set_aside import read_set_aside
-from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import objects_pb2
 from tests.broker_client.client_helpers import broker

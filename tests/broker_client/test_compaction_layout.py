@@ -19,9 +19,9 @@ from streammeta.storage.compaction.layout import (
 from streammeta.storage.compaction.plan import CommitPlan, CompactionLimits, OutputKind
 from streammeta.storage.compaction.planner import plan_compaction
 from streammeta.storage.compaction.verification import DamagedBlockError, check_blocks
-from streammeta.storage.object_format.object_builder import ObjectBuilder
 from streammeta.storage.object_format.object_reader import ObjectReader
 from streammeta.storage.object_format.record import RecordBatch
+from tests.kit.built_objects import ObjectBuilder
 
 PART = 700
 Bucket = Mapping[int, bytes]

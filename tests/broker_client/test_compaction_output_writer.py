@@ -15,7 +15,7 @@ from streammeta.client.compaction.report import Figures
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.storage.errors import AccessDeniedError, StoreUnavailableError
 from streammeta.storage.object_store.base import MIN_PART_SIZE, MultipartUpload, Tags
-from streammeta.storage.object_store.memory import MemoryObjectStore
+from tests.kit.memory_store import MemoryObjectStore
 
 RULES = PartRules(MIN_PART_SIZE, MIN_PART_SIZE)
 KEY = "key"

@@ -24,9 +24,9 @@ from streammeta.storage.compaction.entries import Column, Entry, EntryTable
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.compaction.verification import RecordedChecksum, SourceChecks
 from streammeta.storage.errors import StoreUnavailableError
-from streammeta.storage.object_format.object_builder import ObjectBuilder
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.memory import MemoryObjectStore
+from tests.kit.built_objects import ObjectBuilder
+from tests.kit.memory_store import MemoryObjectStore
 
 
 class FakeMap:

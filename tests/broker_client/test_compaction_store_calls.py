@@ -16,8 +16,8 @@ from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.client.compaction.throttle import Throttle, give_way
 from streammeta.client.compaction.together import together
 from streammeta.storage.errors import ObjectNotFoundError, StoreUnavailableError
-from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.client_helpers import until
+from tests.kit.memory_store import MemoryObjectStore
 
 
 @contextmanager

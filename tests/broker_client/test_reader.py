@@ -29,14 +29,14 @@ from streammeta.client.object_source import Block, merge_blocks
 from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
 from streammeta.storage.object_format.index_block import IndexEntry
-from streammeta.storage.object_format.object_builder import ObjectBuilder
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.memory import MemoryObjectStore
-from streammeta.storage.object_store.range_merge import MAX_SPAN, MAX_UNUSED
+from streammeta.storage.object_store.reads import MAX_SPAN, MAX_UNUSED
 from streammeta.v1.common_pb2 import NONE, OBJECT_KIND_COMPOSITE, STREAM_NOT_EXIST
 from tests.broker_client.client_helpers import Broker, broker
 from tests.broker_client.fake_controller import NAMESPACE, FakeStream
+from tests.kit.built_objects import ObjectBuilder
+from tests.kit.memory_store import MemoryObjectStore
 
 
 @asynccontextmanager

@@ -17,12 +17,12 @@ from streammeta.client import (
     WriterConfig,
     methods,
 )
-from streammeta.storage.object_format.object_builder import ObjectBuilder
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.broker_client.client_helpers import until
+from tests.kit.built_objects import ObjectBuilder
 from tests.server.running import running_cluster
 
 ROUNDS = 12

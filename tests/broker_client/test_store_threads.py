@@ -13,7 +13,7 @@ import pytest
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.client.resources import StoreThreads
-from streammeta.storage.object_store.memory import MemoryObjectStore
+from tests.kit.memory_store import MemoryObjectStore
 
 
 class Buffer:

@@ -24,7 +24,6 @@ from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUna
 from streammeta.storage.object_format.composite import decode_composite
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import Body, MultipartUpload, Tags, UploadedPart
-from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.stream_object_lives import (
     NODE,
     TINY,
@@ -39,6 +38,7 @@ from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Fault, Step, Steps
 from tests.compaction.compaction_world import World
+from tests.kit.memory_store import MemoryObjectStore
 
 MIB = 1024 * 1024
 MERGE = StreamCompaction.MERGE_LARGE

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from streammeta.client import object_encoder
 from streammeta.client.object_encoder import encode_object
 from streammeta.client.record_buffer import UNKNOWN_TIME, StreamRun, WriterStream, plan_objects
-from streammeta.storage.object_format.object_builder import ObjectBuilder
-from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.record import RecordBatch
+from tests.kit.built_objects import ObjectBuilder
 
 SPLIT = 100
 EPOCH = 3

@@ -25,7 +25,7 @@ from streammeta.client import (
 from streammeta.client.write_ahead_log.identity import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.set_aside import read_set_aside
-from streammeta.storage.object_format.record import RecordBatch, encode_record_header
+from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, encode_record
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.fake_controller import FakeCluster
 from tests.broker_client.wal_child import STEPS, Settings
@@ -180,7 +180,7 @@ async def overtake(endpoints: list[str], root: Path) -> None:
         log = await WriteAheadLog.open(root / "overtaken", identity)
         logged = [RecordBatch(stream_id, 0, offset, 1, b"mine") for offset in range(3)]
         for record in logged:
-            log.append(encode_record_header(record), record.payload)
+            log.append(encode_record(record)[:RECORD_HEADER_SIZE], record.payload)
         await log.close()
         (await first.close_streams({stream_id: 0})).require_all()
         second = await BrokerSession.register(client, 3000, 1)

@@ -14,10 +14,10 @@ from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.storage.durable_files import FileSystem
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import Body
-from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.client_helpers import Broker, broker, until
 from tests.broker_client.wal_tools import LOG
 from tests.journal.crash_disk import CrashDisk
+from tests.kit.memory_store import MemoryObjectStore
 
 CONFIG = WriterConfig(durability="wal", linger=0.01, close_deadline=0.5)
 

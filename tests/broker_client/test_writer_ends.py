@@ -15,7 +15,7 @@ from streammeta.client import (
     WriterConfig,
 )
 from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
-from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import INT32_MAX
 from tests.broker_client.client_helpers import Broker, broker, until

@@ -29,8 +29,8 @@ from streammeta.client import (
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import Body
-from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.broker_client.client_helpers import Broker, broker, until
+from tests.kit.memory_store import MemoryObjectStore
 
 COMMITS = "CommitStreamSetObject"
 STREAMS = 12

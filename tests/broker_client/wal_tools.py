@@ -10,7 +10,7 @@ from streammeta.client.write_ahead_log.disk_log import DiskLog, RecordGroup
 from streammeta.client.write_ahead_log.identity import LogIdentity
 from streammeta.client.write_ahead_log.quarantine import quarantine
 from streammeta.storage.durable_files import FileSystem
-from streammeta.storage.object_format.record import RecordBatch, encode_record_header
+from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, encode_record
 
 LOG = Path("log")
 IDENTITY = LogIdentity("_streammeta_test", 1000, 1)
@@ -25,7 +25,7 @@ def record_at(sequence: int, size: int = 20) -> RecordBatch:
 
 
 def encoded(record: RecordBatch) -> tuple[bytes, bytes]:
-    return encode_record_header(record), record.payload
+    return encode_record(record)[:RECORD_HEADER_SIZE], record.payload
 
 
 def group_of(sequences: Sequence[int], size: int = 20) -> RecordGroup:

@@ -20,7 +20,7 @@ from streammeta.cli.output import CommandError, Output, OutputFormat, run_cli
 from streammeta.client import ControllerClient
 from streammeta.client.compaction.target import CompactionTarget
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for
-from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.v1 import nodes_pb2
 from streammeta.v1.common_pb2 import NodeIdentity
 from tests.cli.compact_broker import ROWS, Broker, broker

@@ -13,10 +13,10 @@ from streammeta.cli import output
 from streammeta.cli.main import cli
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
 from streammeta.storage.object_format.index_block import IndexEntry
-from streammeta.storage.object_format.object_builder import ObjectBuilder
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store import factory
-from streammeta.storage.object_store.memory import MemoryObjectStore
+from streammeta.storage.object_store import address as addresses
+from tests.kit.built_objects import ObjectBuilder
+from tests.kit.memory_store import MemoryObjectStore
 from tests.storage.format_objects import PUBLISHED_LINES, published_object
 from tests.storage.kafka_batches import ZSTD, kafka_batch, kafka_record
 from tests.storage.meta_payloads import PARTITION, PRODUCERS
@@ -206,7 +206,7 @@ def test_an_object_in_a_bucket_is_read_by_ranges(
         return store
 
     monkeypatch.setattr(store, "get_range", recorded)
-    monkeypatch.setattr(factory, "open_object_store", open_store)
+    monkeypatch.setattr(addresses, "open_object_store", open_store)
     address = "s3://data/e4000000/a%20b/78?endpoint=http://127.0.0.1:1&region=r"
     assert dump("--stream", "3", address) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -224,7 +224,7 @@ def test_an_object_on_a_server_shows_the_same_lines(
 ) -> None:
     with running_ministack() as server:
         server.create_bucket("data")
-        with closing(factory.open_object_store(server.uri("data"))) as store:
+        with closing(addresses.open_object_store(server.uri("data"))) as store:
             store.put("e4000000/some?namespace/78", published)
         address = server.uri("data").replace("?", "/e4000000/some%3Fnamespace/78?", 1)
         assert dump("--stream", "3", address) == 0

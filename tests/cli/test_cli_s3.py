@@ -12,8 +12,8 @@ from streammeta.cli import s3_command
 from streammeta.cli.main import cli
 from streammeta.cli.output import run_cli
 from streammeta.storage.errors import StoreRejectedError
-from streammeta.storage.object_store.factory import open_object_store
-from streammeta.storage.object_store.memory import MemoryObjectStore
+from streammeta.storage.object_store.address import open_object_store
+from tests.kit.memory_store import MemoryObjectStore
 from tests.storage.s3_servers import free_port, running_moto
 
 

@@ -15,7 +15,7 @@ from streammeta.cli.output import run_cli
 from streammeta.controller.snapshot.format import CheckpointId
 from streammeta.controller.snapshot.reader import CheckpointReader
 from streammeta.controller.snapshot.writer import write_checkpoint
-from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.address import open_object_store
 from tests.server.quorum_tools import put, streammeta
 from tests.server.running import running_cluster
 from tests.storage.s3_servers import running_moto

@@ -12,9 +12,9 @@ from typing import Any
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.requests import DescribeObjects, GetObjects, ObjectQuery
 from streammeta.controller.metadata.values import ObjectKind, ObjectState
+from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.composite import decode_composite
 from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
-from streammeta.storage.object_format.object_checksum import ObjectChecksum
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.object_reader import ObjectReader, read_entry
 from streammeta.storage.object_format.record import RecordBatch
@@ -107,8 +107,8 @@ class ReadCheck:
         if piece.kind is ObjectKind.COMPOSITE:
             composite = decode_composite(data, source=str(object_id))
             index = composite.index
-            holders = [composite.link_of(ordinal).object_id for ordinal in range(len(index))]
-            assert piece.object_size == composite.retained_size
+            holders = [link.object_id for link in composite.links for _ in link.entries]
+            assert piece.object_size == index.data_size
         else:
             assert piece.object_size == len(data), f"size of object {object_id}"
             reader = ObjectReader(str(object_id), len(data))

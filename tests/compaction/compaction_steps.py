@@ -26,7 +26,7 @@ from streammeta.storage.object_store.base import (
     Tags,
     UploadedPart,
 )
-from streammeta.storage.object_store.metrics import StoreMetrics
+from streammeta.storage.object_store.calls import StoreMetrics
 
 ResultT = TypeVar("ResultT")
 

@@ -44,11 +44,11 @@ from streammeta.controller.metadata.values import (
     StreamObjectColumns,
     column,
 )
-from streammeta.storage.object_format.object_builder import BuiltObject, ObjectBuilder
 from streammeta.storage.object_format.object_key import OwnKey, key_for, parse_key
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.compaction.compaction_map import NAMESPACE, LeadingMap
+from tests.kit.built_objects import BuiltObject, ObjectBuilder
+from tests.kit.memory_store import MemoryObjectStore
 
 TTL_MS = 3_600_000
 BASE_TIME_MS = 5_000_000

@@ -27,8 +27,12 @@ from streammeta.storage.compaction.plan import (
 )
 from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
 from streammeta.storage.errors import StorageError
-from streammeta.storage.object_format.footer import FOOTER_SIZE, decode_footer
-from streammeta.storage.object_format.index_block import INDEX_ENTRY_SIZE, salvage_entries
+from streammeta.storage.object_format.index_block import (
+    FOOTER_SIZE,
+    INDEX_ENTRY_SIZE,
+    decode_footer,
+    salvage_entries,
+)
 from tests.conformance.compaction_answer import Answer, entry_facts, features_of_plan
 from tests.conformance.compaction_inputs import (
     LARGEST_BLOCK,

@@ -12,11 +12,16 @@ from typing import Any
 
 from streammeta.storage.compaction.entries import Entry, EntryTable, encode_entries, live_entries
 from streammeta.storage.compaction.plan import CompactionLimits
-from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE, encode_block_header
-from streammeta.storage.object_format.footer import Footer, encode_footer
-from streammeta.storage.object_format.object_builder import ObjectBuilder
-from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, encode_record
+from streammeta.storage.object_format.index_block import Footer, encode_footer
+from streammeta.storage.object_format.record import (
+    BLOCK_HEADER_SIZE,
+    RECORD_HEADER_SIZE,
+    RecordBatch,
+    encode_block_header,
+    encode_record,
+)
 from tests.conformance.scenario_args import Args, ArgumentMissingError
+from tests.kit.built_objects import ObjectBuilder
 
 UNLIMITED = 2**31 - 1
 LARGEST_BLOCK = 64 * 1024

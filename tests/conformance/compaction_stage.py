@@ -27,11 +27,11 @@ from streammeta.storage.errors import StoreRejectedError
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.object_reader import ObjectReader
-from streammeta.storage.object_store.memory import MemoryObjectStore
 from tests.compaction.compaction_map import NAMESPACE, LeadingMap
 from tests.compaction.compaction_steps import Steps
 from tests.conformance.compaction_inputs import Given, WrittenInput
 from tests.conformance.map_rows import MapRows
+from tests.kit.memory_store import MemoryObjectStore
 
 NODE = NodeIdentity(1_000, 1)
 COMMIT_DEADLINE_S = 10.0

@@ -12,16 +12,22 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streammeta.storage.object_format.data_block import (
-    BLOCK_HEADER_SIZE,
-    decode_block_header,
-    encode_block_header,
+from streammeta.storage.object_format.index_block import (
+    FOOTER_SIZE,
+    IndexBlock,
+    IndexEntry,
+    stream_ranges,
 )
-from streammeta.storage.object_format.footer import FOOTER_SIZE
-from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
 from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader
 from streammeta.storage.object_format.object_writer import ObjectWriter, encode_trailer
-from streammeta.storage.object_format.record import RecordBatch, decode_record, encode_record
+from streammeta.storage.object_format.record import (
+    BLOCK_HEADER_SIZE,
+    RecordBatch,
+    decode_block_header,
+    decode_record,
+    encode_block_header,
+    encode_record,
+)
 from tests.conformance.composite_scenario import delete_composites
 from tests.conformance.conformance_report import Mismatch, ScenarioResult, compare
 from tests.conformance.scenario_args import Args, ArgumentMissingError
@@ -191,7 +197,7 @@ def _with_asked(args: Args, held: _Object, facts: dict[str, Any]) -> dict[str, A
     """Add the facts whose question is part of what is expected."""
     expect = args.take("expect", {})
     ranges = {one.stream_id: [one.start_offset, one.end_offset]
-              for one in held.index.stream_ranges()}  # fmt: skip
+              for one in stream_ranges(held.index)}  # fmt: skip
     asked = {stream: ranges.get(stream) for stream in expect.get("range_of_stream", {})}
     finds = []
     for number, row in enumerate(expect.get("finds", [])):
@@ -298,7 +304,7 @@ def _object_facts(held: _Object) -> dict[str, Any]:
         "block_sizes": list(_block_sizes(memoryview(data)[:data_size])),
         "stream_ranges": [
             {"stream": one.stream_id, "start": one.start_offset, "end": one.end_offset}
-            for one in held.index.stream_ranges()
+            for one in stream_ranges(held.index)
         ],
         "first_tail_read_size": held.reads[0].end - held.reads[0].start,
         "second_read_from": held.reads[1].start if len(held.reads) > 1 else None,

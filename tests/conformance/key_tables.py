@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from streammeta.storage.object_format.attributes import (
+from streammeta.storage.object_format.object_key import (
+    ForeignKey,
     ObjectAttributes,
     ObjectKind,
+    OwnKey,
     decode_attributes,
     encode_attributes,
+    key_for,
+    parse_key,
 )
-from streammeta.storage.object_format.object_key import ForeignKey, OwnKey, key_for, parse_key
 from tests.conformance.conformance_report import Deviation, Mismatch, ScenarioResult, compare
 from tests.conformance.deviation_rules import rules
 from tests.conformance.scenario_args import Args, ArgumentMissingError

@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
-from streammeta.storage.object_format.data_block import encode_block_header
-from streammeta.storage.object_format.footer import Footer, encode_footer
-from streammeta.storage.object_format.index_block import IndexEntry, encode_index
-from streammeta.storage.object_format.record import RecordBatch, encode_record
+from streammeta.storage.object_format.index_block import (
+    Footer,
+    IndexEntry,
+    encode_footer,
+    encode_index,
+)
+from streammeta.storage.object_format.record import RecordBatch, encode_block_header, encode_record
 from tests.conformance.conformance_report import Mismatch, ScenarioResult
 
 _NUMBER = re.compile(r"(?P<sign>[iu])(?P<bits>8|16|32|64)")

@@ -17,7 +17,7 @@ from streammeta.controller.lifecycle.deletion import Deletion
 from streammeta.controller.lifecycle.sweeps import Expiry
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import DeleteResult
-from streammeta.storage.object_store.memory import MemoryObjectStore
+from tests.kit.memory_store import MemoryObjectStore
 
 if TYPE_CHECKING:
     from tests.conformance.scenario_run import ScenarioRun

@@ -14,11 +14,14 @@ from typing import Any
 
 from streammeta.storage.compaction.stream_objects import StreamObject
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
-from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE
 from streammeta.storage.object_format.index_block import IndexEntry
-from streammeta.storage.object_format.object_builder import ObjectBuilder
-from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
+from streammeta.storage.object_format.record import (
+    BLOCK_HEADER_SIZE,
+    RECORD_HEADER_SIZE,
+    RecordBatch,
+)
 from tests.conformance.scenario_args import Args, ArgumentMissingError
+from tests.kit.built_objects import ObjectBuilder
 
 _UNITS = {"bytes": 1, "byte": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _SIMILAR = re.compile(r"(\d+)\.\.(\d+) (composite|normal) of (\d+) (bytes?|KiB|MiB|GiB)")

@@ -15,20 +15,20 @@ from streammeta.client.compaction.stream_object_config import StreamObjectConfig
 from streammeta.client.controller_client import ControllerClient
 from streammeta.storage.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.compaction.stream_objects import StreamCompaction, StreamObject
-from streammeta.storage.object_format.attributes import (
+from streammeta.storage.object_format.composite import decode_composite
+from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
+from streammeta.storage.object_format.object_key import (
     ObjectAttributes,
     ObjectKind,
     decode_attributes,
     encode_attributes,
+    key_for,
 )
-from streammeta.storage.object_format.composite import decode_composite
-from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
-from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.object_reader import ObjectReader, read_entry
-from streammeta.storage.object_store.memory import MemoryObjectStore
 from streammeta.v1 import admin_pb2, common_pb2, objects_pb2, streams_pb2
 from tests.conformance.stream_object_inputs import PreparedObject
 from tests.fake_bucket import FAKE_UUID
+from tests.kit.memory_store import MemoryObjectStore
 
 NAMESPACE = "DEFAULT"
 _NODE = common_pb2.NodeIdentity(node_id=1, node_epoch=1)

@@ -22,7 +22,7 @@ from streammeta.controller.runtime.controller import MetadataController
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import DeleteResult
-from streammeta.storage.object_store.memory import MemoryObjectStore
+from tests.kit.memory_store import MemoryObjectStore
 from tests.runtime.memory_log import MemoryLog
 
 NAMESPACE = "_streammeta_test"

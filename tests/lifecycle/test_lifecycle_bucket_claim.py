@@ -40,7 +40,7 @@ from streammeta.storage.bucket_marker import (
 )
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import Body, ObjectInfo, Tags
-from streammeta.storage.object_store.memory import MemoryObjectStore
+from tests.kit.memory_store import MemoryObjectStore
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, CommittingLog, World, until
 
 INTERVAL_MS = 5

@@ -18,7 +18,7 @@ from streammeta.storage.bucket_marker import marker_key
 from streammeta.storage.errors import AccessDeniedError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import DeleteResult, ObjectInfo
-from streammeta.storage.object_store.memory import MemoryObjectStore
+from tests.kit.memory_store import MemoryObjectStore
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, MapObject
 
 NAMESPACE = "_streammeta_c1"

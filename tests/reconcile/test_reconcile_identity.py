@@ -11,7 +11,7 @@ from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_s
 from streammeta.reconcile.leader import LeaderClient, Standing
 from streammeta.storage.bucket_marker import claim_key, marker_key
 from streammeta.storage.errors import CorruptObjectError, WrongBucketError
-from streammeta.storage.object_store.memory import MemoryObjectStore
+from tests.kit.memory_store import MemoryObjectStore
 from tests.reconcile.fake_controller import FakeMap, serving
 
 DEV = FakeMap(cluster_id="dev", cluster_uuid="uuid-1", namespace="_streammeta_dev")

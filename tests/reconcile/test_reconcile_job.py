@@ -27,8 +27,8 @@ from streammeta.reconcile.store_address import place_of
 from streammeta.storage.bucket_marker import claim_key, marker_key
 from streammeta.storage.errors import AccessDeniedError, StorageError, WrongBucketError
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import MultipartUpload
-from streammeta.storage.object_store.factory import open_object_store
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, MapObject, serving
 from tests.reconcile.plans import example_plan
 from tests.storage.s3_servers import running_ministack

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from streammeta.reconcile.classify import Owner
 from streammeta.reconcile.listing import list_shard, owner_of, shards_of
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.memory import MemoryObjectStore
+from tests.kit.memory_store import MemoryObjectStore
 
 edges = st.sampled_from(
     ["0", "f", "00", "ff", "9:", "a", "A", "g", "~", "/", "0/", "é", "\U0001f600"]

@@ -9,7 +9,7 @@ import pytest
 from streammeta.reconcile.errors import ConfigurationError
 from streammeta.reconcile.store_address import open_store, place_of
 from streammeta.storage.errors import BucketNotFoundError
-from streammeta.storage.object_store.factory import without_secrets
+from streammeta.storage.object_store.address import without_secrets
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from streammeta.client.errors import (
 from streammeta.storage.bucket_marker import is_own_key, read_claimed, read_marker
 from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.server.quorum_tools import wait_until
 from tests.server.running import FAST, describe, leader_of, running_cluster

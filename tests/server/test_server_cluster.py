@@ -17,7 +17,7 @@ from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.storage.bucket_marker import is_own_key
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.storage.object_store.factory import open_object_store
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.v1 import (
     admin_pb2,
     common_pb2,

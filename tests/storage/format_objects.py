@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from streammeta.storage.object_format.index_block import IndexBlock
-from streammeta.storage.object_format.object_builder import BuiltObject, ObjectBuilder
 from streammeta.storage.object_format.object_reader import ObjectReader
 from streammeta.storage.object_format.record import RecordBatch
+from tests.kit.built_objects import BuiltObject, ObjectBuilder
 
 PUBLISHED_LINES = """\
 indexStartPosition: 5242006

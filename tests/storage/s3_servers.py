@@ -20,8 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
+from streammeta.storage.object_store.address import S3Config
 from streammeta.storage.object_store.retry import RetryPolicy
-from streammeta.storage.object_store.s3_address import S3Config
 from streammeta.storage.object_store.s3_client import open_client
 
 START_DEADLINE_S = 30.0

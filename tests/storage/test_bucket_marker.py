@@ -31,9 +31,9 @@ from streammeta.storage.errors import (
     WrongBucketError,
 )
 from streammeta.storage.object_format.object_key import ForeignKey, cluster_namespace, parse_key
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.object_store.factory import open_object_store
-from streammeta.storage.object_store.memory import MemoryObjectStore
+from tests.kit.memory_store import MemoryObjectStore
 from tests.storage.s3_servers import running_ministack
 
 NAMESPACE = cluster_namespace("here")

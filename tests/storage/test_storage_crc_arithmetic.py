@@ -7,7 +7,7 @@ import random
 import google_crc32c
 import pytest
 
-from streammeta.storage.object_format.crc_arithmetic import crc_without_tail, joined_crc
+from streammeta.storage.object_format.checksum import crc_without_tail, joined_crc
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -11,16 +11,22 @@ import pytest
 
 from streammeta.cli.main import cli
 from streammeta.cli.output import run_cli
-from streammeta.storage.errors import CorruptObjectError
-from streammeta.storage.object_format.composite import COMPOSITE_TABLE_MAGIC, decode_composite
-from streammeta.storage.object_format.composite_reader import CompositeReader
-from streammeta.storage.object_format.data_block import encode_block_header
-from streammeta.storage.object_format.deviation import Deviation
-from streammeta.storage.object_format.footer import FOOTER_SIZE, Footer, encode_footer
-from streammeta.storage.object_format.index_block import IndexEntry, encode_index
-from streammeta.storage.object_format.object_builder import ObjectBuilder
+from streammeta.storage.errors import CorruptObjectError, Deviation
+from streammeta.storage.object_format.composite import (
+    COMPOSITE_TABLE_MAGIC,
+    CompositeReader,
+    decode_composite,
+)
+from streammeta.storage.object_format.index_block import (
+    FOOTER_SIZE,
+    Footer,
+    IndexEntry,
+    encode_footer,
+    encode_index,
+)
 from streammeta.storage.object_format.object_reader import ObjectReader
-from streammeta.storage.object_format.record import RecordBatch, encode_record
+from streammeta.storage.object_format.record import RecordBatch, encode_block_header, encode_record
+from tests.kit.built_objects import ObjectBuilder
 from tests.storage.format_objects import read_whole, small_object
 
 RECORDS = [RecordBatch(7, 2, 0, 2, b"first"), RecordBatch(7, 2, 2, 3, b"second")]

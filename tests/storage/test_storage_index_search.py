@@ -1,21 +1,19 @@
-"""Search in an index: one offset and many at once find what a walk through all entries finds."""
+"""Search in an index finds what a walk through all entries finds."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streammeta.storage.object_format.index_block import (
-    NO_ENTRY,
     IndexBlock,
     IndexEntry,
     decode_index,
     encode_index,
 )
 
-LAST = 2**63 - 1
+NO_ENTRY = -1
 
 
 def index_of(entries: list[IndexEntry]) -> IndexBlock:
@@ -45,16 +43,6 @@ def indexes(draw: st.DrawFn) -> list[IndexEntry]:
     return entries
 
 
-@given(indexes())
-def test_every_offset_is_found_where_a_walk_finds_it(entries: list[IndexEntry]) -> None:
-    index = index_of(entries)
-    wanted = [(stream, offset) for stream in range(-1, 8) for offset in (*range(-1, 45), LAST)]
-    expected = [walk(entries, stream, offset) for stream, offset in wanted]
-    assert [index.locate(stream, offset) for stream, offset in wanted] == expected
-    streams, offsets = zip(*wanted, strict=True)
-    assert index.locate_many(streams, offsets).tolist() == expected
-
-
 @given(indexes(), st.integers(0, 7), st.integers(0, 40), st.integers(-1, 45), st.integers(0, 60))
 def test_what_is_found_from_an_offset_on_is_one_run_that_ends_for_a_reason(
     entries: list[IndexEntry], stream_id: int, start: int, end: int, max_bytes: int
@@ -73,28 +61,6 @@ def test_what_is_found_from_an_offset_on_is_one_run_that_ends_for_a_reason(
     assert found.fulfilled == (is_reached or paid >= max_bytes)
     if not found.fulfilled:
         assert walk(entries, stream_id, found.next_offset) == NO_ENTRY
-
-
-def test_an_index_of_many_entries_is_searched_at_its_edges() -> None:
-    entries = [
-        IndexEntry(i // 20, i % 20 * 10, i % 20 * 10 + 10, 1, i * 50, 50) for i in range(20_000)
-    ]
-    index = index_of(entries)
-    ordinals = np.array([0, 1, 19, 20, 9_999, 19_999])
-    for within in (0, 9):
-        offsets = ordinals % 20 * 10 + within
-        assert (index.locate_many(ordinals // 20, offsets) == ordinals).all()
-        for ordinal, offset in zip(ordinals.tolist(), offsets.tolist(), strict=True):
-            assert index.locate(ordinal // 20, offset) == ordinal
-    assert index.locate_many([999, 1_000], [200, 0]).tolist() == [NO_ENTRY, NO_ENTRY]
-
-
-def test_columns_of_different_length_are_refused() -> None:
-    index = index_of([IndexEntry(1, 0, 1, 1, 0, 50)])
-    with pytest.raises(ValueError, match=r"shape \(2,\) and offsets \(1,\)"):
-        index.locate_many([1, 1], [0])
-    assert index.locate_many([], []).tolist() == []
-    assert index_of([]).locate_many([1], [0]).tolist() == [NO_ENTRY]
 
 
 def test_an_entry_that_does_not_fit_its_fields_is_refused_by_number() -> None:

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streammeta.storage.inspection.compression import Compression, decompress
-from streammeta.storage.inspection.errors import PayloadError
+from streammeta.storage.errors import PayloadError
 from streammeta.storage.inspection.kafka_batch import (
+    Compression,
     KafkaRecord,
     decode_kafka_batches,
     decode_kafka_records,
+    decompress,
 )
 from tests.storage.kafka_batches import (
     GZIP,

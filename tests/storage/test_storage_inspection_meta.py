@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streammeta.storage.inspection.documents import meta_document
-from streammeta.storage.inspection.errors import PayloadError
+from streammeta.storage.errors import PayloadError
 from streammeta.storage.inspection.meta_stream import LeaderEpochs, decode_meta_entry
-from streammeta.storage.inspection.text_lines import meta_lines
+from streammeta.storage.inspection.rendering import meta_document, meta_lines
 from tests.storage.meta_payloads import (
     EPOCHS,
     PARTITION,

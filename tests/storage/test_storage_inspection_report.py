@@ -14,11 +14,11 @@ from streammeta.storage.inspection.object_report import (
     read_outline,
     read_records,
 )
-from streammeta.storage.inspection.text_lines import outline_lines
+from streammeta.storage.inspection.rendering import outline_lines
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
 from streammeta.storage.object_format.index_block import IndexEntry
-from streammeta.storage.object_format.object_builder import ObjectBuilder
 from streammeta.storage.object_format.record import RecordBatch
+from tests.kit.built_objects import ObjectBuilder
 from tests.storage.format_objects import (
     PUBLISHED_LINES,
     published_object,

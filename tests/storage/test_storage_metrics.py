@@ -1,31 +1,12 @@
-"""Calls are counted, and told to an observer, with what they moved and how they ended."""
+"""Calls are counted, with what they moved and how they ended."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from streammeta.storage.errors import ObjectNotFoundError
-from streammeta.storage.object_store.factory import open_object_store
-from streammeta.storage.object_store.metrics import CallReport, Meter, OperationMetrics
-
-
-def test_an_observer_hears_of_every_call_when_it_ends(tmp_path: Path) -> None:
-    heard: list[CallReport] = []
-    store = open_object_store(f"file://{tmp_path}", observer=heard.append)
-    store.put("key", b"12345")
-    store.get_range("key", 1, 3)
-    with pytest.raises(ObjectNotFoundError):
-        store.head("none")
-    assert [(one.operation, one.bytes_sent, one.bytes_received) for one in heard] == [
-        ("put", 5, 0),
-        ("get_range", 0, 2),
-        ("head", 0, 0),
-    ]
-    assert [type(one.error) for one in heard] == [type(None), type(None), ObjectNotFoundError]
-    assert all(one.seconds >= 0 for one in heard)
+from streammeta.storage.object_store.calls import Meter, OperationMetrics
 
 
 def test_a_call_that_fails_moves_no_bytes_but_keeps_its_repetitions() -> None:

@@ -14,23 +14,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streammeta.storage.errors import CorruptObjectError
-from streammeta.storage.object_format.data_block import decode_blocks, encode_block_header
-from streammeta.storage.object_format.footer import Footer, decode_footer, encode_footer
 from streammeta.storage.object_format.index_block import (
     UNLIMITED,
+    Footer,
     IndexBlock,
     IndexEntry,
     StreamRange,
+    decode_footer,
     decode_index,
+    encode_footer,
     encode_index,
+    stream_ranges,
 )
-from streammeta.storage.object_format.object_builder import (
+from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader
+from streammeta.storage.object_format.record import (
+    RecordBatch,
+    decode_blocks,
+    decode_record,
+    encode_block_header,
+    encode_record,
+)
+from tests.kit.built_objects import (
     BuiltObject,
     ObjectBuilder,
     encode_trailer,
 )
-from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader
-from streammeta.storage.object_format.record import RecordBatch, decode_record, encode_record
 
 VECTORS = yaml.safe_load((Path(__file__).parents[1] / "vectors/object_format.yaml").read_text())
 SCENARIOS: dict[str, Any] = {scenario["name"]: scenario for scenario in VECTORS["scenarios"]}
@@ -257,7 +265,7 @@ def _check_finds(index: IndexBlock) -> None:
         case = (start, end, max_bytes)
         assert len(found.entries) == count, case
         assert (found.next_offset, found.fulfilled) == (next_offset, fulfilled), case
-        assert [index.entry(found.first_ordinal + i) for i in range(count)] == list(found.entries)
+        assert found.entries == tuple(index)[found.first_ordinal :][:count]
     assert index.find(6, 0, 1, 1).entries == ()
 
 
@@ -279,7 +287,7 @@ def test_writer_scenario_cuts_blocks_by_payload() -> None:
     assert encode_index(built.entries).hex() == derived["index_hex"]
     assert built.data[-48:].hex() == derived["footer_hex"]
     index, _ = read_whole(built.data)
-    assert [vars_of(r) for r in index.stream_ranges()] == scenario["expect"]["stream_ranges"]
+    assert [vars_of(r) for r in stream_ranges(index)] == scenario["expect"]["stream_ranges"]
     for find in scenario["expect"]["finds"]:
         found = index.find(find["stream"], find["start"], find["end"], 2**31 - 1)
         assert found.fulfilled
@@ -371,7 +379,7 @@ def test_an_index_larger_than_the_first_read_takes_one_more_read() -> None:
     reader.receive(built.data[derived["second_read_from"] :])
     assert reader.needed is None
     assert len(reader.index) == scenario["expect"]["index_entries"]
-    assert len(reader.index.stream_ranges()) == streams
+    assert len(stream_ranges(reader.index)) == streams
     assert reader.index.find(777, 777, 778, 1).entries == (built.entries[777],)
 
 
@@ -401,7 +409,7 @@ def test_stream_ranges_scenario() -> None:
     assert built.size == scenario["derived"]["object_size"]
     assert list(built.entries) == scenario_entries(scenario["derived"]["index"])
     index = read_whole(built.data)[0]
-    ranges = [vars_of(r) for r in index.stream_ranges()]
+    ranges = [vars_of(r) for r in stream_ranges(index)]
     assert ranges == scenario["expect"]["stream_ranges"]
     assert [vars_of(r) for r in built.stream_ranges] == ranges
 
@@ -430,7 +438,7 @@ def test_any_object_reads_back_and_every_offset_is_found(
     index, records = read_whole(built.data)
     assert records == [record for stream in streams for record in stream]
     assert tuple(index) == built.entries
-    assert tuple(index.stream_ranges()) == built.stream_ranges
+    assert stream_ranges(index) == built.stream_ranges
     for record in records:
         found = index.find(record.stream_id, record.base_offset, record.end_offset, 2**31)
         assert found.fulfilled

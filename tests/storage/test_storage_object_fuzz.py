@@ -17,24 +17,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streammeta.storage.errors import CorruptObjectError
-from streammeta.storage.inspection.documents import (
-    fault_document,
+from streammeta.storage.inspection.object_report import PlacedRecord, read_outline, read_records
+from streammeta.storage.inspection.rendering import (
     outline_document,
+    outline_lines,
+    problem_document,
     record_document,
 )
-from streammeta.storage.inspection.object_report import PlacedRecord, read_outline, read_records
-from streammeta.storage.inspection.text_lines import outline_lines
 from streammeta.storage.object_format.composite import (
+    CompositeReader,
     LinkedObject,
     decode_composite,
     encode_composite,
 )
-from streammeta.storage.object_format.composite_reader import CompositeReader
-from streammeta.storage.object_format.data_block import decode_blocks
-from streammeta.storage.object_format.footer import Footer, decode_footer, encode_footer
-from streammeta.storage.object_format.index_block import IndexEntry, decode_index
+from streammeta.storage.object_format.index_block import (
+    Footer,
+    IndexEntry,
+    decode_footer,
+    decode_index,
+    encode_footer,
+)
 from streammeta.storage.object_format.object_reader import ObjectReader
-from streammeta.storage.object_format.record import decode_record
+from streammeta.storage.object_format.record import decode_blocks, decode_record
 from tests.storage.format_objects import read_whole, small_object
 
 OBJECT = small_object().data
@@ -155,7 +159,7 @@ def test_looking_into_a_damaged_object_always_ends_in_a_report(data: bytes, off:
         else:
             assert isinstance(finding, CorruptObjectError), "nothing is passed over unasked"
             faults.append(finding)
-    assert all(fault_document(fault)["found"] for fault in faults)
+    assert all(problem_document(fault)["found"] for fault in faults)
     if outline.footer is not None and not outline.is_composite and not faults and off == 0:
         read_whole(data)
 

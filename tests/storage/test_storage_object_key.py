@@ -10,17 +10,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streammeta.storage.object_format.attributes import (
-    ObjectAttributes,
-    ObjectKind,
-    decode_attributes,
-    encode_attributes,
-)
 from streammeta.storage.object_format.object_key import (
     ForeignKey,
+    ObjectAttributes,
+    ObjectKind,
     OtherClusterKey,
     OwnKey,
     cluster_namespace,
+    decode_attributes,
+    encode_attributes,
     key_for,
     parse_key,
 )

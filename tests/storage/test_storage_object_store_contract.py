@@ -28,14 +28,11 @@ from streammeta.storage.errors import (
     StoreRejectedError,
     UploadNotFoundError,
 )
+from streammeta.storage.object_store.address import Checksum, open_object_store
 from streammeta.storage.object_store.base import MIN_PART_SIZE, ObjectStore
-from streammeta.storage.object_store.factory import open_object_store
-from streammeta.storage.object_store.memory import MemoryObjectStore
-from streammeta.storage.object_store.multipart import UploadOptions, upload
 from streammeta.storage.object_store.precheck import run_precheck
-from streammeta.storage.object_store.range_merge import get_ranges
 from streammeta.storage.object_store.s3 import S3ObjectStore
-from streammeta.storage.object_store.s3_checksum import Checksum
+from tests.kit.memory_store import MemoryObjectStore
 from tests.storage.s3_ceph import running_ceph
 from tests.storage.s3_deviations import DEVIATIONS
 from tests.storage.s3_servers import S3Endpoint, running_ministack, running_moto
@@ -407,30 +404,6 @@ def test_calls_are_counted_with_their_bytes(store: ObjectStore) -> None:
     assert after.of("delete_many").calls == 1
     assert puts.seconds > 0
     assert "head" not in after.operations
-
-
-def test_objects_of_any_size_are_uploaded_in_parts_of_one_size(store: ObjectStore) -> None:
-    options = UploadOptions(single_put_bytes=MIN_PART_SIZE, part_bytes=MIN_PART_SIZE)
-    data = random.Random(7).randbytes(2 * MIN_PART_SIZE + 1)
-    for size in (0, 10, MIN_PART_SIZE, MIN_PART_SIZE + 1, len(data)):
-        wanted = data[:size]
-        chunks = (memoryview(wanted)[i : i + 999_983] for i in range(0, size, 999_983))
-        assert upload(store, "up", chunks, options=options) == size
-        assert store.get_range("up") == wanted
-    assert list(store.list_multipart_uploads()) == []
-
-
-def test_ranges_are_read_together_and_come_apart(store: ObjectStore) -> None:
-    data = random.Random(8).randbytes(100_000)
-    store.put("key", data)
-    ranges = [(90_000, 200_000), (0, 10), (5, 20), (50_000, 50_001), (0, 10), (99_999, 100_000)]
-    before = store.metrics().of("get_range").calls
-    assert get_ranges(store, "key", ranges) == [data[start:end] for start, end in ranges]
-    # All but the first few bytes: more than half of what spans them was asked for.
-    assert store.metrics().of("get_range").calls == before + 2
-    assert get_ranges(store, "key", []) == []
-    with pytest.raises(RangeNotSatisfiableError, match="100001"):
-        get_ranges(store, "key", [(99_990, 100_000), (100_001, 100_010)])
 
 
 def test_every_store_here_can_be_built_upon(store: ObjectStore) -> None:

@@ -16,8 +16,8 @@ from streammeta.storage.object_store.base import (
     Tags,
     UploadedPart,
 )
-from streammeta.storage.object_store.memory import MemoryObjectStore
 from streammeta.storage.object_store.precheck import CREATORS, FOLDER, run_precheck
+from tests.kit.memory_store import MemoryObjectStore
 
 STEPS = [
     "Write object",

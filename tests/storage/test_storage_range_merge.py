@@ -1,4 +1,4 @@
-"""Merged reads give what single reads give, and stay within their limits."""
+"""Merged ranges cover what was asked for and stay within their limits."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streammeta.storage.errors import RangeNotSatisfiableError
-from streammeta.storage.object_store.memory import MemoryObjectStore
-from streammeta.storage.object_store.range_merge import (
+from streammeta.storage.object_store.reads import (
     MAX_SPAN,
     MergedRange,
-    cut_merged,
-    get_ranges,
     merge_ranges,
 )
 
@@ -42,19 +38,6 @@ def test_every_range_is_read_once_and_groups_keep_their_limits(
         assert span - len(wanted) <= max_unused * span
 
 
-@settings(max_examples=100, derandomize=True)
-@given(RANGES)
-def test_what_is_cut_back_is_what_single_reads_give(ranges: list[tuple[int, int]]) -> None:
-    store = MemoryObjectStore()
-    store.put("key", bytes(byte % 251 for byte in range(400)))
-    if any(start >= 400 for start, _ in ranges):
-        with pytest.raises(RangeNotSatisfiableError):
-            get_ranges(store, "key", ranges)
-    else:
-        wanted = [store.get_range("key", start, end) for start, end in ranges]
-        assert get_ranges(store, "key", ranges) == wanted
-
-
 def test_neighbours_are_read_together_up_to_four_mebibytes() -> None:
     mebibyte = 1024 * 1024
     blocks = [(i * mebibyte, (i + 1) * mebibyte) for i in range(6)]
@@ -70,9 +53,6 @@ def test_half_may_be_unused_but_not_more() -> None:
     assert len(merge_ranges([(0, 50), (151, 201)])) == 2
 
 
-def test_a_range_behind_the_end_is_named() -> None:
-    merged = MergedRange(10, 40, (0, 1))
-    with pytest.raises(RangeNotSatisfiableError, match="ends at or before byte 30"):
-        cut_merged(merged, [(10, 20), (30, 40)], b"x" * 20, "key")
+def test_an_empty_range_is_refused() -> None:
     with pytest.raises(ValueError, match="byte range"):
         merge_ranges([(0, 1), (5, 5)])

@@ -11,9 +11,8 @@ import pytest
 
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import DeadlineExceededError, StorageError, StoreUnavailableError
-from streammeta.storage.object_store.deadline import run_for
-from streammeta.storage.object_store.metrics import Tally
-from streammeta.storage.object_store.retry import Retrier, RetryPolicy
+from streammeta.storage.object_store.calls import Tally
+from streammeta.storage.object_store.retry import Retrier, RetryPolicy, run_for
 
 PATIENCE_S = 30.0
 

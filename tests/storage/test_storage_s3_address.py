@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streammeta.storage.object_store.s3_address import S3Config
-from streammeta.storage.object_store.s3_checksum import Checksum
+from streammeta.storage.object_store.address import Checksum, S3Config
 
 FULL = S3Config(
     "automq", "http://192.0.2.1:9000", "ignore-here", "id", "a+b/c=d e&f", True, Checksum.CRC32C

@@ -21,13 +21,11 @@ from streammeta.storage.errors import (
     StorageError,
     StoreUnavailableError,
 )
+from streammeta.storage.object_store.address import S3Config, open_object_store
 from streammeta.storage.object_store.base import MIN_PART_SIZE, Body, ObjectStore
-from streammeta.storage.object_store.factory import open_object_store
-from streammeta.storage.object_store.multipart import UploadOptions, upload
 from streammeta.storage.object_store.precheck import CREATORS, run_precheck
 from streammeta.storage.object_store.retry import RetryPolicy
 from streammeta.storage.object_store.s3 import S3ObjectStore
-from streammeta.storage.object_store.s3_address import S3Config
 from tests.storage.s3_fault_proxy import (
     DONE,
     Fault,
@@ -205,15 +203,26 @@ def _put(store: ObjectStore, key: str, data: Body, *, if_absent: bool) -> bool:
     return True
 
 
+def upload_in_parts(store: ObjectStore, key: str, data: bytes) -> None:
+    """Upload `data` in two parts, or abort the upload."""
+    upload = store.start_multipart(key)
+    try:
+        pieces = (data[:MIN_PART_SIZE], data[MIN_PART_SIZE:])
+        parts = [store.upload_part(upload, at, one) for at, one in enumerate(pieces, start=1)]
+        store.complete_multipart(upload, parts)
+    except StorageError:
+        store.abort_multipart(upload)
+        raise
+
+
 @pytest.mark.parametrize("seed", [21])
 def test_uploads_in_parts_get_through_a_storm_or_are_aborted(scene: Scene, seed: int) -> None:
-    options = UploadOptions(single_put_bytes=0, part_bytes=MIN_PART_SIZE)
     data = random.Random(seed).randbytes(MIN_PART_SIZE + 5)
     store = scene.store()
     for turn in range(3):
         scene.proxy.plan = seeded(seed + turn, 0.25, LOUD)
         try:
-            upload(store, f"up/{turn}", [data], options=options)
+            upload_in_parts(store, f"up/{turn}", data)
         except StorageError:
             continue
         finally:

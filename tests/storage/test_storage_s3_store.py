@@ -22,14 +22,12 @@ from streammeta.storage.errors import (
     StoreUnavailableError,
     UploadNotFoundError,
 )
+from streammeta.storage.object_store.address import Checksum, S3Config, open_object_store
 from streammeta.storage.object_store.base import MultipartUpload, ObjectStore, UploadedPart
-from streammeta.storage.object_store.factory import open_object_store
 from streammeta.storage.object_store.local import LocalObjectStore
-from streammeta.storage.object_store.memory import MemoryObjectStore
 from streammeta.storage.object_store.retry import Retrier, RetryPolicy
 from streammeta.storage.object_store.s3 import S3ObjectStore
-from streammeta.storage.object_store.s3_address import S3Config
-from streammeta.storage.object_store.s3_checksum import Checksum
+from tests.kit.memory_store import MemoryObjectStore
 from tests.storage.s3_servers import free_port
 
 FAST = RetryPolicy(attempts=3, first_delay_s=0.001, longest_delay_s=0.002)

@@ -6,7 +6,7 @@ import io
 import mmap
 import random
 
-from streammeta.storage.object_store.view_body import as_view, sendable
+from streammeta.storage.object_store.s3_client import as_view, sendable
 
 
 def test_bytes_are_sent_as_they_are() -> None:

@@ -78,7 +78,7 @@ def check_store(value: Any) -> None:
     """Raise `TypeError` for an address or a path in place of an object store."""
     wanted = (
         'an object store, such as open_object_store("file:///absolute/directory") of'
-        " streammeta.storage.object_store.factory"
+        " streammeta.storage.object_store.address"
     )
     check_offers("store", value, "put", wanted)
 

@@ -16,16 +16,16 @@ import numpy as np
 
 from streammeta.client.record_buffer import UNKNOWN_TIME, ObjectPlan, StreamRun
 from streammeta.client.resources import give_back
-from streammeta.storage.object_format.data_block import (
+from streammeta.storage.object_format.checksum import ObjectChecksum
+from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE, IndexEntry
+from streammeta.storage.object_format.object_writer import encode_trailer
+from streammeta.storage.object_format.record import (
     BLOCK_HEADER_SIZE,
+    RECORD_HEADER_SIZE,
+    RecordBatch,
     decode_blocks,
     encode_block_header,
 )
-from streammeta.storage.object_format.footer import FOOTER_SIZE
-from streammeta.storage.object_format.index_block import INDEX_ENTRY_SIZE, IndexEntry
-from streammeta.storage.object_format.object_builder import encode_trailer
-from streammeta.storage.object_format.object_checksum import ObjectChecksum
-from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
 
 _OWN_PAGES_FROM = 128 * 1024
 """Objects of this size and more get pages of their own, which go back to the system at once."""

@@ -19,13 +19,13 @@ from streammeta.client.reading.lookups import UNKNOWN_CRC, Slice
 from streammeta.client.resources import SharedWork, StoreThreads
 from streammeta.storage.errors import CorruptObjectError as BrokenFormatError
 from streammeta.storage.errors import RangeNotSatisfiableError
+from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.composite import decode_composite
 from streammeta.storage.object_format.index_block import IndexBlock, IndexEntry
-from streammeta.storage.object_format.object_checksum import ObjectChecksum
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.object_reader import ObjectReader, read_entry
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.storage.object_store.range_merge import merge_ranges
+from streammeta.storage.object_store.reads import merge_ranges
 
 WHOLE_OBJECT_BYTES = 128 * 1024
 """A smaller object is fetched whole when its index is wanted: one request instead of two."""
@@ -113,7 +113,7 @@ class BlockRange:
 def merge_blocks(blocks: Iterable[Block]) -> list[BlockRange]:
     """Cover `blocks` with few ranges: neighbours join if that leaves few bytes unused.
 
-    What is too much, `streammeta.storage.object_store.range_merge` says.
+    What is too much, `streammeta.storage.object_store.reads` says.
     """
     by_object: defaultdict[int, list[Block]] = defaultdict(list)
     for block in sorted(blocks, key=lambda one: one.key):

@@ -40,8 +40,8 @@ from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.recovery import RecoveryReport
 from streammeta.client.writer import StreamWriter
 from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.object_store.factory import open_object_store
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,9 @@ from streammeta.storage.compaction.entries import (
 from streammeta.storage.compaction.layout import SetObjectSoFar, lay_out
 from streammeta.storage.compaction.plan import CommitPlan, OutputKind
 from streammeta.storage.compaction.selection import GroupKind, SetObjects
-from streammeta.storage.object_format.footer import FOOTER_SIZE
-from streammeta.storage.object_format.index_block import INDEX_ENTRY_SIZE
+from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE
 from streammeta.storage.object_format.object_reader import tail_guess
-from streammeta.storage.object_store.range_merge import MAX_SPAN
+from streammeta.storage.object_store.reads import MAX_SPAN
 
 OBJECT_METADATA_BYTES = 54 + 32
 """A row each in the sections `objects` and `object_facts` of a checkpoint (docs/format.md)."""

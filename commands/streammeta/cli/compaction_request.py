@@ -65,7 +65,7 @@ class CompactionRequest:
 
     def open_store(self) -> ObjectStore:
         """Open the bucket, which asks it nothing yet. Raises `click.UsageError`."""
-        from streammeta.storage.object_store.factory import open_object_store
+        from streammeta.storage.object_store.address import open_object_store
 
         try:
             return open_object_store(self.store_uri)

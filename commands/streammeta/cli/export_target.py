@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 from streammeta.controller.config import ConfigError
 from streammeta.controller.snapshot.parquet_export import ExportTarget
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.object_store.factory import open_object_store
 
 _UNFINISHED = ".part"
 

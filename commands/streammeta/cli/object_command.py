@@ -18,9 +18,8 @@ from streammeta.cli.output import (
     command_output,
     format_option,
 )
-from streammeta.storage.errors import CorruptObjectError
-from streammeta.storage.inspection import documents, text_lines
-from streammeta.storage.inspection.errors import PayloadError
+from streammeta.storage.errors import CorruptObjectError, Deviation, PayloadError
+from streammeta.storage.inspection import rendering
 from streammeta.storage.inspection.kafka_batch import (
     KafkaBatch,
     KafkaRecord,
@@ -35,7 +34,6 @@ from streammeta.storage.inspection.object_report import (
     read_outline,
     read_records,
 )
-from streammeta.storage.object_format.deviation import Deviation
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE
 
 KAFKA, METASTREAM = "kafka", "metastream"
@@ -128,8 +126,8 @@ class _Dump:
     def show_outline(self, object_id: int | None) -> None:
         """Show footer, links and index."""
         if self._is_json:
-            self._output.collected |= documents.outline_document(self._outline, object_id)
-        self._say(text_lines.outline_lines(self._outline, object_id))
+            self._output.collected |= rendering.outline_document(self._outline, object_id)
+        self._say(rendering.outline_lines(self._outline, object_id))
 
     def show_records(self, findings: Iterator[Finding], limit: int | None) -> None:
         """Show records, `limit` at most, and the faults and deviations among them."""
@@ -139,7 +137,7 @@ class _Dump:
                     self._add_fault(finding)
                 case Deviation():
                     self._deviations.append(finding)
-                    self._output.note(text_lines.deviation_line(finding))
+                    self._output.note(rendering.deviation_line(finding))
                 case PlacedRecord():
                     self._show(finding)
                     self._shown += 1
@@ -157,33 +155,33 @@ class _Dump:
         if self._is_json:
             self._output.collected |= {
                 "records": self._records,
-                "faults": [documents.fault_document(fault) for fault in self._faults],
-                "deviations": [documents.deviation_document(one) for one in self._deviations],
+                "faults": [rendering.problem_document(fault) for fault in self._faults],
+                "deviations": [rendering.problem_document(one) for one in self._deviations],
             }
         if self._faults:
             raise _corrupt(self._outline.source, self._faults)
 
     def _add_fault(self, fault: CorruptObjectError) -> None:
         self._faults.append(fault)
-        self._output.note(text_lines.fault_line(fault))
+        self._output.note(rendering.fault_line(fault))
 
     def _say(self, lines: Iterator[str]) -> None:
         for line in lines:
             self._output.note(line)
 
     def _show(self, placed: PlacedRecord) -> None:
-        document = documents.record_document(placed)
-        self._output.note(text_lines.record_line(placed.record))
+        document = rendering.record_document(placed)
+        self._output.note(rendering.record_line(placed.record))
         try:
             if self._decode == KAFKA:
                 self._show_kafka(placed, document)
             elif self._decode == METASTREAM:
                 entry = decode_meta_entry(placed.record.payload)
-                document["meta"] = documents.meta_document(entry)
-                self._say(text_lines.meta_lines(entry))
+                document["meta"] = rendering.meta_document(entry)
+                self._say(rendering.meta_lines(entry))
         except PayloadError as error:
-            document["not_decoded"] = documents.payload_error_document(error)
-            self._output.note(text_lines.payload_error_line(error))
+            document["not_decoded"] = rendering.payload_error_document(error)
+            self._output.note(rendering.payload_error_line(error))
         if self._is_json:
             self._records.append(document)
 
@@ -191,8 +189,8 @@ class _Dump:
         batches = document["batches"] = []
         for batch in decode_kafka_batches(placed.record.payload):
             records, error = _records_of(batch)
-            batches.append(documents.kafka_document(batch, records))
-            self._say(text_lines.kafka_lines(batch, records))
+            batches.append(rendering.kafka_document(batch, records))
+            self._say(rendering.kafka_lines(batch, records))
             if not batch.is_intact:
                 self._add_fault(_damaged(batch, placed, self._outline.source))
             elif error is not None:

@@ -71,7 +71,7 @@ def _in_file(path: str, file: BinaryIO) -> OpenedObject:
 
 @contextmanager
 def _in_bucket(address: str) -> Iterator[OpenedObject]:
-    from streammeta.storage.object_store.factory import open_object_store  # boto3 is slow to import
+    from streammeta.storage.object_store.address import open_object_store  # boto3 is slow to import
 
     parts = urlsplit(address)
     key = unquote(parts.path[1:])

@@ -18,16 +18,19 @@ from streammeta.cli.output import (
     command_output,
     format_option,
 )
+from streammeta.storage.object_store.address import (
+    DEFAULT_REGION,
+    Checksum,
+    S3Config,
+    open_object_store,
+)
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.object_store.factory import open_object_store
 from streammeta.storage.object_store.precheck import (
     STEP_S,
     PrecheckReport,
     StepOutcome,
     run_precheck,
 )
-from streammeta.storage.object_store.s3_address import DEFAULT_REGION, S3Config
-from streammeta.storage.object_store.s3_checksum import Checksum
 
 T = TypeVar("T")
 

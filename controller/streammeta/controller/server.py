@@ -49,8 +49,8 @@ from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.rpc.connections import listen, new_server
 from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.installation import DISTRIBUTION
+from streammeta.storage.object_store.address import open_object_store, without_secrets
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.object_store.factory import open_object_store, without_secrets
 from streammeta.v1 import (
     admin_pb2,
     kv_pb2,

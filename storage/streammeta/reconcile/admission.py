@@ -12,7 +12,7 @@ from streammeta.reconcile.errors import ConfigurationError, PlanError
 from streammeta.reconcile.identity import ClusterIdentity
 from streammeta.reconcile.plan_folder import PlanResult
 from streammeta.reconcile.store_address import place_of
-from streammeta.storage.object_store.factory import without_secrets
+from streammeta.storage.object_store.address import without_secrets
 
 GRACE_FLOOR_MS = 15 * 60 * 1000
 """Shortest grace period without --unsafe-grace, in milliseconds."""

@@ -27,8 +27,8 @@ from streammeta.reconcile.leader import LeaderClient, removed, state_name
 from streammeta.reconcile.tables import record_batch
 from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.object_store.factory import open_object_store
 
 _HEADS_AT_ONCE = 8
 _LARGEST_BATCH = 1000

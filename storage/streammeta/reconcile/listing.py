@@ -26,8 +26,8 @@ from streammeta.storage.object_format.object_key import (
     cluster_namespace,
     parse_key,
 )
+from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectInfo, ObjectStore
-from streammeta.storage.object_store.factory import open_object_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -47,8 +47,8 @@ from streammeta.reconcile.store_address import open_store, place_of
 from streammeta.reconcile.tables import record_batch
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
+from streammeta.storage.object_store.address import without_secrets
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.object_store.factory import without_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,9 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 from streammeta.reconcile.errors import ConfigurationError
 from streammeta.storage.errors import StorageError
+from streammeta.storage.object_store.address import S3Config, open_object_store, without_secrets
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.storage.object_store.factory import open_object_store, without_secrets
-from streammeta.storage.object_store.s3_address import S3Config
 
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _DEFAULT_PORTS = {"http": 80, "https": 443}

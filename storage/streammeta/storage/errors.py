@@ -1,12 +1,21 @@
-"""What can go wrong with stored objects, in the words of this project.
+"""Errors and deviations of stored objects.
 
-Every door to a store or a file format raises one of these; no botocore, OSError or struct error
-passes it. A message names the object or bucket, what was found, what was wanted, and what to do
-next. Only `StoreUnavailableError`, `DeadlineExceededError` included, is worth repeating: the same
-call may succeed later.
+Every call on a store or a file format raises one of these errors; no botocore, OSError or struct
+error escapes. A message names the object or bucket, what was found, what was wanted, and what to do
+next. Only `StoreUnavailableError` and its subclass `DeadlineExceededError` are retriable.
+
+A deviation is a breach of the format that AutoMQ's own reader passes over. Objects of other writers
+may have a few and still hold every record. Readers are strict unless given a list for deviations;
+then those of the kinds below are noted, and everything else stays an error:
+
+- a data block flag other than 0x02, and reserved footer bytes that are not zero;
+- a gap in the offsets between two records under one index entry;
+- a data block without records, and a composite object without links.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 
 class StorageError(Exception):
@@ -142,3 +151,49 @@ class WrongBucketError(StorageError):
             " written or deleted; name the bucket and namespace that the cluster's controllers"
             " were started with (`streammeta shell -- cat /cluster` names the namespace)"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """One deviation: its byte position in the object, what is there and what the format wants."""
+
+    position: int
+    what: str
+    found: str
+    expected: str
+
+    @property
+    def problem(self) -> str:
+        """Found and wanted, in one sentence."""
+        return f"{self.what} is {self.found}, wanted {self.expected}"
+
+
+def deviate(
+    noted: list[Deviation] | None,
+    source: str,
+    position: int,
+    what: str,
+    *,
+    found: object,
+    expected: object,
+) -> None:
+    """Note a deviation of the object named `source`, or refuse it when `noted` is None.
+
+    Raises `CorruptObjectError` with the same content.
+    """
+    if noted is None:
+        raise CorruptObjectError(source, position, what, found=found, expected=expected)
+    noted.append(Deviation(position, what, str(found), str(expected)))
+
+
+class PayloadError(StorageError):
+    """A payload is not what it was to be decoded as, or is damaged.
+
+    `position` is the byte position in the payload, `found` and `expected` say what is wrong there.
+    """
+
+    def __init__(self, position: int, what: str, *, found: object, expected: object) -> None:
+        self.position = position
+        self.found = str(found)
+        self.expected = str(expected)
+        super().__init__(f"{what} at byte {position} is {found}, wanted {expected}")

@@ -50,8 +50,8 @@ from streammeta.storage.compaction.verification import (
     check_coverage,
 )
 from streammeta.storage.errors import StorageError, StoreUnavailableError
+from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.index_block import StreamRange
-from streammeta.storage.object_format.object_checksum import ObjectChecksum
 from streammeta.v1.common_pb2 import NodeIdentity
 
 

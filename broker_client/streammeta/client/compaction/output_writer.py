@@ -14,7 +14,7 @@ from streammeta.client.compaction.report import Figures
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.client.compaction.together import together
 from streammeta.storage.errors import StorageError
-from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_store.base import MultipartUpload, UploadedPart
 
 _log = logging.getLogger(__name__)

@@ -23,9 +23,8 @@ from streammeta.storage.errors import (
     RangeNotSatisfiableError,
     StorageError,
 )
-from streammeta.storage.object_format.footer import FOOTER_SIZE
-from streammeta.storage.object_format.index_block import INDEX_ENTRY_SIZE
-from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.checksum import ObjectChecksum
+from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE
 from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader, tail_guess
 
 _BYTES_PER_ENTRY = 56

@@ -15,7 +15,7 @@ from streammeta.client.compaction.stream_object_output import NewObject
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import ControllerUnavailableError, OutcomeUnknownError, refusal
 from streammeta.storage.compaction.stream_objects import ANY_CRC, StreamObject
-from streammeta.storage.object_format.attributes import (
+from streammeta.storage.object_format.object_key import (
     ObjectAttributes,
     ObjectKind,
     encode_attributes,

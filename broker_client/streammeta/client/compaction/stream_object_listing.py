@@ -13,7 +13,7 @@ from streammeta.client import methods
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import refusal
 from streammeta.storage.compaction.stream_objects import ANY_CRC, StreamObject
-from streammeta.storage.object_format.attributes import decode_attributes
+from streammeta.storage.object_format.object_key import decode_attributes
 from streammeta.v1 import common_pb2, objects_pb2, streams_pb2
 from streammeta.v1.common_pb2 import ErrorCode
 

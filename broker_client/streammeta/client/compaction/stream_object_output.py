@@ -46,10 +46,9 @@ from streammeta.storage.errors import (
     StorageError,
     StoreRejectedError,
 )
+from streammeta.storage.object_format.checksum import ObjectChecksum, crc_without_tail, joined_crc
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
-from streammeta.storage.object_format.crc_arithmetic import crc_without_tail, joined_crc
-from streammeta.storage.object_format.footer import Footer, encode_footer
-from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.index_block import Footer, encode_footer
 from streammeta.storage.object_store.base import MultipartUpload, UploadedPart
 
 _log = logging.getLogger(__name__)

@@ -22,10 +22,9 @@ from streammeta.storage.errors import (
     ObjectNotFoundError,
     RangeNotSatisfiableError,
 )
+from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.composite import LinkedObject, decode_composite
-from streammeta.storage.object_format.footer import FOOTER_SIZE
-from streammeta.storage.object_format.index_block import INDEX_ENTRY_SIZE, IndexEntry
-from streammeta.storage.object_format.object_checksum import ObjectChecksum
+from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE, IndexEntry
 from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader, exactly
 from streammeta.storage.object_store.base import ObjectStore
 

@@ -28,7 +28,7 @@ from streammeta.client.reading.lookups import (
     check_located,
     slice_of,
 )
-from streammeta.storage.object_format.attributes import ObjectKind
+from streammeta.storage.object_format.object_key import ObjectKind
 from streammeta.v1 import common_pb2, records_pb2
 
 SLICES_PER_LOOKUP = 200

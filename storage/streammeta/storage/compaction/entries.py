@@ -15,10 +15,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streammeta.storage.object_format.data_block import MAX_BLOCK_SIZE
-from streammeta.storage.object_format.footer import Footer, encode_footer
-from streammeta.storage.object_format.index_block import INDEX_ENTRY_DTYPE, IndexBlock, StreamRange
-from streammeta.storage.object_format.record import INT32_MAX
+from streammeta.storage.object_format.index_block import (
+    INDEX_ENTRY_DTYPE,
+    Footer,
+    IndexBlock,
+    StreamRange,
+    encode_footer,
+)
+from streammeta.storage.object_format.record import INT32_MAX, MAX_BLOCK_SIZE
 
 Column: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]

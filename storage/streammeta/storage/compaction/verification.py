@@ -22,9 +22,8 @@ from streammeta.storage.compaction.entries import (
     sorted_by_stream,
 )
 from streammeta.storage.errors import CorruptObjectError, StorageError
-from streammeta.storage.object_format.crc_arithmetic import joined_crc
-from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE, BLOCK_MAGIC
-from streammeta.storage.object_format.record import RECORD_MAGIC
+from streammeta.storage.object_format.checksum import joined_crc
+from streammeta.storage.object_format.record import BLOCK_HEADER_SIZE, BLOCK_MAGIC, RECORD_MAGIC
 
 
 class CoverageError(StorageError):

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import google_crc32c
 
-from streammeta.storage.inspection.errors import PayloadError
+from streammeta.storage.errors import PayloadError
 
 META_MAGIC = 0
 SNAPSHOTS_MAGIC = 0x18

@@ -15,20 +15,33 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from streammeta.storage.errors import CorruptObjectError
-from streammeta.storage.object_format.composite import CompositeObject, LinkedObject
-from streammeta.storage.object_format.composite_reader import CompositeReader
-from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE, decode_block_header
-from streammeta.storage.object_format.deviation import Deviation
-from streammeta.storage.object_format.footer import FOOTER_SIZE, Footer, decode_footer
-from streammeta.storage.object_format.index_block import IndexEntry, StreamRange, salvage_entries
+from streammeta.storage.errors import CorruptObjectError, Deviation
+from streammeta.storage.object_format.composite import (
+    CompositeObject,
+    CompositeReader,
+    LinkedObject,
+)
+from streammeta.storage.object_format.index_block import (
+    FOOTER_SIZE,
+    Footer,
+    IndexEntry,
+    StreamRange,
+    decode_footer,
+    salvage_entries,
+    stream_ranges,
+)
 from streammeta.storage.object_format.object_reader import (
     ByteRange,
     ObjectReader,
     exactly,
     read_entry,
 )
-from streammeta.storage.object_format.record import RecordBatch, decode_record
+from streammeta.storage.object_format.record import (
+    BLOCK_HEADER_SIZE,
+    RecordBatch,
+    decode_block_header,
+    decode_record,
+)
 
 Fetch: TypeAlias = Callable[[int, int], bytes]
 
@@ -67,13 +80,7 @@ class ObjectOutline:
     @property
     def ranges(self) -> tuple[StreamRange, ...]:
         """First start to last end of each stream, in the order of the index."""
-        found: list[StreamRange] = []
-        for entry in self.entries:
-            start = entry.start_offset
-            if found and found[-1].stream_id == entry.stream_id:
-                start = found.pop().start_offset
-            found.append(StreamRange(entry.stream_id, start, entry.end_offset))
-        return tuple(found)
+        return stream_ranges(self.entries)
 
 
 @dataclass(frozen=True, slots=True)

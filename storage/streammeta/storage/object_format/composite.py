@@ -1,34 +1,31 @@
 """Composite objects: a link table that presents several normal objects of one stream as one.
 
-Owns the link table (u8 magic 0x52, i32 count, and for each linked object i64 id, i32 ordinal of its
-first index entry, i16 bucket id) and the rule that the linked entries are one unbroken range of one
-stream. Entries keep their positions inside the linked object, so a composite holds no data. Its
-recorded size is the bytes of the linked blocks, not of the file: fetch the file whole.
+The link table is u8 magic 0x52, i32 count, and for each linked object i64 id, i32 ordinal of its
+first index entry, i16 bucket id. The linked entries are one unbroken range of one stream. Entries
+keep their positions inside the linked object, so a composite holds no data. Metadata records the
+bytes of the linked blocks as its size, not those of its file; the file's size comes from the store.
 """
 
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from streammeta.storage.errors import CorruptObjectError
-from streammeta.storage.object_format.deviation import Deviation, deviate
-from streammeta.storage.object_format.footer import (
-    FOOTER_SIZE,
-    Footer,
-    decode_footer,
-    encode_footer,
-)
+from streammeta.storage.errors import CorruptObjectError, Deviation, deviate
 from streammeta.storage.object_format.index_block import (
+    FOOTER_SIZE,
     INDEX_ENTRY_SIZE,
+    Footer,
     IndexBlock,
     IndexEntry,
+    decode_footer,
     decode_index,
+    encode_footer,
     encode_index,
 )
+from streammeta.storage.object_format.object_reader import ByteRange, exactly, tail_guess
 from streammeta.storage.object_format.record import INT64_MAX
 
 COMPOSITE_TABLE_MAGIC = 0x52
@@ -54,15 +51,6 @@ class CompositeObject:
     links: tuple[LinkedObject, ...]
     first_ordinals: tuple[int, ...]
     index: IndexBlock
-
-    @property
-    def retained_size(self) -> int:
-        """Bytes of all linked blocks: the size that metadata records for the composite."""
-        return self.index.data_size
-
-    def link_of(self, ordinal: int) -> LinkedObject:
-        """Find the linked object that holds the blocks of index entry `ordinal`."""
-        return self.links[bisect_right(self.first_ordinals, ordinal) - 1]
 
 
 def encode_composite(links: Sequence[LinkedObject]) -> bytes:
@@ -210,3 +198,55 @@ def _decode_table(
                 expected="at least 0",
             )
     return links
+
+
+class CompositeReader:
+    """Parses the composite object named `source` (for messages), a file of `file_size` bytes.
+
+    While `needed` is a range, fetch it and pass it to `receive`; then `composite` is known. The
+    first range is the guess that `ObjectReader` makes, the second what is in front of it. Raises
+    `CorruptObjectError` when the size is too small for an object. Strict, unless `noted` is given:
+    then deviations (see `deviation`) are added to it and passed over.
+    """
+
+    def __init__(self, source: str, file_size: int, noted: list[Deviation] | None = None) -> None:
+        self._source = source
+        self._noted = noted
+        self._size = file_size
+        self._needed: ByteRange | None = tail_guess(file_size, source)
+        self._tail = b""
+        self._composite: CompositeObject | None = None
+
+    @property
+    def needed(self) -> ByteRange | None:
+        """The bytes to fetch next, or None when the composite is known."""
+        return self._needed
+
+    @property
+    def composite(self) -> CompositeObject:
+        """The links and their index. Raises `RuntimeError` while bytes are still needed."""
+        if self._composite is None:
+            raise RuntimeError(f"{self._source} is not read yet: receive {self._needed}")
+        return self._composite
+
+    def receive(self, data: bytes | memoryview) -> None:
+        """Take the bytes of the range in `needed`.
+
+        Raises `CorruptObjectError` when they are fewer or more than asked for or break the format;
+        the reader then stays as it was.
+        """
+        if self._needed is None:
+            raise RuntimeError(f"{self._source} is known already, no bytes are needed")
+        view = exactly(self._needed, data, self._source)
+        if not self._tail:
+            # Deviations are noted when the whole file is read.
+            seen_again: list[Deviation] | None = None if self._noted is None else []
+            decode_footer(view, self._size, composite=True, source=self._source, noted=seen_again)
+        if self._needed.start > 0:
+            self._tail = bytes(view)
+            self._needed = ByteRange(0, self._needed.start)
+            return
+        self._composite = decode_composite(
+            b"".join((view, self._tail)), source=self._source, noted=self._noted
+        )
+        self._needed, self._tail = None, b""

@@ -1,9 +1,10 @@
-"""The index of an object: which blocks hold which offsets of which stream.
+"""Index block and footer of an object: which blocks hold which offsets of which stream.
 
-Owns the 36-byte entries (big-endian i64 stream id, i64 start offset, i32 end offset delta, i32
-record count, i64 block position, i32 size), the rules an index must keep, and the search in it.
-An object may have tens of thousands of entries, so they stay columns and become values one by one,
-only when a search returns them. Knows nothing of footers or of how bytes were fetched.
+Index entries have 36 bytes: big-endian i64 stream id, i64 start offset, i32 end offset delta, i32
+record count, i64 block position, i32 size. An object may have tens of thousands, so they stay
+columns and become values one by one, when a search returns them. The footer is the last 48 bytes:
+i64 index position, i32 index size, 28 zero bytes, u64 magic that tells normal from composite
+objects. Knows nothing of how bytes are fetched.
 """
 
 from __future__ import annotations
@@ -11,20 +12,100 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from streammeta.storage.errors import CorruptObjectError
-from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE
-from streammeta.storage.object_format.record import INT64_MAX, RECORD_HEADER_SIZE
+from streammeta.storage.errors import CorruptObjectError, Deviation, deviate
+from streammeta.storage.object_format.record import BLOCK_HEADER_SIZE, INT64_MAX, RECORD_HEADER_SIZE
+
+FOOTER_SIZE = 48
+NORMAL_MAGIC = 0x88E241B785F4CFF7
+COMPOSITE_MAGIC = 0x88E241B785F4CFF8
+
+_FOOTER = struct.Struct(">qi28sQ")
+_RESERVED = bytes(28)
+_RESERVED_POSITION, _MAGIC_POSITION = 12, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """Byte position and size of the index block, and the kind of the object."""
+
+    index_position: int
+    index_size: int
+    composite: bool = False
+
+
+def encode_footer(footer: Footer) -> bytes:
+    """Encode `footer` as its 48 bytes. Raises `ValueError` when a number does not fit its field."""
+    magic = COMPOSITE_MAGIC if footer.composite else NORMAL_MAGIC
+    try:
+        return _FOOTER.pack(footer.index_position, footer.index_size, _RESERVED, magic)
+    except struct.error as error:
+        raise ValueError(f"{footer}: wanted a 64-bit position and a 32-bit size") from error
+
+
+def decode_footer(
+    data: memoryview,
+    object_size: int,
+    *,
+    composite: bool | None,
+    source: str = "footer",
+    noted: list[Deviation] | None = None,
+) -> Footer:
+    """Read the footer, the last 48 bytes of `data`, of an object of `object_size` bytes.
+
+    `composite` is the kind that the object must be of; None takes either. Raises
+    `CorruptObjectError` when the footer is cut short, has another magic than wanted, uses the
+    reserved bytes (passed over if that is to be `noted`), or when the index it names does not end
+    where the footer starts.
+    """
+    position = object_size - FOOTER_SIZE
+    if position < 0 or len(data) < FOOTER_SIZE:
+        raise CorruptObjectError(
+            source,
+            0,
+            "what there is for the footer",
+            found=f"{max(0, min(object_size, len(data)))} bytes",
+            expected=f"at least {FOOTER_SIZE} bytes",
+        )
+    index_position, index_size, reserved, magic = _FOOTER.unpack_from(data, len(data) - FOOTER_SIZE)
+    kinds = (False, True) if composite is None else (composite,)
+    magics = [COMPOSITE_MAGIC if kind else NORMAL_MAGIC for kind in kinds]
+    if magic not in magics:
+        raise CorruptObjectError(
+            source,
+            position + _MAGIC_POSITION,
+            "footer magic",
+            found=f"{magic:#018x}",
+            expected=" or ".join(f"{wanted:#018x}" for wanted in magics),
+        )
+    if reserved != _RESERVED:
+        deviate(
+            noted,
+            source,
+            position + _RESERVED_POSITION,
+            "reserved bytes of the footer",
+            found=reserved.hex(),
+            expected="28 zeros",
+        )
+    if index_position < 0 or index_size < 0 or index_position + index_size != position:
+        raise CorruptObjectError(
+            source,
+            position,
+            "place of the index",
+            found=f"{index_size} bytes at {index_position}",
+            expected=f"one that ends at {position}, where the footer starts",
+        )
+    return Footer(index_position, index_size, magic == COMPOSITE_MAGIC)
+
 
 INDEX_ENTRY_SIZE = 36
 UNLIMITED = -1
-NO_ENTRY = -1
 
 _ENTRY = struct.Struct(">qqiiqi")
 INDEX_ENTRY_DTYPE = np.dtype(
@@ -85,6 +166,17 @@ class FindResult:
     fulfilled: bool
 
 
+def stream_ranges(entries: Iterable[IndexEntry]) -> tuple[StreamRange, ...]:
+    """Return first start to last end of each stream, in the order of `entries`; gaps are hidden."""
+    ranges: list[StreamRange] = []
+    for entry in entries:
+        start = entry.start_offset
+        if ranges and ranges[-1].stream_id == entry.stream_id:
+            start = ranges.pop().start_offset
+        ranges.append(StreamRange(entry.stream_id, start, entry.end_offset))
+    return tuple(ranges)
+
+
 def encode_index(entries: Sequence[IndexEntry]) -> bytes:
     """Encode the index block of `entries`.
 
@@ -133,10 +225,6 @@ class IndexBlock:
     def __iter__(self) -> Iterator[IndexEntry]:
         return (IndexEntry(*row) for row in zip(*self._columns, strict=True))
 
-    def entry(self, ordinal: int) -> IndexEntry:
-        """Return the entry at `ordinal`, 0-based."""
-        return IndexEntry(*[column[ordinal] for column in self._columns])
-
     @property
     def columns(self) -> tuple[NDArray[np.int64], ...]:
         """Views of the columns, in the order of the fields of `IndexEntry`, one row an entry."""
@@ -146,50 +234,6 @@ class IndexBlock:
     def data_size(self) -> int:
         """Bytes of all blocks of all entries."""
         return sum(self._sizes)
-
-    def stream_ranges(self) -> list[StreamRange]:
-        """First start to last end of each stream, by stream id. Gaps inside do not show."""
-        if not len(self):
-            return []
-        streams = _view(self._streams)
-        firsts = np.flatnonzero(np.diff(streams, prepend=streams[0] - 1))
-        lasts = np.append(firsts[1:], len(self)) - 1
-        rows = zip(
-            streams[firsts].tolist(),
-            _view(self._starts)[firsts].tolist(),
-            _view(self._ends)[lasts].tolist(),
-            strict=True,
-        )
-        return [StreamRange(*row) for row in rows]
-
-    def locate(self, stream_id: int, offset: int) -> int:
-        """Return the ordinal of the entry that holds `offset` of a stream, `NO_ENTRY` if none."""
-        ordinal, stop = self._ordinal_of(stream_id, offset)
-        return ordinal if ordinal < stop and self._starts[ordinal] <= offset else NO_ENTRY
-
-    def locate_many(self, stream_ids: ArrayLike, offsets: ArrayLike) -> _Column:
-        """Do `locate` for each pair of the two columns, which are equally long, at once."""
-        streams = np.asarray(stream_ids, dtype=np.int64)
-        wanted = np.asarray(offsets, dtype=np.int64)
-        if streams.shape != wanted.shape or streams.ndim != 1:
-            raise ValueError(
-                f"stream_ids has the shape {streams.shape} and offsets {wanted.shape}, wanted two"
-                " columns of one length"
-            )
-        if not len(self):
-            return np.full(len(streams), NO_ENTRY, dtype=np.int64)
-        starts, ends, last = _view(self._starts), _view(self._ends), len(self) - 1
-        low = _view(self._streams).searchsorted(streams, side="left")
-        stop = _view(self._streams).searchsorted(streams, side="right")
-        high = stop.copy()
-        # One binary search per pair, all of them in step: each round halves every [low, high).
-        while (open_ := low < high).any():
-            middle = (low + high) >> 1
-            is_before = open_ & (ends[np.minimum(middle, last)] <= wanted)
-            high = np.where(open_ & ~is_before, middle, high)
-            low = np.where(is_before, middle + 1, low)
-        is_held = (low < stop) & (starts[np.minimum(low, last)] <= wanted)
-        return np.where(is_held, low, NO_ENTRY).astype(np.int64)
 
     def find(self, stream_id: int, start: int, end: int, max_bytes: int) -> FindResult:
         """Find the entries that hold `[start, end)` of a stream, from the one holding `start` on.
@@ -205,7 +249,7 @@ class IndexBlock:
         while ordinal < stop and not fulfilled:
             if self._starts[ordinal] > next_offset:
                 break
-            entry = self.entry(ordinal)
+            entry = IndexEntry(*[column[ordinal] for column in self._columns])
             entries.append(entry)
             if entry.start_offset == next_offset:
                 left = max(0, left - entry.payload_size)

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streammeta.storage.errors import CorruptObjectError
-from streammeta.storage.object_format.data_block import BLOCK_HEADER_SIZE, decode_blocks
-from streammeta.storage.object_format.deviation import Deviation, deviate
-from streammeta.storage.object_format.footer import FOOTER_SIZE, Footer, decode_footer
+from streammeta.storage.errors import CorruptObjectError, Deviation, deviate
 from streammeta.storage.object_format.index_block import (
+    FOOTER_SIZE,
     INDEX_ENTRY_SIZE,
+    Footer,
     IndexBlock,
     IndexEntry,
+    decode_footer,
     decode_index,
 )
-from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
+from streammeta.storage.object_format.record import (
+    BLOCK_HEADER_SIZE,
+    RECORD_HEADER_SIZE,
+    RecordBatch,
+    decode_blocks,
+)
 
 _GUESS_BASE = 8192
 _MIB = 1024 * 1024

@@ -14,22 +14,25 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from streammeta.storage.object_format.data_block import (
-    BLOCK_HEADER_SIZE,
-    MAX_BLOCK_DATA,
-    MAX_PAYLOAD_SIZE,
-    encode_block_header,
+from streammeta.storage.object_format.checksum import ObjectChecksum
+from streammeta.storage.object_format.index_block import (
+    Footer,
+    IndexEntry,
+    StreamRange,
+    encode_footer,
+    encode_index,
 )
-from streammeta.storage.object_format.footer import Footer, encode_footer
-from streammeta.storage.object_format.index_block import IndexEntry, StreamRange, encode_index
-from streammeta.storage.object_format.object_checksum import ObjectChecksum
 from streammeta.storage.object_format.record import (
+    BLOCK_HEADER_SIZE,
     INT32_MAX,
     INT64_MAX,
+    MAX_BLOCK_DATA,
+    MAX_PAYLOAD_SIZE,
     RECORD_HEADER_SIZE,
     RECORD_MAGIC,
     RecordBatch,
     check_encodable,
+    encode_block_header,
     pack_record_header,
 )
 
@@ -104,11 +107,6 @@ class ObjectWriter:
     def data_size(self) -> int:
         """Bytes of all blocks so far."""
         return self._data_size
-
-    @property
-    def waiting_size(self) -> int:
-        """Bytes of the object so far that are in no part that was taken."""
-        return (self._data_size if self._size is None else self._size) - self._taken_size
 
     def write(self, records: Sequence[RecordBatch]) -> None:
         """Append records of one stream, ascending by offset. An empty write does nothing.

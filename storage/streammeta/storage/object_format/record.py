@@ -1,9 +1,11 @@
-"""One record batch and its bytes: the unit that a broker appends and a reader gets back.
+"""Record batches and the data blocks that hold them, as bytes.
 
-Owns the 33-byte header and the checks on it, for one record and for many that follow each other.
-Knows nothing of blocks, objects or where bytes come from. Layout, big-endian: u8 magic 0x22, i64
-stream id, i64 epoch, i64 base offset, i32 count, i32 payload length, payload. There is no checksum
-in it.
+A record batch is the unit that a broker appends and reads back. Big-endian: u8 magic 0x22, i64
+stream id, i64 epoch, i64 base offset, i32 count, i32 payload length, payload; no checksum. A data
+block is a run of record batches of one stream behind a 10-byte header: u8 magic 0x5A, u8 flag 0x02,
+i32 record count, i32 data length. Compaction puts several blocks under one index entry, so a range
+of bytes is always read as one or more blocks. The flag's low bits are reserved for compression; no
+value but 0x02 was ever written, and any other is refused or noted as a `Deviation`.
 """
 
 from __future__ import annotations
@@ -12,17 +14,17 @@ import struct
 from dataclasses import dataclass
 from typing import NoReturn
 
-from streammeta.storage.errors import CorruptObjectError
+from streammeta.storage.errors import CorruptObjectError, Deviation, deviate
 
 RECORD_MAGIC = 0x22
 RECORD_HEADER_SIZE = 33
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
-_HEADER = struct.Struct(">Bqqqii")
+_RECORD_HEADER = struct.Struct(">Bqqqii")
 _SIZE_POSITION = 29
 
-pack_record_header = _HEADER.pack
+pack_record_header = _RECORD_HEADER.pack
 """Encode magic, stream id, epoch, base offset, count and payload length, unchecked but for their
 width: `struct.error` is raised on a number that does not fit."""
 
@@ -70,10 +72,10 @@ class _Unfrozen:
         self.payload = payload
 
 
-def encode_record_header(record: RecordBatch) -> bytes:
-    """Encode the 33 bytes before the payload. Raises `ValueError` naming the field out of range."""
+def encode_record(record: RecordBatch) -> bytes:
+    """Encode the whole record. Raises `ValueError` naming the field out of range."""
     check_encodable(record)
-    return pack_record_header(
+    header = pack_record_header(
         RECORD_MAGIC,
         record.stream_id,
         record.epoch,
@@ -81,11 +83,7 @@ def encode_record_header(record: RecordBatch) -> bytes:
         record.count,
         len(record.payload),
     )
-
-
-def encode_record(record: RecordBatch) -> bytes:
-    """Encode the whole record. Raises `ValueError` naming the field out of range."""
-    return encode_record_header(record) + record.payload
+    return header + record.payload
 
 
 def check_encodable(record: RecordBatch) -> None:
@@ -128,7 +126,7 @@ def decode_records(
     `source` and `origin` are those of `decode_record`, and so is the error. What precedes a record
     that raises it has been appended.
     """
-    unpack, add, end = _HEADER.unpack_from, records.append, len(data)
+    unpack, add, end = _RECORD_HEADER.unpack_from, records.append, len(data)
     for _ in range(count):
         start = at + RECORD_HEADER_SIZE
         if start > end:
@@ -162,7 +160,7 @@ def _raise_fault(data: memoryview, at: int, source: str, origin: int) -> NoRetur
             found=f"{left} bytes",
             expected=f"{RECORD_HEADER_SIZE} bytes",
         )
-    magic, stream_id, epoch, base, count, length = _HEADER.unpack_from(data, at)
+    magic, stream_id, epoch, base, count, length = _RECORD_HEADER.unpack_from(data, at)
     if magic != RECORD_MAGIC:
         raise CorruptObjectError(
             source,
@@ -186,3 +184,139 @@ def _raise_fault(data: memoryview, at: int, source: str, origin: int) -> NoRetur
         found=f"stream {stream_id}, epoch {epoch}, base offset {base}, count {count}",
         expected="a count of at least 1, the others not negative, the end below 2^63",
     )
+
+
+BLOCK_MAGIC = 0x5A
+BLOCK_FLAG = 0x02
+BLOCK_HEADER_SIZE = 10
+
+MAX_BLOCK_SIZE = INT32_MAX - 2
+"""Largest block with its header, in bytes: a JVM has no array that is longer, and reads a block
+into one."""
+MAX_BLOCK_DATA = MAX_BLOCK_SIZE - BLOCK_HEADER_SIZE
+"""Bytes of the records of the largest block."""
+MAX_PAYLOAD_SIZE = MAX_BLOCK_DATA - RECORD_HEADER_SIZE
+"""Bytes of the largest payload: that of the one record of the largest block."""
+
+_BLOCK_HEADER = struct.Struct(">BBii")
+_FLAG_POSITION, _COUNT_POSITION, _LENGTH_POSITION = 1, 2, 6
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHeader:
+    """Number of records in a block, and the bytes they take."""
+
+    record_count: int
+    data_length: int
+
+
+def encode_block_header(record_count: int, data_length: int) -> bytes:
+    """Encode the header of a block of `record_count` records that take `data_length` bytes."""
+    return _BLOCK_HEADER.pack(BLOCK_MAGIC, BLOCK_FLAG, record_count, data_length)
+
+
+def decode_block_header(
+    data: memoryview,
+    at: int,
+    *,
+    end: int | None = None,
+    source: str = "block",
+    origin: int = 0,
+    noted: list[Deviation] | None = None,
+) -> BlockHeader:
+    """Read the header at `data[at]` of a block that ends at or before `end`, the end of `data`.
+
+    A larger `end` is for a caller that has not all of the block yet. `source` names the object,
+    `origin` is the position of `data[0]` in it. Raises `CorruptObjectError` when the header is cut
+    short, or can't be that of such a block; deviations are passed over if they are to be `noted`.
+    """
+    if len(data) - at < BLOCK_HEADER_SIZE:
+        raise CorruptObjectError(
+            source,
+            origin + at,
+            "what is left for a block header",
+            found=f"{len(data) - at} bytes",
+            expected=f"{BLOCK_HEADER_SIZE} bytes",
+        )
+    left = (len(data) if end is None else end) - at - BLOCK_HEADER_SIZE
+    magic, flag, count, length = _BLOCK_HEADER.unpack_from(data, at)
+    if magic != BLOCK_MAGIC:
+        raise CorruptObjectError(
+            source,
+            origin + at,
+            "block magic",
+            found=f"{magic:#04x}",
+            expected=f"{BLOCK_MAGIC:#04x}",
+        )
+    if flag != BLOCK_FLAG:
+        deviate(
+            noted,
+            source,
+            origin + at + _FLAG_POSITION,
+            "block flag",
+            found=f"{flag:#04x}",
+            expected=f"{BLOCK_FLAG:#04x}",
+        )
+    if not 0 <= length <= left:
+        raise CorruptObjectError(
+            source,
+            origin + at + _LENGTH_POSITION,
+            "block data length",
+            found=length,
+            expected=f"0..{left}",
+        )
+    if count == 0 and length == 0:
+        deviate(
+            noted,
+            source,
+            origin + at + _COUNT_POSITION,
+            "block record count",
+            found=0,
+            expected="1 or more",
+        )
+    elif not 1 <= count <= length // RECORD_HEADER_SIZE:
+        raise CorruptObjectError(
+            source,
+            origin + at + _COUNT_POSITION,
+            "block record count",
+            found=count,
+            expected=f"1..{length // RECORD_HEADER_SIZE}, what {length} bytes can hold",
+        )
+    return BlockHeader(count, length)
+
+
+def decode_blocks(
+    data: memoryview,
+    *,
+    source: str = "block",
+    origin: int = 0,
+    noted: list[Deviation] | None = None,
+) -> list[RecordBatch]:
+    """Read all records of the blocks that fill `data` exactly.
+
+    `source` names the object, `origin` is the position of `data[0]` in it. Raises
+    `CorruptObjectError` when anything is cut short, left over, or breaks the format; deviations are
+    passed over if they are to be `noted`.
+    """
+    records: list[RecordBatch] = []
+    at = 0
+    while at < len(data):
+        header = decode_block_header(data, at, source=source, origin=origin, noted=noted)
+        stop = at + BLOCK_HEADER_SIZE + header.data_length
+        at = decode_records(
+            data[:stop],
+            at + BLOCK_HEADER_SIZE,
+            header.record_count,
+            records,
+            source=source,
+            origin=origin,
+        )
+        if at != stop:
+            raise CorruptObjectError(
+                source,
+                origin + at,
+                f"what is behind the last of {header.record_count} records of a block",
+                found=f"{stop - at} bytes",
+                expected="0 bytes",
+            )
+    return records

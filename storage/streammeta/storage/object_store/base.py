@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from streammeta.storage.errors import InvalidKeyError
-from streammeta.storage.object_store.metrics import StoreMetrics
+from streammeta.storage.object_store.calls import StoreMetrics
 
 MIN_PART_SIZE = 5 * 1024 * 1024
 MAX_PART_SIZE = 5 * 1024 * 1024 * 1024

@@ -42,7 +42,13 @@ from streammeta.storage.object_store.base import (
     check_range,
     check_tags,
 )
-from streammeta.storage.object_store.deadline import earlier, with_clean_up
+from streammeta.storage.object_store.calls import (
+    Meter,
+    StoreMetrics,
+    Tally,
+    earlier,
+    with_clean_up,
+)
 from streammeta.storage.object_store.local_files import (
     copy_bytes,
     etag_of,
@@ -57,8 +63,7 @@ from streammeta.storage.object_store.local_files import (
     write_all,
     write_tags,
 )
-from streammeta.storage.object_store.metrics import CallObserver, Meter, StoreMetrics, Tally
-from streammeta.storage.object_store.scatter import Scatter
+from streammeta.storage.object_store.reads import Scatter
 
 _RENAME_TRIES = 20
 
@@ -70,12 +75,12 @@ class LocalObjectStore:
     `.` or `..` segment, none over 255 bytes, and no key that is a prefix path of another.
     """
 
-    def __init__(self, root: str | os.PathLike[str], observer: CallObserver | None = None) -> None:
+    def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(os.path.realpath(root))
         self._objects = self._root / "objects"
         self._uploads = self._root / "uploads"
         self._tmp = self._root / ".tmp"
-        self._meter = Meter(observer)
+        self._meter = Meter()
         self._deadline: float | None = None
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from streammeta.storage.errors import StoreRejectedError
 from streammeta.storage.object_store.base import ObjectInfo, Tags
-from streammeta.storage.object_store.scatter import Scatter
+from streammeta.storage.object_store.reads import Scatter
 
 _COPY_CHUNK = 1024 * 1024
 _VIEWS_PER_READ = min(1024, os.sysconf("SC_IOV_MAX"))

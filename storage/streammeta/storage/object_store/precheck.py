@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from streammeta.storage.errors import ObjectExistsError, ObjectNotFoundError, StorageError
+from streammeta.storage.object_store.address import Checksum
 from streammeta.storage.object_store.base import MIN_PART_SIZE, MultipartUpload, ObjectStore
-from streammeta.storage.object_store.s3_checksum import Checksum
 
 FOLDER = "streammeta-precheck"
 CREATORS = 16

@@ -14,13 +14,13 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import DeadlineExceededError, StoreUnavailableError
-from streammeta.storage.object_store.deadline import run_for
-from streammeta.storage.object_store.metrics import Tally
+from streammeta.storage.object_store.calls import Tally
 
 T = TypeVar("T")
 
@@ -169,3 +169,29 @@ def _no_time_left(attempt: int, error: StoreUnavailableError) -> DeadlineExceede
         throttled=error.throttled,
         retry_after_s=error.retry_after_s,
     )
+
+
+def run_for(seconds: float, request: Callable[[], T]) -> T:
+    """Run `request` in a thread of its own, and wait for it no longer than `seconds`.
+
+    A request that takes longer is left behind: it ends by the timeouts of its connection, and what
+    it brings is dropped. Raises `DeadlineExceededError` then.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(request())
+        except BaseException as error:  # noqa: BLE001 - it is the waiting thread's to handle
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="object-store-deadline", daemon=True).start()
+    try:
+        return outcome.result(timeout=max(0.0, seconds))
+    except TimeoutError:
+        if outcome.done():
+            raise  # it is the request's own
+        raise DeadlineExceededError(
+            "the object store did not answer before the time for the call was up; what it asked"
+            " for may still happen; repeat it with more time"
+        ) from None

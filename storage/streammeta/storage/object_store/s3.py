@@ -25,6 +25,7 @@ from streammeta.storage.errors import (
     StoreUnavailableError,
     UploadNotFoundError,
 )
+from streammeta.storage.object_store.address import Checksum, S3Config
 from streammeta.storage.object_store.base import (
     Body,
     DeleteResult,
@@ -37,22 +38,26 @@ from streammeta.storage.object_store.base import (
     check_parts,
     check_range,
 )
-from streammeta.storage.object_store.deadline import earlier, with_clean_up
-from streammeta.storage.object_store.metrics import CallObserver, Meter, StoreMetrics
+from streammeta.storage.object_store.calls import (
+    Meter,
+    StoreMetrics,
+    earlier,
+    with_clean_up,
+)
+from streammeta.storage.object_store.reads import Scatter
 from streammeta.storage.object_store.retry import Retrier, RetryPolicy
-from streammeta.storage.object_store.s3_address import S3Config
-from streammeta.storage.object_store.s3_checksum import Checksum
 from streammeta.storage.object_store.s3_client import (
+    THROTTLED_CODES,
+    as_view,
     check_part,
     check_whole,
     info_of,
     open_client,
+    sendable,
     tagging,
     to_ms,
+    translate,
 )
-from streammeta.storage.object_store.s3_errors import THROTTLED_CODES, translate
-from streammeta.storage.object_store.scatter import Scatter
-from streammeta.storage.object_store.view_body import as_view, sendable
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import CompletedPartTypeDef, ErrorTypeDef, HeadObjectOutputTypeDef
@@ -70,14 +75,13 @@ class S3ObjectStore:
         self,
         config: S3Config,
         retry: RetryPolicy | None = None,
-        observer: CallObserver | None = None,
     ) -> None:
         policy = retry or RetryPolicy()
         self._bucket = config.bucket
         self._endpoint = config.endpoint_url or "Amazon S3"
         self._checksum = config.checksum
         self._retrier = Retrier(policy)
-        self._meter = Meter(observer)
+        self._meter = Meter()
         self._deadline: float | None = None
         self._client = open_client(config, policy)
 

@@ -1,28 +1,104 @@
-"""What goes into botocore and what comes out of it: the client, and single parts of its answers.
+"""The boundary to botocore: client, request bodies, parts of answers, translated errors.
 
-Knows neither retries nor the protocol of stores.
+Decides which errors may be retried: 408, 429, 5xx (except 501: the server lacks the operation),
+throttling and broken connections become `StoreUnavailableError`; every other answer is final. Does
+no retries itself and knows nothing of the store protocol.
 """
 
 from __future__ import annotations
 
+import email.utils
+import io
+import math
 import re
+import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlencode
 
 import botocore.session
 from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    FlexibleChecksumError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.loaders import create_loader
 
-from streammeta.storage.errors import StoreRejectedError, StoreUnavailableError
-from streammeta.storage.object_store.base import ObjectInfo, Tags, check_tags
+from streammeta.storage.errors import (
+    AccessDeniedError,
+    BucketNotFoundError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    RangeNotSatisfiableError,
+    StorageError,
+    StoreRejectedError,
+    StoreUnavailableError,
+    UploadNotFoundError,
+)
+from streammeta.storage.object_store.address import Checksum, S3Config
+from streammeta.storage.object_store.base import Body, ObjectInfo, Tags, check_tags
 from streammeta.storage.object_store.retry import RetryPolicy
-from streammeta.storage.object_store.s3_address import S3Config
-from streammeta.storage.object_store.s3_checksum import Checksum
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, ObjectTypeDef
+
+
+_SENT_BYTES = 64 * 1024
+
+
+def as_view(data: Body) -> bytes | memoryview:
+    """Give `data` without copying it: itself if it can't change, else a view of its bytes."""
+    return data if isinstance(data, bytes) else memoryview(data).cast("B")
+
+
+def sendable(body: bytes | memoryview) -> bytes | IO[bytes]:
+    """Give what botocore sends as `body`, for one attempt."""
+    return body if isinstance(body, bytes) else cast("IO[bytes]", ViewBody(body))
+
+
+class ViewBody(io.RawIOBase):
+    """A file over a memoryview, read piece by piece as it is sent."""
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__()
+        self._view = view
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Give what comes next, all of it for a negative size, else at most `size` bytes.
+
+        Who asks for a lot gets less than that, so that little is held.
+        """
+        size = len(self._view) if size < 0 else min(size, _SENT_BYTES)
+        piece = bytes(self._view[self._at : self._at + size])
+        self._at += len(piece)
+        return piece
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to `offset` from the start, from here or from the end."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def tell(self) -> int:
+        """Give the position of the next read."""
+        return self._at
+
 
 _CONNECT_S = 5.0
 _DESCRIPTIONS = create_loader()
@@ -99,3 +175,116 @@ def info_of(found: ObjectTypeDef) -> ObjectInfo:
     return ObjectInfo(
         found["Key"], found["Size"], to_ms(found["LastModified"]), found["ETag"].strip('"')
     )
+
+
+_DENIED_CODES = frozenset(
+    {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
+)
+THROTTLED_CODES = frozenset(
+    {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
+)
+_UNAVAILABLE_CODES = frozenset(
+    {
+        "InternalError",
+        "ServiceUnavailable",
+        "RequestTimeout",
+        "OperationAborted",
+        # Another conditional put of the key is under way: only the next answer tells who won.
+        "ConditionalRequestConflict",
+    }
+)
+_DAMAGED_CODES = frozenset({"BadDigest", "IncompleteBody", "XAmzContentChecksumMismatch"})
+_CREDENTIALS_ADVICE = (
+    "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or accessKey and secretKey in the address)"
+)
+
+
+def translate(
+    error: ClientError | BotoCoreError,
+    *,
+    bucket: str,
+    endpoint: str,
+    key: str = "",
+    start: int = 0,
+    upload_id: str = "",
+) -> StorageError:
+    """Give our error for one of botocore; the rest says what the request was about."""
+    if isinstance(error, ClientError):
+        return _translate_answer(error, bucket, key, start, upload_id)
+    if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
+        return AccessDeniedError(f"no credentials for bucket {bucket!r}; {_CREDENTIALS_ADVICE}")
+    if isinstance(error, (BotoConnectionError, HTTPClientError)):
+        return StoreUnavailableError(
+            f"no answer from {endpoint} for bucket {bucket!r}: {error}; check that the endpoint is"
+            " right and the server runs, then retry"
+        )
+    if isinstance(error, (IncompleteReadError, FlexibleChecksumError)):
+        return StoreUnavailableError(
+            f"the bytes of {key!r} did not arrive whole from bucket {bucket!r}: {error}; retry"
+        )
+    return StoreRejectedError(f"request for {key!r} in bucket {bucket!r} is not valid: {error}")
+
+
+def _translate_answer(
+    error: ClientError, bucket: str, key: str, start: int, upload_id: str
+) -> StorageError:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if code == "NoSuchBucket":
+        return BucketNotFoundError(bucket)
+    if code == "NoSuchUpload":
+        return UploadNotFoundError(key, upload_id)
+    if code == "InvalidRange" or status == 416:
+        return RangeNotSatisfiableError(key, start)
+    if code in _DENIED_CODES or status in (401, 403):
+        return _denied(error, code, bucket, key)
+    if code == "PreconditionFailed" or status == 412:
+        return ObjectExistsError(key)
+    if code in THROTTLED_CODES or status in (429, 503):
+        return StoreUnavailableError(
+            f"bucket {bucket!r} asks for fewer requests ({code}); retry later",
+            throttled=True,
+            retry_after_s=_retry_after_s(error),
+        )
+    if code in _UNAVAILABLE_CODES or status == 408 or (status >= 500 and status != 501):
+        return StoreUnavailableError(
+            f"bucket {bucket!r} can't serve now ({status} {code}); retry",
+            retry_after_s=_retry_after_s(error),
+        )
+    if status == 404:
+        return ObjectNotFoundError(key) if key else BucketNotFoundError(bucket)
+    if code in _DAMAGED_CODES:
+        return StoreRejectedError(
+            f"the bytes of {key!r} did not arrive in bucket {bucket!r} as they were sent ({code});"
+            " nothing was stored; check what stands between this machine and the server"
+        )
+    return StoreRejectedError(
+        f"bucket {bucket!r} rejects the request for {key!r} ({status} {code}): {error}; check"
+        " endpoint, region and pathStyle of the address"
+    )
+
+
+def _denied(error: ClientError, code: str, bucket: str, key: str) -> AccessDeniedError:
+    if code == "RequestTimeTooSkewed":
+        advice = "set the clock of this machine"
+    elif code in ("AccessDenied", "403"):
+        advice = f"{_CREDENTIALS_ADVICE} and that they may read, write, list and delete there"
+    else:
+        advice = _CREDENTIALS_ADVICE
+    message = error.response.get("Error", {}).get("Message", "")
+    about = f" for {key!r}" if key else ""
+    return AccessDeniedError(
+        f"bucket {bucket!r} refuses access{about} ({code}: {message}); {advice}"
+    )
+
+
+def _retry_after_s(error: ClientError) -> float | None:
+    """Read the header Retry-After: seconds, or a moment; None if it is absent or senseless."""
+    metadata: Any = error.response.get("ResponseMetadata", {})
+    told = str(metadata.get("HTTPHeaders", {}).get("retry-after", ""))
+    try:
+        seconds = float(told)
+    except ValueError:
+        moment = email.utils.parsedate_tz(told)
+        seconds = math.nan if moment is None else email.utils.mktime_tz(moment) - time.time()
+    return max(0.0, seconds) if math.isfinite(seconds) else None

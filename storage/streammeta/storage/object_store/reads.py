@@ -1,14 +1,18 @@
-"""Bytes that arrive in a row and belong in many places: buffers filled one after the other.
+"""Shapes of reads: scatter buffers for one range, and ranges merged into few requests.
 
-Owns how far they are filled. Knows nothing of where the bytes come from.
+A request has a fixed cost and unused bytes cost bandwidth and memory, so both the span of a merged
+range and its unused share are limited. Does no I/O.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
+
+from streammeta.storage.object_store.base import check_range
 
 _PIECE_BYTES = 256 * 1024
 """Few enough to stay in the processor's cache between being received and being put in place."""
@@ -60,3 +64,46 @@ class Scatter:
             self.write(piece)
             received += len(piece)
         return received
+
+
+MAX_SPAN = 4 * 1024 * 1024
+MAX_UNUSED = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRange:
+    """Bytes `[start, end)` of an object that hold the ranges with the indices `members`."""
+
+    start: int
+    end: int
+    members: tuple[int, ...]
+
+
+def merge_ranges(
+    ranges: Sequence[tuple[int, int]], *, max_span: int = MAX_SPAN, max_unused: float = MAX_UNUSED
+) -> list[MergedRange]:
+    """Group half-open `ranges`, given in any order, into what is worth one read each, ascending.
+
+    A group of several spans at most `max_span` bytes, of which at most the share `max_unused`
+    (0..1) belongs to no range; a range that is larger alone is a group. Every range is in exactly
+    one group. Raises `ValueError` unless `0 <= start < end`.
+    """
+    for start, end in ranges:
+        check_range(start, end)
+    groups: list[MergedRange] = []
+    members: list[int] = []
+    first = last = used = 0
+    for index in sorted(range(len(ranges)), key=lambda index: ranges[index]):
+        start, end = ranges[index]
+        span = max(last, end) - first
+        used_together = used + max(0, end - max(last, start))
+        if members and span <= max_span and span - used_together <= max_unused * span:
+            last, used = max(last, end), used_together
+            members.append(index)
+            continue
+        if members:
+            groups.append(MergedRange(first, last, tuple(members)))
+        first, last, used, members = start, end, end - start, [index]
+    if members:
+        groups.append(MergedRange(first, last, tuple(members)))
+    return groups

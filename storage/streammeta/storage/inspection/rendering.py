@@ -1,25 +1,27 @@
-"""The lines that show an object to people: outline, records, and what their payloads are.
+"""Presentation of an inspected object: lines of text for people, documents for JSON.
 
-Owns the wording alone. It is that of AutoMQ's own published dumps, so that two dumps of one object
-can be laid side by side. Characters that are not printable are escaped.
+The lines have the wording of AutoMQ's own published dumps, so that two dumps of one object can be
+compared side by side; unprintable characters are escaped and long values cut. Documents carry the
+same facts uncut, bytes in base64.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
 
-from streammeta.storage.errors import CorruptObjectError
-from streammeta.storage.inspection.errors import PayloadError
-from streammeta.storage.inspection.kafka_batch import KafkaBatch, KafkaRecord
+from streammeta.storage.errors import CorruptObjectError, Deviation, PayloadError
+from streammeta.storage.inspection.kafka_batch import KAFKA_MAGIC, KafkaBatch, KafkaRecord
 from streammeta.storage.inspection.meta_stream import (
     LeaderEpochs,
     MetaEntry,
     ProducerSnapshot,
     ProducerState,
 )
-from streammeta.storage.inspection.object_report import ObjectOutline
-from streammeta.storage.object_format.deviation import Deviation
+from streammeta.storage.inspection.object_report import ObjectOutline, PlacedRecord
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.record import RecordBatch
 
@@ -165,3 +167,107 @@ def _printable(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def outline_document(outline: ObjectOutline, object_id: int | None) -> dict[str, Any]:
+    """Footer, links, index, and what it covers."""
+    footer = outline.footer
+    kind = None
+    if footer is not None:
+        kind = "composite" if footer.composite else "normal"
+    return {
+        "source": outline.source,
+        "object_id": object_id,
+        "size": outline.size,
+        "kind": kind,
+        "footer": None
+        if footer is None
+        else {"index_position": footer.index_position, "index_size": footer.index_size},
+        "links": [
+            {
+                "object_id": link.object_id,
+                "bucket_id": link.bucket_id,
+                "index_entries": len(link.entries),
+            }
+            for link in outline.links
+        ],
+        "index": [asdict(entry) for entry in outline.entries],
+        "ranges": [asdict(one) for one in outline.ranges] if outline.is_sound else None,
+    }
+
+
+def problem_document(problem: CorruptObjectError | Deviation) -> dict[str, Any]:
+    """A fault or deviation: its position, what is there and what the format wants."""
+    names = ("position", "problem", "found", "expected")
+    return {name: getattr(problem, name) for name in names}
+
+
+def record_document(placed: PlacedRecord) -> dict[str, Any]:
+    """One record of a stream; its size is that of the payload."""
+    record = placed.record
+    return {
+        "position": placed.position,
+        "stream_id": record.stream_id,
+        "epoch": record.epoch,
+        "base_offset": record.base_offset,
+        "count": record.count,
+        "size": len(record.payload),
+    }
+
+
+def payload_error_document(error: PayloadError) -> dict[str, Any]:
+    """Why a payload is not shown."""
+    return {
+        "message": str(error),
+        "position": error.position,
+        "found": error.found,
+        "expected": error.expected,
+    }
+
+
+_BATCH_MEMBERS = (
+    *("base_offset", "last_offset", "size", "partition_leader_epoch", "checksum"),
+    *("timestamp_type", "base_timestamp", "max_timestamp", "producer_id", "producer_epoch"),
+    *("base_sequence", "last_sequence", "is_transactional", "is_control", "record_count"),
+)
+
+
+def kafka_document(batch: KafkaBatch, records: list[KafkaRecord]) -> dict[str, Any]:
+    """A Kafka record batch and its records."""
+    return {
+        **{name: getattr(batch, name) for name in _BATCH_MEMBERS},
+        "magic": KAFKA_MAGIC,
+        "compression": batch.compression_name,
+        "checksum_holds": batch.is_intact,
+        "records": [
+            {
+                "offset": record.offset,
+                "timestamp": record.timestamp,
+                "key_base64": _base64(record.key),
+                "value_base64": _base64(record.value),
+                "headers": [
+                    {"name": name, "value_base64": _base64(value)} for name, value in record.headers
+                ],
+            }
+            for record in records
+        ],
+    }
+
+
+def meta_document(entry: MetaEntry) -> dict[str, Any]:
+    """A key-value of a MetaStream; `value` is null where only the bytes are known."""
+    match entry.value:
+        case LeaderEpochs(version, entries):
+            value: Any = {
+                "version": version,
+                "entries": [{"epoch": e, "start_offset": start} for e, start in entries],
+            }
+        case tuple(snapshots):
+            value = [asdict(snapshot) for snapshot in snapshots]
+        case other:
+            value = other
+    return {"key": entry.key, "value": value, "value_base64": _base64(entry.raw)}
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()

@@ -1,20 +1,41 @@
-"""What the calls of a store did: counts, bytes and times for each operation.
+"""Deadlines and counters of the calls of a store.
 
-Owns the counting, one `Meter` for each store; there is nothing global. An observer hears of every
-call when it ends. Knows nothing of how a store works.
+A deadline is a moment of `time.monotonic()` in seconds; None is never. Each store has one `Meter`
+that counts its calls by operation; nothing is global. Knows nothing of how a store works.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeAlias
 
-from streammeta.storage.object_store.deadline import check_deadline
+from streammeta.storage.errors import DeadlineExceededError
+
+CLEAN_UP_S = 10.0
+"""Time that dropping an unfinished upload is given even if no time is left for anything else."""
+
+
+def check_deadline(deadline: float | None) -> None:
+    """Raise `DeadlineExceededError` when the moment has passed."""
+    if deadline is not None and time.monotonic() >= deadline:
+        raise DeadlineExceededError(
+            "the time for calls of the object store was up before this one began; nothing was"
+            " asked of the store; give it more time"
+        )
+
+
+def earlier(one: float | None, other: float) -> float:
+    """Give the earlier of two deadlines."""
+    return other if one is None else min(one, other)
+
+
+def with_clean_up(deadline: float | None) -> float | None:
+    """Give `deadline`, or `CLEAN_UP_S` from now if that is later."""
+    return None if deadline is None else max(deadline, time.monotonic() + CLEAN_UP_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +59,6 @@ class OperationMetrics:
         """Requests made of the store: each call once, and once for each repetition."""
         return self.calls + self.retries
 
-    def with_call(self, report: CallReport) -> OperationMetrics:
-        """Add one call."""
-        return OperationMetrics(
-            self.calls + 1,
-            self.failures + (report.error is not None),
-            self.retries + report.retries,
-            self.throttled + report.throttled,
-            self.bytes_sent + report.bytes_sent,
-            self.bytes_received + report.bytes_received,
-            self.seconds + report.seconds,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class StoreMetrics:
@@ -68,19 +77,6 @@ class StoreMetrics:
         return self.operations.get(operation, OperationMetrics())
 
 
-@dataclass(frozen=True, slots=True)
-class CallReport:
-    """One call that ended; `error` is what it raised."""
-
-    operation: str
-    seconds: float
-    retries: int
-    throttled: int
-    bytes_sent: int
-    bytes_received: int
-    error: BaseException | None
-
-
 @dataclass(slots=True)
 class Tally:
     """What a running call has done so far; bytes count only if it succeeds."""
@@ -91,15 +87,10 @@ class Tally:
     bytes_received: int = 0
 
 
-CallObserver: TypeAlias = Callable[[CallReport], None]
-"""Called in the thread of the call when it ends. It has to be quick and must not raise."""
-
-
 @dataclass(slots=True)
 class Meter:
     """Counts the calls of one store, from any number of threads."""
 
-    observer: CallObserver | None = None
     _operations: dict[str, OperationMetrics] = field(default_factory=dict)
     _in_flight: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -120,26 +111,21 @@ class Meter:
         try:
             check_deadline(deadline)
             yield tally
-        except BaseException as error:
-            self._add(operation, Tally(tally.retries, tally.throttled), started, error)
+        except BaseException:
+            self._add(operation, Tally(tally.retries, tally.throttled), started, failures=1)
             raise
-        self._add(operation, tally, started, None)
+        self._add(operation, tally, started)
 
-    def _add(
-        self, operation: str, tally: Tally, started: float, error: BaseException | None
-    ) -> None:
-        report = CallReport(
-            operation,
-            time.perf_counter() - started,
-            tally.retries,
-            tally.throttled,
-            tally.bytes_sent,
-            tally.bytes_received,
-            error,
-        )
+    def _add(self, operation: str, tally: Tally, started: float, *, failures: int = 0) -> None:
         with self._lock:
             self._in_flight -= 1
             before = self._operations.get(operation, OperationMetrics())
-            self._operations[operation] = before.with_call(report)
-        if self.observer is not None:
-            self.observer(report)
+            self._operations[operation] = OperationMetrics(
+                before.calls + 1,
+                before.failures + failures,
+                before.retries + tally.retries,
+                before.throttled + tally.throttled,
+                before.bytes_sent + tally.bytes_sent,
+                before.bytes_received + tally.bytes_received,
+                before.seconds + time.perf_counter() - started,
+            )

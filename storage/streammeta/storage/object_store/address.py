@@ -1,17 +1,89 @@
-"""The address of a bucket: what users write, read into a configuration and written back.
+"""Addresses of object stores: `s3://` and `file://`, parsed, written and opened.
 
-Owns two forms. The bucket form is this product's own: `s3://bucket?endpoint=..&region=..`. The
-server form is that of tools that put the server first: `s3://host:port?s3-data-bucket=..`. Opens no
-connection, and no message of it shows a key.
+S3 addresses have two forms. The bucket form is this product's own:
+`s3://bucket?endpoint=..&region=..`. The server form is that of tools that put the server first:
+`s3://host:port?s3-data-bucket=..`. Opens no connection and touches no file; `check()` on the opened
+store tells whether it can be used. No error message shows a key.
+
+Content-MD5 is the default checksum of uploads: S3-compatible servers of all ages refuse damaged
+bytes by it, while some accept the newer headers and ignore them. Amazon and current servers check
+CRC32 and CRC32C too; these cost a fraction of MD5's time, are stored with the object, and are
+checked again when it is read whole. Digests are computed here, not in botocore: it needs a library
+of its own for CRC32C, and sends checksums of bodies as trailers, which many servers can't read.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
-from streammeta.storage.object_store.s3_checksum import Checksum
+from streammeta.storage.object_format.checksum import ObjectChecksum
+from streammeta.storage.object_store.base import ObjectStore
+from streammeta.storage.object_store.local import LocalObjectStore
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.literals import ChecksumAlgorithmType
+
+
+class Checksum(StrEnum):
+    """What uploads are checked by; the value is how an address says it."""
+
+    MD5 = "md5"
+    CRC32 = "crc32"
+    CRC32C = "crc32c"
+
+    @property
+    def is_stored(self) -> bool:
+        """Tell whether the server keeps it with the object and gives it back."""
+        return self is not Checksum.MD5
+
+    @property
+    def algorithm(self) -> ChecksumAlgorithmType:
+        """S3's name of it, if it is stored."""
+        return "CRC32C" if self is Checksum.CRC32C else "CRC32"
+
+    @property
+    def member(self) -> str:
+        """The name of the request's and answer's field that holds it."""
+        return "ContentMD5" if self is Checksum.MD5 else f"Checksum{self.algorithm}"
+
+    def digest(self, body: bytes | memoryview) -> str:
+        """Compute it, in base64 as S3 writes it."""
+        match self:
+            case Checksum.MD5:
+                raw = hashlib.md5(body, usedforsecurity=False).digest()
+            case Checksum.CRC32:
+                raw = zlib.crc32(body).to_bytes(4, "big")
+            case Checksum.CRC32C:
+                checksum = ObjectChecksum()
+                checksum.update(body)
+                raw = checksum.value.to_bytes(4, "big")
+        return base64.b64encode(raw).decode()
+
+    def of(self, body: bytes | memoryview) -> dict[str, Any]:
+        """Give the fields of a request that sends `body`."""
+        named = {"ChecksumAlgorithm": self.algorithm} if self.is_stored else {}
+        return {self.member: self.digest(body), **named}
+
+    def told(self, answer: Any) -> str:
+        """Give what the server says it stored, empty if it is silent."""
+        return str(answer.get(self.member, "")) if self.is_stored else ""
+
+    def contradicts(self, answer: Any, body: bytes) -> bool:
+        """Tell whether the server says that the whole object is other than `body`.
+
+        The checksum of an object uploaded in parts is one of checksums, told by its dash.
+        """
+        told = self.told(answer)
+        return bool(told) and "-" not in told and told != self.digest(body)
+
 
 DEFAULT_REGION = "us-east-1"
 
@@ -149,3 +221,66 @@ class S3Config:
 def _query(options: Mapping[str, str | None]) -> str:
     given = {name: value for name, value in options.items() if value is not None}
     return urlencode(given, quote_via=quote, safe="")
+
+
+_PUBLIC_PARAMETERS = frozenset({"endpoint", "region", "pathStyle"})
+
+
+def open_object_store(uri: str) -> ObjectStore:
+    """Open `s3://bucket?options` or `file:///absolute/directory`.
+
+    Raises `ValueError` saying what is wrong with the address.
+    """
+    if not isinstance(uri, str):
+        raise TypeError(
+            f"uri is {uri!r}, a {type(uri).__name__}; wanted a str: s3://bucket?options or"
+            " file:///absolute/directory"
+        )
+    scheme = uri.partition("://")[0] if "://" in uri else ""
+    if scheme == "s3":
+        from streammeta.storage.object_store.address import S3Config
+        from streammeta.storage.object_store.s3 import S3ObjectStore  # botocore is slow to import
+
+        return S3ObjectStore(S3Config.from_uri(uri))
+    if scheme == "file":
+        return LocalObjectStore(_directory_of(uri))
+    raise ValueError(
+        f"object store address is {uri.partition('?')[0]!r}, wanted s3://bucket?options or"
+        " file:///absolute/directory"
+    )
+
+
+def _directory_of(uri: str) -> Path:
+    parts = urlsplit(uri)
+    if parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
+        raise ValueError(f"directory address is {uri!r}, wanted file:///absolute/directory")
+    return Path(unquote(parts.path))
+
+
+def without_secrets(uri: str) -> str:
+    """Give a store's address with bucket, endpoint and region alone: fit for logs and files."""
+    parts = urlsplit(_bucket_form(uri))
+    shown = [pair for pair in parse_qsl(parts.query) if pair[0] in _PUBLIC_PARAMETERS]
+    query = urlencode(
+        [(name, _without_user(value) if name == "endpoint" else value) for name, value in shown],
+        safe=":/",
+    )
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, query, ""))
+
+
+def _bucket_form(uri: str) -> str:
+    """The same bucket in the form that starts with it; other addresses as they are."""
+    if "s3-data-bucket" not in urlsplit(uri).query:
+        return uri
+    from streammeta.storage.object_store.address import S3Config
+
+    try:
+        return S3Config.from_uri(uri).to_uri()
+    except ValueError:
+        return uri
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -36,9 +36,8 @@ from streammeta.storage.object_store.base import (
     check_range,
     check_tags,
 )
-from streammeta.storage.object_store.deadline import earlier, with_clean_up
-from streammeta.storage.object_store.metrics import Meter, StoreMetrics, Tally
-from streammeta.storage.object_store.scatter import Scatter
+from streammeta.storage.object_store.calls import Meter, StoreMetrics, Tally, earlier, with_clean_up
+from streammeta.storage.object_store.reads import Scatter
 
 
 @dataclass(frozen=True, slots=True)
