@@ -1,8 +1,8 @@
-"""What holds for all tests: which run only when asked for, and which run one after the other.
+"""Rules for all tests: selection of the slow ones, and order of those that start processes.
 
-Long simulations and long storms of faults run with `-m slow`. Tests that start processes of their
-own stay together on one worker, so that a machine of two cores has never two clusters to carry.
-Generated examples have no time limit, since machines are held up, and a failure prints its replay.
+Slow tests (long simulations, storms of faults) run with `--slow`. Tests that start processes stay
+together on one worker, so that a machine of two cores never has two clusters to carry. Generated
+examples have no time limit, since machines are held up, and a failure prints its replay.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ settings.register_profile(
 settings.load_profile("held-up machines")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if any(map(item.get_closest_marker, _STARTING_PROCESSES)):
             item.add_marker(pytest.mark.xdist_group("processes"))
-        if item.get_closest_marker("slow") and "slow" not in config.getoption("markexpr"):
-            item.add_marker(pytest.mark.skip(reason="long; run with -m slow"))
+        if item.get_closest_marker("slow") and not config.getoption("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))

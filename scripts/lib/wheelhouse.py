@@ -71,14 +71,10 @@ def _download(version: str, python: Path) -> None:
     WHEELHOUSE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=WHEELHOUSE) as place:
         subprocess.run([python, "-m", "venv", f"{place}/environment"], check=True)
-        pip = [f"{place}/environment/bin/python", "-m", "pip", "download", "--quiet"]
-        subprocess.run(
-            [
-                *(*pip, "--only-binary=:all:", "--constraint", CONSTRAINTS, "--dest"),
-                *(f"{place}/wheels", *project["dependencies"], *NEIGHBOURS),
-            ],
-            check=True,
-        )
+        pip = (f"{place}/environment/bin/python", "-m", "pip", "download", "--quiet")
+        options = ("--only-binary=:all:", "--constraint", str(CONSTRAINTS))
+        wanted = ("--dest", f"{place}/wheels", *project["dependencies"], *NEIGHBOURS)
+        subprocess.run([*pip, *options, *wanted], check=True)
         shutil.move(f"{place}/wheels", wheels_for(version))
 
 

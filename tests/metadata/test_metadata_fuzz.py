@@ -2,7 +2,7 @@
 
 A second map is replayed through the encoding of records beside the first, and the slow model judges
 every request that it can represent. `STREAMMETA_FUZZ_SEEDS=100:200` runs those seeds instead of
-CI's. With `-m slow`, seeds from `STREAMMETA_FUZZ_FIRST` on run for `STREAMMETA_FUZZ_SECONDS`. A
+CI's. With `--slow`, seeds from `STREAMMETA_FUZZ_FIRST` on run for `STREAMMETA_FUZZ_SECONDS`. A
 failure prints seed, step and request; the seed alone repeats it.
 """
 
