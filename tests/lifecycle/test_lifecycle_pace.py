@@ -8,14 +8,14 @@ from streammeta.controller.lifecycle.deletion import (
     RATE_MIN,
     RECOVERY_MS,
     STUCK_AFTER,
-    Pace,
-    Retries,
+    RateLimiter,
+    RetryQueue,
 )
 
 RATE = 2_000.0
 
 
-def taken(pace: Pace, start_ms: int, duration_ms: int, step_ms: int = 100) -> int:
+def taken(pace: RateLimiter, start_ms: int, duration_ms: int, step_ms: int = 100) -> int:
     """Take whatever is offered, again and again; return the sum."""
     total = 0
     for now_ms in range(start_ms, start_ms + duration_ms, step_ms):
@@ -26,17 +26,17 @@ def taken(pace: Pace, start_ms: int, duration_ms: int, step_ms: int = 100) -> in
 
 
 def test_over_any_time_no_more_than_the_rate_and_one_burst() -> None:
-    pace = Pace(RATE, 0)
+    pace = RateLimiter(RATE, 0)
     assert taken(pace, 0, 10_000) <= RATE * 10 + RATE
     assert 0.95 * RATE * 10 <= taken(pace, 10_000, 10_000) <= RATE * 10 + 1
 
 
 def test_an_idle_bucket_holds_one_second() -> None:
-    assert Pace(RATE, 0).available(3_600_000) == RATE
+    assert RateLimiter(RATE, 0).available(3_600_000) == RATE
 
 
 def test_an_overload_halves_the_rate_once_for_all_requests_under_way() -> None:
-    pace = Pace(RATE, 0)
+    pace = RateLimiter(RATE, 0)
     for _ in range(4):
         pace.slow_down(5_000)
     assert pace.rate == RATE / 2
@@ -46,7 +46,7 @@ def test_an_overload_halves_the_rate_once_for_all_requests_under_way() -> None:
 
 
 def test_under_overload_for_ever_it_still_goes_on_and_then_recovers() -> None:
-    pace = Pace(RATE, 0)
+    pace = RateLimiter(RATE, 0)
     for now_ms in range(0, 600_000, HALVING_PAUSE_MS):
         pace.slow_down(now_ms)
     assert RATE_MIN <= pace.rate < RATE / 10
@@ -56,14 +56,14 @@ def test_under_overload_for_ever_it_still_goes_on_and_then_recovers() -> None:
 
 
 def test_a_slow_pace_lets_single_objects_through() -> None:
-    pace = Pace(0.5, 0)
+    pace = RateLimiter(0.5, 0)
     assert 49 <= taken(pace, 0, 100_000) <= 52
     pace.slow_down(100_000)
     assert pace.rate == 0.5
 
 
 def test_a_refused_key_waits_longer_each_time_and_is_stuck_in_the_end() -> None:
-    retries = Retries(random.Random(1))
+    retries = RetryQueue(random.Random(1))
     now_ms, pauses = 0, []
     for attempt in range(1, 2 * STUCK_AFTER + 8):
         newly_stuck = retries.refuse({7: f"no {attempt}"}, now_ms)
@@ -80,7 +80,7 @@ def test_a_refused_key_waits_longer_each_time_and_is_stuck_in_the_end() -> None:
 
 
 def test_a_forgotten_key_is_not_tried_again() -> None:
-    retries = Retries(random.Random(1))
+    retries = RetryQueue(random.Random(1))
     retries.refuse({1: "no", 2: "no"}, 0)
     retries.forget([1])
     assert retries.take_due(60_000, 10) == (2,)
@@ -91,7 +91,7 @@ def test_a_forgotten_key_is_not_tried_again() -> None:
 def test_one_bad_key_among_many_is_found_out() -> None:
     """Requests in which it is are refused as a whole; the others get through without it."""
     for seed in range(5):
-        retries = Retries(random.Random(seed))
+        retries = RetryQueue(random.Random(seed))
         left = set(range(1_000))
         bad, now_ms, requests = 617, 0, 0
         retries.refuse(dict.fromkeys(left, "rejected"), now_ms)
@@ -109,7 +109,7 @@ def test_one_bad_key_among_many_is_found_out() -> None:
 
 
 def test_what_was_taken_and_not_judged_comes_again() -> None:
-    retries = Retries(random.Random(1))
+    retries = RetryQueue(random.Random(1))
     retries.refuse({1: "no"}, 0)
     assert retries.take_due(60_000, 10) == (1,)
     retries.postpone([1, 2], 61_000)

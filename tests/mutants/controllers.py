@@ -17,7 +17,7 @@ CONTROLLERS = (
             Edit(
                 _CONTROLLER,
                 """
-            waiting = self._parked.park(end_offset) if end_offset > self._committed_end else None
+            waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
             """,
                 """
             waiting = None
@@ -82,11 +82,11 @@ CONTROLLERS = (
             Edit(
                 _CONTROLLER,
                 """
-                self._require_room(self._parked)
+                self._require_capacity(self._answers)
                 await log.read_barrier()
                 """,
                 """
-                self._require_room(self._parked)
+                self._require_capacity(self._answers)
                 """,
             ),
         ),
@@ -119,7 +119,7 @@ CONTROLLERS = (
         (
             Edit(
                 _CONTROLLER,
-                "waiting = self._parked.park(offset) if offset > self._committed_end else None\n"
+                "waiting = self._answers.until(offset) if offset > self._committed_end else None\n"
                 "        return ViewAt",
                 "waiting = None\n        return ViewAt",
             ),

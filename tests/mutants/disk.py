@@ -288,7 +288,7 @@ DISK = (
         "appends-that-no-majority-has-room-for",
         "A leader with room takes writes that cannot be committed, as the others' disks are full.",
         "found by trying: writes ran into their deadline",
-        (Edit(_LEADING, "            replica.emit(RoomChanged(full))\n", ""),),
+        (Edit(_LEADING, "            replica.emit(FullVotersChanged(full))\n", ""),),
         Tested(
             "tests/runtime/test_driver_full_disk.py"
             "::test_a_leader_alone_with_room_refuses_writes_at_once_and_holds_up_no_read"

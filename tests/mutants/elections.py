@@ -157,10 +157,10 @@ ELECTIONS = (
                 """
                 if waiting is None or waiting.request_id != header.request_id:
                     return False
-                del self._outstanding[header.sender, kind]
+                del self._pending[header.sender, kind]
                 """,
                 """
-                self._outstanding.pop((header.sender, kind), None)
+                self._pending.pop((header.sender, kind), None)
                 """,
             ),
             Edit(
@@ -187,10 +187,10 @@ ELECTIONS = (
                 """
                 if waiting is None or waiting.request_id != header.request_id:
                     return False
-                del self._outstanding[header.sender, kind]
+                del self._pending[header.sender, kind]
                 """,
                 """
-                self._outstanding.pop((header.sender, kind), None)
+                self._pending.pop((header.sender, kind), None)
                 """,
             ),
             Edit(

@@ -289,8 +289,8 @@ MEMBERSHIP = (
         (
             Edit(
                 _ELECTION,
-                "if not replica.is_meant(request.header.receiver):",
-                "if not replica.is_voter or not replica.is_meant(request.header.receiver):",
+                "if not replica.is_self(request.header.receiver):",
+                "if not replica.is_voter or not replica.is_self(request.header.receiver):",
             ),
         ),
         Tested(

@@ -166,11 +166,11 @@ READS = (
             Edit(
                 _CONTROLLER,
                 """
-            waiting = self._parked.park(end_offset) if end_offset > self._committed_end else None
+            waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
             """,
                 """
             is_news = is_proven and end_offset > self._committed_end
-            waiting = self._parked.park(end_offset) if is_news else None
+            waiting = self._answers.until(end_offset) if is_news else None
                 """,
             ),
         ),

@@ -86,10 +86,10 @@ REPLICATION = (
                 """
                 if waiting is None or waiting.request_id != header.request_id:
                     return False
-                del self._outstanding[header.sender, kind]
+                del self._pending[header.sender, kind]
                 """,
                 """
-                self._outstanding.pop((header.sender, kind), None)
+                self._pending.pop((header.sender, kind), None)
                 """,
             ),
             Edit(
@@ -116,10 +116,10 @@ REPLICATION = (
                 """
                 if waiting is None or waiting.request_id != header.request_id:
                     return False
-                del self._outstanding[header.sender, kind]
+                del self._pending[header.sender, kind]
                 """,
                 """
-                self._outstanding.pop((header.sender, kind), None)
+                self._pending.pop((header.sender, kind), None)
                 """,
             ),
             Edit(

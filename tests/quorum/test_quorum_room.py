@@ -7,10 +7,10 @@ from streammeta.controller.quorum.events import (
     Append,
     AppendLog,
     DiskFull,
+    FullVotersChanged,
     LeadershipEnded,
     ReadIndexReady,
     ReadIndexRequested,
-    RoomChanged,
     WriteDone,
 )
 from streammeta.controller.quorum.messages import EndQuorumEpochRequest, FetchRequest, FetchResponse
@@ -29,7 +29,7 @@ def leader() -> Lone:
 
 
 def told(node: Lone) -> list[tuple[NodeId, ...]]:
-    return [effect.full_voters for effect in node.effects_of(RoomChanged)]
+    return [effect.full_voters for effect in node.effects_of(FullVotersChanged)]
 
 
 def test_a_full_leader_hands_over_with_the_next_fetches_of_a_majority_with_room() -> None:

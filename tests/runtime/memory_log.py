@@ -8,7 +8,7 @@ from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.interfaces import SnapshotPoint
-from streammeta.controller.runtime.quorum_errors import DiskFullError
+from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
 
 
 class MemoryLog:
@@ -21,7 +21,7 @@ class MemoryLog:
         self.next_offset = 0
         self.committed = 0
         self.refuse_appends = False
-        self.is_short_of_room = False
+        self.is_short_of_space = False
         self.is_deposed = False
 
     def lead(self) -> None:
@@ -49,10 +49,10 @@ class MemoryLog:
         self._add(BatchKind.DATA, tuple(payloads))
         return self.next_offset
 
-    def require_room(self) -> None:
+    def require_disk_space(self) -> None:
         """Refuse while the test says that disks are full."""
-        if self.is_short_of_room:
-            raise DiskFullError("the disks are full")
+        if self.is_short_of_space:
+            raise NoDiskSpaceError("the disks are full")
 
     def commit(self) -> None:
         """Let everything appended become committed."""

@@ -7,7 +7,7 @@ import pytest
 
 from streammeta.controller.errors import LimitExceededError, OutcomeUnknownError
 from streammeta.controller.metadata.requests import DescribeStreams
-from streammeta.controller.runtime.quorum_errors import DiskFullError
+from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
 from tests.runtime.memory_cluster import MemoryCluster, create, eventually, stream_ids
 
 
@@ -24,7 +24,7 @@ async def test_writes_are_refused_and_reads_served_until_there_is_room(
         under_way = asyncio.create_task(node.controller.write(create("under-way")))
         await eventually(lambda: node.driver.describe().is_disk_full, "the disk to be full")
 
-        with pytest.raises(DiskFullError, match="disk of controller 0 is full") as refused:
+        with pytest.raises(NoDiskSpaceError, match="disk of controller 0 is full") as refused:
             await node.controller.write(create("refused"))
         assert isinstance(refused.value, LimitExceededError)
         assert node.driver.is_leader, "it goes on leading"
@@ -105,10 +105,10 @@ async def test_a_leader_alone_with_room_refuses_writes_at_once_and_holds_up_no_r
             other.files.is_full = True
         under_way = asyncio.create_task(node.controller.write(create("under-way")))
         read_before = asyncio.create_task(node.controller.read(DescribeStreams()))
-        await eventually(lambda: node.driver.is_short_of_room, "the voters' disks to be full")
+        await eventually(lambda: node.driver.is_short_of_space, "the voters' disks to be full")
 
         end_offset = node.driver.next_offset
-        with pytest.raises(DiskFullError, match="disks of controllers"):
+        with pytest.raises(NoDiskSpaceError, match="disks of controllers"):
             await node.controller.write(create("refused"))
         assert node.driver.next_offset == end_offset, "nothing is appended"
         for read in (read_before, node.controller.read(DescribeStreams())):

@@ -10,7 +10,7 @@ from streammeta.controller.errors import OutcomeUnknownError
 from streammeta.controller.metadata.requests import DescribeStreams, RegisterNode
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
-from streammeta.controller.runtime.quorum_errors import DiskFullError, SnapshotFailedError
+from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, SnapshotFailedError
 from streammeta.controller.snapshot.reader import CheckpointReader
 from streammeta.controller.snapshot.voters import section_voters
 from streammeta.controller.snapshot.writer import Sink
@@ -253,7 +253,7 @@ async def test_without_room_a_checkpoint_is_put_off_and_leaves_nothing(tmp_path:
         node.files.full_for = lambda path: ".checkpoint" in path.name
         node.files.is_full = True
         last = await cluster.fill("a", 20)
-        with pytest.raises(DiskFullError, match="room for a checkpoint"):
+        with pytest.raises(NoDiskSpaceError, match="room for a checkpoint"):
             await node.driver.take_snapshot()
         assert not node.journal.snapshots
         assert cluster.snapshot_files(0) == []

@@ -5,30 +5,30 @@ import asyncio
 import pytest
 
 from streammeta.controller.errors import OutcomeUnknownError
-from streammeta.controller.runtime.waiters import COMPLETED_PER_TURN, ParkedAnswers
+from streammeta.controller.runtime.waiters import COMPLETED_PER_TURN, OffsetWaiters
 
 
 async def test_answers_leave_when_the_high_watermark_passes_them() -> None:
 
-    parked = ParkedAnswers()
-    first, second, third = parked.park(5), parked.park(5), parked.park(9)
+    waiters = OffsetWaiters()
+    first, second, third = waiters.until(5), waiters.until(5), waiters.until(9)
 
-    parked.release(4)
+    waiters.release(4)
     assert not first.done()
 
-    parked.release(5)
+    waiters.release(5)
     assert first.done()
     assert second.done()
     assert not third.done()
-    assert len(parked) == 1
+    assert len(waiters) == 1
 
 
 async def test_later_offsets_may_be_waited_for_first() -> None:
 
-    parked = ParkedAnswers()
-    far, near = parked.park(9), parked.park(5)
+    waiters = OffsetWaiters()
+    far, near = waiters.until(9), waiters.until(5)
 
-    parked.release(5)
+    waiters.release(5)
 
     assert near.done()
     assert not far.done()
@@ -36,12 +36,12 @@ async def test_later_offsets_may_be_waited_for_first() -> None:
 
 async def test_who_gives_up_is_forgotten_and_the_others_stay() -> None:
 
-    parked = ParkedAnswers()
-    gone, stays, later = parked.park(7), parked.park(3), parked.park(5)
+    waiters = OffsetWaiters()
+    gone, stays, later = waiters.until(7), waiters.until(3), waiters.until(5)
 
-    parked.forget(gone)
-    assert len(parked) == 2
-    parked.release(4)
+    waiters.forget(gone)
+    assert len(waiters) == 2
+    waiters.release(4)
 
     assert stays.done()
     assert not later.done()
@@ -50,24 +50,24 @@ async def test_who_gives_up_is_forgotten_and_the_others_stay() -> None:
 
 async def test_lost_leadership_fails_every_waiting_answer() -> None:
 
-    parked = ParkedAnswers()
-    waiting = [parked.park(offset) for offset in (1, 2, 3)]
+    waiters = OffsetWaiters()
+    waiting = [waiters.until(offset) for offset in (1, 2, 3)]
 
-    parked.fail_all(OutcomeUnknownError("gone"))
+    waiters.fail_all(OutcomeUnknownError("gone"))
 
     for future in waiting:
         with pytest.raises(OutcomeUnknownError):
             await future
-    assert len(parked) == 0
+    assert len(waiters) == 0
 
 
 async def test_a_cancelled_caller_does_not_disturb_the_others() -> None:
 
-    parked = ParkedAnswers()
-    gone, stays = parked.park(1), parked.park(1)
+    waiters = OffsetWaiters()
+    gone, stays = waiters.until(1), waiters.until(1)
     gone.cancel()
 
-    parked.release(1)
+    waiters.release(1)
 
     assert stays.done()
     assert not stays.cancelled()
@@ -75,18 +75,18 @@ async def test_a_cancelled_caller_does_not_disturb_the_others() -> None:
 
 async def test_a_turn_of_the_event_loop_completes_a_bounded_number_in_order() -> None:
 
-    parked, woken = ParkedAnswers(), list[int]()
+    waiters, woken = OffsetWaiters(), list[int]()
 
     async def wait(number: int, future: asyncio.Future[None]) -> None:
         await future
         woken.append(number)
 
     tasks = [
-        asyncio.create_task(wait(number, parked.park(number // 100))) for number in range(1_000)
+        asyncio.create_task(wait(number, waiters.until(number // 100))) for number in range(1_000)
     ]
     await asyncio.sleep(0)
-    parked.release(4)
-    parked.release(9)
+    waiters.release(4)
+    waiters.release(9)
     before = 0
     while len(woken) < 1_000:
         await asyncio.sleep(0)
@@ -98,11 +98,11 @@ async def test_a_turn_of_the_event_loop_completes_a_bounded_number_in_order() ->
 
 async def test_what_was_released_is_answered_though_leadership_is_lost_before_its_turn() -> None:
 
-    parked = ParkedAnswers()
-    waiting = [parked.park(1 + number // 100) for number in range(200)]
-    parked.release(1)
-    parked.fail_all(OutcomeUnknownError("gone"))
+    waiters = OffsetWaiters()
+    waiting = [waiters.until(1 + number // 100) for number in range(200)]
+    waiters.release(1)
+    waiters.fail_all(OutcomeUnknownError("gone"))
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert outcomes[:100] == [None] * 100, "committed before"
     assert all(isinstance(each, OutcomeUnknownError) for each in outcomes[100:])
-    assert len(parked) == 0
+    assert len(waiters) == 0

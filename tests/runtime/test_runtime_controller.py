@@ -15,7 +15,7 @@ from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import DescribeStreams, PrepareObjects
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.runtime.controller import Answered, MetadataController
-from streammeta.controller.runtime.quorum_errors import DiskFullError, NotCaughtUpError
+from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, NotCaughtUpError
 from tests.runtime.runtime_helpers import (
     NODE,
     REGISTER,
@@ -87,7 +87,7 @@ async def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_commi
     log.lead()
     await committed(log, controller.write(REGISTER))
     await committed(log, controller.write(create("a")))
-    log.is_short_of_room = True
+    log.is_short_of_space = True
     waiting = [await submit(controller.write(create(name))) for name in "bc"]
 
     read = await controller.read(DescribeStreams())
@@ -111,19 +111,19 @@ async def test_reads_that_wait_when_disks_become_full_are_answered_from_what_is_
     writing = await submit(controller.write(create("a")))
     read = await submit(controller.read(DescribeStreams()))
     session = await submit(controller.read(DescribeStreams(), at_least=log.committed))
-    log.is_short_of_room = True
+    log.is_short_of_space = True
     controller.on_writes_refused()
 
     for waiting in (read, session):
         answered = await waiting
         assert (answered.offset, answered.answer.total) == (log.committed, 0)
-    with pytest.raises(DiskFullError):
+    with pytest.raises(NoDiskSpaceError):
         await controller.write(create("a"))  # as decided before, which is not committed
     assert not writing.done()
     controller.on_writes_held_up()
     with pytest.raises(OutcomeUnknownError, match="same id"):
         await writing
-    log.is_short_of_room = False
+    log.is_short_of_space = False
     log.commit()
     assert (await controller.write(create("a"))).answer.stream_ids == (0,)  # type: ignore[union-attr]
 
@@ -271,7 +271,7 @@ async def test_a_session_read_that_would_wait_too_long_says_how_far_this_control
         await controller.read(DescribeStreams(), at_least=99, timeout_ms=1)
 
     assert (caught.value.wanted, caught.value.applied) == (99, 1)
-    assert len(controller._sessions) == 0, "who has given up is forgotten"
+    assert len(controller._session_reads) == 0, "who has given up is forgotten"
     with pytest.raises(InvalidRequestError, match="at_least"):
         await controller.read(DescribeStreams(), at_least=-1)
 

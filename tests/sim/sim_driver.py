@@ -18,6 +18,7 @@ from streammeta.controller.quorum.events import (
     CommitAdvanced,
     Effect,
     Event,
+    FullVotersChanged,
     InstallSnapshot,
     LeadershipEnded,
     LeadershipStarted,
@@ -25,7 +26,6 @@ from streammeta.controller.quorum.events import (
     ReadIndexReady,
     ReadIndexRefused,
     ReadIndexRequested,
-    RoomChanged,
     Send,
     Tick,
     TransferRefused,
@@ -38,7 +38,7 @@ from streammeta.controller.quorum.events import (
 from streammeta.controller.quorum.messages import BatchKind, Message, Request, SnapshotId
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.runtime.core_loop import Stepper
+from streammeta.controller.runtime.core_loop import CoreLoop
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from tests.sim.sim_checkpoints import SimCheckpointer
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
 
 
-class SimStepper(Stepper):
+class SimCoreLoop(CoreLoop):
     """The driver's stepper, woken by virtual time; each step is looked at before and after."""
 
     def __init__(self, node: SimNode, core: QuorumCore, **parts: Any) -> None:
@@ -133,8 +133,8 @@ class SimDriver(QuorumDriver):
     def _make_checkpointer(self, *_: object) -> Any:
         return SimCheckpointer(self._node)
 
-    def _make_stepper(self) -> Stepper:
-        return SimStepper(
+    def _make_core_loop(self) -> CoreLoop:
+        return SimCoreLoop(
             self._node,
             self._core,
             take_appends=self._take_appends,
@@ -162,10 +162,10 @@ class SimDriver(QuorumDriver):
         return self._core
 
     @property
-    def stepper(self) -> SimStepper:
+    def stepper(self) -> SimCoreLoop:
         """What feeds the core."""
-        assert isinstance(self._stepper, SimStepper)
-        return self._stepper
+        assert isinstance(self._core_loop, SimCoreLoop)
+        return self._core_loop
 
     @property
     def delivered_end(self) -> int:
@@ -258,7 +258,7 @@ class SimDriver(QuorumDriver):
                 node.check_voters()
             case LeadershipEnded(reason=reason) if "room" in reason:
                 world.count("leaders without room that hand over")
-            case RoomChanged(full_voters=full_voters) if full_voters:
+            case FullVotersChanged(full_voters=full_voters) if full_voters:
                 world.count("majorities without room")
             case VoterChangeDone() | VoterChangeRefused():
                 world.operator.on_change_ended(effect)

@@ -44,7 +44,7 @@ HALVING_PAUSE_MS = 1_000
 """Calls that were under way together report the same overload; it counts once."""
 
 
-class Pace:
+class RateLimiter:
     """A bucket that holds one second's worth of objects."""
 
     def __init__(self, rate_max: float, now_ms: int) -> None:
@@ -104,7 +104,7 @@ class Refusal:
     reason: str
 
 
-class Retries:
+class RetryQueue:
     """Refused objects by id."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -232,8 +232,8 @@ class Deletion:
         self._interval_ms = interval_ms
         self._may_delete = may_delete
         self._rng = rng or random.Random()
-        self._pace = Pace(objects_per_s, clock.monotonic_ms())
-        self._retries = Retries(self._rng)
+        self._rate_limiter = RateLimiter(objects_per_s, clock.monotonic_ms())
+        self._retries = RetryQueue(self._rng)
         self._in_flight: set[int] = set()
         self._requests = 0
         self._retry_requests = 0
@@ -261,7 +261,7 @@ class Deletion:
             refused=len(self._retries),
             stuck=len(stuck),
             sample=self._sample(stuck),
-            rate=self._pace.rate,
+            rate=self._rate_limiter.rate,
         )
 
     # -- choosing
@@ -281,7 +281,7 @@ class Deletion:
                 return False
             if not self._may_delete():
                 return False
-            tokens = self._pace.available(now_ms)
+            tokens = self._rate_limiter.available(now_ms)
             if self._requests >= self._requests_max() or tokens < self._least_batch():
                 return True
             # After a failure of the bucket a few keys try it out, fewer each time: it may be down,
@@ -292,7 +292,7 @@ class Deletion:
                 batch, is_retry = self._next_fresh(room), False
             if not batch:
                 return False
-            self._pace.take(len(batch))
+            self._rate_limiter.take(len(batch))
             self._in_flight.update(batch)
             self._requests += 1
             self._retry_requests += is_retry
@@ -303,7 +303,7 @@ class Deletion:
 
     def _least_batch(self) -> int:
         """How many objects must be allowed at once: a few large requests cost less than many."""
-        return max(1, min(DELETE_BATCH_MAX, int(self._pace.rate / 4)))
+        return max(1, min(DELETE_BATCH_MAX, int(self._rate_limiter.rate / 4)))
 
     def _next_retries(self, now_ms: int, limit: int) -> Sequence[int]:
         if self._retry_requests >= RETRIES_IN_FLIGHT_MAX:
@@ -351,7 +351,7 @@ class Deletion:
     async def _after(self, result: DeleteResult, keys: dict[str, int]) -> None:
         now_ms = self._clock.monotonic_ms()
         if result.throttled:
-            self._pace.slow_down(now_ms)
+            self._rate_limiter.slow_down(now_ms)
             throttled = [keys[key] for key in result.throttled]
             self._retries.postpone(throttled, now_ms + self._interval_ms)
         refused = {key: why for key, why in result.failed.items() if key not in result.throttled}
@@ -367,7 +367,7 @@ class Deletion:
         _log.warning("bucket_can_not_delete", objects=len(object_ids), reason=str(error))
         is_throttled = isinstance(error, StoreUnavailableError) and error.throttled
         if is_throttled:
-            self._pace.slow_down(now_ms)
+            self._rate_limiter.slow_down(now_ms)
         elif self._store_failures == 0:
             # It served others just now: it may be one of these keys that it stumbles over.
             self._store_failures = 1

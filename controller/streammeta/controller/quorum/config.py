@@ -67,7 +67,7 @@ class QuorumLimits:
     """Appended and not yet committed; beyond it appends are refused."""
     tail_bytes: int = 32 << 20
     """Committed batches kept in memory for followers that lag a little."""
-    max_parked_fetches: int = 64
+    max_delayed_fetches: int = 64
     """Count of Fetches held back at once; one more is answered at once."""
     max_pending_reads: int = 1024
     """Count of rounds of linearizable reads without a majority's echo; one more is refused."""

@@ -215,7 +215,7 @@ class QuorumCore:
             case Append(payloads=payloads):
                 self._leading.append(payloads)
                 # What is due waits for the next event, so that nothing is appended in between.
-                self._leading.serve_parked()
+                self._leading.serve_delayed()
                 return self._replica.finish()
             case ReadIndexRequested(read_id=read_id):
                 self._leading.request_read_index(read_id)
@@ -279,7 +279,7 @@ class QuorumCore:
         self._election.on_time()
         self._leading.on_time()
         self._following.on_time()
-        self._leading.serve_parked()
+        self._leading.serve_delayed()
         return self._replica.finish()
 
     def _on_request_failed(self, peer: NodeId, request_id: int) -> None:
@@ -291,7 +291,7 @@ class QuorumCore:
         elif kind is BeginQuorumEpochResponse:
             self._leading.on_announcement_failed(peer)
         elif kind is EndQuorumEpochResponse:
-            self._leading.on_end_not_told(peer)
+            self._leading.on_end_failed(peer)
 
     # -- messages
 
@@ -454,7 +454,7 @@ class QuorumCore:
         waiting = [
             until
             for kind in (FetchResponse, FetchSnapshotResponse)
-            if (until := replica.outstanding_until(follower.leader_id, kind)) is not None
+            if (until := replica.pending_until(follower.leader_id, kind)) is not None
             and until > replica.now
         ]
         yield max(waiting, default=follower.next_fetch)
@@ -465,12 +465,12 @@ class QuorumCore:
         quorum_deadline = self._leading.quorum_deadline(leader)
         if quorum_deadline is not None:
             yield quorum_deadline
-        if (room_deadline := self._leading.next_look_at_room(leader)) is not None:
+        if (room_deadline := self._leading.next_check_of_disks(leader)) is not None:
             yield room_deadline
         for voter in self._replica.others:
             yield self._leading.next_heartbeat(leader, leader.progress[voter.key])
-        for parked in leader.parked.values():
-            yield parked.answer_by
+        for delayed in leader.delayed_fetches.values():
+            yield delayed.answer_by
         if leader.transfer is not None:
             yield self._membership.next_look(leader.transfer, leader)
         change = leader.voter_change

@@ -172,7 +172,7 @@ class Election:
 
     def _judge(self, request: VoteRequest) -> tuple[QuorumError, bool]:
         replica = self._replica
-        if not replica.is_meant(request.header.receiver):
+        if not replica.is_self(request.header.receiver):
             return QuorumError.INVALID_VOTER_KEY, False
         if replica.lost is not None:
             # Its log may lack what it had acknowledged, and would let too short a log win.

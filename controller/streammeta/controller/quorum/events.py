@@ -317,7 +317,7 @@ class VoterChangeRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class RoomChanged:
+class FullVotersChanged:
     """Nothing can be committed, for these voters' disks are full; empty: a majority has room.
 
     Of the leader's voters; `LeadershipEnded` ends what was told before.
@@ -346,7 +346,7 @@ Effect: TypeAlias = (
     | VotersChanged
     | VoterChangeDone
     | VoterChangeRefused
-    | RoomChanged
+    | FullVotersChanged
     | TransferRefused
     | ReadLog
     | Send

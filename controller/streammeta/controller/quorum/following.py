@@ -68,8 +68,8 @@ class Following:
 
     def _follow(self, role: Follower) -> None:
         replica = self._replica
-        is_waiting = replica.has_outstanding(role.leader_id, FetchResponse)
-        is_waiting |= replica.has_outstanding(role.leader_id, FetchSnapshotResponse)
+        is_waiting = replica.has_pending(role.leader_id, FetchResponse)
+        is_waiting |= replica.has_pending(role.leader_id, FetchSnapshotResponse)
         if replica.now >= role.next_fetch and not is_waiting:
             if role.download is None:
                 self._fetch_from(
@@ -78,7 +78,7 @@ class Following:
             else:
                 self._fetch_snapshot(role, role.download)
         if self.must_update(role) and replica.now >= role.next_update:
-            self._tell_whereabouts(role)
+            self._send_update_voter(role)
 
     def _fetch_from(self, node_id: NodeId, read_round: int, max_wait_ms: int) -> None:
         replica = self._replica
@@ -151,7 +151,7 @@ class Following:
         """Whether the log names another endpoint or no disk for this voter."""
         return role.has_fetched and self._replica.is_voter and not self._replica.is_known
 
-    def _tell_whereabouts(self, role: Follower) -> None:
+    def _send_update_voter(self, role: Follower) -> None:
         replica = self._replica
         role.next_update = replica.now + replica.config.timings.heartbeat_ms
         header = replica.request_header(
@@ -342,7 +342,7 @@ class Following:
         is_known = isinstance(role, Follower) and role.leader_id == leader_id
         if request.header.epoch > replica.epoch or not is_known:
             replica.become_follower(request.header.epoch, leader_id)
-        is_for_us = replica.is_meant(request.header.receiver)
+        is_for_us = replica.is_self(request.header.receiver)
         error = QuorumError.NONE if is_for_us else QuorumError.INVALID_VOTER_KEY
         header = replica.answer(request.header, error)
         replica.send(leader_id, BeginQuorumEpochResponse(header=header))
@@ -362,7 +362,7 @@ class Following:
     def _successor_delay(self, successors: tuple[ReplicaKey, ...]) -> int:
         replica = self._replica
         for position, key in enumerate(successors):
-            if replica.is_meant(key):
+            if replica.is_self(key):
                 return position * replica.config.timings.failover_stagger_ms
         return replica.draw_election_timeout()
 

@@ -1,6 +1,6 @@
 """Rules of a leader: serving Fetches, committing, proving that it still leads, letting go.
 
-A Fetch that names the leader's epoch is credited when it arrives, never when its parked answer
+A Fetch that names the leader's epoch is credited when it arrives, never when its delayed answer
 leaves; the leader counts itself only up to what it has flushed.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, NodeId
 from streammeta.controller.quorum.events import (
+    FullVotersChanged,
     ReadIndexReady,
     ReadIndexRefused,
     ReadLog,
     ReadSnapshot,
-    RoomChanged,
     SnapshotChunk,
 )
-from streammeta.controller.quorum.membership import Membership, Room
+from streammeta.controller.quorum.membership import FullDisks, Membership
 from streammeta.controller.quorum.messages import (
     Batch,
     BatchKind,
@@ -32,8 +32,8 @@ from streammeta.controller.quorum.messages import (
 )
 from streammeta.controller.quorum.replica import Replica
 from streammeta.controller.quorum.roles import (
+    DelayedFetch,
     Leader,
-    ParkedFetch,
     PendingRead,
     ReplicaProgress,
     Resigned,
@@ -51,7 +51,7 @@ class Leading:
     def __init__(self, replica: Replica, membership: Membership) -> None:
         self._replica = replica
         self._membership = membership
-        self._room = Room(replica)
+        self._full_disks = FullDisks(replica)
         self._next_read_id = 0
 
     def is_established(self) -> bool:
@@ -89,7 +89,7 @@ class Leading:
             self.resign("this controller was removed from the voters")
 
     def _flushed_end(self, role: Leader, voter: Voter) -> EndOffset:
-        if self._replica.is_meant(voter.key):
+        if self._replica.is_self(voter.key):
             return self._replica.log.flushed_end
         return role.progress[voter.key].end_offset
 
@@ -115,7 +115,7 @@ class Leading:
             replica.answer_fetch(request, read_round=role.read_round, diverging=agreed)
             return
         self._credit(role, progress, request)
-        self._park(role, progress.key, request)
+        self._delay(role, progress.key, request)
         self._membership.on_fetched(role, progress)
         self.update_high_watermark()
         if replica.role is role:  # a leader that was removed has just resigned
@@ -147,15 +147,15 @@ class Leading:
             return request.fetch_offset < log.start_offset or request.last_epoch != log.start_epoch
         return request.last_epoch < log.start_epoch
 
-    def _park(self, role: Leader, key: ReplicaKey, request: FetchRequest) -> None:
+    def _delay(self, role: Leader, key: ReplicaKey, request: FetchRequest) -> None:
         replica = self._replica
-        earlier = role.parked.pop(key, None)
+        earlier = role.delayed_fetches.pop(key, None)
         if earlier is not None:
             replica.answer_fetch(earlier.request, read_round=role.read_round)
         wait = min(request.max_wait_ms, replica.config.timings.fetch_max_wait_ms)
-        if len(role.parked) >= replica.config.limits.max_parked_fetches:
+        if len(role.delayed_fetches) >= replica.config.limits.max_delayed_fetches:
             wait = 0
-        role.parked[key] = ParkedFetch(request, replica.now + wait)
+        role.delayed_fetches[key] = DelayedFetch(request, replica.now + wait)
 
     # -- serving snapshots
 
@@ -168,7 +168,7 @@ class Leading:
         if request.position < 0 or request.max_bytes < 1:
             replica.answer_fetch_snapshot(request, error=QuorumError.POSITION_OUT_OF_RANGE)
             return
-        if len(role.snapshot_reads) >= replica.config.limits.max_parked_fetches:
+        if len(role.snapshot_reads) >= replica.config.limits.max_delayed_fetches:
             replica.answer_fetch_snapshot(request, error=QuorumError.REQUEST_TIMED_OUT)
             return
         self._next_read_id += 1
@@ -236,21 +236,21 @@ class Leading:
             progress.caught_up_at = max(progress.caught_up_at or 0, progress.previous_fetch)
         progress.leader_end_at_previous_fetch = leader_end
 
-    def serve_parked(self) -> None:
-        """Answer every parked Fetch that there is something to say to, or that waited enough."""
+    def serve_delayed(self) -> None:
+        """Answer every delayed Fetch that there is something to say to, or that waited enough."""
         replica = self._replica
         role = replica.role
-        if not isinstance(role, Leader) or not role.parked:
+        if not isinstance(role, Leader) or not role.delayed_fetches:
             return
-        for key, parked in list(role.parked.items()):
-            request = parked.request
+        for key, delayed in list(role.delayed_fetches.items()):
+            request = delayed.request
             has_batches = replica.log.end_offset > request.fetch_offset and _takes(role, request)
             if min(replica.high_watermark, request.fetch_offset) > request.high_watermark:
                 linger = replica.now + replica.config.timings.high_watermark_linger_ms
-                parked.answer_by = min(parked.answer_by, linger)
-            is_due = role.read_round > request.read_round or replica.now >= parked.answer_by
+                delayed.answer_by = min(delayed.answer_by, linger)
+            is_due = role.read_round > request.read_round or replica.now >= delayed.answer_by
             if has_batches or is_due:
-                del role.parked[key]
+                del role.delayed_fetches[key]
                 self._answer(role, request)
 
     def _answer(self, role: Leader, request: FetchRequest) -> None:
@@ -294,7 +294,7 @@ class Leading:
         rounds = sorted(
             (
                 role.read_round
-                if self._replica.is_meant(voter.key)
+                if self._replica.is_self(voter.key)
                 else role.progress[voter.key].read_round
                 for voter in voters
             ),
@@ -313,7 +313,7 @@ class Leading:
         if isinstance(role, Leader):
             self._lead_on(role)
         if isinstance(self._replica.role, Resigned):
-            self._tell_end(self._replica.role)
+            self._announce_end(self._replica.role)
 
     def _lead_on(self, role: Leader) -> None:
         if self._has_lost_majority(role):
@@ -324,26 +324,26 @@ class Leading:
         if transfer is None:
             self._announce(role)
             # Carried out with the next event, once callers know what this one has committed.
-            self._look_at_room(role)
+            self._check_disks(role)
         else:
             successor = transfer.to.node_id
             reason = f"handed over to controller {successor}, {transfer.reason}"
             self.resign(reason, transfer.to)
 
-    def _look_at_room(self, role: Leader) -> None:
+    def _check_disks(self, role: Leader) -> None:
         """Tell when nothing can be committed for want of room; hand over where another can."""
         replica = self._replica
-        full = self._room.full_majority(role)
+        full = self._full_disks.full_majority(role)
         if full != role.full_majority:
             role.full_majority = full
-            replica.emit(RoomChanged(full))
-        if (successor := self._room.successor(role)) is not None:
+            replica.emit(FullVotersChanged(full))
+        if (successor := self._full_disks.successor(role)) is not None:
             deadline = replica.now + replica.config.timings.election_timeout_ms
             role.transfer = Transfer(successor, deadline, "for want of room on this disk")
 
-    def next_look_at_room(self, role: Leader) -> int | None:
+    def next_check_of_disks(self, role: Leader) -> int | None:
         """Return when room has to be looked at though nothing else happens; None: never."""
-        return self._room.next_look(role)
+        return self._full_disks.next_look(role)
 
     def quorum_deadline(self, role: Leader) -> int | None:
         """When the leader must resign unless more voters hear it; None for the only voter.
@@ -417,7 +417,7 @@ class Leading:
         if isinstance(role, Leader) and voter is not None and voter.key in role.progress:
             role.progress[voter.key].next_heartbeat = self._next_attempt()
 
-    def _tell_end(self, role: Resigned) -> None:
+    def _announce_end(self, role: Resigned) -> None:
         replica = self._replica
         timings = replica.config.timings
         for node_id, due in role.unacknowledged.items():
@@ -432,7 +432,7 @@ class Leading:
                 EndQuorumEpochRequest(header=header, preferred_successors=role.successors),
             )
 
-    def on_end_not_told(self, peer: NodeId) -> None:
+    def on_end_failed(self, peer: NodeId) -> None:
         """Try a voter that could not be reached again: it waits to be told whose turn it is."""
         role = self._replica.role
         if isinstance(role, Resigned) and peer in role.unacknowledged:

@@ -160,12 +160,12 @@ class Membership:
     def _name_disk(self, role: Leader, unnamed: ReplicaKey, named: ReplicaKey) -> None:
         """Let what a voter without a known disk has earned stay with the disk that earned it."""
         progress = role.progress.pop(unnamed)
-        parked = role.parked.pop(unnamed, None)
+        delayed = role.delayed_fetches.pop(unnamed, None)
         if progress.earned_by is not None:
             progress.key = progress.earned_by
             role.progress[progress.key] = progress
-        if parked is not None:
-            role.parked[parked.request.header.sender] = parked
+        if delayed is not None:
+            role.delayed_fetches[delayed.request.header.sender] = delayed
         if role.transfer is not None and role.transfer.to == unnamed:
             role.transfer.to = named
 
@@ -258,7 +258,7 @@ class Membership:
         return None
 
 
-class Room:
+class FullDisks:
     """Weighs full disks on behalf of a leader."""
 
     def __init__(self, replica: Replica) -> None:

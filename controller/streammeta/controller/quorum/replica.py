@@ -64,7 +64,7 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterHistory,
 
 
 @dataclass(slots=True)
-class Outstanding:
+class PendingRequest:
     """A request without an answer yet; one of each type for a peer at most."""
 
     request_id: int
@@ -108,7 +108,7 @@ class Replica:
         self._rng = rng
         self._incarnation = rng.getrandbits(62)
         self._next_request_id = 0
-        self._outstanding: dict[tuple[NodeId, type[Message]], Outstanding] = {}
+        self._pending: dict[tuple[NodeId, type[Message]], PendingRequest] = {}
         self._persisted = state
         self._announced_voters = VoterSet()
         self._token = 0
@@ -138,7 +138,7 @@ class Replica:
         self.others = self.voters.others(self.local.node_id)
         """The voters in force but this replica."""
         named = self.voters.find(self.local.node_id)
-        self.is_voter = named is not None and self.is_meant(named.key)
+        self.is_voter = named is not None and self.is_self(named.key)
         """Whether this replica votes."""
         self.is_known = named == Voter(self.local, self.config.endpoint)
         """Whether the voters in force name this replica's disk and where it listens."""
@@ -180,9 +180,9 @@ class Replica:
             return False
         before = self.voters_at(EndOffset(self.voters_named_at - 1))
         named = before.find(self.local.node_id)
-        return named is not None and self.is_meant(named.key)
+        return named is not None and self.is_self(named.key)
 
-    def is_meant(self, key: ReplicaKey) -> bool:
+    def is_self(self, key: ReplicaKey) -> bool:
         """Whether `key` is this replica.
 
         A key without a directory stands for the disk that was there from the beginning, so it is
@@ -306,12 +306,12 @@ class Replica:
             self._first.append(LeadershipEnded(self._persisted.epoch, why))
             self._last.extend(ReadIndexRefused(read.read_id) for read in old.pending_reads)
             self._refuse_waiting(old)
-        self._outstanding.clear()
+        self._pending.clear()
         self.role = role
 
     def _refuse_waiting(self, old: Leader) -> None:
-        parked = [item.request for item in old.parked.values()]
-        for request in (*parked, *old.log_reads.values()):
+        delayed = [item.request for item in old.delayed_fetches.values()]
+        for request in (*delayed, *old.log_reads.values()):
             self.answer_fetch(request, error=QuorumError.NOT_LEADER)
         for snapshot_request in old.snapshot_reads.values():
             self.answer_fetch_snapshot(snapshot_request, error=QuorumError.NOT_LEADER)
@@ -398,7 +398,7 @@ class Replica:
     def request_header(self, to: NodeId, kind: type[Message], timeout_ms: int) -> RequestHeader:
         """Begin a request; an earlier one of the same type to that peer is forgotten."""
         self._next_request_id += 1
-        self._outstanding[to, kind] = Outstanding(self._next_request_id, self.now + timeout_ms)
+        self._pending[to, kind] = PendingRequest(self._next_request_id, self.now + timeout_ms)
         voter = self.voters.find(to)
         return RequestHeader(
             cluster_id=self.config.cluster_id,
@@ -410,31 +410,31 @@ class Replica:
             is_founder=self.is_founder,
         )
 
-    def has_outstanding(self, to: NodeId, kind: type[Message]) -> bool:
+    def has_pending(self, to: NodeId, kind: type[Message]) -> bool:
         """Whether a request of this type waits for that peer's answer; expired ones don't count."""
-        waiting = self._outstanding.get((to, kind))
+        waiting = self._pending.get((to, kind))
         return waiting is not None and self.now < waiting.expires_at
 
-    def outstanding_until(self, to: NodeId, kind: type[Message]) -> int | None:
+    def pending_until(self, to: NodeId, kind: type[Message]) -> int | None:
         """When the request that waits for that peer expires."""
-        waiting = self._outstanding.get((to, kind))
+        waiting = self._pending.get((to, kind))
         return waiting.expires_at if waiting else None
 
     def take_answered(self, header: ResponseHeader, kind: type[Message]) -> bool:
         """Whether this answers an outstanding request, which thereby ends."""
         if header.incarnation != self._incarnation:
             return False
-        waiting = self._outstanding.get((header.sender, kind))
+        waiting = self._pending.get((header.sender, kind))
         if waiting is None or waiting.request_id != header.request_id:
             return False
-        del self._outstanding[header.sender, kind]
+        del self._pending[header.sender, kind]
         return True
 
     def take_failed(self, peer: NodeId, request_id: int) -> type[Message] | None:
         """End the outstanding request with this id and return its type."""
-        for (to, kind), waiting in self._outstanding.items():
+        for (to, kind), waiting in self._pending.items():
             if to == peer and waiting.request_id == request_id:
-                del self._outstanding[to, kind]
+                del self._pending[to, kind]
                 return kind
         return None
 
@@ -509,7 +509,7 @@ class Replica:
 
     def forget_request(self, to: NodeId, kind: type[Message]) -> None:
         """Wait no longer for the answer to a request; it counts no more if it comes."""
-        self._outstanding.pop((to, kind), None)
+        self._pending.pop((to, kind), None)
 
     # -- the end of a step
 

@@ -103,7 +103,7 @@ class ReplicaProgress:
 
 
 @dataclass(slots=True)
-class ParkedFetch:
+class DelayedFetch:
     """A Fetch held back until there is something to say."""
 
     request: FetchRequest
@@ -152,7 +152,7 @@ class Leader:
     epoch_start: EndOffset
     started_at: int
     progress: dict[ReplicaKey, ReplicaProgress]
-    parked: dict[ReplicaKey, ParkedFetch] = field(default_factory=dict)
+    delayed_fetches: dict[ReplicaKey, DelayedFetch] = field(default_factory=dict)
     read_round: int = 0
     pending_reads: deque[PendingRead] = field(default_factory=deque)
     log_reads: dict[int, FetchRequest] = field(default_factory=dict)

@@ -26,7 +26,7 @@ from streammeta.controller.errors import (
 from streammeta.controller.quorum.messages import QuorumError
 from streammeta.controller.runtime.change_feed import WatcherTooSlowError
 from streammeta.controller.runtime.quorum_errors import (
-    DiskFullError,
+    NoDiskSpaceError,
     NotCaughtUpError,
     SnapshotFailedError,
     TransferRefusedError,
@@ -103,7 +103,7 @@ def classify(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]]:
 
 def _classify_quorum(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, str]] | None:
     match error:
-        case DiskFullError():
+        case NoDiskSpaceError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.DISK_FULL, {}
         case VoterChangeError() if error.error is QuorumError.NOT_LEADER:
             return grpc.StatusCode.ABORTED, Reason.OUTCOME_UNKNOWN, {}

@@ -31,9 +31,9 @@ from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.interfaces import SnapshotPoint, StateMachine
 from streammeta.controller.runtime.quorum_disk import FinishSnapshot, JournalThread
-from streammeta.controller.runtime.quorum_errors import DiskFullError, SnapshotFailedError
+from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, SnapshotFailedError
 from streammeta.controller.snapshot.writer import Sink
-from streammeta.storage.durable_files import DiskFullError as JournalFullError
+from streammeta.storage.durable_files import DiskFullError
 
 _log = structlog.get_logger(component="checkpoint")
 
@@ -242,7 +242,7 @@ class Checkpointer:
         """Write one now; return it, or the newest if nothing was committed since.
 
         Raises:
-            DiskFullError: there is no room; it is tried again later.
+            NoDiskSpaceError: there is no room; it is tried again later.
             SnapshotFailedError: nothing is committed yet, or the replica stops.
         """
         if self._is_stopping:
@@ -295,7 +295,7 @@ class Checkpointer:
             _log.info("checkpoint_abandoned", end_offset=point.snapshot_id.end_offset)
             self._asked[:0] = asked
             self._schedule.request(self._clock.monotonic_ms())
-        except JournalFullError as error:
+        except DiskFullError as error:
             self._put_off(point, error, asked)
         else:
             _answer(asked, point.snapshot_id)
@@ -303,19 +303,21 @@ class Checkpointer:
     def _put_off(
         self,
         point: SnapshotPoint,
-        error: JournalFullError,
+        error: DiskFullError,
         asked: list[asyncio.Future[SnapshotId]],
     ) -> None:
         _log.error("checkpoint_put_off", end_offset=point.snapshot_id.end_offset, reason=str(error))
         self._schedule.failed(self._clock.monotonic_ms())
-        _answer(asked, DiskFullError(f"no room for a checkpoint: {error}; make room on the disk"))
+        _answer(
+            asked, NoDiskSpaceError(f"no room for a checkpoint: {error}; make room on the disk")
+        )
 
     async def _attempt_at(self, point: SnapshotPoint) -> None:
         """Freeze, write, wait for the commit, publish.
 
         Raises:
             _AbandonedError: leadership was lost before the commit, or the log was replaced.
-            JournalFullError: there is no room; nothing of it is left.
+            DiskFullError: there is no room; nothing of it is left.
         """
         started = self._clock.monotonic_ms()
         attempt = _Attempt(point, self._state_machine.freeze(point))

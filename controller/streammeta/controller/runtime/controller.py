@@ -40,12 +40,12 @@ from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, Loade
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate, open_gate
 from streammeta.controller.runtime.quorum_errors import NotCaughtUpError
 from streammeta.controller.runtime.state_hashes import AHEAD_MAX, AwaitedViews, RollingHash, ViewAt
-from streammeta.controller.runtime.waiters import ParkedAnswers
+from streammeta.controller.runtime.waiters import OffsetWaiters
 from streammeta.controller.snapshot.writer import Sink
 
 _log = structlog.get_logger(component="runtime")
 
-PARKED_ANSWERS_MAX = 100_000
+WAITING_ANSWERS_MAX = 100_000
 """Answers that may wait for the high watermark; beyond, requests are refused."""
 
 SESSION_READ_TIMEOUT_MS = 5_000
@@ -73,12 +73,12 @@ class ReplicatedLog(Protocol):
         ...
 
     @property
-    def is_short_of_room(self) -> bool:
+    def is_short_of_space(self) -> bool:
         """True if what was appended may wait for room on disks for any time."""
         ...
 
-    def require_room(self) -> None:
-        """Raise while appends are refused for want of room; see `QuorumDriver.require_room`."""
+    def require_disk_space(self) -> None:
+        """Raise while full disks keep appends out; see `QuorumDriver.require_disk_space`."""
         ...
 
     async def read_barrier(self) -> int:
@@ -154,9 +154,9 @@ class MetadataController:
         self._clock = clock
         self._object_ids = open_gate() if object_ids is None else object_ids
         self._log: ReplicatedLog | None = None
-        self._parked = ParkedAnswers()
-        self._parked_reads = ParkedAnswers()
-        self._sessions = ParkedAnswers()
+        self._answers = OffsetWaiters()
+        self._reads = OffsetWaiters()
+        self._session_reads = OffsetWaiters()
         self._active = False
         self._committed_end = 0
         self._uncommitted: deque[tuple[int, Sequence[Record]]] = deque()
@@ -225,7 +225,7 @@ class MetadataController:
             NotLeaderError: this node does not lead.
             BusyError: too many requests wait already.
         """
-        self._require_room(self._parked)
+        self._require_capacity(self._answers)
         await self._leading_log().append_turn()
 
     def submit(self, requests: Sequence[WriteRequest]) -> Submission:
@@ -242,7 +242,7 @@ class MetadataController:
                 object ids, and none can be issued.
         """
         log = self._leading_log()
-        self._require_room(self._parked)
+        self._require_capacity(self._answers)
         answers: list[Answer] = []
         is_proven = False
         for request in requests:
@@ -253,11 +253,11 @@ class MetadataController:
             is_proven = bool(decision.records)
             if is_proven:
                 self._replicate(log, decision.records)
-        # Parked at once: if leadership is lost from now on, the caller hears that.
+        # Queued at once: if leadership is lost from now on, the caller hears that.
         end_offset = log.next_offset
         if not is_proven and end_offset > self._committed_end:
-            log.require_room()  # or what it rests on may not be committed for long
-        waiting = self._parked.park(end_offset) if end_offset > self._committed_end else None
+            log.require_disk_space()  # or what it rests on may not be committed for long
+        waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
         return Submission(answers, end_offset, waiting, None if is_proven else log)
 
     async def read(
@@ -360,23 +360,23 @@ class MetadataController:
         self._map.undo_to(self._committed_end)
         self._log_hash.undo_to(self._committed_end)
         self._uncommitted.clear()
-        self._parked.fail_all(
+        self._answers.fail_all(
             OutcomeUnknownError(
                 "leadership was lost while the request was replicated; repeat it with the same id"
             )
         )
-        self._parked_reads.fail_all(_LookAgainError())
+        self._reads.fail_all(_LookAgainError())
         _log.info("leadership_lost", end_offset=self._committed_end)
         for listener in self._on_leadership:
             listener(False)
 
     def on_writes_refused(self) -> None:
         """Answer reads from what is committed: what is not may wait for room for any time."""
-        self._parked_reads.fail_all(_LookAgainError())
+        self._reads.fail_all(_LookAgainError())
 
     def on_writes_held_up(self) -> None:
         """Fail all that wait for room on disks; what was appended may still be committed."""
-        self._parked.fail_all(
+        self._answers.fail_all(
             OutcomeUnknownError(
                 "the disks became full while the request was replicated: it may take effect when "
                 "there is room; repeat it with the same id"
@@ -394,9 +394,9 @@ class MetadataController:
             raise log.leader_hint()
         return log
 
-    def _require_room(self, parked: ParkedAnswers) -> None:
-        waiting = len(parked) + len(self._parked_reads)
-        if waiting >= PARKED_ANSWERS_MAX:
+    def _require_capacity(self, waiters: OffsetWaiters) -> None:
+        waiting = len(waiters) + len(self._reads)
+        if waiting >= WAITING_ANSWERS_MAX:
             raise BusyError(f"{waiting} requests wait for the log to be committed; try again later")
 
     # -- writing
@@ -435,19 +435,19 @@ class MetadataController:
         self._committed_end = high_watermark
         while self._uncommitted and self._uncommitted[0][0] < high_watermark:
             self._uncommitted.popleft()
-        self._parked.release(high_watermark)
-        self._parked_reads.release(high_watermark)
-        self._sessions.release(high_watermark)
+        self._answers.release(high_watermark)
+        self._reads.release(high_watermark)
+        self._session_reads.release(high_watermark)
 
     async def _committed(self, end_offset: int) -> None:
         if end_offset > self._committed_end:
-            await self._parked.park(end_offset)
+            await self._answers.until(end_offset)
 
     # -- reading
 
     async def _read_linearizably(self, request: ReadRequest) -> Answered:
         log = self._leading_log()
-        self._require_room(self._parked)
+        self._require_capacity(self._answers)
         await log.read_barrier()
         while True:
             self._leading_log()
@@ -457,7 +457,7 @@ class MetadataController:
 
     def _query_shown(self, request: ReadRequest) -> Answered:
         """Answer from the map, and from what is committed alone while the rest waits for room."""
-        if self._active and self._bound_log().is_short_of_room:
+        if self._active and self._bound_log().is_short_of_space:
             return Answered(self._query_committed(request), self._committed_end)
         return Answered(self._map.query(request), self._shown_end())
 
@@ -466,7 +466,7 @@ class MetadataController:
         if end_offset <= self._committed_end:
             return True
         try:
-            await self._parked_reads.park(end_offset)
+            await self._reads.until(end_offset)
         except _LookAgainError:
             return False
         return True
@@ -512,8 +512,8 @@ class MetadataController:
             return seen
 
     def _view_at(self, offset: int) -> ViewAt:
-        # Parked at once: if what it shows is undone from now on, whoever asked hears that.
-        waiting = self._parked.park(offset) if offset > self._committed_end else None
+        # Queued at once: if what it shows is undone from now on, whoever asked hears that.
+        waiting = self._answers.until(offset) if offset > self._committed_end else None
         return ViewAt(offset, self._map.freeze(), self._log_hash.value, waiting)
 
     async def _shown(self, log: ReplicatedLog, end_offset: int) -> None:
@@ -529,12 +529,12 @@ class MetadataController:
     async def _applied(self, end_offset: int) -> None:
         if end_offset <= self._committed_end:
             return
-        self._require_room(self._sessions)
-        waiting = self._sessions.park(end_offset)
+        self._require_capacity(self._session_reads)
+        waiting = self._session_reads.until(end_offset)
         try:
             await waiting
         except asyncio.CancelledError:
-            self._sessions.forget(waiting)  # what is asked for may never come
+            self._session_reads.forget(waiting)  # what is asked for may never come
             raise
 
     # -- snapshots

@@ -17,10 +17,10 @@ from streammeta.controller.quorum.events import Append, Effect, Event, Send, Tic
 from streammeta.controller.quorum.messages import Request, RequestHeader, Response, ResponseHeader
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.interfaces import PeerTransport
-from streammeta.controller.runtime.waiters import WaitingCallers
+from streammeta.controller.runtime.waiters import WaiterMap
 
 
-class Stepper:
+class CoreLoop:
     """One replica's turns, on one event loop."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Outbox:
         self._state_token = 0
         """The last quorum-state that became durable ahead of its turn."""
         self._held: deque[Send] = deque()
-        self.calls: WaitingCallers[tuple[NodeId, int, int], Response] = WaitingCallers()
+        self.calls: WaiterMap[tuple[NodeId, int, int], Response] = WaiterMap()
         """Calls of peers by `call_key`."""
 
     def send(self, effect: Send) -> None:

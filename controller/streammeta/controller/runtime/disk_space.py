@@ -12,13 +12,13 @@ from collections.abc import Callable
 import structlog
 
 from streammeta.controller.ids import NodeId
-from streammeta.controller.runtime.quorum_errors import DiskFullError
-from streammeta.storage.durable_files import DiskFullError as JournalFullError
+from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
+from streammeta.storage.durable_files import DiskFullError
 
 _log = structlog.get_logger(component="quorum")
 
 
-class DiskRoom:
+class DiskSpace:
     """Want of room on this node's disk, and on those of a majority of the voters it leads."""
 
     def __init__(
@@ -38,7 +38,7 @@ class DiskRoom:
         self._patience_s = patience_ms / 1000
         self._on_short = on_short
         self._on_impatient = on_impatient
-        self._own: JournalFullError | None = None
+        self._own: DiskFullError | None = None
         self._full_voters: tuple[NodeId, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -53,20 +53,20 @@ class DiskRoom:
         return self._own is not None or bool(self._full_voters)
 
     def require(self) -> None:
-        """Raise DiskFullError while writes can't be taken."""
+        """Raise NoDiskSpaceError while writes can't be taken."""
         if set(self._full_voters) - {self._node_id}:
             full = ", ".join(map(str, self._full_voters))
-            raise DiskFullError(
+            raise NoDiskSpaceError(
                 f"the disks of controllers {full} are full, the voters that fetch and have room "
                 "are no majority; writes are taken again when there is room"
             )
         if self._own is not None:
-            raise DiskFullError(
+            raise NoDiskSpaceError(
                 f"the disk of controller {self._node_id} is full ({self._own}); writes are taken "
                 "again when there is room, or by the next leader"
             )
 
-    def on_disk(self, error: JournalFullError | None) -> None:
+    def on_disk(self, error: DiskFullError | None) -> None:
         """Take note of this node's own disk: what found no room, or None when there is room."""
         if error is None:
             _log.info("disk_has_room_again")

@@ -21,7 +21,7 @@ from streammeta.controller.quorum.messages import QuorumError, SnapshotId
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.runtime.quorum_errors import TransferRefusedError, VoterChangeError
-from streammeta.controller.runtime.waiters import WaitingCallers
+from streammeta.controller.runtime.waiters import WaiterMap
 
 _TRANSFER = 0
 """There is one transfer at a time; this is its number."""
@@ -32,8 +32,8 @@ class Operations:
 
     def __init__(self, feed: Callable[[Event], None]) -> None:
         self._feed = feed
-        self._changes: WaitingCallers[int, EndOffset] = WaitingCallers()
-        self._transfers: WaitingCallers[int, None] = WaitingCallers()
+        self._changes: WaiterMap[int, EndOffset] = WaiterMap()
+        self._transfers: WaiterMap[int, None] = WaiterMap()
         self._last_change = 0
 
     async def change_voters(self, change: Voter | ReplicaKey, timeout_ms: int) -> EndOffset:

@@ -27,6 +27,7 @@ from streammeta.controller.quorum.events import (
     CommitAdvanced,
     DiskFull,
     Effect,
+    FullVotersChanged,
     InstallSnapshot,
     LeadershipEnded,
     LeadershipStarted,
@@ -41,7 +42,6 @@ from streammeta.controller.quorum.events import (
     Received,
     RequestFailed,
     Resign,
-    RoomChanged,
     Send,
     SnapshotInstalled,
     SnapshotReadDone,
@@ -61,14 +61,14 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.runtime.append_batching import AppendTurns, FormingBatch
 from streammeta.controller.runtime.checkpointer import Checkpointer, CheckpointLimits
 from streammeta.controller.runtime.clock import Clock
-from streammeta.controller.runtime.core_loop import Outbox, Stepper, call_key
+from streammeta.controller.runtime.core_loop import CoreLoop, Outbox, call_key
 from streammeta.controller.runtime.delivery import Deliverer
-from streammeta.controller.runtime.disk_space import DiskRoom
+from streammeta.controller.runtime.disk_space import DiskSpace
 from streammeta.controller.runtime.interfaces import PeerTransport, SnapshotPoint, StateMachine
 from streammeta.controller.runtime.operations import Operations, QuorumDescription, describe_quorum
 from streammeta.controller.runtime.quorum_disk import CoreReport, JournalThread, StateWritten
-from streammeta.controller.runtime.waiters import ParkedAnswers, ReadRounds
-from streammeta.storage.durable_files import DiskFullError as JournalFullError
+from streammeta.controller.runtime.waiters import OffsetWaiters, ReadRounds
+from streammeta.storage.durable_files import DiskFullError
 
 _log = structlog.get_logger(component="quorum")
 
@@ -80,7 +80,7 @@ _Outcome: TypeAlias = (
     | VotersChanged
     | VoterChangeDone
     | VoterChangeRefused
-    | RoomChanged
+    | FullVotersChanged
     | TransferRefused
 )
 
@@ -117,22 +117,22 @@ class QuorumDriver:
             state_machine=state_machine,
         )
         self._outbox = Outbox(transport)
-        self._stepper = self._make_stepper()
-        self._operations = Operations(self._stepper.feed)
+        self._core_loop = self._make_core_loop()
+        self._operations = Operations(self._core_loop.feed)
         self._reads = ReadRounds(config.limits.max_pending_reads)
         self._is_stopping = False
         self._forming = FormingBatch(config.limits)
         self._turns = AppendTurns()
         self._flush_scheduled = False
-        self._room = DiskRoom(
+        self._disk_space = DiskSpace(
             config.local.node_id,
             config.timings.fetch_timeout_ms,
-            on_short=self._on_short_of_room,
+            on_short=self._on_short_of_space,
             on_impatient=state_machine.on_writes_held_up,
         )
         self._elected: LeadershipStarted | None = None
         self._claimed_epoch: Epoch | None = None
-        self._commits = ParkedAnswers()
+        self._commits = OffsetWaiters()
         self.fatal: asyncio.Future[None] = asyncio.Future()
         transport.bind(self)
 
@@ -154,8 +154,8 @@ class QuorumDriver:
             on_error=self._fail,
         )
 
-    def _make_stepper(self) -> Stepper:
-        return Stepper(
+    def _make_core_loop(self) -> CoreLoop:
+        return CoreLoop(
             self._core,
             self._clock,
             take_appends=self._take_appends,
@@ -169,8 +169,8 @@ class QuorumDriver:
         """Take part in the quorum."""
         self._disk.start()
         self._transport.set_voters(self._core.voters)
-        self._stepper.start()
-        self._stepper.enter(self._deliverer.run)
+        self._core_loop.start()
+        self._core_loop.enter(self._deliverer.run)
         self._checkpointer.start()
 
     async def stop(self) -> None:
@@ -179,7 +179,7 @@ class QuorumDriver:
         The commit is waited for no longer than a fetch timeout.
         """
         await self._finish_appends()
-        self._stepper.feed(Resign())
+        self._core_loop.feed(Resign())
         for _ in range(_STOP_ROUNDS):
             role = self._core.role
             if self.fatal.done() or not isinstance(role, Resigned) or not role.unacknowledged:
@@ -193,21 +193,21 @@ class QuorumDriver:
 
     async def _finish_appends(self) -> None:
         self._is_stopping = True
-        if self._claimed_epoch is None or not self._stepper.is_running:
+        if self._claimed_epoch is None or not self._core_loop.is_running:
             return
         self._flush()
         committed = self.when_committed(self._core.log.end_offset)
         await asyncio.wait([committed], timeout=self._config.timings.fetch_timeout_ms / 1000)
 
     def _halt(self, error: Exception) -> None:
-        self._stepper.stop()
+        self._core_loop.stop()
         self._checkpointer.halt()
         self._outbox.close(error)
         self._operations.close(error)
         self._reads.close(error)
         self._commits.fail_all(error)
         self._turns.give()
-        self._room.close()
+        self._disk_space.close()
 
     def _fail(self, error: BaseException) -> None:
         """Stop at once: a crashed voter is safe, a confused one is not."""
@@ -239,9 +239,9 @@ class QuorumDriver:
         return self._core.log.end_offset + len(self._forming)
 
     @property
-    def is_short_of_room(self) -> bool:
+    def is_short_of_space(self) -> bool:
         """True if what was appended may wait for room, here or on other voters, for any time."""
-        return self._room.is_short
+        return self._disk_space.is_short
 
     @property
     def is_leader(self) -> bool:
@@ -271,7 +271,7 @@ class QuorumDriver:
 
         An append without it is correct and only dearer.
         """
-        if len(self._forming) == 0 and not self._room.is_short:
+        if len(self._forming) == 0 and not self._disk_space.is_short:
             await self._turns.wait(self._core.uncommitted_batches)
 
     def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
@@ -288,7 +288,7 @@ class QuorumDriver:
             InvariantError: the first payload would not take `required_base_offset`.
         """
         self._require_leadership()
-        self.require_room()
+        self.require_disk_space()
         if self._is_stopping or self._core.is_transferring:
             raise self.leader_hint()
         if required_base_offset != self.next_offset:
@@ -299,9 +299,9 @@ class QuorumDriver:
         self._schedule_flush()
         return self.next_offset
 
-    def require_room(self) -> None:
+    def require_disk_space(self) -> None:
         """Raise DiskFullError while appends are refused for want of room."""
-        self._room.require()
+        self._disk_space.require()
 
     async def read_barrier(self, timeout_ms: int | None = None) -> int:
         """Prove that this node leads from now on; return how far a read must have applied.
@@ -321,7 +321,7 @@ class QuorumDriver:
 
     def resign(self) -> None:
         """Give up leadership, if held; the voter with the longest log should follow."""
-        self._stepper.feed(Resign())
+        self._core_loop.feed(Resign())
 
     def describe(self) -> QuorumDescription:
         """Return what DescribeQuorum tells."""
@@ -329,7 +329,7 @@ class QuorumDriver:
             self._core,
             self._config,
             self._clock.monotonic_ms(),
-            is_disk_full=self._room.is_disk_full,
+            is_disk_full=self._disk_space.is_disk_full,
         )
 
     # -- what operators ask
@@ -390,7 +390,7 @@ class QuorumDriver:
             work()
             self._claim_if_ready()
 
-        self._stepper.enter(turn)
+        self._core_loop.enter(turn)
 
     def snapshot_point(self) -> SnapshotPoint:
         """End the batch that is being formed; return where what the state machine holds now ends.
@@ -412,7 +412,7 @@ class QuorumDriver:
 
         It fails with NotLeaderError if leadership is lost before.
         """
-        future = self._commits.park(end_offset)
+        future = self._commits.until(end_offset)
         self._commits.release(self._core.high_watermark)
         return future
 
@@ -423,27 +423,27 @@ class QuorumDriver:
 
         Raises NotLeaderError when this replica stops meanwhile.
         """
-        if not self._stepper.is_running:
+        if not self._core_loop.is_running:
             raise NotLeaderError()
         key = call_key(request.header.sender.node_id, request.header)
         future = self._outbox.calls.expect(key)
         try:
-            self._stepper.feed(Received(request))
+            self._core_loop.feed(Received(request))
             return await future
         finally:
             self._outbox.calls.forget(key, future)
 
     def on_response(self, response: Response) -> None:
         """Take a peer's answer."""
-        self._stepper.feed(Received(response))
+        self._core_loop.feed(Received(response))
 
     def on_request_failed(self, peer: NodeId, request_id: int) -> None:
         """Take note that no answer will come."""
-        self._stepper.feed(RequestFailed(peer, request_id))
+        self._core_loop.feed(RequestFailed(peer, request_id))
 
     def on_connection_lost(self, peer: NodeId) -> None:
         """Take note that a peer's process is probably gone."""
-        self._stepper.feed(PeerConnectionLost(peer))
+        self._core_loop.feed(PeerConnectionLost(peer))
 
     # -- carrying out
 
@@ -496,8 +496,8 @@ class QuorumDriver:
             case VotersChanged(voters=voters):
                 _log.info("voters_changed", voters=[_named(voter) for voter in voters])
                 self._transport.set_voters(voters)
-            case RoomChanged(full_voters=full_voters):
-                self._room.on_majority(full_voters)
+            case FullVotersChanged(full_voters=full_voters):
+                self._disk_space.on_majority(full_voters)
             case VoterChangeDone() | VoterChangeRefused() | TransferRefused():
                 self._operations.outcome(effect)
             case _:
@@ -506,7 +506,7 @@ class QuorumDriver:
     # -- what the disk tells
 
     def _on_report(self, report: CoreReport | StateWritten) -> None:
-        if not self._stepper.is_running:
+        if not self._core_loop.is_running:
             return
         if isinstance(report, StateWritten):
             self._outbox.state_durable(report.token)
@@ -522,15 +522,15 @@ class QuorumDriver:
                 self._checkpointer.on_newest(snapshot_id)
             case LogReadDone() | SnapshotReadDone():
                 pass
-        self._stepper.feed(report)
+        self._core_loop.feed(report)
 
-    def _on_full(self, error: JournalFullError | None) -> None:
-        if not self._stepper.is_running:
+    def _on_full(self, error: DiskFullError | None) -> None:
+        if not self._core_loop.is_running:
             return
-        self._room.on_disk(error)
-        self._stepper.feed(DiskFull(error is not None))
+        self._disk_space.on_disk(error)
+        self._core_loop.feed(DiskFull(error is not None))
 
-    def _on_short_of_room(self) -> None:
+    def _on_short_of_space(self) -> None:
         self._turns.give()  # to be refused
         self._state_machine.on_writes_refused()
 
@@ -543,9 +543,9 @@ class QuorumDriver:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        self._stepper.flush()
+        self._core_loop.flush()
         if (read_id := self._reads.take()) is not None:
-            self._stepper.feed(ReadIndexRequested(read_id))
+            self._core_loop.feed(ReadIndexRequested(read_id))
 
     def _take_appends(self) -> Iterator[Append]:
         """Yield what was appended, where its offsets were promised to be."""
@@ -575,7 +575,7 @@ class QuorumDriver:
         was_claimed = self._claimed_epoch is not None
         self._elected = None
         self._claimed_epoch = None
-        self._room.leadership_ended()
+        self._disk_space.leadership_ended()
         self._forming.clear()
         if was_claimed:
             self._state_machine.on_leadership_lost()

@@ -14,7 +14,7 @@ class RecordTooLargeError(LimitExceededError):
     """One payload does not fit a batch."""
 
 
-class DiskFullError(LimitExceededError):
+class NoDiskSpaceError(LimitExceededError):
     """The disk of this controller, or those of a majority, are full: nothing was written.
 
     Reads go on; the request may be repeated until there is room.

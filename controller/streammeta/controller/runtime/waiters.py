@@ -18,7 +18,7 @@ Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 
 
-class WaitingCallers(Generic[Key, Result]):
+class WaiterMap(Generic[Key, Result]):
     """Futures by key. An answer nobody waits for, or waits for no more, is dropped."""
 
     def __init__(self) -> None:
@@ -65,30 +65,30 @@ COMPLETED_PER_TURN = 32
 """Callers that one turn of the event loop wakes."""
 
 
-class ParkedAnswers:
+class OffsetWaiters:
     """Futures by the log offsets they wait for."""
 
     def __init__(self) -> None:
-        self._parked: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._failed: deque[tuple[asyncio.Future[None], Exception]] = deque()
         self._count = 0
         self._reached = 0
         self._is_scheduled = False
 
     def __len__(self) -> int:
-        return len(self._parked) + len(self._failed)
+        return len(self._waiting) + len(self._failed)
 
-    def park(self, end_offset: int) -> asyncio.Future[None]:
+    def until(self, end_offset: int) -> asyncio.Future[None]:
         """Return a future that is done once everything below `end_offset` is reached."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._count += 1  # no two entries are equal, and the older comes first
-        heappush(self._parked, (end_offset, self._count, future))
+        heappush(self._waiting, (end_offset, self._count, future))
         return future
 
     def forget(self, future: asyncio.Future[None]) -> None:
         """Drop one that nobody waits for any more; takes time in proportion to their number."""
-        self._parked = [entry for entry in self._parked if entry[2] is not future]
-        heapify(self._parked)
+        self._waiting = [entry for entry in self._waiting if entry[2] is not future]
+        heapify(self._waiting)
 
     def release(self, end_offset: int) -> None:
         """Complete what waited for offsets up to `end_offset`, in order, from this turn on."""
@@ -97,9 +97,9 @@ class ParkedAnswers:
 
     def fail_all(self, error: Exception) -> None:
         """Fail every answer not released yet: its outcome is no longer known here."""
-        failed = sorted(entry for entry in self._parked if entry[0] > self._reached)
-        self._parked = [entry for entry in self._parked if entry[0] <= self._reached]
-        heapify(self._parked)
+        failed = sorted(entry for entry in self._waiting if entry[0] > self._reached)
+        self._waiting = [entry for entry in self._waiting if entry[0] <= self._reached]
+        heapify(self._waiting)
         self._failed.extend((future, error) for _, _, future in failed)
         self._go_on()
 
@@ -117,8 +117,8 @@ class ParkedAnswers:
 
     def _complete_next(self) -> bool:
         """Complete one caller that still waits; False: no more are to be completed."""
-        while self._parked and self._parked[0][0] <= self._reached:
-            _, _, future = heappop(self._parked)
+        while self._waiting and self._waiting[0][0] <= self._reached:
+            _, _, future = heappop(self._waiting)
             if not future.done():
                 future.set_result(None)
                 return True
@@ -138,7 +138,7 @@ class ReadRounds:
     def __init__(self, max_pending: int) -> None:
         """Let at most `max_pending` rounds wait at a time."""
         self._max_pending = max_pending
-        self._rounds: WaitingCallers[int, EndOffset] = WaitingCallers()
+        self._rounds: WaiterMap[int, EndOffset] = WaiterMap()
         self._last = 0
         self._forming: int | None = None
 
