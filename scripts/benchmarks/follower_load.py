@@ -244,8 +244,10 @@ class Pipelines:
         pipeline = _Pipeline(connection, slot=slot)
 
         def take(message: bytes) -> None:
-            answer = objects_pb2.CommitBatchResponse.FromString(message)
-            pipeline.errors += any(each != common_pb2.NONE for each in answer.uploads.errors)
+            answer = objects_pb2.CommitPipelineResponse.FromString(message)
+            pipeline.errors += any(
+                each != common_pb2.ERROR_CODE_NONE for each in answer.uploads.errors
+            )
             pipeline.unanswered -= 1
             pipeline.received += 1
 

@@ -47,6 +47,6 @@ class ProductCommitter:
             stream_epochs=[1] * len(streams.ids),
         )
         verdict = await (await self._pipeline.upload(upload))
-        if verdict.error != common_pb2.NONE:
+        if verdict.error != common_pb2.ERROR_CODE_NONE:
             raise LoadError(f"CommitPipeline answered with error {verdict.error}")
         streams.advance()

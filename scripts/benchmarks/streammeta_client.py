@@ -22,6 +22,7 @@ from scripts.benchmarks.committer import (
 )
 from scripts.benchmarks.http2 import Http2Connection, Http2Error
 from scripts.benchmarks.protobuf_bytes import length_delimited, number
+from streammeta.client.errors import code_name
 from streammeta.v1 import common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 
 NODE_ID = 1_000
@@ -93,7 +94,7 @@ class UnaryCommitter:
         self._load = load
         self._slots: list[OpenSlot] = []
         self._constant = objects_pb2.CommitStreamSetObjectRequest(
-            node=_NODE, object_size=OBJECT_BYTES
+            node=_NODE, object_size=OBJECT_BYTES, on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL
         ).SerializeToString()
 
     async def open(self) -> None:
@@ -191,13 +192,13 @@ class PipelinedCommitter:
             )
 
     def _on_answer(self, message: bytes) -> None:
-        answer = objects_pb2.CommitBatchResponse.FromString(message)
+        answer = objects_pb2.CommitPipelineResponse.FromString(message)
         batch = self._sent.popleft()
-        errors = answer.uploads.errors or [common_pb2.NONE] * len(batch)
+        errors = answer.uploads.errors or [common_pb2.ERROR_CODE_NONE] * len(batch)
         for waiting, error in zip(batch, errors, strict=True):
             if waiting.done.done():
                 continue
-            if error == common_pb2.NONE:
+            if error == common_pb2.ERROR_CODE_NONE:
                 waiting.done.set_result(None)
             else:
                 waiting.done.set_exception(_refused("CommitPipeline", error))
@@ -286,6 +287,7 @@ async def add_stream_objects(connection: Http2Connection, stream_ids: list[int])
         "ObjectService/CommitStreamSetObject",
         objects_pb2.CommitStreamSetObjectRequest(
             node=_NODE,
+            on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
             object_id=-1,
             order_id=-1,
             stream_objects=objects_pb2.StreamObjectColumns(
@@ -383,9 +385,9 @@ async def call(connection: Http2Connection, path: str, request: Any, response: t
 
 
 def _require(error: common_pb2.ErrorCode.ValueType, what: str) -> None:
-    if error != common_pb2.NONE:
+    if error != common_pb2.ERROR_CODE_NONE:
         raise _refused(what, error)
 
 
 def _refused(what: str, error: common_pb2.ErrorCode.ValueType) -> LoadError:
-    return LoadError(f"{what} was answered with error {common_pb2.ErrorCode.Name(error)}")
+    return LoadError(f"{what} was answered with error {code_name(error)}")

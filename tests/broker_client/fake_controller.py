@@ -21,16 +21,16 @@ from streammeta.rpc.connections import listen, new_server
 from streammeta.rpc.failures import details_trailer
 from streammeta.v1 import admin_pb2, nodes_pb2, objects_pb2, streams_pb2
 from streammeta.v1.common_pb2 import (
-    NODE_EPOCH_EXPIRED,
-    NODE_EPOCH_NOT_EXIST,
-    NONE,
+    ERROR_CODE_NODE_EPOCH_EXPIRED,
+    ERROR_CODE_NODE_EPOCH_NOT_EXIST,
+    ERROR_CODE_NONE,
+    ERROR_CODE_OBJECT_NOT_EXIST,
+    ERROR_CODE_OFFSET_NOT_MATCHED,
+    ERROR_CODE_STREAM_FENCED,
+    ERROR_CODE_STREAM_NOT_EXIST,
+    ERROR_CODE_STREAM_NOT_OPENED,
     OBJECT_KIND_STREAM,
     OBJECT_KIND_STREAM_SET,
-    OBJECT_NOT_EXIST,
-    OFFSET_NOT_MATCHED,
-    STREAM_FENCED,
-    STREAM_NOT_EXIST,
-    STREAM_NOT_OPENED,
     ErrorCode,
     NodeIdentity,
     ObjectKind,
@@ -85,8 +85,8 @@ class FakeMap:
     def node_check(self, node: NodeIdentity) -> Code:
         known = self.nodes.get(node.node_id)
         if known is None:
-            return NODE_EPOCH_NOT_EXIST
-        return NONE if known == node.node_epoch else NODE_EPOCH_EXPIRED
+            return ERROR_CODE_NODE_EPOCH_NOT_EXIST
+        return ERROR_CODE_NONE if known == node.node_epoch else ERROR_CODE_NODE_EPOCH_EXPIRED
 
     def expire_prepared(self) -> None:
         self.prepared.clear()
@@ -94,7 +94,7 @@ class FakeMap:
     def register(self, request: nodes_pb2.RegisterNodeRequest) -> nodes_pb2.RegisterNodeResponse:
         node = request.node
         if self.nodes.get(node.node_id, -1) > node.node_epoch:
-            return nodes_pb2.RegisterNodeResponse(error=NODE_EPOCH_EXPIRED)
+            return nodes_pb2.RegisterNodeResponse(error=ERROR_CODE_NODE_EPOCH_EXPIRED)
         self.nodes[node.node_id] = node.node_epoch
         return nodes_pb2.RegisterNodeResponse()
 
@@ -119,7 +119,7 @@ class FakeMap:
         if request.request_id not in self.first_answers:
             error = self.node_check(request.node)
             ids = []
-            for _ in request.streams if error == NONE else ():
+            for _ in request.streams if error == ERROR_CODE_NONE else ():
                 ids.append(len(self.streams))
                 self.streams[ids[-1]] = FakeStream(ids[-1])
             self.first_answers[request.request_id] = streams_pb2.CreateStreamsResponse(
@@ -132,11 +132,11 @@ class FakeMap:
         for one in request.streams:
             stream = self.streams.get(one.stream_id)
             error = self.node_check(request.node)
-            if error == NONE and stream is None:
-                error = STREAM_NOT_EXIST
-            if error == NONE and stream is not None and one.stream_epoch < stream.epoch:
-                error = STREAM_FENCED
-            if error != NONE or stream is None:
+            if error == ERROR_CODE_NONE and stream is None:
+                error = ERROR_CODE_STREAM_NOT_EXIST
+            if error == ERROR_CODE_NONE and stream is not None and one.stream_epoch < stream.epoch:
+                error = ERROR_CODE_STREAM_FENCED
+            if error != ERROR_CODE_NONE or stream is None:
                 opened.append(
                     streams_pb2.OpenedStream(error=error, start_offset=-1, next_offset=-1)
                 )
@@ -153,7 +153,7 @@ class FakeMap:
         errors = []
         for one in request.streams:
             stream = self.streams.get(one.stream_id)
-            errors.append(NONE if stream else STREAM_NOT_EXIST)
+            errors.append(ERROR_CODE_NONE if stream else ERROR_CODE_STREAM_NOT_EXIST)
             if stream:
                 stream.opened = False
         return streams_pb2.CloseStreamsResponse(errors=errors)
@@ -180,7 +180,7 @@ class FakeMap:
         if request.request_id not in self.first_answers:
             error = self.node_check(request.node)
             first = self.next_object_id
-            if error == NONE:
+            if error == ERROR_CODE_NONE:
                 self.next_object_id += request.count
                 self.prepared.update(range(first, first + request.count))
             self.first_answers[request.request_id] = objects_pb2.PrepareObjectsResponse(
@@ -198,18 +198,22 @@ class FakeMap:
             return self.answers[ids[0]]
         rows = len(request.ranges.stream_id) + len(request.stream_objects.stream_id)
         whole = self.node_check(request.node)
-        if whole == NONE and request.object_id >= 0 and request.object_id not in self.prepared:
-            whole = OBJECT_NOT_EXIST
-        if whole != NONE:
+        if (
+            whole == ERROR_CODE_NONE
+            and request.object_id >= 0
+            and request.object_id not in self.prepared
+        ):
+            whole = ERROR_CODE_OBJECT_NOT_EXIST
+        if whole != ERROR_CODE_NONE:
             return self._commit_answer(request, [whole] * rows, whole)
         verdicts = [self._commit_range(request, i) for i in range(len(request.ranges.stream_id))]
         verdicts += [
             self._commit_alone(request, i) for i in range(len(request.stream_objects.stream_id))
         ]
-        if NONE not in verdicts:
+        if ERROR_CODE_NONE not in verdicts:
             return self._commit_answer(request, verdicts, verdicts[0])
         self.prepared.discard(request.object_id)
-        self.answers[ids[0]] = self._commit_answer(request, verdicts, NONE)
+        self.answers[ids[0]] = self._commit_answer(request, verdicts, ERROR_CODE_NONE)
         return self.answers[ids[0]]
 
     @staticmethod
@@ -230,11 +234,11 @@ class FakeMap:
     def _commit_alone(self, request: objects_pb2.CommitStreamSetObjectRequest, i: int) -> Code:
         rows = request.stream_objects
         if rows.object_id[i] not in self.prepared:
-            return OBJECT_NOT_EXIST
+            return ERROR_CODE_OBJECT_NOT_EXIST
         span = (rows.start_offset[i], rows.end_offset[i])
         piece = (*span, rows.object_id[i], OBJECT_KIND_STREAM, rows.object_size[i])
         code = self._extend(request.node, rows.stream_id[i], rows.stream_epoch[i], piece)
-        if code == NONE:
+        if code == ERROR_CODE_NONE:
             self.prepared.discard(rows.object_id[i])
         return code
 
@@ -247,16 +251,16 @@ class FakeMap:
     ) -> Code:
         stream = self.streams.get(stream_id)
         if stream is None:
-            return STREAM_NOT_EXIST
+            return ERROR_CODE_STREAM_NOT_EXIST
         if not stream.opened:
-            return STREAM_NOT_OPENED
+            return ERROR_CODE_STREAM_NOT_OPENED
         if stream.node_id != node.node_id or stream.epoch != epoch:
-            return STREAM_FENCED
+            return ERROR_CODE_STREAM_FENCED
         if piece[0] != stream.end:
-            return OFFSET_NOT_MATCHED
+            return ERROR_CODE_OFFSET_NOT_MATCHED
         stream.pieces.append(piece)
         stream.end = piece[1]
-        return NONE
+        return ERROR_CODE_NONE
 
     def objects(self, request: objects_pb2.GetObjectsRequest) -> objects_pb2.GetObjectsResponse:
         return objects_pb2.GetObjectsResponse(
@@ -267,13 +271,13 @@ class FakeMap:
         stream = self.streams.get(query.stream_id)
         if stream is None:
             return objects_pb2.ObjectList(
-                error=STREAM_NOT_EXIST, stream_start_offset=-1, stream_end_offset=-1
+                error=ERROR_CODE_STREAM_NOT_EXIST, stream_start_offset=-1, stream_end_offset=-1
             )
         answer = objects_pb2.ObjectList(
             stream_start_offset=stream.start, stream_end_offset=stream.end
         )
         if query.start_offset < stream.start:
-            answer.error = OFFSET_NOT_MATCHED
+            answer.error = ERROR_CODE_OFFSET_NOT_MATCHED
             return answer
         for start, end, object_id, kind, size in stream.pieces:
             past = query.end_offset != -1 and start >= query.end_offset
@@ -390,11 +394,11 @@ class FakeCluster:
         method = methods.COMMIT_STREAM_SET_OBJECT
 
         async def serve(
-            messages: AsyncIterator[objects_pb2.CommitBatchRequest],
+            messages: AsyncIterator[objects_pb2.CommitPipelineRequest],
             context: grpc.aio.ServicerContext[Any, Any],
         ) -> None:
             async for message in messages:
-                answer = objects_pb2.CommitBatchResponse(sequence=message.sequence)
+                answer = objects_pb2.CommitPipelineResponse(sequence=message.sequence)
                 for commit in message.commits:
                     self.calls[method.name] += 1
                     self.requests[method.name].append(commit)
@@ -404,8 +408,8 @@ class FakeCluster:
 
         return grpc.stream_stream_rpc_method_handler(
             serve,
-            request_deserializer=objects_pb2.CommitBatchRequest.FromString,
-            response_serializer=objects_pb2.CommitBatchResponse.SerializeToString,
+            request_deserializer=objects_pb2.CommitPipelineRequest.FromString,
+            response_serializer=objects_pb2.CommitPipelineResponse.SerializeToString,
         )
 
     async def _answer(

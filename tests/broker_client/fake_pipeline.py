@@ -16,10 +16,10 @@ import grpc
 
 from streammeta.rpc.connections import listen, new_server
 from streammeta.v1 import objects_pb2
-from streammeta.v1.common_pb2 import NONE, OFFSET_NOT_MATCHED, ErrorCode
+from streammeta.v1.common_pb2 import ERROR_CODE_NONE, ERROR_CODE_OFFSET_NOT_MATCHED, ErrorCode
 from tests.broker_client.fake_controller import abort
 
-Message = objects_pb2.CommitBatchRequest
+Message = objects_pb2.CommitPipelineRequest
 Hook = Callable[[int, Message, Any], Awaitable[None]]
 
 
@@ -82,7 +82,7 @@ class FakePipelineCluster:
         handler = grpc.stream_stream_rpc_method_handler(
             serve,
             request_deserializer=Message.FromString,
-            response_serializer=objects_pb2.CommitBatchResponse.SerializeToString,
+            response_serializer=objects_pb2.CommitPipelineResponse.SerializeToString,
         )
         return grpc.method_handlers_generic_handler(
             "streammeta.v1.ObjectService", {"CommitPipeline": handler}
@@ -97,8 +97,8 @@ class FakePipelineCluster:
         }
         await abort(context, grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", where)
 
-    def _apply(self, message: Message) -> objects_pb2.CommitBatchResponse:
-        answer = objects_pb2.CommitBatchResponse(sequence=message.sequence)
+    def _apply(self, message: Message) -> objects_pb2.CommitPipelineResponse:
+        answer = objects_pb2.CommitPipelineResponse(sequence=message.sequence)
         for commit in message.commits:
             error, rows = self._commit(commit.object_id, commit.ranges, range(1))
             answer.commits.add(error=error, range_errors=rows)
@@ -121,14 +121,14 @@ class FakePipelineCluster:
     ) -> tuple[ErrorCode.ValueType, list[ErrorCode.ValueType]]:
         if object_id not in self._answers:
             verdicts = [
-                NONE if ranges.start_offset[row] == self.ends[ranges.stream_id[row]]
-                else OFFSET_NOT_MATCHED
+                ERROR_CODE_NONE if ranges.start_offset[row] == self.ends[ranges.stream_id[row]]
+                else ERROR_CODE_OFFSET_NOT_MATCHED
                 for row in rows
             ]  # fmt: skip
             if any(verdicts):
-                return OFFSET_NOT_MATCHED, verdicts
+                return ERROR_CODE_OFFSET_NOT_MATCHED, verdicts
             self.applied[object_id] += 1
             for row in rows:
                 self.ends[ranges.stream_id[row]] = ranges.end_offset[row]
-            self._answers[object_id] = NONE, verdicts
+            self._answers[object_id] = ERROR_CODE_NONE, verdicts
         return self._answers[object_id]

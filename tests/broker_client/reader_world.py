@@ -30,12 +30,12 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import admin_pb2, metadata_pb2, objects_pb2, records_pb2
 from streammeta.v1.common_pb2 import (
-    NONE,
+    ERROR_CODE_NONE,
+    ERROR_CODE_OFFSET_NOT_MATCHED,
+    ERROR_CODE_STREAM_NOT_EXIST,
     OBJECT_KIND_COMPOSITE,
     OBJECT_KIND_STREAM,
     OBJECT_KIND_STREAM_SET,
-    OFFSET_NOT_MATCHED,
-    STREAM_NOT_EXIST,
     ObjectKind,
 )
 from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
@@ -260,16 +260,16 @@ class World:
         stream = self.streams.get(query.stream_id)
         if stream is None:
             return objects_pb2.ObjectList(
-                error=STREAM_NOT_EXIST, stream_start_offset=-1, stream_end_offset=-1
+                error=ERROR_CODE_STREAM_NOT_EXIST, stream_start_offset=-1, stream_end_offset=-1
             )
         answer = objects_pb2.ObjectList(
-            error=NONE,
+            error=ERROR_CODE_NONE,
             stream_start_offset=stream.start,
             stream_end_offset=stream.end,
             lost_end_offset=-1,
         )
         if query.start_offset < stream.start:
-            answer.error = OFFSET_NOT_MATCHED
+            answer.error = ERROR_CODE_OFFSET_NOT_MATCHED
             return answer
         for start, end in stream.lost:
             if start <= query.start_offset < end:

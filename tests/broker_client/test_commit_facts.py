@@ -8,7 +8,7 @@ import pytest
 
 from streammeta.client.commit_messages import CommitMessage, PendingUpload, Upload
 from streammeta.v1.common_pb2 import NodeIdentity
-from streammeta.v1.objects_pb2 import CommitBatchRequest, UploadColumns
+from streammeta.v1.objects_pb2 import CommitPipelineRequest, UploadColumns
 
 NODE = NodeIdentity(node_id=1000, node_epoch=1)
 PLAIN = Upload(1, 100, [5], [0], [10], [1])
@@ -22,7 +22,7 @@ def sent(*uploads: Upload) -> UploadColumns:
         pending = [PendingUpload.of(one, done(), 1.0) for one in uploads]
         return CommitMessage(1, uploads=pending).encode(NODE)
 
-    return CommitBatchRequest.FromString(asyncio.run(encode())).uploads
+    return CommitPipelineRequest.FromString(asyncio.run(encode())).uploads
 
 
 def test_uploads_with_and_without_facts_share_a_message() -> None:

@@ -26,7 +26,12 @@ from streammeta.client.errors import (
     WriterClosedError,
 )
 from streammeta.v1 import objects_pb2
-from streammeta.v1.common_pb2 import NONE, OFFSET_NOT_MATCHED, NodeIdentity
+from streammeta.v1.common_pb2 import (
+    ERROR_CODE_NONE,
+    ERROR_CODE_OFFSET_NOT_MATCHED,
+    ON_CONFLICT_REJECT_ALL,
+    NodeIdentity,
+)
 from tests.broker_client.client_helpers import until
 from tests.broker_client.fake_controller import abort
 from tests.broker_client.fake_pipeline import FakePipelineCluster
@@ -43,6 +48,7 @@ def upload(object_id: int, stream_id: int, start: int, rows: int = 1) -> Upload:
 def commit(object_id: int, stream_id: int, start: int) -> objects_pb2.CommitStreamSetObjectRequest:
     return objects_pb2.CommitStreamSetObjectRequest(
         node=NODE,
+        on_conflict=ON_CONFLICT_REJECT_ALL,
         object_id=object_id,
         ranges=objects_pb2.RangeColumns(
             stream_id=[stream_id], start_offset=[start], end_offset=[start + 10]
@@ -86,7 +92,10 @@ async def test_each_upload_has_its_own_verdict() -> None:
             await pipeline.upload(one)
             for one in (upload(1, 0, 0, rows=2), upload(2, 5, 0, rows=3), upload(3, 0, 10))
         ]
-        refused = UploadVerdict(OFFSET_NOT_MATCHED, [NONE, OFFSET_NOT_MATCHED, NONE])
+        refused = UploadVerdict(
+            ERROR_CODE_OFFSET_NOT_MATCHED,
+            [ERROR_CODE_NONE, ERROR_CODE_OFFSET_NOT_MATCHED, ERROR_CODE_NONE],
+        )
         assert await asyncio.gather(*futures) == [COMMITTED, refused, COMMITTED]
 
 
@@ -101,7 +110,7 @@ async def test_commits_and_uploads_are_judged_in_the_order_they_came() -> None:
             futures.append(await pipeline.upload(upload(number, 0, 10 * number)))
             futures.append(await pipeline.commit(commit(number + 1, 0, 10 * number + 10)))
         answers = await asyncio.gather(*futures)
-        assert [answer.error for answer in answers] == [NONE] * 40
+        assert [answer.error for answer in answers] == [ERROR_CODE_NONE] * 40
         assert cluster.ends == {0: 400}
 
 
@@ -110,7 +119,7 @@ async def test_a_leader_that_dies_with_answers_unsent() -> None:
     async with FakePipelineCluster(3) as cluster, client_of(cluster) as client:
         dies = asyncio.Event()
 
-        async def die(member: int, message: objects_pb2.CommitBatchRequest, _: Any) -> None:
+        async def die(member: int, message: objects_pb2.CommitPipelineRequest, _: Any) -> None:
             if member == 0 and sum(cluster.applied.values()) >= 20:
                 dies.set()
                 await asyncio.Event().wait()
@@ -135,7 +144,7 @@ async def test_a_leader_that_dies_with_answers_unsent() -> None:
 async def test_a_leader_that_hangs_is_left_for_the_next() -> None:
     async with FakePipelineCluster(2) as cluster, client_of(cluster) as client:
 
-        async def hang(member: int, message: objects_pb2.CommitBatchRequest, _: Any) -> None:
+        async def hang(member: int, message: objects_pb2.CommitPipelineRequest, _: Any) -> None:
             if member == 0:
                 cluster.move_leader(1)
                 await asyncio.Event().wait()
@@ -149,7 +158,7 @@ async def test_a_leader_that_hangs_is_left_for_the_next() -> None:
 async def test_a_bad_upload_fails_no_other() -> None:
     async with FakePipelineCluster() as cluster, client_of(cluster) as client:
 
-        async def refuse(_: int, message: objects_pb2.CommitBatchRequest, context: Any) -> None:
+        async def refuse(_: int, message: objects_pb2.CommitPipelineRequest, context: Any) -> None:
             if 13 in message.uploads.object_id:
                 where = {"field": "ranges", "sequence": str(message.sequence)}
                 await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", where)
@@ -180,7 +189,7 @@ async def test_without_a_leader_the_deadline_ends_it() -> None:
 async def test_controllers_without_the_call_are_said_to_be_so() -> None:
     async with FakePipelineCluster() as cluster, client_of(cluster) as client:
 
-        async def refuse(_: int, message: objects_pb2.CommitBatchRequest, context: Any) -> None:
+        async def refuse(_: int, message: objects_pb2.CommitPipelineRequest, context: Any) -> None:
             await abort(context, grpc.StatusCode.UNIMPLEMENTED, "NOT_BUILT", {})
 
         cluster.hook = refuse
@@ -193,7 +202,7 @@ async def test_controllers_without_the_call_are_said_to_be_so() -> None:
 async def test_an_answer_to_another_message_is_a_violation() -> None:
     async with FakePipelineCluster() as cluster, client_of(cluster) as client:
 
-        async def misnumber(_: int, message: objects_pb2.CommitBatchRequest, __: Any) -> None:
+        async def misnumber(_: int, message: objects_pb2.CommitPipelineRequest, __: Any) -> None:
             message.sequence += 1
 
         cluster.hook = misnumber
@@ -260,7 +269,7 @@ async def test_a_message_is_what_the_contract_says() -> None:
     queue.add(PendingCommit(commit(3, 9, 5), loop.create_future(), 0.0))
     for one in (upload(1, 4, 0, rows=2), upload(2, 0, 0)):
         queue.add(PendingUpload.of(one, loop.create_future(), 0.0))
-    message = objects_pb2.CommitBatchRequest.FromString(queue.take().encode(NODE))
+    message = objects_pb2.CommitPipelineRequest.FromString(queue.take().encode(NODE))
     assert list(message.commits) == [commit(3, 9, 5)]
     assert message.uploads == objects_pb2.UploadColumns(
         node=NODE,

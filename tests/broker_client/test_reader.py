@@ -114,7 +114,11 @@ async def test_reads_that_make_no_sense_are_refused() -> None:
 async def test_many_ranges_are_located_in_one_call() -> None:
     async with written(3, 2) as (b, reader):
         answers = await reader.locate([StreamQuery(i, 0) for i in (2, 9, 0)])
-        assert [answer.error for answer in answers] == [NONE, STREAM_NOT_EXIST, NONE]
+        assert [answer.error for answer in answers] == [
+            ERROR_CODE_NONE,
+            ERROR_CODE_STREAM_NOT_EXIST,
+            ERROR_CODE_NONE,
+        ]
         assert b.cluster.calls["GetObjects"] == 1
 
 

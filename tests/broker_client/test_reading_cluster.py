@@ -76,7 +76,7 @@ async def compact(
         source_object_ids=[piece.object_id for piece in held.objects],
     )
     answer = await client.call(methods.COMMIT_STREAM_OBJECT, commit)
-    assert answer.error == common_pb2.NONE
+    assert answer.error == common_pb2.ERROR_CODE_NONE
     gone = (
         Path(str(store._root)) / "objects" / key_for(held.objects[0].object_id, session.namespace)
     )

@@ -40,7 +40,7 @@ class Scene:
     async def put(self, key: str, value: str) -> None:
         """Put a value through whoever leads."""
         answer = await self.client.repeated(methods.PUT_KVS, put_request(key, value), SOON_S)
-        assert answer.results[0].error == common_pb2.NONE
+        assert answer.results[0].error == common_pb2.ERROR_CODE_NONE
 
     async def put_through(self, node_id: int, key: str, value: str) -> None:
         """Put a value through one controller, which leads or is about to, and no other."""

@@ -107,7 +107,7 @@ class Workload:
             SETTLED_S,
         )
         errors = {registered.error, created.error, *(one.error for one in opened.streams)}
-        assert errors == {common_pb2.NONE}, f"the streams could not be made: {errors}"
+        assert errors == {common_pb2.ERROR_CODE_NONE}, f"the streams could not be made: {errors}"
         self.stream_ids = tuple(created.stream_ids)
 
     def start(self) -> None:
@@ -264,7 +264,7 @@ class _KVClient(_Worker):
 
     def _complete(self, handle: Handle, result: kv_pb2.KVResult) -> KVAnswer:
         answer = KVAnswer(
-            applied=result.error == common_pb2.NONE,
+            applied=result.error == common_pb2.ERROR_CODE_NONE,
             value=result.value.decode() if result.found else None,
             version=result.version,
         )
@@ -307,7 +307,9 @@ class _StreamClient(_Worker):
             self.end(self.workload.stream, handles, error)
             return
         for handle, found in zip(handles, answer.results, strict=True):
-            assert found.error == common_pb2.NONE, f"objects of streams {stream_ids}: {found}"
+            assert found.error == common_pb2.ERROR_CODE_NONE, (
+                f"objects of streams {stream_ids}: {found}"
+            )
             self._complete(handle, Objects(tuple(one.object_id for one in found.objects)))
 
     async def _read_end(self, stream_id: int) -> None:
@@ -346,7 +348,7 @@ class _StreamClient(_Worker):
             return
         self._take_verdicts(handles, ranges, answer)
         for stream_id, verdict in zip(ranges, answer.range_errors, strict=True):
-            if verdict != common_pb2.NONE:
+            if verdict != common_pb2.ERROR_CODE_NONE:
                 await self._read_end(stream_id)
 
     def _take_verdicts(
@@ -356,16 +358,16 @@ class _StreamClient(_Worker):
         answer: objects_pb2.CommitStreamSetObjectResponse,
     ) -> None:
         """Take down an answered commit: of a refused one only the ranges that were at fault."""
-        accepted = answer.error == common_pb2.NONE
+        accepted = answer.error == common_pb2.ERROR_CODE_NONE
         for handle, stream_id, verdict in zip(handles, ranges, answer.range_errors, strict=True):
             if accepted:
-                assert verdict == common_pb2.NONE, f"a commit with a bad range: {answer}"
+                assert verdict == common_pb2.ERROR_CODE_NONE, f"a commit with a bad range: {answer}"
                 self._ends[stream_id] = ranges[stream_id].end
                 self._complete(handle, Committed())
-            elif verdict == common_pb2.OFFSET_NOT_MATCHED:
+            elif verdict == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED:
                 self._complete(handle, NotAtEnd())
             else:
-                assert verdict == common_pb2.NONE, f"a commit was refused: {answer}"
+                assert verdict == common_pb2.ERROR_CODE_NONE, f"a commit was refused: {answer}"
                 self.workload.stream.fail(handle)
 
     async def _prepare(self) -> int | None:
@@ -380,7 +382,7 @@ class _StreamClient(_Worker):
         except (NotDoneError, OutcomeUnknownError):
             self.workload.counts["failed"] += 1
             return None
-        assert answer.error == common_pb2.NONE, f"no object id was issued: {answer}"
+        assert answer.error == common_pb2.ERROR_CODE_NONE, f"no object id was issued: {answer}"
         return answer.first_object_id
 
     def _complete(self, handle: Handle, answer: Committed | NotAtEnd | End | Objects) -> None:
@@ -402,5 +404,5 @@ def _commit_request(
             start_offset=[wanted.start for wanted in ranges.values()],
             end_offset=[wanted.end for wanted in ranges.values()],
         ),
-        on_conflict=common_pb2.REJECT_ALL,
+        on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
     )

@@ -11,7 +11,11 @@ from click.testing import CliRunner
 
 from streammeta.cli.client import ControllerClient
 from streammeta.cli.main import cli
+<<<<<<< HEAD
 from streammeta.rpc.connections import listen, new_blocking_server
+=======
+from streammeta.client.errors import code_name
+>>>>>>> 7e6686f (Enum values carry their enum's prefix, and none that is not set passes for a choice)
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.nodes_pb2_grpc import (
     NodeServiceServicer,
@@ -33,7 +37,7 @@ class FakeController(NodeServiceServicer, StreamServiceServicer):
     def __init__(self) -> None:
         self.nodes: dict[int, nodes_pb2.NodeDescription] = {}
         self.streams: list[streams_pb2.StreamDescription] = []
-        self.error: common_pb2.ErrorCode.ValueType = common_pb2.NONE
+        self.error: common_pb2.ErrorCode.ValueType = common_pb2.ERROR_CODE_NONE
         self.asked: list[Any] = []
 
     def GetNodes(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -52,7 +56,7 @@ class FakeController(NodeServiceServicer, StreamServiceServicer):
 
     def UnregisterNode(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.asked.append(request)
-        if self.error == common_pb2.NONE:
+        if self.error == common_pb2.ERROR_CODE_NONE:
             self.nodes[request.node.node_id].departed = True
         return nodes_pb2.UnregisterNodeResponse(error=self.error)
 
@@ -164,12 +168,12 @@ def test_abandoning_says_what_was_given_up() -> None:
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (["lock", "--node-id", "7"], common_pb2.NODE_EPOCH_NOT_EXIST, "node list"),
-        (["unlock", "--node-id", "7"], common_pb2.NODE_EPOCH_NOT_EXIST, "node list"),
-        (["unregister", "--node-id", "7"], common_pb2.STREAM_NOT_CLOSED, "node abandon"),
-        (["unregister", "--node-id", "7"], common_pb2.NODE_LOCKED, "node unlock"),
-        (["unregister", "--node-id", "7"], common_pb2.NODE_EPOCH_EXPIRED, "repeat"),
-        (["abandon", "--node-id", "7"], common_pb2.NODE_EPOCH_NOT_EXIST, "node list"),
+        (["lock", "--node-id", "7"], common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST, "node list"),
+        (["unlock", "--node-id", "7"], common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST, "node list"),
+        (["unregister", "--node-id", "7"], common_pb2.ERROR_CODE_STREAM_NOT_CLOSED, "node abandon"),
+        (["unregister", "--node-id", "7"], common_pb2.ERROR_CODE_NODE_LOCKED, "node unlock"),
+        (["unregister", "--node-id", "7"], common_pb2.ERROR_CODE_NODE_EPOCH_EXPIRED, "repeat"),
+        (["abandon", "--node-id", "7"], common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST, "node list"),
     ],
 )
 def test_a_refusal_says_what_to_do(
@@ -178,7 +182,7 @@ def test_a_refusal_says_what_to_do(
     with serving() as (controller, endpoint):
         controller.error = error
         code, answer = node(endpoint, *words)
-        assert (code, answer["error"]["code"]) == (1, common_pb2.ErrorCode.Name(error))
+        assert (code, answer["error"]["code"]) == (1, code_name(error))
         assert "node 7" in answer["error"]["message"]
         assert hint in answer["error"]["hint"]
 
@@ -245,5 +249,5 @@ def stream_owed_by_node_7(client: ControllerClient) -> list[int]:
             streams=[streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1, end_offset=5)],
         ),
     )
-    assert list(closed.errors) == [common_pb2.NONE]
+    assert list(closed.errors) == [common_pb2.ERROR_CODE_NONE]
     return [stream_id]

@@ -308,7 +308,7 @@ def _operations(values: Sequence[Any] | None) -> tuple[SourceOperation, ...]:
         if value is None
         else SourceOperation[value]
         if isinstance(value, str)
-        else SourceOperation(value)
+        else list(SourceOperation)[value]
         for value in values or ()
     )
 

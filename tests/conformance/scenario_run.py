@@ -214,8 +214,8 @@ class ScenarioRun:
 
 
 def error_name(error: ErrorCode | int) -> str:
-    """Return the name of an error."""
-    return ErrorCode(error).name
+    """Return the name of an error as the scenarios spell it."""
+    return ErrorCode(error).name.replace("NOT_COMMITTED", "NOT_COMMITED")
 
 
 _TOPIC_NOTE = re.compile(r"[Tt]opic '([^']+)' has id ([A-Za-z0-9_-]{22})")

@@ -131,7 +131,8 @@ class StreamObjectWorld:
     def facts(self, request: objects_pb2.CommitStreamObjectRequest) -> dict[str, Any]:
         """Return a commit, and the object that it names, in the words of the scenarios."""
         operations = [
-            objects_pb2.SourceOperation.Name(operation) for operation in request.operations
+            objects_pb2.SourceOperation.Name(operation).removeprefix("SOURCE_OPERATION_")
+            for operation in request.operations
         ]
         facts: dict[str, Any] = {
             "object": request.object_id,

@@ -120,7 +120,7 @@ def _set_attributes(state: State, object_id: int, attributes: int, fits: Fits) -
     if item is None:
         return ErrorCode.OBJECT_NOT_EXIST
     if item.state is not ObjectState.COMMITTED:
-        return ErrorCode.OBJECT_NOT_COMMITED
+        return ErrorCode.OBJECT_NOT_COMMITTED
     if not fits(item):
         return ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
     item.attributes = attributes

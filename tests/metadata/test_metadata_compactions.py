@@ -202,7 +202,7 @@ def test_attributes_alone_are_replaced() -> None:
     entries = world.map.applied_end_offset
     assert _compact(world, 0, (0,), attributes=8).error is ErrorCode.NONE
     assert world.map.applied_end_offset == entries
-    assert _compact(world, 9, (9,)).error is ErrorCode.OBJECT_NOT_COMMITED
+    assert _compact(world, 9, (9,)).error is ErrorCode.OBJECT_NOT_COMMITTED
     assert _compact(world, 99, (99,)).error is ErrorCode.OBJECT_NOT_EXIST
     described: Any = world.map.query(DescribeObjects(object_ids=(0,)))
     assert (described.objects[0].attributes, described.objects[0].object_size) == (8, 100)

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.v1 import common_pb2
+from streammeta.controller.lifecycle.sessions import NodeState
+from streammeta.controller.metadata import values
+from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_OURS = {".git", ".venv", ".java", "__pycache__", "build", "dist"}
@@ -135,14 +137,26 @@ def uncommented_fields(path: Path) -> Iterator[str]:
 
 def test_every_field_of_the_contract_has_a_comment() -> None:
     bare = [
-        each for path in sorted(ROOT.glob("proto/*.proto")) for each in uncommented_fields(path)
+        each
+        for path in sorted(ROOT.glob("proto/streammeta/v1/*.proto"))
+        for each in uncommented_fields(path)
     ]
 
     assert bare == []
 
 
-def test_error_codes_are_those_of_the_contract() -> None:
-    assert dict(common_pb2.ErrorCode.items()) == {code.name: code.value for code in ErrorCode}
+def test_enums_have_the_numbers_of_the_contract() -> None:
+    for enum, pb, prefix in (
+        (ErrorCode, common_pb2.ErrorCode, "ERROR_CODE_"),
+        (values.ObjectState, common_pb2.ObjectState, "OBJECT_STATE_"),
+        (values.StreamState, common_pb2.StreamState, "STREAM_STATE_"),
+        (values.OnConflict, common_pb2.OnConflict, "ON_CONFLICT_"),
+        (values.SourceOperation, objects_pb2.SourceOperation, "SOURCE_OPERATION_"),
+        (NodeState, nodes_pb2.NodeState, "NODE_STATE_"),
+    ):
+        unspecified = {f"{prefix}UNSPECIFIED": 0} if 0 not in list(enum) else {}
+        own = {f"{prefix}{one.name}": one.value for one in enum}
+        assert dict(pb.items()) == own | unspecified
 
 
 def test_no_python_file_is_longer_than_the_limit() -> None:

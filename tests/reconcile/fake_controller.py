@@ -151,12 +151,12 @@ class _Metadata(metadata_pb2_grpc.MetadataServiceServicer):
 
     def GetSnapshot(  # noqa: N802 - the name is gRPC's
         self, request: metadata_pb2.GetSnapshotRequest, context: grpc.ServicerContext
-    ) -> Iterator[metadata_pb2.SnapshotChunk]:
+    ) -> Iterator[metadata_pb2.GetSnapshotResponse]:
         self._map.on_snapshot()
         _refuse_if_told(self._map, context)
         data = self._map.checkpoint() if self._map.snapshot is None else self._map.snapshot
         for at in range(0, len(data), self._map.chunk_bytes):
-            yield metadata_pb2.SnapshotChunk(
+            yield metadata_pb2.GetSnapshotResponse(
                 end_offset=9,
                 epoch=4,
                 total_bytes=len(data),

@@ -19,7 +19,8 @@ from streammeta.reconcile.classify import MapState
 from streammeta.reconcile.errors import ControllerError, MapExportError
 from streammeta.reconcile.leader import LeaderClient, removed
 from streammeta.reconcile.map_export import MapExport, export_map, fetch_snapshot
-from streammeta.v1.metadata_pb2 import SnapshotChunk
+from streammeta.v1 import common_pb2
+from streammeta.v1.metadata_pb2 import GetSnapshotResponse
 from tests.reconcile.fake_controller import COMMITTED, LINKED, REMOVED, FakeMap, MapObject, serving
 
 
@@ -27,7 +28,7 @@ def test_states_come_in_the_order_asked_for() -> None:
     state = FakeMap(objects={7: MapObject(COMMITTED)}, next_object_id=10)
     with serving(state) as endpoint, LeaderClient([endpoint], 5) as leader:
         standing = leader.check_objects([9, 7, 10])
-    assert standing.states == (REMOVED, COMMITTED, 0)
+    assert standing.states == (REMOVED, COMMITTED, common_pb2.OBJECT_STATE_NOT_ISSUED)
     assert [removed(one) for one in standing.states] == [True, False, False]
     assert (standing.cluster_id, standing.next_object_id) == ("c1", 10)
 
@@ -95,7 +96,7 @@ def copied(state: FakeMap, monkeypatch: pytest.MonkeyPatch, patience_s: float) -
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _seconds: None)
     monkeypatch.setattr("streammeta.reconcile.leader.time", clock)
 
-    def take(chunks: Iterator[SnapshotChunk]) -> bytes:
+    def take(chunks: Iterator[GetSnapshotResponse]) -> bytes:
         data = b""
         for one in chunks:
             now[0] += 100
@@ -122,7 +123,7 @@ def test_copies_that_always_break_come_to_an_end(monkeypatch: pytest.MonkeyPatch
 class Sending(LeaderClient):
     """A leader that sends these chunks."""
 
-    def __init__(self, chunks: list[SnapshotChunk]) -> None:
+    def __init__(self, chunks: list[GetSnapshotResponse]) -> None:
         super().__init__(["unused:1"], 1)
         self._chunks = chunks
 
@@ -130,9 +131,9 @@ class Sending(LeaderClient):
         return take(iter(self._chunks))
 
 
-def chunk(position: int, data: bytes, total: int = 10, end_offset: int = 9) -> SnapshotChunk:
+def chunk(position: int, data: bytes, total: int = 10, end_offset: int = 9) -> GetSnapshotResponse:
     """One piece of a file of `total` bytes."""
-    return SnapshotChunk(
+    return GetSnapshotResponse(
         end_offset=end_offset, epoch=4, total_bytes=total, position=position, data=data
     )
 
@@ -150,7 +151,7 @@ def chunk(position: int, data: bytes, total: int = 10, end_offset: int = 9) -> S
     ],
     ids=["nothing", "short", "gap", "no start", "another copy", "another size", "long"],
 )
-def test_a_broken_copy_is_refused(tmp_path: Path, chunks: list[SnapshotChunk]) -> None:
+def test_a_broken_copy_is_refused(tmp_path: Path, chunks: list[GetSnapshotResponse]) -> None:
     with pytest.raises(MapExportError, match=r"copy of the map (broke|ended) at byte"):
         fetch_snapshot(Sending(chunks), tmp_path / "map")
 

@@ -65,7 +65,7 @@ class SensibleCalls:
         while True:
             request = self._requests.any(self._model)
             if isinstance(request, r.CommitUploads):
-                batch = objects_pb2.CommitBatchRequest(sequence=1)
+                batch = objects_pb2.CommitPipelineRequest(sequence=1)
                 fill(batch.uploads, request)
                 return "CommitPipeline", batch
             if isinstance(request, r.SetNodeLock):

@@ -180,7 +180,7 @@ def test_without_its_bucket_a_leader_takes_commits_and_issues_ids_when_it_is_bac
                 assert put_off.value.reason == "OBJECT_IDS_NOT_READY"
                 bring_back = asyncio.get_running_loop().call_later(0.2, away.rename, bucket)
                 answer = await client.call(methods.PREPARE_OBJECTS, request, deadline=60)
-                assert answer.error == common_pb2.NONE
+                assert answer.error == common_pb2.ERROR_CODE_NONE
                 bring_back.cancel()
 
         asyncio.run(asyncio.wait_for(streams_but_no_ids(), 90))

@@ -48,7 +48,7 @@ async def node(client: ControllerClient, node_id: int) -> nodes_pb2.NodeDescript
 async def prepare(session: BrokerSession) -> int:
     request = objects_pb2.PrepareObjectsRequest(node=session.node, count=1, ttl_ms=60_000)
     answer = await session.client.call(methods.PREPARE_OBJECTS, request)
-    assert answer.error == common_pb2.NONE
+    assert answer.error == common_pb2.ERROR_CODE_NONE
     object_id: int = answer.first_object_id
     return object_id
 
@@ -64,6 +64,7 @@ async def upload(
     """Commit an upload of (stream: start, end) in the name of `owner`."""
     request = objects_pb2.CommitStreamSetObjectRequest(
         node=owner,
+        on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
         object_id=object_id,
         order_id=object_id,
         object_size=100,
@@ -81,7 +82,9 @@ async def fast_close(session: BrokerSession, stream_id: int, end_offset: int) ->
     """Close a stream, owing the upload of what lies below `end_offset`."""
     closing = streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1, end_offset=end_offset)
     request = streams_pb2.CloseStreamsRequest(node=session.node, streams=[closing])
-    assert (await session.client.call(methods.CLOSE_STREAMS, request)).errors == [common_pb2.NONE]
+    assert (await session.client.call(methods.CLOSE_STREAMS, request)).errors == [
+        common_pb2.ERROR_CODE_NONE
+    ]
 
 
 async def owing(failed: BrokerSession) -> list[int]:
@@ -89,7 +92,10 @@ async def owing(failed: BrokerSession) -> list[int]:
     streams = await failed.create_streams([{}] * 3)
     (await failed.open_streams(dict.fromkeys(streams, 1))).require_all()
     rows = {streams[0]: (0, 10), streams[2]: (0, 10)}
-    assert await upload(failed.client, failed.node, await prepare(failed), rows) == common_pb2.NONE
+    assert (
+        await upload(failed.client, failed.node, await prepare(failed), rows)
+        == common_pb2.ERROR_CODE_NONE
+    )
     await fast_close(failed, streams[2], 20)
     return streams
 
@@ -104,13 +110,16 @@ async def recover(client: ControllerClient, target: BrokerSession, streams: list
     # The log of the failed node held [10, 15) of the first stream, never committed.
     rows = {streams[0]: (10, 15), streams[2]: (10, 20)}
     object_id = await prepare(target)
-    assert await upload(client, owner, object_id, rows) == common_pb2.NODE_FENCED
-    assert await upload(client, owner, object_id, rows, failover=True) == common_pb2.NONE
+    assert await upload(client, owner, object_id, rows) == common_pb2.ERROR_CODE_NODE_FENCED
+    assert await upload(client, owner, object_id, rows, failover=True) == common_pb2.ERROR_CODE_NONE
     closing = streams_pb2.CloseStreamsRequest(
         node=owner,
         streams=[streams_pb2.StreamToClose(stream_id=i, stream_epoch=1) for i in streams[:2]],
     )
-    assert list((await client.call(methods.CLOSE_STREAMS, closing)).errors) == [common_pb2.NONE] * 2
+    assert (
+        list((await client.call(methods.CLOSE_STREAMS, closing)).errors)
+        == [common_pb2.ERROR_CODE_NONE] * 2
+    )
 
 
 async def compact(client: ControllerClient, target: BrokerSession, streams: list[int]) -> None:
@@ -120,6 +129,7 @@ async def compact(client: ControllerClient, target: BrokerSession, streams: list
     object_id = await prepare(target)
     request = objects_pb2.CommitStreamSetObjectRequest(
         node=common_pb2.NodeIdentity(node_id=FAILED, node_epoch=1),
+        on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
         object_id=object_id,
         order_id=-1,
         object_size=200,
@@ -130,7 +140,7 @@ async def compact(client: ControllerClient, target: BrokerSession, streams: list
         failover=True,
     )
     answer = await client.call(methods.COMMIT_STREAM_SET_OBJECT, request)
-    assert answer.error == common_pb2.NONE
+    assert answer.error == common_pb2.ERROR_CODE_NONE
 
 
 async def scenario(cluster: LocalCluster) -> None:

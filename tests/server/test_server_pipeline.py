@@ -36,15 +36,15 @@ class Scene:
     call: Any
     ends: dict[int, int] = field(default_factory=dict)
 
-    async def send(self, message: objects_pb2.CommitBatchRequest) -> None:
+    async def send(self, message: objects_pb2.CommitPipelineRequest) -> None:
         await self.call.write(message.SerializeToString())
 
-    async def receive(self) -> objects_pb2.CommitBatchResponse:
+    async def receive(self) -> objects_pb2.CommitPipelineResponse:
         data = await self.call.read()
         assert data is not grpc.aio.EOF
-        return objects_pb2.CommitBatchResponse.FromString(data)
+        return objects_pb2.CommitPipelineResponse.FromString(data)
 
-    async def committed_answer(self) -> objects_pb2.CommitBatchResponse:
+    async def committed_answer(self) -> objects_pb2.CommitPipelineResponse:
         """Receive an answer while whatever is appended gets committed."""
         answer = asyncio.create_task(self.receive())
         while not answer.done():
@@ -101,9 +101,9 @@ def node() -> common_pb2.NodeIdentity:
     return common_pb2.NodeIdentity(node_id=NODE.node_id, node_epoch=NODE.node_epoch)
 
 
-def uploads(sequence: int, *rows: tuple[int, int, int]) -> objects_pb2.CommitBatchRequest:
+def uploads(sequence: int, *rows: tuple[int, int, int]) -> objects_pb2.CommitPipelineRequest:
     """One upload of 10 offsets for each (object id, stream id, start)."""
-    return objects_pb2.CommitBatchRequest(
+    return objects_pb2.CommitPipelineRequest(
         sequence=sequence,
         uploads=objects_pb2.UploadColumns(
             node=node(),
@@ -122,6 +122,7 @@ def uploads(sequence: int, *rows: tuple[int, int, int]) -> objects_pb2.CommitBat
 def commit(object_id: int, stream_id: int, start: int) -> objects_pb2.CommitStreamSetObjectRequest:
     return objects_pb2.CommitStreamSetObjectRequest(
         node=node(),
+        on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
         object_id=object_id,
         order_id=object_id,
         object_size=100,
@@ -158,10 +159,10 @@ async def test_commits_are_judged_before_uploads_of_the_same_message(scene: Scen
     answer = await scene.receive()
 
     assert [one.error for one in answer.commits] == [
-        common_pb2.NONE,
-        common_pb2.OFFSET_NOT_MATCHED,
+        common_pb2.ERROR_CODE_NONE,
+        common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED,
     ]
-    assert list(answer.commits[1].range_errors) == [common_pb2.OFFSET_NOT_MATCHED]
+    assert list(answer.commits[1].range_errors) == [common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED]
     assert not answer.uploads.errors
 
 
@@ -172,7 +173,11 @@ async def test_a_bad_upload_rejects_itself_alone(scene: Scene) -> None:
 
     answer = await scene.receive()
 
-    wanted = [common_pb2.NONE, common_pb2.OFFSET_NOT_MATCHED, common_pb2.NONE]
+    wanted = [
+        common_pb2.ERROR_CODE_NONE,
+        common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED,
+        common_pb2.ERROR_CODE_NONE,
+    ]
     assert list(answer.uploads.errors) == wanted
     assert list(answer.uploads.range_errors) == wanted
 

@@ -7,6 +7,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
 from streammeta.controller.metadata.values import OnConflict, column
+from streammeta.controller.rpc.convert_objects import commit_stream_object_in
 from streammeta.controller.rpc.wire_columns import (
     commit_stream_set_object_in,
     commit_stream_set_object_out,
@@ -37,7 +38,7 @@ def commit_request() -> objects_pb2.CommitStreamSetObjectRequest:
         ),
         compacted_object_ids=[1, 2, 3],
         failover=True,
-        on_conflict=common_pb2.ACCEPT_VALID,
+        on_conflict=common_pb2.ON_CONFLICT_ACCEPT_VALID,
         min_timestamp_ms=0,
         max_timestamp_ms=(1 << 63) - 1,
         crc32c=(1 << 32) - 1,
@@ -111,8 +112,8 @@ def test_a_field_of_a_newer_version_is_passed_over() -> None:
 
 
 def test_a_column_that_is_cut_names_its_field() -> None:
-    cut = columns_pb2.RangeColumns(stream_id=[b"1234567"])
-    data = columns_pb2.CommitStreamSetObjectRequest(ranges=cut).SerializeToString()
+    cut = columns_pb2.PackedRangeColumns(stream_id=[b"1234567"])
+    data = columns_pb2.PackedCommitStreamSetObjectRequest(ranges=cut).SerializeToString()
     with pytest.raises(InvalidRequestError, match=r"ranges\.stream_id: a column of 7 bytes"):
         commit_stream_set_object_in(parse_commit(data))
 
@@ -123,18 +124,29 @@ def test_bytes_that_are_no_message() -> None:
             parse(b"\xff\xff\xff")
 
 
+def test_an_unset_enum_names_its_field() -> None:
+    request = commit_request()
+    request.ClearField("on_conflict")
+    with pytest.raises(InvalidRequestError, match=r"on_conflict: not set; wanted one of REJECT"):
+        commit_stream_set_object_in(parse_commit(request.SerializeToString()))
+    for operations in ([], [objects_pb2.SOURCE_OPERATION_UNSPECIFIED]):
+        merge = objects_pb2.CommitStreamObjectRequest(source_object_ids=[1], operations=operations)
+        with pytest.raises(InvalidRequestError, match=r"^operations"):
+            commit_stream_object_in(merge)
+
+
 def test_an_enum_value_of_a_newer_version_names_its_field() -> None:
     request = commit_request()
     request.on_conflict = 7  # type: ignore[assignment]
     with pytest.raises(
-        InvalidRequestError, match=r"on_conflict: 7; wanted one of REJECT_ALL \(0\)"
+        InvalidRequestError, match=r"on_conflict: 7; wanted one of REJECT_ALL \(1\)"
     ):
         commit_stream_set_object_in(parse_commit(request.SerializeToString()))
 
 
 @pytest.mark.parametrize("packs", [True, False])
 def test_uploads(packs: bool) -> None:
-    message = objects_pb2.CommitBatchRequest(
+    message = objects_pb2.CommitPipelineRequest(
         sequence=9,
         commits=[commit_request()],
         uploads=objects_pb2.UploadColumns(
@@ -171,7 +183,9 @@ def test_uploads(packs: bool) -> None:
 def test_twins_have_the_contracts_fields() -> None:
     """Same numbers and names; the only other type is bytes for packed columns."""
     for name, twin in columns_pb2.DESCRIPTOR.message_types_by_name.items():
-        _assert_twin(twin, objects_pb2.DESCRIPTOR.message_types_by_name[name])
+        _assert_twin(
+            twin, objects_pb2.DESCRIPTOR.message_types_by_name[name.removeprefix("Packed")]
+        )
 
 
 def _assert_twin(twin: Descriptor, contract: Descriptor) -> None:
@@ -217,5 +231,7 @@ def test_verdicts_of_uploads_are_left_out_when_all_is_well() -> None:
 def test_an_absent_order_is_left_to_the_map_and_zero_is_an_order(
     given: dict[str, int], read: int
 ) -> None:
-    message = objects_pb2.CommitStreamSetObjectRequest(object_id=5, **given)  # type: ignore[arg-type]
+    message = commit_request()
+    message.ClearField("order_id")
+    message.MergeFrom(objects_pb2.CommitStreamSetObjectRequest(**given))  # type: ignore[arg-type]
     assert commit_stream_set_object_in(parse_commit(message.SerializeToString())).order_id == read

@@ -13,12 +13,12 @@ from streammeta.controller.runtime.admission import LIMITS, RequestClass
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from streammeta.v1.common_pb2 import (
-    COMPACTED_OBJECTS_NOT_FOUND,
-    NODE_EPOCH_EXPIRED,
-    NODE_EPOCH_NOT_EXIST,
-    NONE,
-    OFFSET_NOT_MATCHED,
-    STREAM_NOT_CLOSED,
+    ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND,
+    ERROR_CODE_NODE_EPOCH_EXPIRED,
+    ERROR_CODE_NODE_EPOCH_NOT_EXIST,
+    ERROR_CODE_NONE,
+    ERROR_CODE_OFFSET_NOT_MATCHED,
+    ERROR_CODE_STREAM_NOT_CLOSED,
 )
 from tests.broker_client.client_helpers import until
 from tests.server.rpc_server import NODE, SESSION_TIMEOUT_MS, Rpcs, rpc_test
@@ -31,6 +31,7 @@ STREAMS = "StreamService"
 def commit(object_id: int, *rows: tuple[int, int, int]) -> objects_pb2.CommitStreamSetObjectRequest:
     return objects_pb2.CommitStreamSetObjectRequest(
         node=NODE,
+        on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
         object_id=object_id,
         order_id=object_id,
         object_size=100,
@@ -46,8 +47,8 @@ async def committed(rpcs: Rpcs, request: objects_pb2.CommitStreamSetObjectReques
     answer = await rpcs.call(
         f"{OBJECTS}/CommitStreamSetObject", request, objects_pb2.CommitStreamSetObjectResponse
     )
-    assert answer.error == NONE
-    assert list(answer.range_errors) == [NONE] * len(request.ranges.stream_id)
+    assert answer.error == ERROR_CODE_NONE
+    assert list(answer.range_errors) == [ERROR_CODE_NONE] * len(request.ranges.stream_id)
 
 
 async def nodes(rpcs: Rpcs, **fields: object) -> list[nodes_pb2.NodeDescription]:
@@ -66,35 +67,35 @@ async def test_a_node_from_its_id_to_its_end(rpcs: Rpcs) -> None:
     for name, locked in (("LockNode", True), ("UnlockNode", False)):
         request = getattr(nodes_pb2, f"{name}Request")(node_id=1000)
         answer = await rpcs.call(f"{NODES}/{name}", request, nodes_pb2.LockNodeResponse)
-        assert answer.error == NONE
+        assert answer.error == ERROR_CODE_NONE
         (node,) = await nodes(rpcs)
         assert node.locked is locked
     (stream_id,) = await rpcs.open_streams(1)
     leave = nodes_pb2.UnregisterNodeRequest(node=NODE)
     left = await rpcs.call(f"{NODES}/UnregisterNode", leave, nodes_pb2.UnregisterNodeResponse)
-    assert left.error == STREAM_NOT_CLOSED
+    assert left.error == ERROR_CODE_STREAM_NOT_CLOSED
     close = streams_pb2.CloseStreamsRequest(
         node=NODE, streams=[streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1)]
     )
     await rpcs.call(f"{STREAMS}/CloseStreams", close, streams_pb2.CloseStreamsResponse)
     left = await rpcs.call(f"{NODES}/UnregisterNode", leave, nodes_pb2.UnregisterNodeResponse)
-    assert left.error == NONE
+    assert left.error == ERROR_CODE_NONE
     assert await nodes(rpcs) == []
     lock = nodes_pb2.LockNodeRequest(node_id=1000)
     refused = await rpcs.call(f"{NODES}/LockNode", lock, nodes_pb2.LockNodeResponse)
-    assert refused.error == NODE_EPOCH_NOT_EXIST
+    assert refused.error == ERROR_CODE_NODE_EPOCH_NOT_EXIST
 
 
 @rpc_test
 async def test_heartbeats_renew_a_session_that_nodes_show(rpcs: Rpcs) -> None:
     beat = nodes_pb2.HeartbeatRequest(node=NODE)
     answer = await rpcs.call(f"{NODES}/Heartbeat", beat, nodes_pb2.HeartbeatResponse)
-    assert answer.error == NODE_EPOCH_NOT_EXIST
+    assert answer.error == ERROR_CODE_NODE_EPOCH_NOT_EXIST
     await rpcs.register()
     (silent,) = await nodes(rpcs)
     assert (silent.state, silent.supervised) == (nodes_pb2.NODE_STATE_UNKNOWN, False)
     answer = await rpcs.call(f"{NODES}/Heartbeat", beat, nodes_pb2.HeartbeatResponse)
-    assert (answer.error, answer.session_timeout_ms) == (NONE, SESSION_TIMEOUT_MS)
+    assert (answer.error, answer.session_timeout_ms) == (ERROR_CODE_NONE, SESSION_TIMEOUT_MS)
     assert not answer.recoveries
     assert not answer.compactions
     (heard,) = await nodes(rpcs)
@@ -104,7 +105,7 @@ async def test_heartbeats_renew_a_session_that_nodes_show(rpcs: Rpcs) -> None:
     answer = await rpcs.call(
         f"{NODES}/Heartbeat", nodes_pb2.HeartbeatRequest(node=old), nodes_pb2.HeartbeatResponse
     )
-    assert answer.error == NODE_EPOCH_EXPIRED
+    assert answer.error == ERROR_CODE_NODE_EPOCH_EXPIRED
 
 
 @rpc_test
@@ -118,7 +119,7 @@ async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
         streams=[streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1, end_offset=25)],
     )
     closed = await rpcs.call(f"{STREAMS}/CloseStreams", close, streams_pb2.CloseStreamsResponse)
-    assert list(closed.errors) == [NONE]
+    assert list(closed.errors) == [ERROR_CODE_NONE]
     owed = streams_pb2.PendingUpload(
         node_id=1000, stream_id=stream_id, start_offset=10, end_offset=25
     )
@@ -141,7 +142,7 @@ async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
         streams_pb2.AbandonUploadsResponse,
     )
 
-    assert gave_up.error == NONE
+    assert gave_up.error == ERROR_CODE_NONE
     assert list(gave_up.abandoned) == [owed]
     described = await rpcs.call(
         f"{STREAMS}/DescribeStreams", describe, streams_pb2.DescribeStreamsResponse
@@ -235,7 +236,7 @@ async def test_a_nodes_set_objects_are_listed_page_by_page(rpcs: Rpcs) -> None:
         page = await rpcs.call(
             f"{NODES}/ListStreamSetObjects", request, nodes_pb2.ListStreamSetObjectsResponse
         )
-        assert (page.error, page.total) == (NONE, 3)
+        assert (page.error, page.total) == (ERROR_CODE_NONE, 3)
         pages.append([one.object_id - first for one in page.objects])
         request.page.page_token = page.next_page_token
         known = [one.max_timestamp_ms for one in page.objects if one.HasField("max_timestamp_ms")]
@@ -249,7 +250,7 @@ async def test_a_nodes_set_objects_are_listed_page_by_page(rpcs: Rpcs) -> None:
     page = await rpcs.call(
         f"{NODES}/ListStreamSetObjects", request, nodes_pb2.ListStreamSetObjectsResponse
     )
-    assert page.error == NODE_EPOCH_NOT_EXIST
+    assert page.error == ERROR_CODE_NODE_EPOCH_NOT_EXIST
     request.page.page_size = -1
     refused = await rpcs.refusal(f"{NODES}/ListStreamSetObjects", request)
     assert refused[2] == {"field": "page.page_size"}
@@ -262,6 +263,7 @@ async def test_stream_objects_are_linked_by_a_composite(rpcs: Rpcs) -> None:
     first = await rpcs.prepare(3)
     upload = objects_pb2.CommitStreamSetObjectRequest(
         node=NODE,
+        on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
         object_id=-1,
         order_id=-1,
         stream_objects=objects_pb2.StreamObjectColumns(
@@ -280,13 +282,13 @@ async def test_stream_objects_are_linked_by_a_composite(rpcs: Rpcs) -> None:
         end_offset=10,
         attributes=1,
         source_object_ids=[first],
-        operations=[objects_pb2.KEEP_DATA],
+        operations=[objects_pb2.SOURCE_OPERATION_KEEP_DATA],
     )
     for _ in range(2):
         answer = await rpcs.call(
             f"{OBJECTS}/CommitStreamObject", compaction, objects_pb2.CommitStreamObjectResponse
         )
-        assert answer.error == NONE
+        assert answer.error == ERROR_CODE_NONE
     described = await rpcs.call(
         f"{OBJECTS}/DescribeObjects",
         objects_pb2.DescribeObjectsRequest(object_ids=[first]),
@@ -298,7 +300,7 @@ async def test_stream_objects_are_linked_by_a_composite(rpcs: Rpcs) -> None:
     answer = await rpcs.call(
         f"{OBJECTS}/CommitStreamObject", compaction, objects_pb2.CommitStreamObjectResponse
     )
-    assert answer.error == COMPACTED_OBJECTS_NOT_FOUND
+    assert answer.error == ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND
     compaction.operations[0] = 9  # type: ignore[call-overload]
     refused = await rpcs.refusal(f"{OBJECTS}/CommitStreamObject", compaction)
     assert refused == (
@@ -341,7 +343,7 @@ async def test_what_is_known_of_objects_content_comes_back(rpcs: Rpcs) -> None:
     )
     method = f"{OBJECTS}/CommitStreamObject"
     answer = await rpcs.call(method, compaction, objects_pb2.CommitStreamObjectResponse)
-    assert answer.error == NONE
+    assert answer.error == ERROR_CODE_NONE
     described = await rpcs.call(
         f"{OBJECTS}/DescribeObjects",
         objects_pb2.DescribeObjectsRequest(),
@@ -390,8 +392,8 @@ async def test_verdicts_of_a_refused_commit(rpcs: Rpcs) -> None:
     answer = await rpcs.call(
         f"{OBJECTS}/CommitStreamSetObject", request, objects_pb2.CommitStreamSetObjectResponse
     )
-    assert answer.error == OFFSET_NOT_MATCHED
-    assert list(answer.range_errors) == [NONE, OFFSET_NOT_MATCHED]
+    assert answer.error == ERROR_CODE_OFFSET_NOT_MATCHED
+    assert list(answer.range_errors) == [ERROR_CODE_NONE, ERROR_CODE_OFFSET_NOT_MATCHED]
 
 
 @rpc_test
@@ -457,7 +459,7 @@ async def test_few_copies_of_the_map_are_made_at_a_time(rpcs: Rpcs) -> None:
         read = asyncio.ensure_future(get(b"").read())
         await until(lambda: gate._admission.waiting(kind) == 1, "a call that waits")
         assert not read.done()
-    assert metadata_pb2.SnapshotChunk.FromString(await read).total_bytes > 0
+    assert metadata_pb2.GetSnapshotResponse.FromString(await read).total_bytes > 0
 
 
 @rpc_test

@@ -71,7 +71,7 @@ class BatchCommit:
             object_id=-1,
             order_id=-1,
             stream_objects=_stream_objects(self.alone),
-            on_conflict=common_pb2.ACCEPT_VALID,
+            on_conflict=common_pb2.ON_CONFLICT_ACCEPT_VALID,
         )
         if self.shared is not None:
             self._add_shared(request, self.shared)
@@ -106,14 +106,14 @@ class BatchCommit:
         rows = [*answer.range_errors, *answer.stream_object_errors]
         lengths = (len(answer.range_errors), len(answer.stream_object_errors))
         if lengths != (len(self.rows), len(self.alone)):
-            if answer.error == common_pb2.NONE:
+            if answer.error == common_pb2.ERROR_CODE_NONE:
                 raise ProtocolViolationError(
                     f"commit of objects {self.object_ids}",
                     detail=f"{lengths} verdicts answer {(len(self.rows), len(self.alone))} rows",
                 )
             rows = [answer.error] * len(self.runs)
         return {
-            run: answer.error if code == common_pb2.NONE else code
+            run: answer.error if code == common_pb2.ERROR_CODE_NONE else code
             for run, code in zip(self.runs, rows, strict=True)
         }
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from streammeta.client.arguments import check_int, check_kind
 from streammeta.client.errors import ProtocolViolationError
 from streammeta.v1 import columns_pb2, objects_pb2
-from streammeta.v1.common_pb2 import NONE, ErrorCode, NodeIdentity
+from streammeta.v1.common_pb2 import ERROR_CODE_NONE, ErrorCode, NodeIdentity
 
 MESSAGE_COMMITS_MAX = 10_000
 MESSAGE_ROWS_MAX = 20_000
@@ -93,7 +93,7 @@ class UploadVerdict:
     range_errors: Sequence[ErrorCode.ValueType] = ()
 
 
-COMMITTED = UploadVerdict(NONE)
+COMMITTED = UploadVerdict(ERROR_CODE_NONE)
 
 
 @dataclass(slots=True, eq=False)
@@ -158,10 +158,12 @@ class CommitMessage:
 
     def encode(self, node: NodeIdentity) -> bytes:
         """Return the bytes to send."""
-        message = columns_pb2.CommitBatchRequest(
+        message = columns_pb2.PackedCommitPipelineRequest(
             sequence=self.sequence,
             commits=[
-                columns_pb2.CommitStreamSetObjectRequest.FromString(one.request.SerializeToString())
+                columns_pb2.PackedCommitStreamSetObjectRequest.FromString(
+                    one.request.SerializeToString()
+                )
                 for one in self.commits
             ],
         )
@@ -171,12 +173,12 @@ class CommitMessage:
             facts = zip(*(one.facts for one in self.uploads), strict=True)
             min_timestamp_ms, max_timestamp_ms, crc32c = map(_known_column, facts)
             message.uploads.CopyFrom(
-                columns_pb2.UploadColumns(
+                columns_pb2.PackedUploadColumns(
                     node=node,
                     object_id=[_column([one.object_id for one in self.uploads])],
                     object_size=[_column([one.object_size for one in self.uploads])],
                     range_count=[_column([one.rows for one in self.uploads])],
-                    ranges=columns_pb2.RangeColumns(
+                    ranges=columns_pb2.PackedRangeColumns(
                         stream_id=[stream_id],
                         stream_epoch=[stream_epoch] if stream_epoch else (),
                         start_offset=[start_offset],
@@ -189,7 +191,7 @@ class CommitMessage:
             )
         return message.SerializeToString()
 
-    def settle(self, answer: objects_pb2.CommitBatchResponse) -> None:
+    def settle(self, answer: objects_pb2.CommitPipelineResponse) -> None:
         """Tell every caller what became of its commit.
 
         Raises `ProtocolViolationError`, and tells nobody, when `answer` is that of another message.
@@ -214,7 +216,7 @@ class CommitMessage:
         row = 0
         for index, upload in enumerate(self.uploads):
             verdict = COMMITTED
-            if errors and errors[index] != NONE:
+            if errors and errors[index] != ERROR_CODE_NONE:
                 verdict = UploadVerdict(errors[index], range_errors[row : row + upload.rows])
             _resolve(upload.done, verdict)
             row += upload.rows

@@ -276,7 +276,7 @@ class CommitPipeline:
 
     def _take(self, data: bytes) -> None:
         try:
-            answer = objects_pb2.CommitBatchResponse.FromString(data)
+            answer = objects_pb2.CommitPipelineResponse.FromString(data)
         except DecodeError as error:
             raise ProtocolViolationError(_METHOD, detail="an answer does not parse") from error
         if not self._sent:

@@ -14,6 +14,11 @@ from typing import ClassVar
 from streammeta.v1.common_pb2 import ErrorCode
 
 
+def code_name(code: ErrorCode.ValueType) -> str:
+    """Return an error code's name as people read it, e.g. "STREAM_FENCED"."""
+    return ErrorCode.Name(code).removeprefix("ERROR_CODE_")
+
+
 class BrokerClientError(Exception):
     """The common base: catch it to handle every failure of the client."""
 
@@ -35,7 +40,7 @@ class RefusedError(BrokerClientError):
         self.subject = subject
         self.code = code
         self.detail = detail
-        reason = "" if code is None else f" with {ErrorCode.Name(code)}"
+        reason = "" if code is None else f" with {code_name(code)}"
         words = f" ({detail})" if detail else ""
         super().__init__(f"{subject} was refused{reason}{words}; {self.advice}")
 
@@ -203,7 +208,7 @@ class OffsetMismatchError(RefusedError):
         end = f"offset {wanted}" if wanted >= 0 else "its end offset"
         super().__init__(
             f"stream {stream_id}",
-            code=ErrorCode.OFFSET_NOT_MATCHED,
+            code=ErrorCode.ERROR_CODE_OFFSET_NOT_MATCHED,
             detail=f"the range starts at offset {got}, wanted {end}",
         )
 
@@ -219,7 +224,7 @@ class OffsetTrimmedError(RefusedError):
         self.start_offset = start_offset
         super().__init__(
             f"read of stream {stream_id}",
-            code=ErrorCode.OFFSET_NOT_MATCHED,
+            code=ErrorCode.ERROR_CODE_OFFSET_NOT_MATCHED,
             detail=f"it starts at offset {got}, the stream at {start_offset}",
         )
 
@@ -351,26 +356,23 @@ class MissingObjectError(BrokerClientError):
 
 
 ERRORS_BY_CODE: Mapping[ErrorCode.ValueType, type[RefusedError]] = {
-    ErrorCode.UNKNOWN_SERVER_ERROR: ControllerDefectError,
-    ErrorCode.INVALID_REQUEST: InvalidRequestError,
-    ErrorCode.STREAM_EXIST: ProtocolViolationError,
-    ErrorCode.STREAM_NOT_EXIST: StreamNotFoundError,
-    ErrorCode.STREAM_FENCED: StreamFencedError,
-    ErrorCode.OBJECT_NOT_EXIST: ObjectExpiredError,
-    ErrorCode.STREAM_NOT_OPENED: StreamNotOpenedError,
-    ErrorCode.STREAM_NOT_CLOSED: StreamNotClosedError,
-    ErrorCode.REDUNDANT_OPERATION: ProtocolViolationError,
-    ErrorCode.COMPACTED_OBJECTS_NOT_FOUND: CompactedObjectsNotFoundError,
-    ErrorCode.OFFSET_NOT_MATCHED: OffsetMismatchError,
-    ErrorCode.NODE_EPOCH_EXPIRED: NodeEpochExpiredError,
-    ErrorCode.NODE_EPOCH_NOT_EXIST: NodeNotRegisteredError,
-    ErrorCode.KEY_EXIST: KeyConflictError,
-    ErrorCode.KEY_NOT_EXIST: KeyNotFoundError,
-    ErrorCode.NODE_FENCED: NodeFencedError,
-    ErrorCode.NODE_LOCKED: NodeLockedError,
-    ErrorCode.OBJECT_NOT_COMMITED: ObjectNotCommittedError,
-    ErrorCode.STREAM_INNER_ERROR: StreamEpochMismatchError,
-    ErrorCode.OBJECT_CONTENT_MISMATCH: ObjectContentMismatchError,
+    ErrorCode.ERROR_CODE_INVALID_REQUEST: InvalidRequestError,
+    ErrorCode.ERROR_CODE_STREAM_NOT_EXIST: StreamNotFoundError,
+    ErrorCode.ERROR_CODE_STREAM_FENCED: StreamFencedError,
+    ErrorCode.ERROR_CODE_OBJECT_NOT_EXIST: ObjectExpiredError,
+    ErrorCode.ERROR_CODE_STREAM_NOT_OPENED: StreamNotOpenedError,
+    ErrorCode.ERROR_CODE_STREAM_NOT_CLOSED: StreamNotClosedError,
+    ErrorCode.ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND: CompactedObjectsNotFoundError,
+    ErrorCode.ERROR_CODE_OFFSET_NOT_MATCHED: OffsetMismatchError,
+    ErrorCode.ERROR_CODE_NODE_EPOCH_EXPIRED: NodeEpochExpiredError,
+    ErrorCode.ERROR_CODE_NODE_EPOCH_NOT_EXIST: NodeNotRegisteredError,
+    ErrorCode.ERROR_CODE_KEY_EXIST: KeyConflictError,
+    ErrorCode.ERROR_CODE_KEY_NOT_EXIST: KeyNotFoundError,
+    ErrorCode.ERROR_CODE_NODE_FENCED: NodeFencedError,
+    ErrorCode.ERROR_CODE_NODE_LOCKED: NodeLockedError,
+    ErrorCode.ERROR_CODE_OBJECT_NOT_COMMITTED: ObjectNotCommittedError,
+    ErrorCode.ERROR_CODE_STREAM_INNER_ERROR: StreamEpochMismatchError,
+    ErrorCode.ERROR_CODE_OBJECT_CONTENT_MISMATCH: ObjectContentMismatchError,
 }
 
 
@@ -380,7 +382,7 @@ def refusal(code: ErrorCode.ValueType, subject: str) -> RefusedError:
     An `OFFSET_NOT_MATCHED` without offsets becomes a plain `RefusedError`: whoever knows the
     offsets raises `OffsetMismatchError` itself.
     """
-    if code == ErrorCode.NONE:
+    if code == ErrorCode.ERROR_CODE_NONE:
         raise ValueError(f"{subject} was not refused: the code is NONE")
     if code not in ErrorCode.values():
         return ProtocolViolationError(subject, detail=f"unknown error code {code}")

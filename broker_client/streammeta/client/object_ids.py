@@ -111,7 +111,7 @@ class ObjectIds:
             objects_pb2.PrepareObjectsRequest(node=node, count=count, ttl_ms=self._ttl_ms),
             self._deadline,
         )
-        if answer.error != common_pb2.NONE:
+        if answer.error != common_pb2.ERROR_CODE_NONE:
             raise refusal(
                 answer.error,
                 f"preparing {count} objects for node {node.node_id} at epoch {node.node_epoch}",

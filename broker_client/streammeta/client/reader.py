@@ -297,7 +297,10 @@ class StreamReader:
 
     async def _first_offset(self, stream_id: int) -> int:
         located = (await self.locate([StreamQuery(stream_id, 0, limit=1)]))[0]
-        if located.error not in (common_pb2.NONE, common_pb2.OFFSET_NOT_MATCHED):
+        if located.error not in (
+            common_pb2.ERROR_CODE_NONE,
+            common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED,
+        ):
             raise refusal(located.error, f"read of stream {stream_id}")
         return located.stream_start_offset
 

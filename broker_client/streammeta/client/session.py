@@ -180,7 +180,7 @@ class BrokerSession:
             answer = await self._client.call(methods.OPEN_STREAMS, request)
             _same_length("OpenStreams", len(batch), len(answer.streams))
             for (stream_id, epoch), one in zip(batch, answer.streams, strict=True):
-                if one.error != common_pb2.NONE:
+                if one.error != common_pb2.ERROR_CODE_NONE:
                     outcomes.failed[stream_id] = refusal(
                         one.error, f"opening stream {stream_id} at epoch {epoch}"
                     )
@@ -280,7 +280,7 @@ def _tags(tags: Tags) -> list[common_pb2.Tag]:
 
 
 def _check(code: common_pb2.ErrorCode.ValueType, subject: str) -> None:
-    if code != common_pb2.NONE:
+    if code != common_pb2.ERROR_CODE_NONE:
         raise refusal(code, subject)
 
 
@@ -298,7 +298,7 @@ def _record(
 ) -> None:
     _same_length(method, len(stream_ids), len(codes))
     for stream_id, code in zip(stream_ids, codes, strict=True):
-        if code == common_pb2.NONE:
+        if code == common_pb2.ERROR_CODE_NONE:
             outcomes.done[stream_id] = None
         else:
             outcomes.failed[stream_id] = refusal(code, f"{doing} stream {stream_id}")

@@ -29,12 +29,17 @@ from streammeta.client.compaction.stream_object_compactor import StreamObjectCom
 from streammeta.client.compaction.stream_object_config import StreamObjectConfig
 from streammeta.client.compaction.target import CompactionTarget
 from streammeta.client.controller_client import ControllerClient
-from streammeta.client.errors import BrokerClientError, ControllerUnavailableError, RefusedError
+from streammeta.client.errors import (
+    BrokerClientError,
+    ControllerUnavailableError,
+    RefusedError,
+    code_name,
+)
 from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.compaction.plan import CommitPlan
 from streammeta.storage.errors import StorageError, WrongBucketError
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.v1.common_pb2 import ErrorCode, NodeIdentity
+from streammeta.v1.common_pb2 import NodeIdentity
 
 _WAITS = "its time has not come; it would be merged with more of its size, or once it is old"
 
@@ -218,7 +223,7 @@ def _command_error(error: BrokerClientError) -> CommandError:
     if isinstance(error, ControllerUnavailableError):
         return CommandError("NO_CONTROLLER", str(error))
     code = error.code if isinstance(error, RefusedError) else None
-    return CommandError("REFUSED" if code is None else ErrorCode.Name(code), str(error))
+    return CommandError("REFUSED" if code is None else code_name(code), str(error))
 
 
 def _stopped_by_signals() -> asyncio.Event:

@@ -9,6 +9,7 @@ import click
 
 from streammeta.cli.client import ControllerClient, connection_options
 from streammeta.cli.output import CommandError, OutputFormat, command_output, format_option
+from streammeta.client.errors import code_name
 from streammeta.controller.ids import NONE_ID
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.nodes_pb2_grpc import NodeServiceStub
@@ -33,11 +34,19 @@ _NODE_COLUMNS = (
 )
 _UPLOAD_COLUMNS = ("stream_id", "start_offset", "end_offset")
 _HINTS = {
-    common_pb2.NODE_EPOCH_NOT_EXIST: "`streammeta node list` shows the nodes that have registered",
-    common_pb2.NODE_EPOCH_EXPIRED: "its broker has started again meanwhile; look at it and repeat",
-    common_pb2.STREAM_NOT_CLOSED: "it has open streams or owes uploads: let it close its streams,"
-    " or another node recover it; `streammeta node abandon` gives up uploads that can't be made",
-    common_pb2.NODE_LOCKED: "`streammeta node unlock` first, if nothing is to be kept for it",
+    common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST: (
+        "`streammeta node list` shows the nodes that have registered"
+    ),
+    common_pb2.ERROR_CODE_NODE_EPOCH_EXPIRED: (
+        "its broker has started again meanwhile; look at it and repeat"
+    ),
+    common_pb2.ERROR_CODE_STREAM_NOT_CLOSED: (
+        "it has open streams or owes uploads: let it close its streams, or another node recover it;"
+        " `streammeta node abandon` gives up uploads that can't be made"
+    ),
+    common_pb2.ERROR_CODE_NODE_LOCKED: (
+        "`streammeta node unlock` first, if nothing is to be kept for it"
+    ),
 }
 
 node_id_option = click.option(
@@ -260,19 +269,19 @@ def _get_nodes(
 def _get_node(client: ControllerClient, node_id: int) -> nodes_pb2.NodeDescription:
     found = _get_nodes(client, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
     if not found:
-        _require(common_pb2.NODE_EPOCH_NOT_EXIST, node_id)
+        _require(common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST, node_id)
     return found[0]
 
 
 def _require(error: common_pb2.ErrorCode.ValueType, node_id: int) -> None:
     """Turn an error code of the contract into the command's failure."""
-    if error == common_pb2.NONE:
+    if error == common_pb2.ERROR_CODE_NONE:
         return
-    name = common_pb2.ErrorCode.Name(error)
+    name = code_name(error)
     words = {
-        common_pb2.NODE_EPOCH_NOT_EXIST: f"node {node_id} has not registered",
-        common_pb2.NODE_LOCKED: f"node {node_id} is locked",
-        common_pb2.STREAM_NOT_CLOSED: f"node {node_id} is not done with its streams",
+        common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST: f"node {node_id} has not registered",
+        common_pb2.ERROR_CODE_NODE_LOCKED: f"node {node_id} is locked",
+        common_pb2.ERROR_CODE_STREAM_NOT_CLOSED: f"node {node_id} is not done with its streams",
     }
     message = words.get(error, f"node {node_id} was refused with {name}")
     raise CommandError(name, message, _HINTS.get(error, "nothing was changed"))

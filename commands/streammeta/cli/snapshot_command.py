@@ -179,13 +179,13 @@ def download(client: ControllerClient, file: BinaryIO) -> None:
         CallError: no leader sent a whole copy.
     """
 
-    def take(channel: grpc.Channel) -> Callable[..., metadata_pb2.SnapshotChunk]:
+    def take(channel: grpc.Channel) -> Callable[..., metadata_pb2.GetSnapshotResponse]:
         def receive(
             request: metadata_pb2.GetSnapshotRequest, timeout: float
-        ) -> metadata_pb2.SnapshotChunk:
+        ) -> metadata_pb2.GetSnapshotResponse:
             file.seek(0)
             file.truncate()
-            last = metadata_pb2.SnapshotChunk()
+            last = metadata_pb2.GetSnapshotResponse()
             for chunk in MetadataServiceStub(channel).GetSnapshot(request, timeout=timeout):
                 file.write(chunk.data)
                 last = chunk

@@ -12,15 +12,12 @@ class ErrorCode(IntEnum):
     """Per-item outcomes; the numbers are those of the protobuf enum of the same name."""
 
     NONE = 0
-    UNKNOWN_SERVER_ERROR = -1
     INVALID_REQUEST = 42
-    STREAM_EXIST = 501
     STREAM_NOT_EXIST = 502
     STREAM_FENCED = 503
     OBJECT_NOT_EXIST = 504
     STREAM_NOT_OPENED = 505
     STREAM_NOT_CLOSED = 506
-    REDUNDANT_OPERATION = 507
     COMPACTED_OBJECTS_NOT_FOUND = 508
     OFFSET_NOT_MATCHED = 509
     NODE_EPOCH_EXPIRED = 510
@@ -29,7 +26,7 @@ class ErrorCode(IntEnum):
     KEY_NOT_EXIST = 513
     NODE_FENCED = 514
     NODE_LOCKED = 515
-    OBJECT_NOT_COMMITED = 516
+    OBJECT_NOT_COMMITTED = 516
     STREAM_INNER_ERROR = 599
     OBJECT_CONTENT_MISMATCH = 700
 

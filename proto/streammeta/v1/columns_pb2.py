@@ -26,25 +26,26 @@ from streammeta.v1 import common_pb2 as streammeta_dot_v1_dot_common__pb2
 from streammeta.v1 import objects_pb2 as streammeta_dot_v1_dot_objects__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bstreammeta/v1/columns.proto\x12\x15streammeta.columns.v1\x1a\x1astreammeta/v1/common.proto\x1a\x1bstreammeta/v1/objects.proto\"a\n\x0cRangeColumns\x12\x11\n\tstream_id\x18\x01 \x03(\x0c\x12\x14\n\x0cstream_epoch\x18\x02 \x03(\x0c\x12\x14\n\x0cstart_offset\x18\x03 \x03(\x0c\x12\x12\n\nend_offset\x18\x04 \x03(\x0c\"\xe8\x01\n\x13StreamObjectColumns\x12\x11\n\tobject_id\x18\x01 \x03(\x0c\x12\x13\n\x0bobject_size\x18\x02 \x03(\x0c\x12\x11\n\tstream_id\x18\x03 \x03(\x0c\x12\x14\n\x0cstream_epoch\x18\x04 \x03(\x0c\x12\x14\n\x0cstart_offset\x18\x05 \x03(\x0c\x12\x12\n\nend_offset\x18\x06 \x03(\x0c\x12\x12\n\nattributes\x18\x07 \x03(\x05\x12\x18\n\x10min_timestamp_ms\x18\x08 \x03(\x0c\x12\x18\n\x10max_timestamp_ms\x18\t \x03(\x0c\x12\x0e\n\x06\x63rc32c\x18\n \x03(\x0c\"\x9e\x04\n\x1c\x43ommitStreamSetObjectRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x03 \x01(\x03\x12\x15\n\x08order_id\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bobject_size\x18\x05 \x01(\x03\x12\x12\n\nattributes\x18\x06 \x01(\x05\x12\x33\n\x06ranges\x18\x07 \x01(\x0b\x32#.streammeta.columns.v1.RangeColumns\x12\x42\n\x0estream_objects\x18\x08 \x01(\x0b\x32*.streammeta.columns.v1.StreamObjectColumns\x12\x1c\n\x14\x63ompacted_object_ids\x18\t \x03(\x0c\x12\x10\n\x08\x66\x61ilover\x18\n \x01(\x08\x12.\n\x0bon_conflict\x18\x0b \x01(\x0e\x32\x19.streammeta.v1.OnConflict\x12\x1d\n\x10min_timestamp_ms\x18\x0c \x01(\x03H\x01\x88\x01\x01\x12\x1d\n\x10max_timestamp_ms\x18\r \x01(\x03H\x02\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0e \x01(\rH\x03\x88\x01\x01\x42\x0b\n\t_order_idB\x13\n\x11_min_timestamp_msB\x13\n\x11_max_timestamp_msB\t\n\x07_crc32c\"\xf0\x01\n\rUploadColumns\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x02 \x03(\x0c\x12\x13\n\x0bobject_size\x18\x03 \x03(\x0c\x12\x13\n\x0brange_count\x18\x04 \x03(\x0c\x12\x33\n\x06ranges\x18\x05 \x01(\x0b\x32#.streammeta.columns.v1.RangeColumns\x12\x18\n\x10min_timestamp_ms\x18\x06 \x03(\x0c\x12\x18\n\x10max_timestamp_ms\x18\x07 \x03(\x0c\x12\x0e\n\x06\x63rc32c\x18\x08 \x03(\x0c\"\xa3\x01\n\x12\x43ommitBatchRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x44\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x33.streammeta.columns.v1.CommitStreamSetObjectRequest\x12\x35\n\x07uploads\x18\x03 \x01(\x0b\x32$.streammeta.columns.v1.UploadColumns\"|\n\x1d\x43ommitStreamSetObjectResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\x14\n\x0crange_errors\x18\x02 \x01(\x0c\x12\x1c\n\x14stream_object_errors\x18\x03 \x01(\x0c\"\x9c\x01\n\x13\x43ommitBatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x45\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x34.streammeta.columns.v1.CommitStreamSetObjectResponse\x12,\n\x07uploads\x18\x03 \x01(\x0b\x32\x1b.streammeta.v1.UploadErrorsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bstreammeta/v1/columns.proto\x12\rstreammeta.v1\x1a\x1astreammeta/v1/common.proto\x1a\x1bstreammeta/v1/objects.proto\"g\n\x12PackedRangeColumns\x12\x11\n\tstream_id\x18\x01 \x03(\x0c\x12\x14\n\x0cstream_epoch\x18\x02 \x03(\x0c\x12\x14\n\x0cstart_offset\x18\x03 \x03(\x0c\x12\x12\n\nend_offset\x18\x04 \x03(\x0c\"\xee\x01\n\x19PackedStreamObjectColumns\x12\x11\n\tobject_id\x18\x01 \x03(\x0c\x12\x13\n\x0bobject_size\x18\x02 \x03(\x0c\x12\x11\n\tstream_id\x18\x03 \x03(\x0c\x12\x14\n\x0cstream_epoch\x18\x04 \x03(\x0c\x12\x14\n\x0cstart_offset\x18\x05 \x03(\x0c\x12\x12\n\nend_offset\x18\x06 \x03(\x0c\x12\x12\n\nattributes\x18\x07 \x03(\x05\x12\x18\n\x10min_timestamp_ms\x18\x08 \x03(\x0c\x12\x18\n\x10max_timestamp_ms\x18\t \x03(\x0c\x12\x0e\n\x06\x63rc32c\x18\n \x03(\x0c\"\xa0\x04\n\"PackedCommitStreamSetObjectRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x04node\x18\x02 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x03 \x01(\x03\x12\x15\n\x08order_id\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bobject_size\x18\x05 \x01(\x03\x12\x12\n\nattributes\x18\x06 \x01(\x05\x12\x31\n\x06ranges\x18\x07 \x01(\x0b\x32!.streammeta.v1.PackedRangeColumns\x12@\n\x0estream_objects\x18\x08 \x01(\x0b\x32(.streammeta.v1.PackedStreamObjectColumns\x12\x1c\n\x14\x63ompacted_object_ids\x18\t \x03(\x0c\x12\x10\n\x08\x66\x61ilover\x18\n \x01(\x08\x12.\n\x0bon_conflict\x18\x0b \x01(\x0e\x32\x19.streammeta.v1.OnConflict\x12\x1d\n\x10min_timestamp_ms\x18\x0c \x01(\x03H\x01\x88\x01\x01\x12\x1d\n\x10max_timestamp_ms\x18\r \x01(\x03H\x02\x88\x01\x01\x12\x13\n\x06\x63rc32c\x18\x0e \x01(\rH\x03\x88\x01\x01\x42\x0b\n\t_order_idB\x13\n\x11_min_timestamp_msB\x13\n\x11_max_timestamp_msB\t\n\x07_crc32c\"\xf4\x01\n\x13PackedUploadColumns\x12)\n\x04node\x18\x01 \x01(\x0b\x32\x1b.streammeta.v1.NodeIdentity\x12\x11\n\tobject_id\x18\x02 \x03(\x0c\x12\x13\n\x0bobject_size\x18\x03 \x03(\x0c\x12\x13\n\x0brange_count\x18\x04 \x03(\x0c\x12\x31\n\x06ranges\x18\x05 \x01(\x0b\x32!.streammeta.v1.PackedRangeColumns\x12\x18\n\x10min_timestamp_ms\x18\x06 \x03(\x0c\x12\x18\n\x10max_timestamp_ms\x18\x07 \x03(\x0c\x12\x0e\n\x06\x63rc32c\x18\x08 \x03(\x0c\"\xa8\x01\n\x1bPackedCommitPipelineRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x42\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x31.streammeta.v1.PackedCommitStreamSetObjectRequest\x12\x33\n\x07uploads\x18\x03 \x01(\x0b\x32\".streammeta.v1.PackedUploadColumns\"\x82\x01\n#PackedCommitStreamSetObjectResponse\x12\'\n\x05\x65rror\x18\x01 \x01(\x0e\x32\x18.streammeta.v1.ErrorCode\x12\x14\n\x0crange_errors\x18\x02 \x01(\x0c\x12\x1c\n\x14stream_object_errors\x18\x03 \x01(\x0c\"\xa3\x01\n\x1cPackedCommitPipelineResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x43\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x32.streammeta.v1.PackedCommitStreamSetObjectResponse\x12,\n\x07uploads\x18\x03 \x01(\x0b\x32\x1b.streammeta.v1.UploadErrorsBD\n\x10io.streammeta.v1P\x01Z.streammeta.io/proto/streammeta/v1;streammetav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'streammeta.v1.columns_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_RANGECOLUMNS']._serialized_start=111
-  _globals['_RANGECOLUMNS']._serialized_end=208
-  _globals['_STREAMOBJECTCOLUMNS']._serialized_start=211
-  _globals['_STREAMOBJECTCOLUMNS']._serialized_end=443
-  _globals['_COMMITSTREAMSETOBJECTREQUEST']._serialized_start=446
-  _globals['_COMMITSTREAMSETOBJECTREQUEST']._serialized_end=988
-  _globals['_UPLOADCOLUMNS']._serialized_start=991
-  _globals['_UPLOADCOLUMNS']._serialized_end=1231
-  _globals['_COMMITBATCHREQUEST']._serialized_start=1234
-  _globals['_COMMITBATCHREQUEST']._serialized_end=1397
-  _globals['_COMMITSTREAMSETOBJECTRESPONSE']._serialized_start=1399
-  _globals['_COMMITSTREAMSETOBJECTRESPONSE']._serialized_end=1523
-  _globals['_COMMITBATCHRESPONSE']._serialized_start=1526
-  _globals['_COMMITBATCHRESPONSE']._serialized_end=1682
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\020io.streammeta.v1P\001Z.streammeta.io/proto/streammeta/v1;streammetav1'
+  _globals['_PACKEDRANGECOLUMNS']._serialized_start=103
+  _globals['_PACKEDRANGECOLUMNS']._serialized_end=206
+  _globals['_PACKEDSTREAMOBJECTCOLUMNS']._serialized_start=209
+  _globals['_PACKEDSTREAMOBJECTCOLUMNS']._serialized_end=447
+  _globals['_PACKEDCOMMITSTREAMSETOBJECTREQUEST']._serialized_start=450
+  _globals['_PACKEDCOMMITSTREAMSETOBJECTREQUEST']._serialized_end=994
+  _globals['_PACKEDUPLOADCOLUMNS']._serialized_start=997
+  _globals['_PACKEDUPLOADCOLUMNS']._serialized_end=1241
+  _globals['_PACKEDCOMMITPIPELINEREQUEST']._serialized_start=1244
+  _globals['_PACKEDCOMMITPIPELINEREQUEST']._serialized_end=1412
+  _globals['_PACKEDCOMMITSTREAMSETOBJECTRESPONSE']._serialized_start=1415
+  _globals['_PACKEDCOMMITSTREAMSETOBJECTRESPONSE']._serialized_end=1545
+  _globals['_PACKEDCOMMITPIPELINERESPONSE']._serialized_start=1548
+  _globals['_PACKEDCOMMITPIPELINERESPONSE']._serialized_end=1711
 # @@protoc_insertion_point(module_scope)

@@ -4,10 +4,11 @@ isort:skip_file
 INTERNAL, not part of the contract: the messages of objects.proto that carry columns, once more,
 with the bytes of each column in place of its numbers. A packed column is encoded as the bytes of
 its rows, so both spellings are the same bytes on the wire; these spare Python a number object a
-row. A column may arrive in several pieces, hence `repeated bytes`. A sender that doesn't pack
+row. The twin of message X is PackedX. A column may arrive in several pieces, hence `repeated bytes`. A sender that doesn't pack
 its columns is understood by the messages of objects.proto alone.
 
-Programs in other languages use objects.proto. Fields have the numbers and names they have there.
+Programs in other languages use objects.proto and need not compile this file. Fields have the
+numbers and names they have there.
 """
 
 from collections import abc as _abc
@@ -28,7 +29,7 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class RangeColumns(_message.Message):
+class PackedRangeColumns(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STREAM_ID_FIELD_NUMBER: _builtins.int
@@ -65,10 +66,10 @@ class RangeColumns(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RangeColumns: _TypeAlias = RangeColumns  # noqa: Y015
+Global___PackedRangeColumns: _TypeAlias = PackedRangeColumns  # noqa: Y015
 
 @_typing.final
-class StreamObjectColumns(_message.Message):
+class PackedStreamObjectColumns(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OBJECT_ID_FIELD_NUMBER: _builtins.int
@@ -141,10 +142,10 @@ class StreamObjectColumns(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StreamObjectColumns: _TypeAlias = StreamObjectColumns  # noqa: Y015
+Global___PackedStreamObjectColumns: _TypeAlias = PackedStreamObjectColumns  # noqa: Y015
 
 @_typing.final
-class CommitStreamSetObjectRequest(_message.Message):
+class PackedCommitStreamSetObjectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
@@ -186,11 +187,11 @@ class CommitStreamSetObjectRequest(_message.Message):
         """owner of the data"""
 
     @_builtins.property
-    def ranges(self) -> Global___RangeColumns:
+    def ranges(self) -> Global___PackedRangeColumns:
         """what the stream set object holds"""
 
     @_builtins.property
-    def stream_objects(self) -> Global___StreamObjectColumns:
+    def stream_objects(self) -> Global___PackedStreamObjectColumns:
         """written beside it"""
 
     @_builtins.property
@@ -206,8 +207,8 @@ class CommitStreamSetObjectRequest(_message.Message):
         order_id: _builtins.int | None = ...,
         object_size: _builtins.int = ...,
         attributes: _builtins.int = ...,
-        ranges: Global___RangeColumns | None = ...,
-        stream_objects: Global___StreamObjectColumns | None = ...,
+        ranges: Global___PackedRangeColumns | None = ...,
+        stream_objects: Global___PackedStreamObjectColumns | None = ...,
         compacted_object_ids: _abc.Iterable[_builtins.bytes] | None = ...,
         failover: _builtins.bool = ...,
         on_conflict: _common_pb2.OnConflict.ValueType = ...,
@@ -236,10 +237,10 @@ class CommitStreamSetObjectRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__order_id) -> _WhichOneofReturnType__order_id | None: ...
 
-Global___CommitStreamSetObjectRequest: _TypeAlias = CommitStreamSetObjectRequest  # noqa: Y015
+Global___PackedCommitStreamSetObjectRequest: _TypeAlias = PackedCommitStreamSetObjectRequest  # noqa: Y015
 
 @_typing.final
-class UploadColumns(_message.Message):
+class PackedUploadColumns(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
@@ -267,7 +268,7 @@ class UploadColumns(_message.Message):
         """rows of ranges of each"""
 
     @_builtins.property
-    def ranges(self) -> Global___RangeColumns:
+    def ranges(self) -> Global___PackedRangeColumns:
         """of all uploads, in their order"""
 
     @_builtins.property
@@ -289,7 +290,7 @@ class UploadColumns(_message.Message):
         object_id: _abc.Iterable[_builtins.bytes] | None = ...,
         object_size: _abc.Iterable[_builtins.bytes] | None = ...,
         range_count: _abc.Iterable[_builtins.bytes] | None = ...,
-        ranges: Global___RangeColumns | None = ...,
+        ranges: Global___PackedRangeColumns | None = ...,
         min_timestamp_ms: _abc.Iterable[_builtins.bytes] | None = ...,
         max_timestamp_ms: _abc.Iterable[_builtins.bytes] | None = ...,
         crc32c: _abc.Iterable[_builtins.bytes] | None = ...,
@@ -300,10 +301,10 @@ class UploadColumns(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UploadColumns: _TypeAlias = UploadColumns  # noqa: Y015
+Global___PackedUploadColumns: _TypeAlias = PackedUploadColumns  # noqa: Y015
 
 @_typing.final
-class CommitBatchRequest(_message.Message):
+class PackedCommitPipelineRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
@@ -312,19 +313,19 @@ class CommitBatchRequest(_message.Message):
     sequence: _builtins.int
     """echoed in the response"""
     @_builtins.property
-    def commits(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommitStreamSetObjectRequest]:
+    def commits(self) -> _containers.RepeatedCompositeFieldContainer[Global___PackedCommitStreamSetObjectRequest]:
         """judged one after the other"""
 
     @_builtins.property
-    def uploads(self) -> Global___UploadColumns:
+    def uploads(self) -> Global___PackedUploadColumns:
         """judged after commits"""
 
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
-        commits: _abc.Iterable[Global___CommitStreamSetObjectRequest] | None = ...,
-        uploads: Global___UploadColumns | None = ...,
+        commits: _abc.Iterable[Global___PackedCommitStreamSetObjectRequest] | None = ...,
+        uploads: Global___PackedUploadColumns | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["uploads", b"uploads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -332,10 +333,10 @@ class CommitBatchRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CommitBatchRequest: _TypeAlias = CommitBatchRequest  # noqa: Y015
+Global___PackedCommitPipelineRequest: _TypeAlias = PackedCommitPipelineRequest  # noqa: Y015
 
 @_typing.final
-class CommitStreamSetObjectResponse(_message.Message):
+class PackedCommitStreamSetObjectResponse(_message.Message):
     """An answer whose rows are all NONE: a column of zeros is as many zero bytes."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -362,10 +363,10 @@ class CommitStreamSetObjectResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CommitStreamSetObjectResponse: _TypeAlias = CommitStreamSetObjectResponse  # noqa: Y015
+Global___PackedCommitStreamSetObjectResponse: _TypeAlias = PackedCommitStreamSetObjectResponse  # noqa: Y015
 
 @_typing.final
-class CommitBatchResponse(_message.Message):
+class PackedCommitPipelineResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
@@ -374,7 +375,7 @@ class CommitBatchResponse(_message.Message):
     sequence: _builtins.int
     """of the request it answers"""
     @_builtins.property
-    def commits(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommitStreamSetObjectResponse]:
+    def commits(self) -> _containers.RepeatedCompositeFieldContainer[Global___PackedCommitStreamSetObjectResponse]:
         """in request order"""
 
     @_builtins.property
@@ -385,7 +386,7 @@ class CommitBatchResponse(_message.Message):
         self,
         *,
         sequence: _builtins.int = ...,
-        commits: _abc.Iterable[Global___CommitStreamSetObjectResponse] | None = ...,
+        commits: _abc.Iterable[Global___PackedCommitStreamSetObjectResponse] | None = ...,
         uploads: _objects_pb2.UploadErrors | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["uploads", b"uploads"]  # noqa: Y015
@@ -394,4 +395,4 @@ class CommitBatchResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CommitBatchResponse: _TypeAlias = CommitBatchResponse  # noqa: Y015
+Global___PackedCommitPipelineResponse: _TypeAlias = PackedCommitPipelineResponse  # noqa: Y015

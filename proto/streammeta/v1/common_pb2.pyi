@@ -33,95 +33,91 @@ class _ErrorCode:
 
 class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    NONE: _ErrorCode.ValueType  # 0
-    """success"""
-    UNKNOWN_SERVER_ERROR: _ErrorCode.ValueType  # -1
-    """a defect of the controller; nothing was changed"""
-    INVALID_REQUEST: _ErrorCode.ValueType  # 42
+    ERROR_CODE_NONE: _ErrorCode.ValueType  # 0
+    """Success is 0 in the shared numbering, and every reply states an outcome: a zero that is not
+    encoded means success, as the sender meant it.
+    buf:lint:ignore ENUM_ZERO_VALUE_SUFFIX
+    success
+    """
+    ERROR_CODE_INVALID_REQUEST: _ErrorCode.ValueType  # 42
     """the item contradicts itself; the call's other items may stand"""
-    STREAM_EXIST: _ErrorCode.ValueType  # 501
-    """reserved: never returned"""
-    STREAM_NOT_EXIST: _ErrorCode.ValueType  # 502
+    ERROR_CODE_STREAM_NOT_EXIST: _ErrorCode.ValueType  # 502
     """no stream has this id"""
-    STREAM_FENCED: _ErrorCode.ValueType  # 503
+    ERROR_CODE_STREAM_FENCED: _ErrorCode.ValueType  # 503
     """another owner, or a newer stream epoch, holds the stream"""
-    OBJECT_NOT_EXIST: _ErrorCode.ValueType  # 504
+    ERROR_CODE_OBJECT_NOT_EXIST: _ErrorCode.ValueType  # 504
     """the object id was never prepared, or its object expired"""
-    STREAM_NOT_OPENED: _ErrorCode.ValueType  # 505
+    ERROR_CODE_STREAM_NOT_OPENED: _ErrorCode.ValueType  # 505
     """the stream is closed"""
-    STREAM_NOT_CLOSED: _ErrorCode.ValueType  # 506
+    ERROR_CODE_STREAM_NOT_CLOSED: _ErrorCode.ValueType  # 506
     """the stream is open, or still has data its old owner must upload"""
-    REDUNDANT_OPERATION: _ErrorCode.ValueType  # 507
-    """reserved: repeated operations answer NONE"""
-    COMPACTED_OBJECTS_NOT_FOUND: _ErrorCode.ValueType  # 508
+    ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND: _ErrorCode.ValueType  # 508
     """a source of a compaction is gone"""
-    OFFSET_NOT_MATCHED: _ErrorCode.ValueType  # 509
+    ERROR_CODE_OFFSET_NOT_MATCHED: _ErrorCode.ValueType  # 509
     """the range does not continue at the stream's end offset"""
-    NODE_EPOCH_EXPIRED: _ErrorCode.ValueType  # 510
+    ERROR_CODE_NODE_EPOCH_EXPIRED: _ErrorCode.ValueType  # 510
     """a newer process of this node has registered"""
-    NODE_EPOCH_NOT_EXIST: _ErrorCode.ValueType  # 511
+    ERROR_CODE_NODE_EPOCH_NOT_EXIST: _ErrorCode.ValueType  # 511
     """the node has not registered"""
-    KEY_EXIST: _ErrorCode.ValueType  # 512
+    ERROR_CODE_KEY_EXIST: _ErrorCode.ValueType  # 512
     """put-if-absent or compare-and-set found another version"""
-    KEY_NOT_EXIST: _ErrorCode.ValueType  # 513
+    ERROR_CODE_KEY_NOT_EXIST: _ErrorCode.ValueType  # 513
     """no such key"""
-    NODE_FENCED: _ErrorCode.ValueType  # 514
+    ERROR_CODE_NODE_FENCED: _ErrorCode.ValueType  # 514
     """the node's streams are being recovered by another node"""
-    NODE_LOCKED: _ErrorCode.ValueType  # 515
+    ERROR_CODE_NODE_LOCKED: _ErrorCode.ValueType  # 515
     """the previous owner is locked; only it may open the stream"""
-    OBJECT_NOT_COMMITED: _ErrorCode.ValueType  # 516
+    ERROR_CODE_OBJECT_NOT_COMMITTED: _ErrorCode.ValueType  # 516
     """the object exists but is not committed"""
-    STREAM_INNER_ERROR: _ErrorCode.ValueType  # 599
+    ERROR_CODE_STREAM_INNER_ERROR: _ErrorCode.ValueType  # 599
     """stream and range disagree with the request's epoch"""
-    OBJECT_CONTENT_MISMATCH: _ErrorCode.ValueType  # 700
+    ERROR_CODE_OBJECT_CONTENT_MISMATCH: _ErrorCode.ValueType  # 700
     """the object id was committed before, with other content; nothing was changed"""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
-    """Why one item of a request failed. Numbers are stable; those below 700 are shared with AutoMQ's broker
+    """Outcome of one item of a request. Numbers are stable; those below 700 are shared with AutoMQ's broker
     protocol, those from 700 on are this contract's own.
     """
 
-NONE: ErrorCode.ValueType  # 0
-"""success"""
-UNKNOWN_SERVER_ERROR: ErrorCode.ValueType  # -1
-"""a defect of the controller; nothing was changed"""
-INVALID_REQUEST: ErrorCode.ValueType  # 42
+ERROR_CODE_NONE: ErrorCode.ValueType  # 0
+"""Success is 0 in the shared numbering, and every reply states an outcome: a zero that is not
+encoded means success, as the sender meant it.
+buf:lint:ignore ENUM_ZERO_VALUE_SUFFIX
+success
+"""
+ERROR_CODE_INVALID_REQUEST: ErrorCode.ValueType  # 42
 """the item contradicts itself; the call's other items may stand"""
-STREAM_EXIST: ErrorCode.ValueType  # 501
-"""reserved: never returned"""
-STREAM_NOT_EXIST: ErrorCode.ValueType  # 502
+ERROR_CODE_STREAM_NOT_EXIST: ErrorCode.ValueType  # 502
 """no stream has this id"""
-STREAM_FENCED: ErrorCode.ValueType  # 503
+ERROR_CODE_STREAM_FENCED: ErrorCode.ValueType  # 503
 """another owner, or a newer stream epoch, holds the stream"""
-OBJECT_NOT_EXIST: ErrorCode.ValueType  # 504
+ERROR_CODE_OBJECT_NOT_EXIST: ErrorCode.ValueType  # 504
 """the object id was never prepared, or its object expired"""
-STREAM_NOT_OPENED: ErrorCode.ValueType  # 505
+ERROR_CODE_STREAM_NOT_OPENED: ErrorCode.ValueType  # 505
 """the stream is closed"""
-STREAM_NOT_CLOSED: ErrorCode.ValueType  # 506
+ERROR_CODE_STREAM_NOT_CLOSED: ErrorCode.ValueType  # 506
 """the stream is open, or still has data its old owner must upload"""
-REDUNDANT_OPERATION: ErrorCode.ValueType  # 507
-"""reserved: repeated operations answer NONE"""
-COMPACTED_OBJECTS_NOT_FOUND: ErrorCode.ValueType  # 508
+ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND: ErrorCode.ValueType  # 508
 """a source of a compaction is gone"""
-OFFSET_NOT_MATCHED: ErrorCode.ValueType  # 509
+ERROR_CODE_OFFSET_NOT_MATCHED: ErrorCode.ValueType  # 509
 """the range does not continue at the stream's end offset"""
-NODE_EPOCH_EXPIRED: ErrorCode.ValueType  # 510
+ERROR_CODE_NODE_EPOCH_EXPIRED: ErrorCode.ValueType  # 510
 """a newer process of this node has registered"""
-NODE_EPOCH_NOT_EXIST: ErrorCode.ValueType  # 511
+ERROR_CODE_NODE_EPOCH_NOT_EXIST: ErrorCode.ValueType  # 511
 """the node has not registered"""
-KEY_EXIST: ErrorCode.ValueType  # 512
+ERROR_CODE_KEY_EXIST: ErrorCode.ValueType  # 512
 """put-if-absent or compare-and-set found another version"""
-KEY_NOT_EXIST: ErrorCode.ValueType  # 513
+ERROR_CODE_KEY_NOT_EXIST: ErrorCode.ValueType  # 513
 """no such key"""
-NODE_FENCED: ErrorCode.ValueType  # 514
+ERROR_CODE_NODE_FENCED: ErrorCode.ValueType  # 514
 """the node's streams are being recovered by another node"""
-NODE_LOCKED: ErrorCode.ValueType  # 515
+ERROR_CODE_NODE_LOCKED: ErrorCode.ValueType  # 515
 """the previous owner is locked; only it may open the stream"""
-OBJECT_NOT_COMMITED: ErrorCode.ValueType  # 516
+ERROR_CODE_OBJECT_NOT_COMMITTED: ErrorCode.ValueType  # 516
 """the object exists but is not committed"""
-STREAM_INNER_ERROR: ErrorCode.ValueType  # 599
+ERROR_CODE_STREAM_INNER_ERROR: ErrorCode.ValueType  # 599
 """stream and range disagree with the request's epoch"""
-OBJECT_CONTENT_MISMATCH: ErrorCode.ValueType  # 700
+ERROR_CODE_OBJECT_CONTENT_MISMATCH: ErrorCode.ValueType  # 700
 """the object id was committed before, with other content; nothing was changed"""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
@@ -131,8 +127,8 @@ class _ObjectState:
 
 class _ObjectStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObjectState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    OBJECT_STATE_NOT_ISSUED: _ObjectState.ValueType  # 0
-    """the id counter has not reached this id"""
+    OBJECT_STATE_UNSPECIFIED: _ObjectState.ValueType  # 0
+    """never sent"""
     OBJECT_STATE_PREPARED: _ObjectState.ValueType  # 1
     """issued to a writer; expires unless committed"""
     OBJECT_STATE_COMMITTED: _ObjectState.ValueType  # 2
@@ -143,12 +139,14 @@ class _ObjectStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObjectSta
     """issued once, bytes deleted, forgotten by the map"""
     OBJECT_STATE_LINKED: _ObjectState.ValueType  # 5
     """kept only because a composite object refers to it"""
+    OBJECT_STATE_NOT_ISSUED: _ObjectState.ValueType  # 6
+    """the id counter has not reached this id"""
 
 class ObjectState(_ObjectState, metaclass=_ObjectStateEnumTypeWrapper):
     """Where an object is in its life. An id is issued once and never reused."""
 
-OBJECT_STATE_NOT_ISSUED: ObjectState.ValueType  # 0
-"""the id counter has not reached this id"""
+OBJECT_STATE_UNSPECIFIED: ObjectState.ValueType  # 0
+"""never sent"""
 OBJECT_STATE_PREPARED: ObjectState.ValueType  # 1
 """issued to a writer; expires unless committed"""
 OBJECT_STATE_COMMITTED: ObjectState.ValueType  # 2
@@ -159,6 +157,8 @@ OBJECT_STATE_REMOVED: ObjectState.ValueType  # 4
 """issued once, bytes deleted, forgotten by the map"""
 OBJECT_STATE_LINKED: ObjectState.ValueType  # 5
 """kept only because a composite object refers to it"""
+OBJECT_STATE_NOT_ISSUED: ObjectState.ValueType  # 6
+"""the id counter has not reached this id"""
 Global___ObjectState: _TypeAlias = ObjectState  # noqa: Y015
 
 class _ObjectKind:
@@ -167,8 +167,8 @@ class _ObjectKind:
 
 class _ObjectKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObjectKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    OBJECT_KIND_UNKNOWN: _ObjectKind.ValueType  # 0
-    """not committed, so not yet known"""
+    OBJECT_KIND_UNSPECIFIED: _ObjectKind.ValueType  # 0
+    """not known before the commit"""
     OBJECT_KIND_STREAM_SET: _ObjectKind.ValueType  # 1
     """many streams of one node (SSO)"""
     OBJECT_KIND_STREAM: _ObjectKind.ValueType  # 2
@@ -179,8 +179,8 @@ class _ObjectKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObjectKind
 class ObjectKind(_ObjectKind, metaclass=_ObjectKindEnumTypeWrapper):
     """What holds an object."""
 
-OBJECT_KIND_UNKNOWN: ObjectKind.ValueType  # 0
-"""not committed, so not yet known"""
+OBJECT_KIND_UNSPECIFIED: ObjectKind.ValueType  # 0
+"""not known before the commit"""
 OBJECT_KIND_STREAM_SET: ObjectKind.ValueType  # 1
 """many streams of one node (SSO)"""
 OBJECT_KIND_STREAM: ObjectKind.ValueType  # 2
@@ -195,18 +195,22 @@ class _StreamState:
 
 class _StreamStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StreamState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    STREAM_STATE_CLOSED: _StreamState.ValueType  # 0
-    """commits are refused"""
+    STREAM_STATE_UNSPECIFIED: _StreamState.ValueType  # 0
+    """never sent"""
     STREAM_STATE_OPENED: _StreamState.ValueType  # 1
     """its owner may commit"""
+    STREAM_STATE_CLOSED: _StreamState.ValueType  # 2
+    """commits are refused"""
 
 class StreamState(_StreamState, metaclass=_StreamStateEnumTypeWrapper):
     """Whether a stream accepts commits."""
 
-STREAM_STATE_CLOSED: StreamState.ValueType  # 0
-"""commits are refused"""
+STREAM_STATE_UNSPECIFIED: StreamState.ValueType  # 0
+"""never sent"""
 STREAM_STATE_OPENED: StreamState.ValueType  # 1
 """its owner may commit"""
+STREAM_STATE_CLOSED: StreamState.ValueType  # 2
+"""commits are refused"""
 Global___StreamState: _TypeAlias = StreamState  # noqa: Y015
 
 class _OnConflict:
@@ -215,17 +219,21 @@ class _OnConflict:
 
 class _OnConflictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnConflict.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    REJECT_ALL: _OnConflict.ValueType  # 0
+    ON_CONFLICT_UNSPECIFIED: _OnConflict.ValueType  # 0
+    """refused: the caller must choose"""
+    ON_CONFLICT_REJECT_ALL: _OnConflict.ValueType  # 1
     """commit nothing unless every range is valid"""
-    ACCEPT_VALID: _OnConflict.ValueType  # 1
+    ON_CONFLICT_ACCEPT_VALID: _OnConflict.ValueType  # 2
     """commit the valid ranges, report the others"""
 
 class OnConflict(_OnConflict, metaclass=_OnConflictEnumTypeWrapper):
     """What to do when some ranges of a commit conflict with the map."""
 
-REJECT_ALL: OnConflict.ValueType  # 0
+ON_CONFLICT_UNSPECIFIED: OnConflict.ValueType  # 0
+"""refused: the caller must choose"""
+ON_CONFLICT_REJECT_ALL: OnConflict.ValueType  # 1
 """commit nothing unless every range is valid"""
-ACCEPT_VALID: OnConflict.ValueType  # 1
+ON_CONFLICT_ACCEPT_VALID: OnConflict.ValueType  # 2
 """commit the valid ranges, report the others"""
 Global___OnConflict: _TypeAlias = OnConflict  # noqa: Y015
 

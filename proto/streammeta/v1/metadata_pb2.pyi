@@ -25,8 +25,8 @@ class _EntityKind:
 
 class _EntityKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntityKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    ENTITY_KIND_ALL: _EntityKind.ValueType  # 0
-    """every change"""
+    ENTITY_KIND_UNSPECIFIED: _EntityKind.ValueType  # 0
+    """refused; empty `kinds` select every change"""
     ENTITY_KIND_STREAM: _EntityKind.ValueType  # 1
     """streams and their ranges"""
     ENTITY_KIND_OBJECT: _EntityKind.ValueType  # 2
@@ -38,8 +38,8 @@ class _EntityKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntityKind
 
 class EntityKind(_EntityKind, metaclass=_EntityKindEnumTypeWrapper): ...
 
-ENTITY_KIND_ALL: EntityKind.ValueType  # 0
-"""every change"""
+ENTITY_KIND_UNSPECIFIED: EntityKind.ValueType  # 0
+"""refused; empty `kinds` select every change"""
 ENTITY_KIND_STREAM: EntityKind.ValueType  # 1
 """streams and their ranges"""
 ENTITY_KIND_OBJECT: EntityKind.ValueType  # 2
@@ -149,7 +149,7 @@ class GetSnapshotRequest(_message.Message):
 Global___GetSnapshotRequest: _TypeAlias = GetSnapshotRequest  # noqa: Y015
 
 @_typing.final
-class SnapshotChunk(_message.Message):
+class GetSnapshotResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     END_OFFSET_FIELD_NUMBER: _builtins.int
@@ -182,4 +182,4 @@ class SnapshotChunk(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SnapshotChunk: _TypeAlias = SnapshotChunk  # noqa: Y015
+Global___GetSnapshotResponse: _TypeAlias = GetSnapshotResponse  # noqa: Y015

@@ -42,7 +42,7 @@ class MetadataServiceStub:
         self.GetSnapshot = channel.unary_stream(
                 '/streammeta.v1.MetadataService/GetSnapshot',
                 request_serializer=streammeta_dot_v1_dot_metadata__pb2.GetSnapshotRequest.SerializeToString,
-                response_deserializer=streammeta_dot_v1_dot_metadata__pb2.SnapshotChunk.FromString,
+                response_deserializer=streammeta_dot_v1_dot_metadata__pb2.GetSnapshotResponse.FromString,
                 _registered_method=True)
 
 
@@ -76,7 +76,7 @@ def add_MetadataServiceServicer_to_server(servicer, server):
             'GetSnapshot': grpc.unary_stream_rpc_method_handler(
                     servicer.GetSnapshot,
                     request_deserializer=streammeta_dot_v1_dot_metadata__pb2.GetSnapshotRequest.FromString,
-                    response_serializer=streammeta_dot_v1_dot_metadata__pb2.SnapshotChunk.SerializeToString,
+                    response_serializer=streammeta_dot_v1_dot_metadata__pb2.GetSnapshotResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,7 +132,7 @@ class MetadataService:
             target,
             '/streammeta.v1.MetadataService/GetSnapshot',
             streammeta_dot_v1_dot_metadata__pb2.GetSnapshotRequest.SerializeToString,
-            streammeta_dot_v1_dot_metadata__pb2.SnapshotChunk.FromString,
+            streammeta_dot_v1_dot_metadata__pb2.GetSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,7 +35,7 @@ class MetadataServiceStub:
     """Follow changes from an offset on. Resumable: continue at the last offset seen plus 1.
     Answered by any controller from what is committed there.
     """
-    GetSnapshot: _grpc.UnaryStreamMultiCallable[_metadata_pb2.GetSnapshotRequest, _metadata_pb2.SnapshotChunk]
+    GetSnapshot: _grpc.UnaryStreamMultiCallable[_metadata_pb2.GetSnapshotRequest, _metadata_pb2.GetSnapshotResponse]
     """A consistent copy of the whole map, in the checkpoint file format (docs/format.md), in chunks.
     Linearizable: it contains everything acknowledged before the call.
     """
@@ -47,7 +47,7 @@ class MetadataServiceAsyncStub(MetadataServiceStub):
     """Follow changes from an offset on. Resumable: continue at the last offset seen plus 1.
     Answered by any controller from what is committed there.
     """
-    GetSnapshot: _aio.UnaryStreamMultiCallable[_metadata_pb2.GetSnapshotRequest, _metadata_pb2.SnapshotChunk]  # type: ignore[assignment]
+    GetSnapshot: _aio.UnaryStreamMultiCallable[_metadata_pb2.GetSnapshotRequest, _metadata_pb2.GetSnapshotResponse]  # type: ignore[assignment]
     """A consistent copy of the whole map, in the checkpoint file format (docs/format.md), in chunks.
     Linearizable: it contains everything acknowledged before the call.
     """
@@ -68,7 +68,7 @@ class MetadataServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _metadata_pb2.GetSnapshotRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_metadata_pb2.SnapshotChunk], _abc.AsyncIterator[_metadata_pb2.SnapshotChunk]]:
+    ) -> _typing.Union[_abc.Iterator[_metadata_pb2.GetSnapshotResponse], _abc.AsyncIterator[_metadata_pb2.GetSnapshotResponse]]:
         """A consistent copy of the whole map, in the checkpoint file format (docs/format.md), in chunks.
         Linearizable: it contains everything acknowledged before the call.
         """

@@ -26,25 +26,29 @@ class _NodeState:
 
 class _NodeStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    NODE_STATE_UNKNOWN: _NodeState.ValueType  # 0
-    """no session seen by this leader yet"""
+    NODE_STATE_UNSPECIFIED: _NodeState.ValueType  # 0
+    """never sent"""
     NODE_STATE_ACTIVE: _NodeState.ValueType  # 1
     """heartbeats arrive"""
     NODE_STATE_FENCED: _NodeState.ValueType  # 2
     """its session ended, or it is being recovered"""
     NODE_STATE_CONTROLLED_SHUTDOWN: _NodeState.ValueType  # 3
     """it is leaving in good order"""
+    NODE_STATE_UNKNOWN: _NodeState.ValueType  # 4
+    """no session seen by this leader yet"""
 
 class NodeState(_NodeState, metaclass=_NodeStateEnumTypeWrapper): ...
 
-NODE_STATE_UNKNOWN: NodeState.ValueType  # 0
-"""no session seen by this leader yet"""
+NODE_STATE_UNSPECIFIED: NodeState.ValueType  # 0
+"""never sent"""
 NODE_STATE_ACTIVE: NodeState.ValueType  # 1
 """heartbeats arrive"""
 NODE_STATE_FENCED: NodeState.ValueType  # 2
 """its session ended, or it is being recovered"""
 NODE_STATE_CONTROLLED_SHUTDOWN: NodeState.ValueType  # 3
 """it is leaving in good order"""
+NODE_STATE_UNKNOWN: NodeState.ValueType  # 4
+"""no session seen by this leader yet"""
 Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
 
 @_typing.final

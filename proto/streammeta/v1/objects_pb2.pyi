@@ -28,20 +28,24 @@ class _SourceOperation:
 
 class _SourceOperationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SourceOperation.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    DELETE: _SourceOperation.ValueType  # 0
+    SOURCE_OPERATION_UNSPECIFIED: _SourceOperation.ValueType  # 0
+    """refused: the caller must choose"""
+    SOURCE_OPERATION_DELETE: _SourceOperation.ValueType  # 1
     """destroy this object only"""
-    KEEP_DATA: _SourceOperation.ValueType  # 1
+    SOURCE_OPERATION_KEEP_DATA: _SourceOperation.ValueType  # 2
     """a composite refers to it: keep its bytes, keep it as LINKED"""
-    DEEP_DELETE: _SourceOperation.ValueType  # 2
+    SOURCE_OPERATION_DEEP_DELETE: _SourceOperation.ValueType  # 3
     """destroy it and, if composite, everything it links"""
 
 class SourceOperation(_SourceOperation, metaclass=_SourceOperationEnumTypeWrapper): ...
 
-DELETE: SourceOperation.ValueType  # 0
+SOURCE_OPERATION_UNSPECIFIED: SourceOperation.ValueType  # 0
+"""refused: the caller must choose"""
+SOURCE_OPERATION_DELETE: SourceOperation.ValueType  # 1
 """destroy this object only"""
-KEEP_DATA: SourceOperation.ValueType  # 1
+SOURCE_OPERATION_KEEP_DATA: SourceOperation.ValueType  # 2
 """a composite refers to it: keep its bytes, keep it as LINKED"""
-DEEP_DELETE: SourceOperation.ValueType  # 2
+SOURCE_OPERATION_DEEP_DELETE: SourceOperation.ValueType  # 3
 """destroy it and, if composite, everything it links"""
 Global___SourceOperation: _TypeAlias = SourceOperation  # noqa: Y015
 
@@ -423,7 +427,7 @@ class CommitStreamObjectRequest(_message.Message):
 
     @_builtins.property
     def operations(self) -> _containers.RepeatedScalarFieldContainer[Global___SourceOperation.ValueType]:
-        """one per source; empty: DELETE for each"""
+        """one per source"""
 
     def __init__(
         self,
@@ -483,7 +487,7 @@ class CommitStreamObjectResponse(_message.Message):
 Global___CommitStreamObjectResponse: _TypeAlias = CommitStreamObjectResponse  # noqa: Y015
 
 @_typing.final
-class CommitBatchRequest(_message.Message):
+class CommitPipelineRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
@@ -512,7 +516,7 @@ class CommitBatchRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CommitBatchRequest: _TypeAlias = CommitBatchRequest  # noqa: Y015
+Global___CommitPipelineRequest: _TypeAlias = CommitPipelineRequest  # noqa: Y015
 
 @_typing.final
 class UploadColumns(_message.Message):
@@ -586,7 +590,7 @@ class UploadColumns(_message.Message):
 Global___UploadColumns: _TypeAlias = UploadColumns  # noqa: Y015
 
 @_typing.final
-class CommitBatchResponse(_message.Message):
+class CommitPipelineResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
@@ -615,7 +619,7 @@ class CommitBatchResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CommitBatchResponse: _TypeAlias = CommitBatchResponse  # noqa: Y015
+Global___CommitPipelineResponse: _TypeAlias = CommitPipelineResponse  # noqa: Y015
 
 @_typing.final
 class UploadErrors(_message.Message):

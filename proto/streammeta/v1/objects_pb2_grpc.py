@@ -51,8 +51,8 @@ class ObjectServiceStub:
                 _registered_method=True)
         self.CommitPipeline = channel.stream_stream(
                 '/streammeta.v1.ObjectService/CommitPipeline',
-                request_serializer=streammeta_dot_v1_dot_objects__pb2.CommitBatchRequest.SerializeToString,
-                response_deserializer=streammeta_dot_v1_dot_objects__pb2.CommitBatchResponse.FromString,
+                request_serializer=streammeta_dot_v1_dot_objects__pb2.CommitPipelineRequest.SerializeToString,
+                response_deserializer=streammeta_dot_v1_dot_objects__pb2.CommitPipelineResponse.FromString,
                 _registered_method=True)
         self.GetObjects = channel.unary_unary(
                 '/streammeta.v1.ObjectService/GetObjects',
@@ -146,8 +146,8 @@ def add_ObjectServiceServicer_to_server(servicer, server):
             ),
             'CommitPipeline': grpc.stream_stream_rpc_method_handler(
                     servicer.CommitPipeline,
-                    request_deserializer=streammeta_dot_v1_dot_objects__pb2.CommitBatchRequest.FromString,
-                    response_serializer=streammeta_dot_v1_dot_objects__pb2.CommitBatchResponse.SerializeToString,
+                    request_deserializer=streammeta_dot_v1_dot_objects__pb2.CommitPipelineRequest.FromString,
+                    response_serializer=streammeta_dot_v1_dot_objects__pb2.CommitPipelineResponse.SerializeToString,
             ),
             'GetObjects': grpc.unary_unary_rpc_method_handler(
                     servicer.GetObjects,
@@ -271,8 +271,8 @@ class ObjectService:
             request_iterator,
             target,
             '/streammeta.v1.ObjectService/CommitPipeline',
-            streammeta_dot_v1_dot_objects__pb2.CommitBatchRequest.SerializeToString,
-            streammeta_dot_v1_dot_objects__pb2.CommitBatchResponse.FromString,
+            streammeta_dot_v1_dot_objects__pb2.CommitPipelineRequest.SerializeToString,
+            streammeta_dot_v1_dot_objects__pb2.CommitPipelineResponse.FromString,
             options,
             channel_credentials,
             insecure,

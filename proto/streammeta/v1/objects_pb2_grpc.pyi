@@ -44,7 +44,7 @@ class ObjectServiceStub:
     """
     CommitStreamObject: _grpc.UnaryUnaryMultiCallable[_objects_pb2.CommitStreamObjectRequest, _objects_pb2.CommitStreamObjectResponse]
     """Register the result of compacting stream objects of one stream. Repeats as above."""
-    CommitPipeline: _grpc.StreamStreamMultiCallable[_objects_pb2.CommitBatchRequest, _objects_pb2.CommitBatchResponse]
+    CommitPipeline: _grpc.StreamStreamMultiCallable[_objects_pb2.CommitPipelineRequest, _objects_pb2.CommitPipelineResponse]
     """Many commits on one stream of messages; answered in order, one response per request."""
     GetObjects: _grpc.UnaryUnaryMultiCallable[_objects_pb2.GetObjectsRequest, _objects_pb2.GetObjectsResponse]
     """Which objects hold a range of a stream, contiguous from its start. Linearizable."""
@@ -67,7 +67,7 @@ class ObjectServiceAsyncStub(ObjectServiceStub):
     """
     CommitStreamObject: _aio.UnaryUnaryMultiCallable[_objects_pb2.CommitStreamObjectRequest, _objects_pb2.CommitStreamObjectResponse]  # type: ignore[assignment]
     """Register the result of compacting stream objects of one stream. Repeats as above."""
-    CommitPipeline: _aio.StreamStreamMultiCallable[_objects_pb2.CommitBatchRequest, _objects_pb2.CommitBatchResponse]  # type: ignore[assignment]
+    CommitPipeline: _aio.StreamStreamMultiCallable[_objects_pb2.CommitPipelineRequest, _objects_pb2.CommitPipelineResponse]  # type: ignore[assignment]
     """Many commits on one stream of messages; answered in order, one response per request."""
     GetObjects: _aio.UnaryUnaryMultiCallable[_objects_pb2.GetObjectsRequest, _objects_pb2.GetObjectsResponse]  # type: ignore[assignment]
     """Which objects hold a range of a stream, contiguous from its start. Linearizable."""
@@ -109,9 +109,9 @@ class ObjectServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def CommitPipeline(
         self,
-        request_iterator: _MaybeAsyncIterator[_objects_pb2.CommitBatchRequest],
+        request_iterator: _MaybeAsyncIterator[_objects_pb2.CommitPipelineRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_objects_pb2.CommitBatchResponse], _abc.AsyncIterator[_objects_pb2.CommitBatchResponse]]:
+    ) -> _typing.Union[_abc.Iterator[_objects_pb2.CommitPipelineResponse], _abc.AsyncIterator[_objects_pb2.CommitPipelineResponse]]:
         """Many commits on one stream of messages; answered in order, one response per request."""
 
     @_abc_1.abstractmethod

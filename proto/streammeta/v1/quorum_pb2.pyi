@@ -34,7 +34,10 @@ class _QuorumError:
 class _QuorumErrorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_QuorumError.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     QUORUM_ERROR_NONE: _QuorumError.ValueType  # 0
-    """not refused"""
+    """Success is 0 in Kafka's numbering, and every answer states an outcome.
+    buf:lint:ignore ENUM_ZERO_VALUE_SUFFIX
+    not refused
+    """
     QUORUM_ERROR_NOT_LEADER: _QuorumError.ValueType  # 6
     """the receiver does not lead the request's epoch"""
     QUORUM_ERROR_REQUEST_TIMED_OUT: _QuorumError.ValueType  # 7
@@ -62,7 +65,10 @@ class QuorumError(_QuorumError, metaclass=_QuorumErrorEnumTypeWrapper):
     """Why a quorum request was refused. Numbers are shared with Kafka's protocol."""
 
 QUORUM_ERROR_NONE: QuorumError.ValueType  # 0
-"""not refused"""
+"""Success is 0 in Kafka's numbering, and every answer states an outcome.
+buf:lint:ignore ENUM_ZERO_VALUE_SUFFIX
+not refused
+"""
 QUORUM_ERROR_NOT_LEADER: QuorumError.ValueType  # 6
 """the receiver does not lead the request's epoch"""
 QUORUM_ERROR_REQUEST_TIMED_OUT: QuorumError.ValueType  # 7
@@ -93,7 +99,7 @@ class _BatchKind:
 
 class _BatchKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BatchKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    BATCH_KIND_UNKNOWN: _BatchKind.ValueType  # 0
+    BATCH_KIND_UNSPECIFIED: _BatchKind.ValueType  # 0
     """never sent"""
     BATCH_KIND_DATA: _BatchKind.ValueType  # 1
     """records of the metadata map"""
@@ -103,7 +109,7 @@ class _BatchKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BatchKind.V
 class BatchKind(_BatchKind, metaclass=_BatchKindEnumTypeWrapper):
     """Who a batch is for."""
 
-BATCH_KIND_UNKNOWN: BatchKind.ValueType  # 0
+BATCH_KIND_UNSPECIFIED: BatchKind.ValueType  # 0
 """never sent"""
 BATCH_KIND_DATA: BatchKind.ValueType  # 1
 """records of the metadata map"""

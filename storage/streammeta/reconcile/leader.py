@@ -144,7 +144,7 @@ class LeaderClient:
         return tuple(described)
 
     def read_snapshot(
-        self, take: Callable[[Iterator[metadata_pb2.SnapshotChunk]], _Answer]
+        self, take: Callable[[Iterator[metadata_pb2.GetSnapshotResponse]], _Answer]
     ) -> _Answer:
         """Call `take` with the chunks of a copy of the map as of now or later.
 
@@ -158,8 +158,8 @@ class LeaderClient:
         begun = 0
 
         def heard(
-            chunks: Iterator[metadata_pb2.SnapshotChunk],
-        ) -> Iterator[metadata_pb2.SnapshotChunk]:
+            chunks: Iterator[metadata_pb2.GetSnapshotResponse],
+        ) -> Iterator[metadata_pb2.GetSnapshotResponse]:
             nonlocal begun
             for number, chunk in enumerate(chunks):
                 begun += number == 0

@@ -88,13 +88,15 @@ def fetch_snapshot(leader: LeaderClient, path: Path) -> tuple[int, int]:
         MapExportError: what was sent is not one whole file, or can't be written.
     """
 
-    def take(chunks: Iterator[metadata_pb2.SnapshotChunk]) -> tuple[int, int]:
+    def take(chunks: Iterator[metadata_pb2.GetSnapshotResponse]) -> tuple[int, int]:
         return _write_chunks(chunks, path)
 
     return leader.read_snapshot(take)
 
 
-def _write_chunks(chunks: Iterator[metadata_pb2.SnapshotChunk], path: Path) -> tuple[int, int]:
+def _write_chunks(
+    chunks: Iterator[metadata_pb2.GetSnapshotResponse], path: Path
+) -> tuple[int, int]:
     identity: tuple[int, int, int] | None = None
     written = 0
     try:

@@ -70,6 +70,7 @@ class Replacement:
         """Make the request; for unknown time bounds the map has those of all sources."""
         request = objects_pb2.CommitStreamSetObjectRequest(
             node=self.target.identity,
+            on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
             object_id=NO_OBJECT,
             order_id=LEAST_ORDER_OF_SOURCES,
             stream_objects=_stream_objects(self.stream_objects),
@@ -109,7 +110,7 @@ async def commit(client: ControllerClient, replacement: Replacement, deadline: f
         )
     except ControllerUnavailableError as error:
         raise OutcomeUnknownError(subject, error) from error
-    if answer.error != common_pb2.NONE:
+    if answer.error != common_pb2.ERROR_CODE_NONE:
         raise _refused(answer, subject, replacement)
 
 
@@ -118,7 +119,7 @@ def _refused(
 ) -> RefusedError:
     error = refusal(answer.error, subject)
     rows = [*answer.range_errors, *answer.stream_object_errors]
-    bad = [row for row, code in enumerate(rows) if code != common_pb2.NONE]
+    bad = [row for row, code in enumerate(rows) if code != common_pb2.ERROR_CODE_NONE]
     if bad and not isinstance(error, CompactedObjectsNotFoundError):
         request = replacement.request()
         streams = [*request.ranges.stream_id, *request.stream_objects.stream_id]

@@ -48,7 +48,7 @@ from streammeta.storage.compaction.verification import CoverageError
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.v1.common_pb2 import OFFSET_NOT_MATCHED, NodeIdentity
+from streammeta.v1.common_pb2 import ERROR_CODE_OFFSET_NOT_MATCHED, NodeIdentity
 
 _BARRED = (NodeFencedError, NodeNotRegisteredError)
 
@@ -339,7 +339,9 @@ class SetObjectCompactor:
 
     def _distrust(self, replacement: Replacement, error: RefusedError) -> None:
         """Hold sources against the map the next time; if that was done, leave them alone."""
-        if error.code == OFFSET_NOT_MATCHED and self._indexes.suspect(replacement.source_ids):
+        if error.code == ERROR_CODE_OFFSET_NOT_MATCHED and self._indexes.suspect(
+            replacement.source_ids
+        ):
             return
         for source_id in replacement.source_ids:
             self._set_aside.add(source_id, f"the commit of its compaction was refused: {error}")

@@ -51,7 +51,7 @@ class NodeMap:
             page = common_pb2.PageRequest(page_size=_PAGE_SIZE, page_token=token)
             request = nodes_pb2.ListStreamSetObjectsRequest(node_id=target.node_id, page=page)
             answer = await self._client.call(methods.LIST_STREAM_SET_OBJECTS, request)
-            if answer.error != common_pb2.NONE:
+            if answer.error != common_pb2.ERROR_CODE_NONE:
                 raise refusal(answer.error, f"listing the set objects of node {target.node_id}")
             rows.extend(
                 (one.object_id, one.order_id, one.data_time_ms, one.object_size, one.range_count)
@@ -103,7 +103,7 @@ class NodeMap:
             some = min(_IDS_PER_CALL, count - len(ids))
             request = objects_pb2.PrepareObjectsRequest(node=writer, count=some, ttl_ms=ttl_ms)
             answer = await self._client.call(methods.PREPARE_OBJECTS, request)
-            if answer.error != common_pb2.NONE:
+            if answer.error != common_pb2.ERROR_CODE_NONE:
                 raise refusal(
                     answer.error,
                     f"preparing {some} objects for node {writer.node_id} at epoch"

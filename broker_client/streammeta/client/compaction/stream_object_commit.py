@@ -45,7 +45,7 @@ class StreamObjectCommits:
             start_offset=_NONE,
             end_offset=_NONE,
             source_object_ids=object_ids,
-            operations=[objects_pb2.DEEP_DELETE] * len(object_ids),
+            operations=[objects_pb2.SOURCE_OPERATION_DEEP_DELETE] * len(object_ids),
         )
         await self._commit(request, f"removal of {len(object_ids)} objects of {_name(stream)}")
 
@@ -75,7 +75,12 @@ class StreamObjectCommits:
             end_offset=new.end_offset,
             attributes=encode_attributes(ObjectAttributes(kind, sources[0].bucket_id)),
             source_object_ids=[one.object_id for one in sources],
-            operations=[objects_pb2.KEEP_DATA if kept else objects_pb2.DELETE for kept in keeps],
+            operations=[
+                objects_pb2.SOURCE_OPERATION_KEEP_DATA
+                if kept
+                else objects_pb2.SOURCE_OPERATION_DELETE
+                for kept in keeps
+            ],
         )
         if new.crc32c != ANY_CRC:
             request.crc32c = new.crc32c
@@ -92,7 +97,7 @@ class StreamObjectCommits:
             answer = await self._client.call(methods.COMMIT_STREAM_OBJECT, request, self._deadline)
         except ControllerUnavailableError as error:
             raise OutcomeUnknownError(subject, error) from error
-        if answer.error != common_pb2.NONE:
+        if answer.error != common_pb2.ERROR_CODE_NONE:
             raise refusal(answer.error, subject)
 
 

@@ -54,7 +54,9 @@ class StreamObjectListing:
         )
         answer = await self._client.call(methods.DESCRIBE_STREAMS, request)
         if not answer.streams:
-            raise refusal(ErrorCode.STREAM_NOT_EXIST, f"compaction of stream {stream_id}")
+            raise refusal(
+                ErrorCode.ERROR_CODE_STREAM_NOT_EXIST, f"compaction of stream {stream_id}"
+            )
         return _listed(answer.streams[0])
 
     async def owned_by(self, node_id: int) -> AsyncIterator[ListedStream]:

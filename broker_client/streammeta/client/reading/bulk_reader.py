@@ -90,7 +90,7 @@ class BulkReader:
         while queries:
             further: list[StreamQuery] = []
             for query, answer in zip(queries, await self._lookups.ask_many(queries), strict=True):
-                trimmed_away = answer.error == common_pb2.OFFSET_NOT_MATCHED
+                trimmed_away = answer.error == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED
                 if trimmed_away and answer.stream_start_offset > query.start:
                     further.append(StreamQuery(query.stream_id, answer.stream_start_offset))
                     continue

@@ -244,9 +244,9 @@ class Lookups:
 
 def check_located(query: StreamQuery, located: objects_pb2.ObjectList) -> None:
     """Raise what the map says against a query, or what is wrong with its answer."""
-    if located.error == common_pb2.OFFSET_NOT_MATCHED:
+    if located.error == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED:
         raise OffsetTrimmedError(query.stream_id, query.start, located.stream_start_offset)
-    if located.error != common_pb2.NONE:
+    if located.error != common_pb2.ERROR_CODE_NONE:
         raise refusal(located.error, f"read of stream {query.stream_id}")
     at = query.start
     for piece in located.objects:

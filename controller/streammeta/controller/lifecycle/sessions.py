@@ -26,10 +26,10 @@ TICK_MS = 1_000
 class NodeState(IntEnum):
     """Whether a node is there; numbers of the protobuf enum."""
 
-    UNKNOWN = 0
     ACTIVE = 1
     FENCED = 2
     CONTROLLED_SHUTDOWN = 3
+    UNKNOWN = 4
 
 
 @dataclass(frozen=True, slots=True)

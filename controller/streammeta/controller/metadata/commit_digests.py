@@ -78,7 +78,7 @@ def digest_of_commit(request: CommitStreamSetObject) -> int:
         total += _sum(_of_rows(_STREAM_OBJECT, _stream_object_columns(others)))
     if compacts:
         ids = request.compacted_object_ids
-        total += _of_sources(ids, np.zeros_like(ids))
+        total += _of_sources(ids, np.ones_like(ids))
     return _signed(total)
 
 
@@ -99,7 +99,7 @@ def digest_of_merge(request: CommitStreamObject) -> int:
         ),
     )
     ids = request.source_object_ids
-    operations = np.array(request.operations or (0,) * len(ids), dtype=np.int64)
+    operations = np.array(request.operations or (1,) * len(ids), dtype=np.int64)
     return _signed(total + _of_sources(ids, operations))
 
 
@@ -119,8 +119,8 @@ def digests_of_uploads(request: CommitUploads) -> Int64Column:
 
 
 def _of_sources(ids: Int64Column, operations: Int64Column) -> int:
-    # A row of zeros adds nothing to a sum, as if it were missing: source 0 must not be one.
-    return _sum(_of_rows(_SOURCE, (ids, operations + 1)))
+    # A row of zeros would add nothing to a sum, as if it were missing; operations begin at 1.
+    return _sum(_of_rows(_SOURCE, (ids, operations)))
 
 
 def _stream_object_columns(rows: StreamObjectColumns) -> tuple[Int64Column, ...]:

@@ -390,7 +390,7 @@ class Compactions:
         if row < 0:
             return [], ErrorCode.OBJECT_NOT_EXIST
         if self._objects["state"][row] != ObjectState.COMMITTED:
-            return [], ErrorCode.OBJECT_NOT_COMMITED
+            return [], ErrorCode.OBJECT_NOT_COMMITTED
         if not fit[0]:
             return [], _NOT_FOUND
         if self._objects["attributes"][row] == request.attributes:

@@ -40,6 +40,7 @@ from streammeta.controller.metadata.kv import StoredValue
 from streammeta.controller.metadata.nodes import Node
 from streammeta.controller.metadata.object_facts import facts_in_view
 from streammeta.controller.metadata.object_upkeep import DeletionHold
+from streammeta.controller.metadata.objects import UNUSED
 from streammeta.controller.metadata.past_ranges import RANGE_COLUMNS
 from streammeta.controller.metadata.pending_uploads import StreamSpans
 from streammeta.controller.metadata.request_log import IssuedIds, RequestKey, WindowView
@@ -201,7 +202,7 @@ def _object_facts(parts: FrozenParts) -> Section:
 def _object_rows(parts: FrozenParts) -> Int64Column:
     """Return the rows that are an object's, in id order."""
     state = parts.objects.column("state")
-    rows = np.flatnonzero((state != ObjectState.NOT_ISSUED) & (state != ObjectState.REMOVED))
+    rows = np.flatnonzero((state != UNUSED) & (state != ObjectState.REMOVED))
     ordered: Int64Column = rows[np.argsort(parts.objects.column("object_id")[rows])]
     return ordered
 

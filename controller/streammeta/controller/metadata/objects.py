@@ -1,10 +1,9 @@
 """The registry of objects: every id issued and not yet removed, and what each object holds.
 
 Ids come from a counter and are never reused; rows are, so they are in no order, and `directory`
-says which row an id has. A row is an object's unless its state is NOT_ISSUED (the row is unused)
-or REMOVED (it will be, once the removal is committed). Streams appear here only as numbers in
-ranges. Commits are decided in `uploads` and `compactions`; this module prepares, expires, destroys
-and removes.
+says which row an id has. A row is an object's unless its state is UNUSED or REMOVED (it becomes
+unused once the removal is committed). Streams appear here only as numbers in ranges. Commits are
+decided in `uploads` and `compactions`; this module prepares, expires, destroys and removes.
 """
 
 from collections.abc import Sequence
@@ -71,12 +70,14 @@ _OBJECT_COLUMNS = {
     "content_digest": np.int64,  # of the commit, see `commit_digests`
 }
 
+UNUSED = 0
+"""State of a row that no object has; no `ObjectState` has this number."""
+
 # Members of an enum are slow to look up; these are looked up for every commit.
 _PREPARED = int(ObjectState.PREPARED)
 _COMMITTED = int(ObjectState.COMMITTED)
 _DESTROYED = int(ObjectState.MARK_DESTROYED)
 _LINKED = int(ObjectState.LINKED)
-_UNUSED = int(ObjectState.NOT_ISSUED)
 _STREAM_SET = int(ObjectKind.STREAM_SET)
 _STREAM = int(ObjectKind.STREAM)
 _COMPOSITE = int(ObjectKind.COMPOSITE)
@@ -344,7 +345,7 @@ class Objects:
         self.requests.put(key, IssuedIds(first, count, record.deadline_ms), undo)
 
     def _take_back(self, first_id: int, rows: Int64Column) -> None:
-        self._table.write("state", rows, _UNUSED)
+        self._table.write("state", rows, UNUSED)
         self._unused.give(1, rows)
         self.directory.truncate(first_id)
         self.counts.change(_PREPARED, -len(rows))
@@ -476,7 +477,7 @@ class Objects:
         self._file_again(rows)
 
     def _forget(self, ids: Int64Column, rows: Int64Column) -> None:
-        self._table.write("state", rows, _UNUSED)
+        self._table.write("state", rows, UNUSED)
         self.facts.clear(rows)
         self.directory.remove(ids)
         self._unused.give(1, rows)

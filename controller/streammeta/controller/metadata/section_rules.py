@@ -29,6 +29,7 @@ from streammeta.controller.metadata.section_checks import (
 from streammeta.controller.metadata.values import ObjectKind, ObjectState, StreamState
 
 _OPENED = int(StreamState.OPENED)
+_CLOSED = int(StreamState.CLOSED)
 _PREPARED = int(ObjectState.PREPARED)
 _COMMITTED = int(ObjectState.COMMITTED)
 _LINKED = int(ObjectState.LINKED)
@@ -322,7 +323,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             Between("range_index", -1, INT32_MAX),
             Between("start_offset", 0, INT64_MAX),
             _not_below("start_offset", "end_offset"),
-            Between("state", 0, _OPENED),
+            Between("state", _OPENED, _CLOSED),
             Between("node_id", -1, INT32_MAX),
             Holds(
                 "range_index", "-1 as epoch and node_id are, or none of the three", _owned_at_all

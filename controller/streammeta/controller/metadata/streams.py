@@ -161,6 +161,7 @@ class Streams:
         rows = self._table.append(record.count, undo)
         for name in ("epoch", "range_index", "node_id"):
             self._table.write(name, rows, -1)
+        self._table.write("state", rows, StreamState.CLOSED)
         self._count_live(record.count, undo)
         for stream_id, tags in enumerate(record.tags, first):
             self._set_tags(stream_id, tags, undo)

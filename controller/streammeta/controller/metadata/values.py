@@ -27,12 +27,12 @@ EMPTY_COLUMN = column()
 class ObjectState(IntEnum):
     """Where an object is in its life; numbers of the protobuf enum."""
 
-    NOT_ISSUED = 0
     PREPARED = 1
     COMMITTED = 2
     MARK_DESTROYED = 3
     REMOVED = 4
     LINKED = 5
+    NOT_ISSUED = 6
 
 
 class ObjectKind(IntEnum):
@@ -47,23 +47,23 @@ class ObjectKind(IntEnum):
 class StreamState(IntEnum):
     """Whether a stream accepts commits; numbers of the protobuf enum."""
 
-    CLOSED = 0
     OPENED = 1
+    CLOSED = 2
 
 
 class OnConflict(IntEnum):
     """What one bad range of a commit does to the others; numbers of the protobuf enum."""
 
-    REJECT_ALL = 0
-    ACCEPT_VALID = 1
+    REJECT_ALL = 1
+    ACCEPT_VALID = 2
 
 
 class SourceOperation(IntEnum):
     """What a compaction does to a stream object it replaces; numbers of the protobuf enum."""
 
-    DELETE = 0
-    KEEP_DATA = 1
-    DEEP_DELETE = 2
+    DELETE = 1
+    KEEP_DATA = 2
+    DEEP_DELETE = 3
 
 
 Tags: TypeAlias = tuple[tuple[str, str], ...]

@@ -77,7 +77,7 @@ class _Decided:
         for submission in self.submissions:
             await submission.committed()
             answers.extend(submission.answers)
-        response = pb.CommitBatchResponse(sequence=self.sequence)
+        response = pb.PackedCommitPipelineResponse(sequence=self.sequence)
         if self.has_uploads:
             response.uploads.CopyFrom(uploads_out(cast(CommitUploadsAnswer, answers.pop())))
         response.commits.extend(
@@ -250,7 +250,7 @@ class CommitPipeline:
         except Exception as error:  # noqa: BLE001 - told when it is its turn to be answered
             return _Refused(sequence, error)
 
-    async def _decide(self, message: pb.CommitBatchRequest) -> _Decided:
+    async def _decide(self, message: pb.PackedCommitPipelineRequest) -> _Decided:
         # All is read before anything is decided: what can't be read changes nothing.
         commits: list[_Commit] = []
         for index, commit in enumerate(message.commits):

@@ -42,16 +42,17 @@ def tags_out(tags: Tags) -> list[common_pb2.Tag]:
 
 
 def enum_in(kind: type[EnumT], field: str, number: int) -> EnumT:
-    """Read a value of an enum, which a newer caller may know more values of.
+    """Read a value of an enum, of which a newer caller may know more values.
 
     Raises:
-        InvalidRequestError: this version does not know the value.
+        InvalidRequestError: the value is not set, or this version does not know it.
     """
     try:
         return kind(number)
     except ValueError:
         known = ", ".join(f"{one.name} ({one.value})" for one in kind)
-        raise InvalidRequestError(field, f"{number}; wanted one of {known}") from None
+        given = number or "not set"
+        raise InvalidRequestError(field, f"{given}; wanted one of {known}") from None
 
 
 def error_out(code: ErrorCode) -> common_pb2.ErrorCode.ValueType:
@@ -60,7 +61,7 @@ def error_out(code: ErrorCode) -> common_pb2.ErrorCode.ValueType:
 
 
 def facts_in(
-    message: objects_pb2.CommitStreamObjectRequest | columns_pb2.CommitStreamSetObjectRequest,
+    message: objects_pb2.CommitStreamObjectRequest | columns_pb2.PackedCommitStreamSetObjectRequest,
 ) -> tuple[int, int, int]:
     """Read an object's time bounds and checksum; -1 where one is not known."""
     has = message.HasField

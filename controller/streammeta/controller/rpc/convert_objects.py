@@ -5,6 +5,7 @@ Commits of whole columns are in `wire_columns`.
 
 from typing import cast
 
+from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.metadata import answers, requests
 from streammeta.controller.metadata.values import SourceOperation
 from streammeta.controller.rpc.convert import (
@@ -52,13 +53,22 @@ def commit_stream_object_in(message: pb.CommitStreamObjectRequest) -> requests.C
         end_offset=message.end_offset,
         attributes=message.attributes,
         source_object_ids=column_in(message.source_object_ids),
-        operations=tuple(
-            enum_in(SourceOperation, f"operations[{index}]", number)
-            for index, number in enumerate(message.operations)
-        ),
+        operations=_operations_in(message),
         min_timestamp_ms=min_timestamp_ms,
         max_timestamp_ms=max_timestamp_ms,
         crc32c=crc32c,
+    )
+
+
+def _operations_in(message: pb.CommitStreamObjectRequest) -> tuple[SourceOperation, ...]:
+    if message.source_object_ids and not message.operations:
+        raise InvalidRequestError(
+            "operations",
+            f"got none, must be one a source, {len(message.source_object_ids)}",
+        )
+    return tuple(
+        enum_in(SourceOperation, f"operations[{index}]", number)
+        for index, number in enumerate(message.operations)
     )
 
 

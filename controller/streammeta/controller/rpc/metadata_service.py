@@ -49,7 +49,7 @@ class MetadataHandlers:
             except Exception as error:  # noqa: BLE001 - every failure of a call is a status
                 await abort(context, error)
             for position in range(0, total, CHUNK_BYTES_MAX):
-                chunk = pb.SnapshotChunk(
+                chunk = pb.GetSnapshotResponse(
                     end_offset=frozen.id.end_offset,
                     epoch=frozen.id.epoch,
                     total_bytes=total,

@@ -97,11 +97,10 @@ def read_selection(request: pb.WatchRequest) -> Selection:
         if any(each < 0 for each in ids):
             raise InvalidRequestError(field, f"{min(ids)}; an id is 0 or more")
     for kind in request.kinds:
-        if kind != pb.ENTITY_KIND_ALL and kind not in _KINDS:
+        if kind not in _KINDS:
             raise InvalidRequestError("kinds", f"{kind} is no kind of entity known here")
-    takes_all = pb.ENTITY_KIND_ALL in request.kinds
     return Selection(
-        kinds=frozenset() if takes_all else frozenset(_KINDS[kind] for kind in request.kinds),
+        kinds=frozenset(_KINDS[kind] for kind in request.kinds),
         stream_ids=frozenset(request.stream_ids),
         node_ids=frozenset(request.node_ids),
     )

@@ -34,37 +34,37 @@ _NO_STREAM_OBJECTS = StreamObjectColumns()
 MessageT = TypeVar("MessageT", bound=Message)
 
 
-def parse_commit(data: bytes) -> pb.CommitStreamSetObjectRequest:
+def parse_commit(data: bytes) -> pb.PackedCommitStreamSetObjectRequest:
     """Parse a CommitStreamSetObjectRequest, however its columns are encoded.
 
     Raises:
         InvalidRequestError: the bytes are no such message.
     """
-    message = _parse(pb.CommitStreamSetObjectRequest, data)
+    message = _parse(pb.PackedCommitStreamSetObjectRequest, data)
     if not _is_unpacked(message):
         return message
     packed = _parse(objects_pb2.CommitStreamSetObjectRequest, data).SerializeToString()
-    return pb.CommitStreamSetObjectRequest.FromString(packed)
+    return pb.PackedCommitStreamSetObjectRequest.FromString(packed)
 
 
-def parse_batch(data: bytes) -> pb.CommitBatchRequest:
+def parse_batch(data: bytes) -> pb.PackedCommitPipelineRequest:
     """Parse a CommitBatchRequest, however its columns are encoded.
 
     Raises:
         InvalidRequestError: the bytes are no such message.
     """
-    message = _parse(pb.CommitBatchRequest, data)
+    message = _parse(pb.PackedCommitPipelineRequest, data)
     uploads = message.uploads if message.HasField("uploads") else None
     if not any(map(_is_unpacked, message.commits)) and not (
         uploads is not None and (_has_unknown(uploads) or _has_unknown(uploads.ranges))
     ):
         return message
-    packed = _parse(objects_pb2.CommitBatchRequest, data).SerializeToString()
-    return pb.CommitBatchRequest.FromString(packed)
+    packed = _parse(objects_pb2.CommitPipelineRequest, data).SerializeToString()
+    return pb.PackedCommitPipelineRequest.FromString(packed)
 
 
 def commit_stream_set_object_in(
-    message: pb.CommitStreamSetObjectRequest,
+    message: pb.PackedCommitStreamSetObjectRequest,
 ) -> requests.CommitStreamSetObject:
     """Read CommitStreamSetObject."""
     min_timestamp_ms, max_timestamp_ms, crc32c = facts_in(message)
@@ -90,7 +90,7 @@ def commit_stream_set_object_in(
     )
 
 
-def uploads_in(message: pb.UploadColumns) -> requests.CommitUploads:
+def uploads_in(message: pb.PackedUploadColumns) -> requests.CommitUploads:
     """Read the uploads of a CommitBatchRequest."""
     return requests.CommitUploads(
         node=node_identity(message.node),
@@ -106,10 +106,10 @@ def uploads_in(message: pb.UploadColumns) -> requests.CommitUploads:
 
 def commit_stream_set_object_out(
     answer: answers.CommitStreamSetObjectAnswer,
-) -> pb.CommitStreamSetObjectResponse:
+) -> pb.PackedCommitStreamSetObjectResponse:
     """Write the answer to CommitStreamSetObject."""
     if not answer.range_errors.any() and not answer.stream_object_errors.any():
-        return pb.CommitStreamSetObjectResponse(
+        return pb.PackedCommitStreamSetObjectResponse(
             error=error_out(answer.error),
             range_errors=bytes(len(answer.range_errors)),
             stream_object_errors=bytes(len(answer.stream_object_errors)),
@@ -119,7 +119,7 @@ def commit_stream_set_object_out(
         range_errors=answer.range_errors.tolist(),
         stream_object_errors=answer.stream_object_errors.tolist(),
     )
-    return pb.CommitStreamSetObjectResponse.FromString(response.SerializeToString())
+    return pb.PackedCommitStreamSetObjectResponse.FromString(response.SerializeToString())
 
 
 def uploads_out(answer: answers.CommitUploadsAnswer) -> objects_pb2.UploadErrors:
@@ -135,12 +135,13 @@ def _parse(kind: type[MessageT], data: bytes) -> MessageT:
     try:
         return kind.FromString(data)
     except DecodeError:
+        name = kind.DESCRIPTOR.name.removeprefix("Packed")
         raise InvalidRequestError(
-            "message", f"{len(data)} bytes that are no {kind.DESCRIPTOR.name}; send one"
+            "message", f"{len(data)} bytes that are no {name}; send one"
         ) from None
 
 
-def _is_unpacked(message: pb.CommitStreamSetObjectRequest) -> bool:
+def _is_unpacked(message: pb.PackedCommitStreamSetObjectRequest) -> bool:
     return (
         _has_unknown(message)
         or (message.HasField("ranges") and _has_unknown(message.ranges))
@@ -152,7 +153,7 @@ def _has_unknown(message: Message) -> bool:
     return len(UnknownFieldSet(message)) > 0
 
 
-def _ranges_in(message: pb.RangeColumns, field: str) -> RangeColumns:
+def _ranges_in(message: pb.PackedRangeColumns, field: str) -> RangeColumns:
     return RangeColumns(
         stream_id=_column(message.stream_id, field, "stream_id"),
         stream_epoch=_column(message.stream_epoch, field, "stream_epoch"),
@@ -161,7 +162,7 @@ def _ranges_in(message: pb.RangeColumns, field: str) -> RangeColumns:
     )
 
 
-def _stream_objects_in(message: pb.StreamObjectColumns) -> StreamObjectColumns:
+def _stream_objects_in(message: pb.PackedStreamObjectColumns) -> StreamObjectColumns:
     field = "stream_objects"
     return StreamObjectColumns(
         object_id=_column(message.object_id, field, "object_id"),

@@ -4,7 +4,7 @@ A file `<end offset, 20 digits>-<epoch, 10 digits>.checkpoint` holds everything 
 the end offset; the epoch is that of the last entry below it. All integers are little-endian.
 
     header    8  magic "SMCHKPT1"
-              4  u32 format version, 1
+              4  u32 format version, 2
               8  u64 end offset
               8  u64 epoch
               2  u16 length of the cluster id, then the cluster id, UTF-8
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 MAGIC = b"SMCHKPT1"
 END_MAGIC = b"1TPKHCMS"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<8sIQQH")
 CHECKSUM = struct.Struct("<I")
 FOOTER = struct.Struct("<32sII8s")

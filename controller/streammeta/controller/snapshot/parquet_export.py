@@ -21,7 +21,7 @@ from streammeta.controller.errors import ApiError
 from streammeta.controller.snapshot.reader import CheckpointReader
 
 MANIFEST = "manifest.json"
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
 SUFFIX = ".parquet"
 ROW_GROUP_ROWS = 1 << 20
 
