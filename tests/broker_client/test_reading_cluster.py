@@ -74,6 +74,7 @@ async def compact(
         start_offset=start,
         end_offset=end,
         source_object_ids=[piece.object_id for piece in held.objects],
+        operations=[objects_pb2.SOURCE_OPERATION_DELETE] * len(held.objects),
     )
     answer = await client.call(methods.COMMIT_STREAM_OBJECT, commit)
     assert answer.error == common_pb2.ERROR_CODE_NONE

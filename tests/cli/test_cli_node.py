@@ -11,11 +11,8 @@ from click.testing import CliRunner
 
 from streammeta.cli.client import ControllerClient
 from streammeta.cli.main import cli
-<<<<<<< HEAD
-from streammeta.rpc.connections import listen, new_blocking_server
-=======
 from streammeta.client.errors import code_name
->>>>>>> 7e6686f (Enum values carry their enum's prefix, and none that is not set passes for a choice)
+from streammeta.rpc.connections import listen, new_blocking_server
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.nodes_pb2_grpc import (
     NodeServiceServicer,

@@ -135,7 +135,7 @@ class RandomCommits(RandomDraws):
                 {"attributes": request.attributes ^ 8},
                 {"request_id": "again"},
                 {"failover": not request.failover},
-                {"on_conflict": OnConflict(1 - request.on_conflict)},
+                {"on_conflict": OnConflict(3 - request.on_conflict)},
             )
         )
         return replace(request, **other)

@@ -149,7 +149,7 @@ INVALID: list[tuple[Any, str]] = [
     (batch((0, (0, 0, 1)), (1, (1, 1, 1))), "ranges.end_offset[1]"),
     (batch((0, (0, 0, 1)), (1, (1, 0, 1)), epochs=(1,)), "ranges.stream_epoch"),
     (batch((0, (0, 0, 1)), node=NodeIdentity(-1, 1)), "node.node_id"),
-    (upload(0, (0, 0, 1), on_conflict=2), "on_conflict"),
+    (upload(0, (0, 0, 1), on_conflict=0), "on_conflict"),
     (_compaction(operations=(0,)), "operations[0]"),
     (TrimStreams(node=NODE, streams=(StreamToTrim(0, 1, -1),)), "streams[0].new_start_offset"),
     (TrimStreams(node=NODE, streams=(StreamToTrim(0, 2**63, 1),)), "streams[0].stream_epoch"),

@@ -337,6 +337,7 @@ async def test_what_is_known_of_objects_content_comes_back(rpcs: Rpcs) -> None:
         start_offset=0,
         end_offset=10,
         source_object_ids=[first + 1],
+        operations=[objects_pb2.SOURCE_OPERATION_DELETE],
         min_timestamp_ms=5,
         max_timestamp_ms=6,
         crc32c=1 << 31,

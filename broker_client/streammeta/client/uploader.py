@@ -297,18 +297,19 @@ class Uploader:
         mismatched: list[StreamRun] = []
         holders = commit.holders()
         for run, code in verdicts.items():
-            if code == common_pb2.NONE:
+            if code == common_pb2.ERROR_CODE_NONE:
                 batch.committed.add(run)
                 continue
             subject = f"commit of stream {run.stream.stream_id} [{run.start_offset},"
             subject += f" {run.end_offset}) in object {holders[run]}"
             if run.stream.failure is not None:
                 batch.failures[run] = run.stream.failed_before()
-            elif code == common_pb2.OBJECT_NOT_EXIST or (
-                code == common_pb2.OFFSET_NOT_MATCHED and batch.submission < run.stream.repeated
+            elif code == common_pb2.ERROR_CODE_OBJECT_NOT_EXIST or (
+                code == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED
+                and batch.submission < run.stream.repeated
             ):
                 late[run] = refusal(code, subject)
-            elif code == common_pb2.OFFSET_NOT_MATCHED:
+            elif code == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED:
                 mismatched.append(run)
             else:
                 batch.failures[run] = refusal(code, f"{subject} by {self._node_name()}")

@@ -229,7 +229,10 @@ class TimedStreams:
         while True:
             query = StreamQuery(stream_id, at, limit=OBJECTS_PER_PAGE)
             answer = await self._lookups.ask(query)
-            if answer.error == common_pb2.OFFSET_NOT_MATCHED and answer.stream_start_offset > at:
+            if (
+                answer.error == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED
+                and answer.stream_start_offset > at
+            ):
                 first = at = answer.stream_start_offset  # what was listed is trimmed by now
                 slices.clear()
                 continue
