@@ -32,7 +32,11 @@ from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.reads import MAX_SPAN, MAX_UNUSED
-from streammeta.v1.common_pb2 import NONE, OBJECT_KIND_COMPOSITE, STREAM_NOT_EXIST
+from streammeta.v1.common_pb2 import (
+    ERROR_CODE_NONE,
+    ERROR_CODE_STREAM_NOT_EXIST,
+    OBJECT_KIND_COMPOSITE,
+)
 from tests.broker_client.client_helpers import Broker, broker
 from tests.broker_client.fake_controller import NAMESPACE, FakeStream
 from tests.kit.built_objects import ObjectBuilder
