@@ -12,9 +12,11 @@ from click.testing import CliRunner
 
 from streammeta.cli.main import cli
 from streammeta.cli.output import run_cli
-from streammeta.controller.snapshot.format import CheckpointId
-from streammeta.controller.snapshot.reader import CheckpointReader
-from streammeta.controller.snapshot.writer import write_checkpoint
+from streammeta.controller.snapshot.checkpoint_file import (
+    CheckpointId,
+    CheckpointReader,
+    write_checkpoint,
+)
 from streammeta.storage.object_store.address import open_object_store
 from tests.server.quorum_tools import put, streammeta
 from tests.server.running import running_cluster

@@ -20,9 +20,8 @@ from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
 from streammeta.controller.runtime.map_checkpoint import snapshot_check
-from streammeta.controller.snapshot.format import CheckpointId
+from streammeta.controller.snapshot.checkpoint_file import CheckpointId, write_checkpoint
 from streammeta.controller.snapshot.voters import voters_section
-from streammeta.controller.snapshot.writer import write_checkpoint
 from tests.journal.journal_tools import batch
 
 DISK_ID = "6d0f5b5e-3b0f-4b43-a7d3-5d3b7f4f1a11"

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.checks import BATCH_MAX
+from streammeta.controller.metadata.commit_validation import BATCH_MAX
 from streammeta.controller.metadata.values import Int64Column, NodeIdentity, Tags, column
 from tests.metadata.random_draws import NODE_IDS
 from tests.metadata.slow_model_state import State

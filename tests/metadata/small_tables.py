@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
-import streammeta.controller.metadata.columns as columns
-import streammeta.controller.metadata.node_objects as node_objects
+import streammeta.controller.metadata.object_indexes as node_objects
 import streammeta.controller.metadata.objects as objects
-import streammeta.controller.metadata.paging as paging
-import streammeta.controller.metadata.shared_dict as shared_dict
+import streammeta.controller.metadata.shared_views as shared_dict
 import streammeta.controller.metadata.stream_decisions as stream_decisions
 import streammeta.controller.metadata.stream_index as stream_index
+import streammeta.controller.metadata.tables as columns
+import streammeta.controller.metadata.values as paging
 from streammeta.controller.metadata.object_directory import ObjectDirectory
 
 _SMALL = (

@@ -3,8 +3,8 @@
 import pytest
 
 from streammeta.controller.errors import InvalidRequestError, InvariantError
-from streammeta.controller.metadata.bucket_claim import Claim
 from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.maintenance import Claim
 from streammeta.controller.metadata.requests import ClaimBucket
 from streammeta.controller.records.record import BucketClaimed
 from tests.metadata.test_metadata_uploads import World

@@ -30,9 +30,11 @@ from streammeta.controller.records.record import (
 )
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map
-from streammeta.controller.snapshot.format import CheckpointId
-from streammeta.controller.snapshot.reader import CheckpointReader
-from streammeta.controller.snapshot.writer import write_checkpoint
+from streammeta.controller.snapshot.checkpoint_file import (
+    CheckpointId,
+    CheckpointReader,
+    write_checkpoint,
+)
 from streammeta.v1.records_pb2 import RecordSet
 from tests.metadata.test_metadata_uploads import (
     NODE,

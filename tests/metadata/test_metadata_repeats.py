@@ -8,13 +8,13 @@ import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.commit_digests import (
+from streammeta.controller.metadata.commit_validation import OBJECT_SIZE_MAX
+from streammeta.controller.metadata.object_indexes import COMMITTED_BYTES_MAX
+from streammeta.controller.metadata.request_identity import (
     digest_of_commit,
     digest_of_merge,
     digests_of_uploads,
 )
-from streammeta.controller.metadata.commit_validation import OBJECT_SIZE_MAX
-from streammeta.controller.metadata.object_counts import COMMITTED_BYTES_MAX
 from streammeta.controller.metadata.requests import (
     CommitStreamObject,
     CommitStreamSetObject,

@@ -20,8 +20,11 @@ from streammeta.controller.metadata.section_rules import SECTIONS
 from streammeta.controller.metadata.values import NodeIdentity, ObjectState
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.runtime.map_checkpoint import read_map
-from streammeta.controller.snapshot.format import CheckpointError, CheckpointId
-from streammeta.controller.snapshot.writer import write_checkpoint
+from streammeta.controller.snapshot.checkpoint_file import (
+    CheckpointError,
+    CheckpointId,
+    write_checkpoint,
+)
 from tests.metadata.rich_history import histories
 
 Sections = dict[str, dict[str, Any]]

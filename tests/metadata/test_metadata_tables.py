@@ -3,19 +3,17 @@
 import numpy as np
 import pytest
 
-from streammeta.controller.metadata import columns
-from streammeta.controller.metadata.columns import Table, Undo
-from streammeta.controller.metadata.due import DueObjects
-from streammeta.controller.metadata.free_blocks import FreeBlocks, block_rows
-from streammeta.controller.metadata.request_log import Window
+from streammeta.controller.metadata import tables
+from streammeta.controller.metadata.object_indexes import ExpiryIndex
 from streammeta.controller.metadata.requests import (
     ExpireObjects,
     HoldDeletions,
     PrepareObjects,
     RemoveObjects,
 )
-from streammeta.controller.metadata.shared_dict import SharedDict
+from streammeta.controller.metadata.shared_views import SharedDict, Window
 from streammeta.controller.metadata.stream_index import StreamIndex
+from streammeta.controller.metadata.tables import FreeBlocks, Table, Undo, block_rows
 from tests.metadata.test_metadata_uploads import NODE, NOW, World, upload
 
 
@@ -89,8 +87,8 @@ def test_blocks_that_are_in_use_never_overlap(seed: int) -> None:
 
 
 def test_a_large_table_reserves_what_it_will_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "RESERVE_ABOVE", 2_000)
-    monkeypatch.setattr(columns, "RESERVED_ROWS", 100_000)
+    monkeypatch.setattr(tables, "RESERVE_ABOVE", 2_000)
+    monkeypatch.setattr(tables, "RESERVED_ROWS", 100_000)
     table = Table({"a": np.int64})
     table.extend(3_000)
     table.write("a", slice(0, 3_000), 7)
@@ -188,7 +186,7 @@ def test_a_window_forgets_the_oldest_and_its_views_nothing(seed: int) -> None:
 
 def test_due_objects_are_named_earliest_first_and_only_while_they_are_due() -> None:
     times = {number: 10_000 - 700 * number for number in range(10)}
-    due = DueObjects(lambda ids: np.array([times.get(each, -1) for each in ids.tolist()]))
+    due = ExpiryIndex(lambda ids: np.array([times.get(each, -1) for each in ids.tolist()]))
     for number, time_ms in times.items():
         due.add(time_ms, number, 1)
     due.add_ids(times[3], np.array([3, 77], dtype=np.int64))

@@ -9,7 +9,6 @@ import pytest
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.columns import Table, Undo
 from streammeta.controller.metadata.requests import (
     AbandonUploads,
     ClaimBucket,
@@ -29,10 +28,13 @@ from streammeta.controller.metadata.requests import (
     StreamToOpen,
     UnregisterNode,
 )
+from streammeta.controller.metadata.tables import Table, Undo
 from streammeta.controller.metadata.values import NodeIdentity, OnConflict
-from streammeta.controller.snapshot.format import CheckpointId
-from streammeta.controller.snapshot.reader import CheckpointReader
-from streammeta.controller.snapshot.writer import write_checkpoint
+from streammeta.controller.snapshot.checkpoint_file import (
+    CheckpointId,
+    CheckpointReader,
+    write_checkpoint,
+)
 from tests.metadata.test_metadata_uploads import NODE, NOW, OTHER, World, stream_objects
 
 

@@ -18,15 +18,14 @@ import pytest
 
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.columns import TableView
 from streammeta.controller.metadata.frozen import FrozenMap, FrozenParts, Section
-from streammeta.controller.metadata.request_log import WindowView
-from streammeta.controller.metadata.shared_dict import SharedDictView
+from streammeta.controller.metadata.shared_views import SharedDictView, WindowView
+from streammeta.controller.metadata.tables import TableView
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map
-from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 from tests.metadata.rich_history import SEEDS, Plain, histories, history, plain
 
 Sections = dict[str, Section]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant, Tested
 
-_COLUMNS = "streammeta.controller.metadata.columns"
+_COLUMNS = "streammeta.controller.metadata.tables"
 _FROZEN = "streammeta.controller.metadata.frozen"
 _HASHES = "streammeta.controller.runtime.state_hashes"
 _RESTORE = "streammeta.controller.metadata.restore"
 _TESTS = "tests/metadata/test_state_digest.py"
-_WRITER = "streammeta.controller.snapshot.writer"
+_WRITER = "streammeta.controller.snapshot.checkpoint_file"
 
 STATE = (
     Mutant(

@@ -32,7 +32,7 @@ from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
-from streammeta.controller.snapshot.writer import Sink
+from streammeta.controller.snapshot.checkpoint_file import Sink
 from streammeta.rpc.connections import listen, new_server
 from streammeta.v1 import quorum_pb2
 

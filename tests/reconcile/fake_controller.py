@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 import grpc
 import numpy as np
 
-from streammeta.controller.snapshot.format import CheckpointId
-from streammeta.controller.snapshot.writer import write_checkpoint
+from streammeta.controller.snapshot.checkpoint_file import CheckpointId, write_checkpoint
 from streammeta.reconcile.identity import ClusterIdentity
 from streammeta.rpc.connections import listen, new_blocking_server
 from streammeta.rpc.failures import Reason, details_trailer

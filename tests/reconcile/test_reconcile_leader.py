@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from streammeta.controller.snapshot.format import CheckpointId
-from streammeta.controller.snapshot.writer import write_checkpoint
+from streammeta.controller.snapshot.checkpoint_file import CheckpointId, write_checkpoint
 from streammeta.reconcile.classify import MapState
 from streammeta.reconcile.errors import ControllerError, MapExportError
 from streammeta.reconcile.leader import LeaderClient, removed

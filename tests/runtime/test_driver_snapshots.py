@@ -11,9 +11,8 @@ from streammeta.controller.metadata.requests import DescribeStreams, RegisterNod
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, SnapshotFailedError
-from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, Sink
 from streammeta.controller.snapshot.voters import section_voters
-from streammeta.controller.snapshot.writer import Sink
 from tests.runtime.memory_cluster import (
     BROKER,
     MemoryCluster,

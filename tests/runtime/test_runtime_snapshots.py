@@ -11,7 +11,7 @@ from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import DeleteKVs, GetKVs, KVKey, KVToPut, PutKVs
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.runtime.controller import Answered, MetadataController
-from streammeta.controller.snapshot.format import CheckpointError
+from streammeta.controller.snapshot.checkpoint_file import CheckpointError
 from tests.runtime.memory_log import MemoryLog
 from tests.runtime.runtime_helpers import (
     REGISTER,

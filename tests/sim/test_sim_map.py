@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from streammeta.controller.metadata.columns import Undo
 from streammeta.controller.metadata.requests import (
     CloseStreams,
     CommitStreamObject,
@@ -17,6 +16,7 @@ from streammeta.controller.metadata.requests import (
     StreamToTrim,
     TrimStreams,
 )
+from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
 from streammeta.controller.records.record import (
     ObjectsDestroyed,

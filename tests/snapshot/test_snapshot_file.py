@@ -10,9 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streammeta.controller.snapshot.format import CheckpointError, CheckpointId
-from streammeta.controller.snapshot.reader import CheckpointReader
-from streammeta.controller.snapshot.writer import BATCH_ROWS, write_checkpoint
+from streammeta.controller.snapshot.checkpoint_file import (
+    BATCH_ROWS,
+    CheckpointError,
+    CheckpointId,
+    CheckpointReader,
+    write_checkpoint,
+)
 
 ID = CheckpointId(end_offset=1234, epoch=5)
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -114,9 +118,9 @@ def test_writing_and_reading_leave_pandas_alone(tmp_path: Path) -> None:
     program = """
 import io, sys
 import numpy as np
-from streammeta.controller.snapshot.format import CheckpointId
-from streammeta.controller.snapshot.reader import CheckpointReader
-from streammeta.controller.snapshot.writer import write_checkpoint
+from streammeta.controller.snapshot.checkpoint_file import CheckpointId
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
+from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 file = io.BytesIO()
 columns = {"a": np.arange(3), "b": np.array([True, False, True]), "c": ["x", "", "zürich"]}
 write_checkpoint(file, CheckpointId(1, 1), "c", {"s": columns, "kvs": {"value": [b"1", b""]}})

@@ -10,7 +10,7 @@ from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint
-from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "format.md"
 ARROW_NAMES = {"": "int64", "text": "string", "bytes": "binary"}

@@ -11,10 +11,13 @@ from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map, snapshot_check
-from streammeta.controller.snapshot.format import CheckpointError, CheckpointId
-from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.checkpoint_file import (
+    CheckpointError,
+    CheckpointId,
+    CheckpointReader,
+    write_checkpoint,
+)
 from streammeta.controller.snapshot.voters import section_voters, voters_section
-from streammeta.controller.snapshot.writer import write_checkpoint
 
 VOTERS = VoterSet(
     (

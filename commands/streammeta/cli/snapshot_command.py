@@ -21,9 +21,8 @@ from streammeta.cli.output import (
     command_output,
     format_option,
 )
-from streammeta.controller.snapshot.format import CheckpointError
+from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
 from streammeta.controller.snapshot.parquet_export import MANIFEST, ExportedFile, export_parquet
-from streammeta.controller.snapshot.reader import CheckpointReader
 from streammeta.v1 import metadata_pb2
 from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
 

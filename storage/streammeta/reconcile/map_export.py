@@ -14,8 +14,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from streammeta.controller.snapshot.format import CheckpointError, CheckpointId
-from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.checkpoint_file import (
+    CheckpointError,
+    CheckpointId,
+    CheckpointReader,
+)
 from streammeta.reconcile.classify import MapState
 from streammeta.reconcile.errors import MapExportError
 from streammeta.reconcile.leader import LeaderClient

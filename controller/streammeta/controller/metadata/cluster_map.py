@@ -27,23 +27,20 @@ from streammeta.controller.metadata.answers import (
     PrepareObjectsAnswer,
     StreamErrorsAnswer,
 )
-from streammeta.controller.metadata.bucket_claim import BucketClaim, Claim
-from streammeta.controller.metadata.columns import Undo
+from streammeta.controller.metadata.commit_rules import Repeats
 from streammeta.controller.metadata.compactions import Compactions
 from streammeta.controller.metadata.frozen import FrozenMap, FrozenParts
 from streammeta.controller.metadata.kv import KVs
-from streammeta.controller.metadata.node_objects import NodeObjects
+from streammeta.controller.metadata.maintenance import BucketClaim, Claim, ObjectUpkeep
 from streammeta.controller.metadata.nodes import Nodes
-from streammeta.controller.metadata.object_upkeep import ObjectUpkeep
+from streammeta.controller.metadata.object_indexes import NodeObjects
 from streammeta.controller.metadata.objects import Objects
-from streammeta.controller.metadata.reads import Reads
+from streammeta.controller.metadata.reads import Reads, StreamReads
 from streammeta.controller.metadata.record_checks import RecordChecks
-from streammeta.controller.metadata.repeats import Repeats
-from streammeta.controller.metadata.request_log import (
+from streammeta.controller.metadata.request_identity import (
     IssuedIds,
     RequestKey,
     RequestKind,
-    Window,
     digest_of_tags,
 )
 from streammeta.controller.metadata.requests import (
@@ -84,9 +81,10 @@ from streammeta.controller.metadata.requests import (
     WriteRequest,
 )
 from streammeta.controller.metadata.restore import restore
+from streammeta.controller.metadata.shared_views import Window
 from streammeta.controller.metadata.stream_decisions import StreamDecisions
-from streammeta.controller.metadata.stream_reads import StreamReads
 from streammeta.controller.metadata.streams import Streams
+from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.uploads import Uploads
 from streammeta.controller.metadata.validation import validate
 from streammeta.controller.metadata.values import ObjectState

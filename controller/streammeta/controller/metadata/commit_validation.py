@@ -1,24 +1,16 @@
-"""What a commit must be before the map looks at its state: of an upload or of a compaction.
+"""Validation of commits before the map looks at its state, and the field checks all requests use.
 
-An upload holds each stream once. What objects are compacted to may hold a stream in several rows,
-of the set object and of stream objects, as long as each offset is in one. See `validation`.
+An upload holds each stream once. The result of a compaction may hold a stream in several rows, of
+the set object and of stream objects, as long as each offset is in one. Errors name the field as in
+`proto/`, what was got and what was wanted. See `validation`.
 """
 
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Sequence, Set
 
 import numpy as np
 
 from streammeta.controller.errors import InvalidRequestError, LimitExceededError
-from streammeta.controller.metadata.checks import (
-    BATCH_MAX,
-    INT32_MAX,
-    INT64_MAX,
-    check_between,
-    check_no_repeat,
-    check_node,
-    fail,
-    raise_at,
-)
 from streammeta.controller.metadata.object_facts import CRC32C_MAX, UNKNOWN
 from streammeta.controller.metadata.requests import (
     CommitStreamObject,
@@ -29,12 +21,58 @@ from streammeta.controller.metadata.values import (
     COMPOSITE_BITS,
     KIND_MASK,
     Int64Column,
+    NodeIdentity,
     OnConflict,
     RangeColumns,
     SourceOperation,
     StreamObjectColumns,
 )
 from streammeta.controller.records.record import FACT_COLUMNS
+
+BATCH_MAX = 10_000
+"""Items in one request."""
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+
+def fail(field: str, got: object, wanted: str) -> InvalidRequestError:
+    """Return the error that says so."""
+    return InvalidRequestError(field, f"got {got}, must be {wanted}")
+
+
+def check_between(field: str, value: int, low: int, high: int) -> None:
+    """Raise unless a number is in `[low, high]`."""
+    if not low <= value <= high:
+        raise fail(field, value, f"{low} to {high}")
+
+
+def check_batch(field: str, items: Sequence[object]) -> None:
+    """Raise if there is nothing, or more than one request may hold."""
+    if not items:
+        raise fail(field, "none", f"1 to {BATCH_MAX}")
+    if len(items) > BATCH_MAX:
+        raise LimitExceededError(f"{field}: got {len(items)}, at most {BATCH_MAX} in one request")
+
+
+def check_no_repeat(field: str, values: Sequence[object]) -> None:
+    """Raise if a value is there twice."""
+    if len(set(values)) != len(values):
+        twice, _ = Counter(values).most_common(1)[0]
+        raise InvalidRequestError(field, f"{twice} appears twice, must appear once")
+
+
+def check_node(node: NodeIdentity) -> None:
+    """Raise unless node id and epoch are in range."""
+    check_between("node.node_id", node.node_id, 0, INT32_MAX)
+    check_between("node.node_epoch", node.node_epoch, 0, INT64_MAX)
+
+
+def raise_at(field: str, bad: np.ndarray, first_row: int, wanted: str) -> None:
+    """Raise for the first bad row; `first_row` is the number of the row that `bad` begins with."""
+    if np.count_nonzero(bad):
+        row = int(np.argmax(bad)) + first_row
+        raise InvalidRequestError(f"{field}[{row}]", f"must be {wanted}")
+
 
 COMMIT_ROWS_MAX = 20_000
 """Ranges and stream objects in one commit."""

@@ -19,15 +19,14 @@ import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
-from streammeta.controller.metadata.commit_digests import digest_of_commit, digest_of_merge
-from streammeta.controller.metadata.coverage import judge
+from streammeta.controller.metadata.commit_rules import Repeat, Repeats, failed_commit, judge
 from streammeta.controller.metadata.nodes import Nodes
 from streammeta.controller.metadata.object_facts import UNKNOWN, Facts, facts_of_one
 from streammeta.controller.metadata.objects import Objects
-from streammeta.controller.metadata.pending_uploads import StreamSpans
-from streammeta.controller.metadata.repeats import Repeat, Repeats, failed_commit
+from streammeta.controller.metadata.request_identity import digest_of_commit, digest_of_merge
 from streammeta.controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
 from streammeta.controller.metadata.stream_index import range_rows
+from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.uploads import Uploads
 from streammeta.controller.metadata.values import (

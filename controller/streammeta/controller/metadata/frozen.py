@@ -34,19 +34,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from streammeta.controller.metadata.bucket_claim import Claim
-from streammeta.controller.metadata.columns import TableView
 from streammeta.controller.metadata.kv import StoredValue
+from streammeta.controller.metadata.maintenance import Claim, DeletionHold
 from streammeta.controller.metadata.nodes import Node
 from streammeta.controller.metadata.object_facts import facts_in_view
-from streammeta.controller.metadata.object_upkeep import DeletionHold
 from streammeta.controller.metadata.objects import UNUSED
-from streammeta.controller.metadata.past_ranges import RANGE_COLUMNS
-from streammeta.controller.metadata.pending_uploads import StreamSpans
-from streammeta.controller.metadata.request_log import IssuedIds, RequestKey, WindowView
-from streammeta.controller.metadata.shared_dict import SharedDictView
+from streammeta.controller.metadata.request_identity import IssuedIds, RequestKey
+from streammeta.controller.metadata.shared_views import SharedDictView, WindowView
 from streammeta.controller.metadata.stream_index import range_rows
+from streammeta.controller.metadata.stream_ranges import RANGE_COLUMNS, StreamSpans
 from streammeta.controller.metadata.streams import DELETED
+from streammeta.controller.metadata.tables import TableView
 from streammeta.controller.metadata.values import Int64Column, ObjectState, column
 from streammeta.controller.records.record import FACT_COLUMNS
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.answers import KVEntry, KVResult, KVResultsAnswer, ListKVsAnswer
-from streammeta.controller.metadata.columns import Undo
-from streammeta.controller.metadata.paging import page_size
 from streammeta.controller.metadata.requests import DeleteKVs, GetKVs, KVToPut, ListKVs, PutKVs
-from streammeta.controller.metadata.shared_dict import SharedDict, SharedDictView
+from streammeta.controller.metadata.shared_views import SharedDict, SharedDictView
+from streammeta.controller.metadata.tables import Undo
+from streammeta.controller.metadata.values import page_size
 from streammeta.controller.records.record import KVsDeleted, KVsPut
 
 

@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 
 from streammeta.controller.errors import ErrorCode, LimitExceededError
 from streammeta.controller.metadata.answers import AssignRecoveriesAnswer, ErrorAnswer, NodeIdAnswer
-from streammeta.controller.metadata.columns import Undo
-from streammeta.controller.metadata.node_objects import NodeObjects
-from streammeta.controller.metadata.request_log import (
+from streammeta.controller.metadata.object_indexes import NodeObjects
+from streammeta.controller.metadata.request_identity import (
     REQUESTS_MAX,
     IssuedIds,
     RequestKey,
     RequestKind,
-    Window,
 )
 from streammeta.controller.metadata.requests import (
     AssignRecoveries,
@@ -27,6 +25,8 @@ from streammeta.controller.metadata.requests import (
     SetNodeLock,
     SuperviseNode,
 )
+from streammeta.controller.metadata.shared_views import Window
+from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import NodeIdentity, Tags
 from streammeta.controller.records.record import (
     NodeEpochSet,

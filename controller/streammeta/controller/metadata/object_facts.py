@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streammeta.controller.metadata.columns import Table, TableView
+from streammeta.controller.metadata.tables import Table, TableView
 from streammeta.controller.metadata.values import EMPTY_COLUMN, Int64Column, column
 from streammeta.controller.records.record import (
     FACT_COLUMNS,

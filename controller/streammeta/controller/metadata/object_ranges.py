@@ -14,10 +14,16 @@ import bisect
 import numpy as np
 import numpy.typing as npt
 
-from streammeta.controller.metadata.columns import Table, TableView, Undo
-from streammeta.controller.metadata.free_blocks import FreeBlocks, block_rows, block_size
 from streammeta.controller.metadata.section_checks import check_apart
 from streammeta.controller.metadata.stream_index import StreamIndex, range_rows
+from streammeta.controller.metadata.tables import (
+    FreeBlocks,
+    Table,
+    TableView,
+    Undo,
+    block_rows,
+    block_size,
+)
 from streammeta.controller.metadata.values import Int64Column
 from streammeta.controller.records.record import SetObjectRanges, StreamObjectsCommitted
 

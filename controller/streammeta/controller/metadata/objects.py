@@ -13,26 +13,29 @@ import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode, InvariantError
 from streammeta.controller.metadata.answers import PrepareObjectsAnswer
-from streammeta.controller.metadata.columns import Table, TableView, Undo
-from streammeta.controller.metadata.commit_digests import NO_DIGEST
-from streammeta.controller.metadata.due import DueObjects
-from streammeta.controller.metadata.free_blocks import FreeBlocks
-from streammeta.controller.metadata.node_objects import NodeObjects, ids_of_spans
-from streammeta.controller.metadata.object_counts import ObjectCounts, exact_sum
 from streammeta.controller.metadata.object_directory import ObjectDirectory
 from streammeta.controller.metadata.object_facts import Facts, ObjectFacts
-from streammeta.controller.metadata.object_links import ObjectLinks
+from streammeta.controller.metadata.object_indexes import (
+    ExpiryIndex,
+    NodeObjects,
+    ObjectCounts,
+    ObjectLinks,
+    exact_sum,
+    ids_of_spans,
+)
 from streammeta.controller.metadata.object_ranges import ObjectRanges
-from streammeta.controller.metadata.request_log import (
+from streammeta.controller.metadata.request_identity import (
+    NO_DIGEST,
     REMOVED_OBJECTS_MAX,
     REQUESTS_MAX,
     IssuedIds,
     RequestKey,
     RequestKind,
-    Window,
 )
 from streammeta.controller.metadata.requests import PrepareObjects
+from streammeta.controller.metadata.shared_views import Window
 from streammeta.controller.metadata.stream_index import range_rows
+from streammeta.controller.metadata.tables import FreeBlocks, Table, TableView, Undo
 from streammeta.controller.metadata.values import (
     COMPOSITE_BITS,
     EMPTY_COLUMN,
@@ -117,8 +120,8 @@ class Objects:
         self.requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
         self.removed: Window[int, int] = Window(REMOVED_OBJECTS_MAX)
         """Digests of the commits of objects that are removed."""
-        self.deadlines = DueObjects(lambda ids: self._due_times(_PREPARED, ids))
-        self.destroyed = DueObjects(lambda ids: self._due_times(_DESTROYED, ids))
+        self.deadlines = ExpiryIndex(lambda ids: self._expiry_times(_PREPARED, ids))
+        self.destroyed = ExpiryIndex(lambda ids: self._expiry_times(_DESTROYED, ids))
         self._swept: set[int] = set()
 
     # ---- reading ----
@@ -245,7 +248,7 @@ class Objects:
         of_one: npt.NDArray[np.bool_] = kinds != _STREAM_SET
         return of_one
 
-    def _due_times(self, state: int, ids: Int64Column) -> Int64Column:
+    def _expiry_times(self, state: int, ids: Int64Column) -> Int64Column:
         times = np.full(len(ids), -1, dtype=np.int64)
         rows = self.rows(ids)
         present = np.flatnonzero(rows >= 0)

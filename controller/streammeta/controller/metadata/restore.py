@@ -7,17 +7,22 @@ from typing import Any
 import numpy as np
 
 from streammeta.controller.errors import DamagedMapError
-from streammeta.controller.metadata.bucket_claim import BucketClaim, Claim
-from streammeta.controller.metadata.checks import INT64_MAX
+from streammeta.controller.metadata.commit_validation import INT64_MAX
 from streammeta.controller.metadata.kv import KVs, StoredValue
+from streammeta.controller.metadata.maintenance import (
+    BucketClaim,
+    Claim,
+    DeletionHold,
+    ObjectUpkeep,
+)
 from streammeta.controller.metadata.nodes import Node, Nodes
 from streammeta.controller.metadata.object_facts import Facts
-from streammeta.controller.metadata.object_upkeep import DeletionHold, ObjectUpkeep
 from streammeta.controller.metadata.objects import Objects
-from streammeta.controller.metadata.pending_uploads import StreamSpans
-from streammeta.controller.metadata.request_log import IssuedIds, RequestKey, RequestKind, Window
+from streammeta.controller.metadata.request_identity import IssuedIds, RequestKey, RequestKind
 from streammeta.controller.metadata.section_checks import check_ends
 from streammeta.controller.metadata.section_rules import SectionChecker
+from streammeta.controller.metadata.shared_views import Window
+from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import DELETED, Streams
 from streammeta.controller.metadata.values import Int64Column
 from streammeta.controller.records.record import FACT_COLUMNS

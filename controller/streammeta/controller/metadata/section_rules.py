@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from streammeta.controller.errors import DamagedMapError, ErrorCode
-from streammeta.controller.metadata.checks import INT32_MAX, INT64_MAX
+from streammeta.controller.metadata.commit_validation import INT32_MAX, INT64_MAX
 from streammeta.controller.metadata.object_facts import CRC32C_MAX, UNKNOWN
-from streammeta.controller.metadata.request_log import RequestKind
+from streammeta.controller.metadata.request_identity import RequestKind
 from streammeta.controller.metadata.section_checks import (
     Ascending,
     Between,

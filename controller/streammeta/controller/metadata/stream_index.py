@@ -10,8 +10,7 @@ then.
 import numpy as np
 import numpy.typing as npt
 
-from streammeta.controller.metadata.columns import Undo, grown_array
-from streammeta.controller.metadata.free_blocks import FreeBlocks
+from streammeta.controller.metadata.tables import FreeBlocks, Undo, grown_array
 from streammeta.controller.metadata.values import Int64Column
 
 Slots = npt.NDArray[np.int32]

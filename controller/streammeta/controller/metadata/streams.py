@@ -1,8 +1,9 @@
-"""The streams: who owns each, from which offset to which it reaches, and its ranges of ownership.
+"""The registry of streams: owner, offsets, current range of ownership, tags.
 
-A stream's row is its id: ids come from a counter and a deleted stream's row stays, empty. A row
-holds the stream and its current range; ended ranges are in `past_ranges`. What objects hold of a
-stream is asked of `objects`. Requests are judged in `stream_decisions` and `uploads`.
+A stream's row is its id: ids come from a counter, and the row of a deleted stream stays, empty. A
+row holds the stream and its current range; ended ranges, pending uploads and lost offsets are in
+`stream_ranges`. `objects` knows what objects hold of a stream. Requests are judged in
+`stream_decisions`, `uploads` and `compactions`.
 """
 
 import sys
@@ -13,20 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode, InvariantError
-from streammeta.controller.metadata.columns import Table, TableView, Undo
-from streammeta.controller.metadata.node_counts import NodeCounts
 from streammeta.controller.metadata.objects import Objects
-from streammeta.controller.metadata.past_ranges import PastRanges
-from streammeta.controller.metadata.pending_uploads import LostRanges, PendingUploads, StreamSpans
-from streammeta.controller.metadata.request_log import (
+from streammeta.controller.metadata.request_identity import (
     REQUESTS_MAX,
     IssuedIds,
     RequestKey,
     RequestKind,
-    Window,
     digest_of_tags,
 )
-from streammeta.controller.metadata.shared_dict import SharedDict, SharedDictView
+from streammeta.controller.metadata.shared_views import SharedDict, SharedDictView, Window
+from streammeta.controller.metadata.stream_ranges import (
+    LostRanges,
+    PastRanges,
+    PendingUploads,
+    StreamSpans,
+)
+from streammeta.controller.metadata.tables import Table, TableView, Undo
 from streammeta.controller.metadata.values import Int64Column, StreamState, Tags
 from streammeta.controller.records.record import (
     PendingUploadsSet,
@@ -353,3 +356,43 @@ def ownership(head: Head | None, epoch: int, node_id: int) -> ErrorCode:
     if error is ErrorCode.NONE and head is not None and head.node_id != node_id:
         return ErrorCode.STREAM_FENCED
     return error
+
+
+class NodeCounts:
+    """One number a node; 0 for nodes that were never counted."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def get(self, node_id: int) -> int:
+        """Return a node's number."""
+        return self._counts.get(node_id, 0)
+
+    def add(self, node_id: int, delta: int, undo: Undo) -> None:
+        """Change one node's number."""
+        self._change(node_id, delta)
+        undo.append(lambda: self._change(node_id, -delta))
+
+    def add_each(self, node_ids: Int64Column, delta: int, undo: Undo) -> None:
+        """Change a node's number by `delta` for each time it is named."""
+        if not len(node_ids):
+            return
+        first = int(node_ids[0])
+        if np.count_nonzero(node_ids == first) == len(node_ids):
+            self.add(first, delta * len(node_ids), undo)
+            return
+        names, times = np.unique(node_ids, return_counts=True)
+        for node_id, count in zip(names.tolist(), times.tolist(), strict=True):
+            self.add(node_id, delta * count, undo)
+
+    def load(self, node_ids: Int64Column) -> None:
+        """Count from nothing: each node as often as it is named."""
+        names, times = np.unique(node_ids, return_counts=True)
+        self._counts = dict(zip(names.tolist(), times.tolist(), strict=True))
+
+    def _change(self, node_id: int, delta: int) -> None:
+        count = self._counts.get(node_id, 0) + delta
+        if count:
+            self._counts[node_id] = count
+        else:
+            self._counts.pop(node_id, None)

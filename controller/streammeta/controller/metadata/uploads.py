@@ -14,16 +14,23 @@ import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
-from streammeta.controller.metadata.columns import Undo
-from streammeta.controller.metadata.commit_digests import digest_of_commit, digests_of_uploads
-from streammeta.controller.metadata.continuity import Ahead, Continuity, UploadRows, has_twins
+from streammeta.controller.metadata.commit_rules import (
+    Ahead,
+    Continuity,
+    Repeat,
+    Repeats,
+    UploadRows,
+    failed_commit,
+    has_twins,
+)
 from streammeta.controller.metadata.nodes import Nodes
 from streammeta.controller.metadata.object_facts import facts_of_one, known_columns
 from streammeta.controller.metadata.objects import Objects
-from streammeta.controller.metadata.pending_uploads import StreamSpans
-from streammeta.controller.metadata.repeats import Repeat, Repeats, failed_commit
+from streammeta.controller.metadata.request_identity import digest_of_commit, digests_of_uploads
 from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
+from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import DELETED, Streams
+from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import (
     EMPTY_COLUMN,
     Int64Column,

@@ -7,20 +7,18 @@ naming the field as in `proto/`, one over a limit `LimitExceededError`; neither 
 from collections.abc import Callable, Sequence
 
 from streammeta.controller.errors import LimitExceededError
-from streammeta.controller.metadata.checks import (
+from streammeta.controller.metadata.commit_validation import (
     BATCH_MAX,
     INT32_MAX,
     INT64_MAX,
     check_batch,
     check_between,
-    check_no_repeat,
-    check_node,
-    fail,
-)
-from streammeta.controller.metadata.commit_validation import (
     check_commit,
     check_commit_stream_object,
     check_commit_uploads,
+    check_no_repeat,
+    check_node,
+    fail,
 )
 from streammeta.controller.metadata.requests import (
     AbandonUploads,

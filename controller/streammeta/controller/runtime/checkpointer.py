@@ -32,7 +32,7 @@ from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.interfaces import SnapshotPoint, StateMachine
 from streammeta.controller.runtime.quorum_disk import FinishSnapshot, JournalThread
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, SnapshotFailedError
-from streammeta.controller.snapshot.writer import Sink
+from streammeta.controller.snapshot.checkpoint_file import Sink
 from streammeta.storage.durable_files import DiskFullError
 
 _log = structlog.get_logger(component="checkpoint")

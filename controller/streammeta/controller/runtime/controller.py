@@ -41,7 +41,7 @@ from streammeta.controller.runtime.object_id_gate import ObjectIdGate, open_gate
 from streammeta.controller.runtime.quorum_errors import NotCaughtUpError
 from streammeta.controller.runtime.state_hashes import AHEAD_MAX, AwaitedViews, RollingHash, ViewAt
 from streammeta.controller.runtime.waiters import OffsetWaiters
-from streammeta.controller.snapshot.writer import Sink
+from streammeta.controller.snapshot.checkpoint_file import Sink
 
 _log = structlog.get_logger(component="runtime")
 

@@ -9,7 +9,7 @@ from typing import BinaryIO, Protocol
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.controller.quorum.messages import Batch, Request, Response, SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.snapshot.writer import Sink
+from streammeta.controller.snapshot.checkpoint_file import Sink
 
 
 @dataclass(frozen=True, slots=True)

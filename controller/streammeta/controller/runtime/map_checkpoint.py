@@ -19,10 +19,15 @@ from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.state_hashes import UNKNOWN_LOG_HASH
-from streammeta.controller.snapshot.format import CheckpointError, CheckpointId
-from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.checkpoint_file import (
+    CheckpointError,
+    CheckpointId,
+    CheckpointReader,
+    Columns,
+    Sink,
+    write_checkpoint,
+)
 from streammeta.controller.snapshot.voters import VOTERS_SECTION, section_voters, voters_section
-from streammeta.controller.snapshot.writer import Columns, Sink, write_checkpoint
 
 LOG_HASH_SECTION = "log_hash"
 """One row: `value`, the rolling hash of the entries below the end in hex, empty if not known."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streammeta.controller.errors import ApiError
-from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 2

@@ -10,8 +10,7 @@ import numpy as np
 
 from streammeta.controller.ids import DirectoryId, NodeId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.snapshot.format import CheckpointError
-from streammeta.controller.snapshot.reader import CheckpointReader
+from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
 
 VOTERS_SECTION = "voters"
 

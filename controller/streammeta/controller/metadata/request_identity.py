@@ -1,14 +1,20 @@
-"""Digests of commits: 8 bytes by which a repeat is told from a commit with other content.
+"""Identity of requests: keys of remembered requests, and digests that recognise repeats.
 
-A digest covers what a commit says of its objects: owner, order, sizes, attributes, ranges, known
-facts, sources. It does not cover what only says whether and how it is judged: request id, epochs,
-`failover`, `on_conflict`. It is a sum over rows, so their order does not matter, and one pass of
-vector operations makes the digests of a whole batch. It guards against mistakes, not against
-forgery: a caller that forges one deceives only itself. Not one bit of it may change between
-versions, since it is part of records and checkpoints.
+Create, prepare and node id requests are remembered by `RequestKey` in bounded windows. Entries come
+in by replay and leave in order of arrival, so every replica forgets alike.
+
+A commit's digest covers what it says of its objects: owner, order, sizes, attributes, ranges, known
+facts, sources. It leaves out what only says whether and how the commit is judged: request id,
+epochs, `failover`, `on_conflict`. It is a sum over rows, so their order does not matter, and one
+pass of vector operations makes the digests of a whole batch. It guards against mistakes, not
+against forgery: a caller that forges one deceives only itself. Not one bit of it may change between
+versions, since it is part of records and checkpoint files.
 """
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +24,62 @@ from streammeta.controller.metadata.requests import (
     CommitStreamSetObject,
     CommitUploads,
 )
-from streammeta.controller.metadata.values import Int64Column, StreamObjectColumns
+from streammeta.controller.metadata.values import Int64Column, StreamObjectColumns, Tags
 from streammeta.controller.records.record import FACT_COLUMNS
+
+REQUESTS_MAX = 32_768
+"""Create and Prepare requests remembered."""
+REJECTED_ROWS_MAX = 65_536
+"""Rows left out of commits remembered."""
+REMOVED_OBJECTS_MAX = 131_072
+"""Committed objects remembered after they are removed."""
+
+_NO_TAGS = 1
+
+
+class RequestKind(IntEnum):
+    """Which call a remembered request was."""
+
+    CREATE_STREAMS = 1
+    PREPARE_OBJECTS = 2
+    NEXT_NODE_ID = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """Two nodes may choose the same request id by accident; they are different requests."""
+
+    kind: RequestKind
+    node_id: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedIds:
+    """The first answer: `count` ids from `first_id`; `deadline_ms` is -1 for streams.
+
+    `content_digest` is that of the streams' tags, see `digest_of_tags`; 0: unknown, or no
+    streams were created.
+    """
+
+    first_id: int
+    count: int
+    deadline_ms: int = -1
+    content_digest: int = 0
+
+
+def digest_of_tags(tags: Sequence[Tags]) -> int:
+    """Return a number that tells the tags of some streams from others; it is never 0."""
+    if not any(tags):
+        return _NO_TAGS
+    state = hashlib.blake2b(digest_size=8)
+    for of_one in tags:
+        texts = [text.encode() for tag in sorted(of_one) for text in tag]
+        state.update(b"%d;" % len(texts))
+        for text in texts:
+            state.update(b"%d:" % len(text) + text)
+    return int.from_bytes(state.digest(), "little", signed=True) or _NO_TAGS
+
 
 NO_DIGEST = 0
 """Of objects that are not committed, or were by a version that kept none."""

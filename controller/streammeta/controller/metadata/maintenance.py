@@ -1,24 +1,27 @@
-"""What the leader asks of the objects without any broker having asked for it.
+"""The leader's own requests: expiry, removal, sweeps, deletion holds, and the claim on the bucket.
 
-Expiry, removal, sweeping of deleted streams, set objects that hold nothing any more, and how long
-the bytes of destroyed objects are kept for those who read an older map.
+Deleted streams leave objects to sweep, set objects may hold nothing live any more, and bytes of
+destroyed objects are kept while readers may still hold an older map. The claim is the cluster's
+UUID, which never changes once set, and the bound below which object ids may be issued, which only
+grows; `storage.bucket_marker` knows what is written to the bucket, and in which order.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from streammeta.controller.errors import InvariantError
 from streammeta.controller.metadata.answers import (
+    ClaimBucketAnswer,
     DestroyDeadSetObjectsAnswer,
     ExpireObjectsAnswer,
     HoldDeletionsAnswer,
     RemoveObjectsAnswer,
     SweepAnswer,
 )
-from streammeta.controller.metadata.columns import Undo
 from streammeta.controller.metadata.objects import Objects
-from streammeta.controller.metadata.pending_uploads import StreamSpans
 from streammeta.controller.metadata.requests import (
+    ClaimBucket,
     DestroyDeadSetObjects,
     ExpireObjects,
     HoldDeletions,
@@ -26,8 +29,15 @@ from streammeta.controller.metadata.requests import (
     SweepDeletedStreams,
 )
 from streammeta.controller.metadata.stream_index import range_rows
+from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import Streams
-from streammeta.controller.records.record import DeletionsHeld, ObjectsDestroyed, ObjectsRemoved
+from streammeta.controller.metadata.tables import Undo
+from streammeta.controller.records.record import (
+    BucketClaimed,
+    DeletionsHeld,
+    ObjectsDestroyed,
+    ObjectsRemoved,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +123,52 @@ class ObjectUpkeep:
         if now_ms < self.hold.until_ms:
             marked_before_ms = min(marked_before_ms, self.hold.since_ms)
         return self._objects.destroyed.before(marked_before_ms, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """UUID of the cluster ("": none yet); object ids below `issued_below` may be issued."""
+
+    cluster_uuid: str = ""
+    issued_below: int = 0
+
+
+class BucketClaim:
+    """The replicated claim."""
+
+    def __init__(self) -> None:
+        self.current = Claim()
+
+    def decide(self, request: ClaimBucket) -> tuple[BucketClaimed | None, ClaimBucketAnswer]:
+        """Set the UUID if there is none, raise the bound; None if neither changes."""
+        before = self.current
+        claim = Claim(
+            before.cluster_uuid or request.cluster_uuid,
+            max(before.issued_below, request.issued_below),
+        )
+        answer = ClaimBucketAnswer(cluster_uuid=claim.cluster_uuid, issued_below=claim.issued_below)
+        if claim == before:
+            return None, answer
+        record = BucketClaimed(cluster_uuid=claim.cluster_uuid, issued_below=claim.issued_below)
+        return record, answer
+
+    def replay(self, record: BucketClaimed, undo: Undo) -> None:
+        """See `BucketClaimed`.
+
+        Raises:
+            InvariantError: the record would change the UUID or lower the bound.
+        """
+        before = self.current
+        claim = Claim(record.cluster_uuid, record.issued_below)
+        if not claim.cluster_uuid or before.cluster_uuid not in ("", claim.cluster_uuid):
+            raise InvariantError(
+                f"record sets the cluster's UUID to {claim.cluster_uuid!r}, "
+                f"but it is {before.cluster_uuid!r}"
+            )
+        if claim.issued_below < before.issued_below:
+            raise InvariantError(
+                f"record lowers the bound of object ids to {claim.issued_below}, "
+                f"but it is {before.issued_below}"
+            )
+        self.current = claim
+        undo.append(lambda: setattr(self, "current", before))

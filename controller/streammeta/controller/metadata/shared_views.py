@@ -1,26 +1,19 @@
-"""What has been answered already: bounded windows that make repeats harmless.
+"""Dictionaries and bounded windows whose immutable views cost next to nothing.
 
-Entries come in by replay and leave in the order they came, so every replica forgets alike. Knows
-neither what the answers mean nor what time it is.
+`SharedDict` spreads its entries over a fixed number of small dictionaries (pages) by the hash of
+their key, `Window` keeps its entries in pages by order of arrival. `view()` shares the pages; the
+first later write to a page copies that page alone. Freezing therefore takes the same few
+microseconds whatever the container holds, and a write after it costs at most one copied page.
+Views may be read in another thread: a shared page is never written again.
 """
 
-import hashlib
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from streammeta.controller.metadata.columns import Undo
-from streammeta.controller.metadata.values import Tags
+from streammeta.controller.metadata.tables import Undo
 
-REQUESTS_MAX = 32_768
-"""Create and Prepare requests remembered."""
-REJECTED_ROWS_MAX = 65_536
-"""Rows left out of commits remembered."""
-REMOVED_OBJECTS_MAX = 131_072
-"""Committed objects remembered after they are removed."""
-
-_NO_TAGS = 1
+_PAGES = 4_096
+_MASK = _PAGES - 1
 _PAGE_SHIFT = 10
 _PAGE_MASK = (1 << _PAGE_SHIFT) - 1
 
@@ -28,48 +21,83 @@ _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
 
-class RequestKind(IntEnum):
-    """Which call a remembered request was."""
+class SharedDictView(Generic[_K, _V]):
+    """The entries a `SharedDict` had at one moment, in no particular order."""
 
-    CREATE_STREAMS = 1
-    PREPARE_OBJECTS = 2
-    NEXT_NODE_ID = 3
+    def __init__(self, pages: list[dict[_K, _V]], size: int) -> None:
+        self._pages = pages
+        self._size = size
 
+    def __len__(self) -> int:
+        return self._size
 
-@dataclass(frozen=True, slots=True)
-class RequestKey:
-    """Two nodes may choose the same request id by accident; they are different requests."""
-
-    kind: RequestKind
-    node_id: int
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class IssuedIds:
-    """The first answer: `count` ids from `first_id`; `deadline_ms` is -1 for streams.
-
-    `content_digest` is that of the streams' tags, see `digest_of_tags`; 0: unknown, or no
-    streams were created.
-    """
-
-    first_id: int
-    count: int
-    deadline_ms: int = -1
-    content_digest: int = 0
+    def items(self) -> Iterator[tuple[_K, _V]]:
+        """Yield (key, value) pairs."""
+        for page in self._pages:
+            yield from page.items()
 
 
-def digest_of_tags(tags: Sequence[Tags]) -> int:
-    """Return a number that tells the tags of some streams from others; it is never 0."""
-    if not any(tags):
-        return _NO_TAGS
-    state = hashlib.blake2b(digest_size=8)
-    for of_one in tags:
-        texts = [text.encode() for tag in sorted(of_one) for text in tag]
-        state.update(b"%d;" % len(texts))
-        for text in texts:
-            state.update(b"%d:" % len(text) + text)
-    return int.from_bytes(state.digest(), "little", signed=True) or _NO_TAGS
+class SharedDict(Generic[_K, _V]):
+    """Values by key. Iteration is in no particular order: sort where order matters."""
+
+    def __init__(self) -> None:
+        nothing: dict[_K, _V] = {}
+        self._pages = [nothing] * _PAGES
+        self._owned = bytearray(_PAGES)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __contains__(self, key: _K) -> bool:
+        return key in self._pages[hash(key) & _MASK]
+
+    def __getitem__(self, key: _K) -> _V:
+        return self._pages[hash(key) & _MASK][key]
+
+    def get(self, key: _K) -> _V | None:
+        """Return a key's value, or None."""
+        return self._pages[hash(key) & _MASK].get(key)
+
+    def __setitem__(self, key: _K, value: _V) -> None:
+        page = self._page_to_write(key)
+        before = len(page)
+        page[key] = value
+        self._size += len(page) - before
+
+    def pop(self, key: _K) -> _V | None:
+        """Take a key out; return its value, or None if it was not there."""
+        if key not in self:
+            return None
+        self._size -= 1
+        return self._page_to_write(key).pop(key)
+
+    def items(self) -> Iterator[tuple[_K, _V]]:
+        """Yield (key, value) pairs; the dictionary must not be written meanwhile."""
+        for page in self._pages:
+            yield from page.items()
+
+    def keys(self) -> Iterator[_K]:
+        """Yield keys; the dictionary must not be written meanwhile."""
+        for page in self._pages:
+            yield from page
+
+    def load(self, entries: Iterable[tuple[_K, _V]]) -> None:
+        """Put entries in."""
+        for key, value in entries:
+            self[key] = value
+
+    def view(self) -> SharedDictView[_K, _V]:
+        """Return an immutable view of the entries as they are now."""
+        self._owned = bytearray(_PAGES)
+        return SharedDictView(self._pages.copy(), self._size)
+
+    def _page_to_write(self, key: _K) -> dict[_K, _V]:
+        number = hash(key) & _MASK
+        if not self._owned[number]:
+            self._pages[number] = self._pages[number].copy()
+            self._owned[number] = 1
+        return self._pages[number]
 
 
 class WindowView(Generic[_K, _V]):

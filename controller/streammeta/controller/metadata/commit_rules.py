@@ -1,0 +1,307 @@
+"""The rules that judge commits: continuity of uploads, coverage of compactions, repeats.
+
+A row of an upload continues its stream at the stream's end, or at what the node still owes of it
+after a fast close. A row below the stream's start, or of a deleted stream, is accepted without
+effect, because its bytes are in the object anyway. A verdict is an `ErrorCode` number.
+
+Compacted ranges must hold exactly what their sources hold. Coverage works on live parts alone,
+those above the start of an existing stream. Live ranges of objects never overlap, nor do outputs,
+so a stream's ranges are contiguous if their lengths add up to the distance from the first start to
+the last end; no sorting is needed to check that.
+
+An object remembers the digest of its commit, also after it was compacted away and, for a bounded
+number of objects, after it was removed. Verdicts of rows that a commit left out are remembered
+beside it. An object without a known digest was committed by a version that kept none: its repeats
+are accepted as honest.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer
+from streammeta.controller.metadata.objects import Objects
+from streammeta.controller.metadata.request_identity import NO_DIGEST, REJECTED_ROWS_MAX
+from streammeta.controller.metadata.requests import CommitStreamSetObject
+from streammeta.controller.metadata.shared_views import Window
+from streammeta.controller.metadata.stream_ranges import NO_SPANS, StreamSpans
+from streammeta.controller.metadata.streams import DELETED, Streams
+from streammeta.controller.metadata.tables import Undo
+from streammeta.controller.metadata.values import EMPTY_COLUMN, Int64Column, OnConflict, StreamState
+from streammeta.controller.records.record import CommitRowsRejected
+
+Mask = npt.NDArray[np.bool_]
+
+# Members of an enum are slow to look up; these are looked up for every commit.
+_OPENED = int(StreamState.OPENED)
+_STREAM_NOT_EXIST = int(ErrorCode.STREAM_NOT_EXIST)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UploadRows:
+    """What is offered: ranges of streams, no stream twice; `epoch` is empty if none was given."""
+
+    stream_id: Int64Column
+    start: Int64Column
+    end: Int64Column
+    epoch: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+
+    def take(self, rows: Mask | slice) -> "UploadRows":
+        """Return some of the rows."""
+        epoch = self.epoch[rows] if len(self.epoch) else self.epoch
+        return UploadRows(self.stream_id[rows], self.start[rows], self.end[rows], epoch)
+
+
+@dataclass(slots=True, eq=False)
+class Ahead:
+    """How the uploads before this one in its batch, if any, changed what it is judged by.
+
+    `owed` is the node's list of pending uploads; `ends` has the streams whose end they raised.
+    """
+
+    owed: StreamSpans = NO_SPANS
+    ends: dict[int, int] = field(default_factory=dict)
+
+
+class Continuity:
+    """Judges rows against the streams."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    def all_continue(self, node_id: int, rows: UploadRows, *, repeats: bool) -> bool:
+        """Whether every row continues a stream of a node that owes nothing.
+
+        With `repeats` a stream may have several rows, each to continue the one before.
+        """
+        streams, ids = self._streams, rows.stream_id
+        if np.maximum.reduce(ids) >= len(streams):
+            return False
+        ends = streams["end_offset"][ids]
+        good = (streams["state"][ids] == _OPENED) & (streams["node_id"][ids] == node_id)
+        if len(rows.epoch):
+            good &= streams["epoch"][ids] == rows.epoch
+        if np.count_nonzero(good) < len(ids):
+            return False
+        if repeats:
+            return _chains(rows, ends)
+        return bool(np.count_nonzero(rows.start == ends) == len(ids))
+
+    def judge(self, node_id: int, rows: UploadRows, ahead: Ahead) -> Int64Column:
+        """Return one verdict a row."""
+        ids = rows.stream_id
+        if not len(ids):
+            return EMPTY_COLUMN
+        issued = ids < len(self._streams)
+        if np.count_nonzero(issued) == len(ids):
+            return self._judge_issued(node_id, rows, ahead)
+        # A stream that was never created is an error; one that is gone is not.
+        verdicts = np.full(len(ids), _STREAM_NOT_EXIST)
+        verdicts[issued] = self._judge_issued(node_id, rows.take(issued), ahead)
+        return verdicts
+
+    def _judge_issued(self, node_id: int, rows: UploadRows, ahead: Ahead) -> Int64Column:
+        streams, at = self._streams, rows.stream_id
+        state, owner, epochs = streams["state"][at], streams["node_id"][at], streams["epoch"][at]
+        low, high = streams["start_offset"][at], streams["end_offset"][at]
+        if ahead.ends:
+            pairs = zip(at.tolist(), high.tolist(), strict=True)
+            high = np.array([ahead.ends.get(stream, end) for stream, end in pairs], np.int64)
+        given = rows.epoch if len(rows.epoch) else epochs
+        crosses_trim = (high == low) & (rows.start < low)
+        # The last one that holds is the verdict.
+        return _last_of(
+            (~((rows.start == high) | crosses_trim), ErrorCode.OFFSET_NOT_MATCHED),
+            (owner != node_id, ErrorCode.STREAM_FENCED),
+            (state != _OPENED, ErrorCode.STREAM_NOT_OPENED),
+            (epochs < given, ErrorCode.STREAM_INNER_ERROR),
+            (epochs > given, ErrorCode.STREAM_FENCED),
+            *self._owed_cases(rows, low, ahead.owed),
+            ((state == DELETED) | (rows.end <= low), ErrorCode.NONE),
+        )
+
+    def _owed_cases(
+        self, rows: UploadRows, low: Int64Column, owed: StreamSpans
+    ) -> tuple[tuple[Mask, ErrorCode], ...]:
+        """What the node owes of a stream it may upload, whoever has the stream now."""
+        if not len(owed):
+            return ()
+        at = owed.row_of(rows.stream_id)
+        first, end = owed.start_offset[at], owed.end_offset[at]
+        active = (at >= 0) & (np.maximum(low, first) < end)
+        formed_before_trim = (first <= low) & (rows.start < low)
+        right = (rows.start == np.maximum(low, first)) | formed_before_trim
+        right &= rows.end <= end
+        return (
+            (active & ~right, ErrorCode.OFFSET_NOT_MATCHED),
+            (active & right, ErrorCode.NONE),
+        )
+
+    def owed_after(
+        self, owed: StreamSpans, stream_id: Int64Column, end: Int64Column
+    ) -> StreamSpans:
+        """Return what a node owes once it uploaded streams up to `end`.
+
+        Same rows; those with nothing left to upload are empty.
+        """
+        at = owed.row_of(stream_id)
+        live = self._streams.live_starts(owed)
+        moved = (at >= 0) & (end > self._streams["start_offset"][np.where(at >= 0, stream_id, 0)])
+        starts = owed.start_offset.copy()
+        starts[at[moved]] = end[moved]
+        over = live >= owed.end_offset
+        starts[over] = owed.end_offset[over]
+        return StreamSpans(owed.stream_id, starts, owed.end_offset)
+
+
+def has_twins(ids: Int64Column) -> bool:
+    """Whether some id is there twice."""
+    ordered = np.sort(ids)
+    return bool(np.count_nonzero(ordered[1:] == ordered[:-1]))
+
+
+def _chains(rows: UploadRows, ends: Int64Column) -> bool:
+    """Whether each row continues the row of its stream before it, and the first one the stream."""
+    if not has_twins(rows.stream_id):
+        return bool(np.count_nonzero(rows.start == ends) == len(ends))
+    order = np.argsort(rows.stream_id, kind="stable")
+    ids, expected = rows.stream_id[order], ends[order]
+    again = ids[1:] == ids[:-1]
+    expected[1:][again] = rows.end[order[:-1]][again]
+    return bool(np.count_nonzero(rows.start[order] == expected) == len(ids))
+
+
+def _last_of(*cases: tuple[Mask, ErrorCode]) -> Int64Column:
+    verdicts = np.zeros(len(cases[0][0]), dtype=np.int64)
+    for rows, error in cases:
+        verdicts[rows] = int(error)
+    return verdicts
+
+
+_INT64_MAX = 2**63 - 1
+
+
+def judge(outputs: StreamSpans, sources: StreamSpans) -> tuple[npt.NDArray[np.bool_], bool]:
+    """Return which outputs reach beyond a contiguous run of the sources, and whether all is held.
+
+    Both are live parts. Outputs are sorted by stream id, and those of a stream overlap none of the
+    others; sources are in any order. All is held if the outputs cover every source.
+    """
+    if not len(outputs):
+        return np.zeros(0, dtype=np.bool_), not len(sources)
+    first = np.flatnonzero(np.concatenate(([True], np.diff(outputs.stream_id) > 0)))
+    streams = outputs.stream_id[first]
+    at = np.minimum(streams.searchsorted(sources.stream_id), len(streams) - 1)
+    if np.array_equal(streams[at], sources.stream_id):
+        low, high, held = _extents(at, sources, len(streams))
+        exact = low == np.minimum.reduceat(outputs.start_offset, first)
+        exact &= high == np.maximum.reduceat(outputs.end_offset, first)
+        exact &= held == np.add.reduceat(outputs.end_offset - outputs.start_offset, first)
+        exact &= held == high - low
+        if np.count_nonzero(exact) == len(streams):
+            return np.zeros(len(outputs), dtype=np.bool_), True
+    return _judge_by_runs(outputs, sources)
+
+
+def _extents(
+    owner: Int64Column, spans: StreamSpans, owners: int
+) -> tuple[Int64Column, Int64Column, Int64Column]:
+    """Return each owner's lowest start, highest end and length of all its spans."""
+    low = np.full(owners, _INT64_MAX, dtype=np.int64)
+    high = np.zeros(owners, dtype=np.int64)
+    held = np.zeros(owners, dtype=np.int64)
+    np.minimum.at(low, owner, spans.start_offset)
+    np.maximum.at(high, owner, spans.end_offset)
+    np.add.at(held, owner, spans.end_offset - spans.start_offset)
+    return low, high, held
+
+
+def _judge_by_runs(
+    outputs: StreamSpans, sources: StreamSpans
+) -> tuple[npt.NDArray[np.bool_], bool]:
+    """Do what `judge` does where a stream is in several pieces, or to say what does not fit."""
+    order = np.lexsort((sources.start_offset, sources.stream_id))
+    runs: dict[int, list[tuple[int, int]]] = {}
+    missing = 0
+    for stream_id, low, high in sources.take(order).merged().rows():
+        runs.setdefault(stream_id, []).append((low, high))
+        missing += high - low
+    outside = np.zeros(len(outputs), dtype=np.bool_)
+    for row, (stream_id, start, end) in enumerate(outputs.rows()):
+        of_stream = runs.get(stream_id, [])
+        place = bisect_right(of_stream, start, key=lambda run: run[0]) - 1
+        outside[row] = place < 0 or end > of_stream[place][1]
+        missing -= end - start
+    # Outputs that overlap nothing and lie within the sources cover them if they are as long.
+    return outside, not missing and not outside.any()
+
+
+class Repeat(Enum):
+    """Relation of a commit to those made before."""
+
+    NEW = 0
+    SAME = 1
+    OTHER_CONTENT = 2
+
+
+class Repeats:
+    """Commits that were made before, by the ids of their objects."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.rejected: Window[tuple[int, int], int] = Window(REJECTED_ROWS_MAX)
+
+    def judge(self, object_ids: Iterable[int], digest: int) -> Repeat:
+        """Compare a commit with those that committed any of these objects.
+
+        One equal digest suffices: an object that the first commit left out may have come with
+        another commit since.
+        """
+        found = [self._objects.commit_digest(object_id) for object_id in object_ids]
+        known = {made_with for made_with in found if made_with is not None}
+        if not known:
+            return Repeat.NEW
+        return Repeat.SAME if digest in known or NO_DIGEST in known else Repeat.OTHER_CONTENT
+
+    def first_answer(self, request: CommitStreamSetObject) -> CommitStreamSetObjectAnswer:
+        """Return what this commit was answered when it was made.
+
+        REJECT_ALL can't have been the policy if rows were left out: it is another commit then.
+        """
+        rows = request.stream_objects
+        owners = np.full(len(request.ranges.stream_id), request.object_id)
+        ranges = self.verdicts(owners, request.ranges.stream_id)
+        others = self.verdicts(rows.object_id, rows.stream_id)
+        if request.on_conflict is OnConflict.REJECT_ALL and (ranges.any() or others.any()):
+            return failed_commit(request, ErrorCode.OBJECT_CONTENT_MISMATCH)
+        return CommitStreamSetObjectAnswer(
+            error=ErrorCode.NONE, range_errors=ranges, stream_object_errors=others
+        )
+
+    def verdicts(self, object_id: Int64Column, stream_id: Int64Column) -> Int64Column:
+        """Return the `ErrorCode` number that each row of a commit was answered first."""
+        if not len(self.rejected):
+            return np.zeros(len(object_id), dtype=np.int64)
+        keys = zip(object_id.tolist(), stream_id.tolist(), strict=True)
+        return np.array([self.rejected.get(key) or 0 for key in keys], dtype=np.int64)
+
+    def replay_rejected(self, record: CommitRowsRejected, undo: Undo) -> None:
+        """See `CommitRowsRejected`."""
+        for object_id, stream_id, error in zip(
+            record.object_id.tolist(), record.stream_id.tolist(), record.error.tolist(), strict=True
+        ):
+            self.rejected.put((object_id, stream_id), error, undo)
+
+
+def failed_commit(request: CommitStreamSetObject, error: ErrorCode) -> CommitStreamSetObjectAnswer:
+    """Return the answer to a commit that failed before its rows were looked at."""
+    return CommitStreamSetObjectAnswer(
+        error=error,
+        range_errors=np.full(len(request.ranges.stream_id), int(error)),
+        stream_object_errors=np.full(len(request.stream_objects.stream_id), int(error)),
+    )
