@@ -100,11 +100,11 @@ async def _rates(
 ) -> list[Rate]:
     store = open_object_store(store_uri)
     async with ControllerClient(endpoints) as client:
-        session = await BrokerSession.register(client, NODE_ID, NODE_EPOCH)
+        session = await BrokerSession.open(client, NODE_ID, NODE_EPOCH)
         ids = await session.create_streams([{}] * settings.streams)
         opened = (await session.open_streams(dict.fromkeys(ids, 1))).require_all()
         rates = []
-        async with StreamWriter(session, store, WriterConfig(linger=LINGER_S)) as writer:
+        async with StreamWriter(session, store, WriterConfig(linger_s=LINGER_S)) as writer:
             writer.attach(opened.values())
             for call, many in (("append", 1), ("append_many", _MANY)):
                 progress(f"appending: {call} to {name}")

@@ -67,7 +67,7 @@ async def measure(root: Path, settings: Example, progress: Callable[[str], None]
         upload_bytes=2 * largest,
         split_bytes=2 * largest,
         block_bytes=BLOCK_UNITS * (settings.unit_bytes - RECORD_HEADER_SIZE),  # of payload
-        linger=600.0,
+        linger_s=600.0,
     )
     async with running_place(root, STREAMS, config) as place:
         await _write(place, settings)

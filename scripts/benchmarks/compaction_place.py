@@ -99,7 +99,7 @@ async def running_place(root: Path, streams: int, config: WriterConfig) -> Async
         bucket = root / "bucket"
         store = LocalObjectStore(bucket)
         async with ControllerClient(cluster.endpoints) as client:
-            session = await BrokerSession.register(client, NODE_ID, NODE_EPOCH)
+            session = await BrokerSession.open(client, NODE_ID, NODE_EPOCH)
             ids = await session.create_streams([{}] * streams)
             opened = (await session.open_streams(dict.fromkeys(ids, 1))).require_all()
             async with StreamWriter(session, store, config) as writer:

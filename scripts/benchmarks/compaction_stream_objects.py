@@ -47,7 +47,7 @@ class Requests:
 
 async def measure(root: Path, settings: StreamObjects, progress: Callable[[str], None]) -> Outcome:
     """Compact a stream in each way."""
-    config = WriterConfig(upload_bytes=2 * settings.object_mib * MIB, linger=600.0)
+    config = WriterConfig(upload_bytes=2 * settings.object_mib * MIB, linger_s=600.0)
     done: list[Requests] = []
     async with running_place(root, len(WAYS), config) as place:
         for stream_id, (way, kind, by_store) in zip(place.stream_ids, WAYS, strict=True):

@@ -83,7 +83,7 @@ async def measure(root: Path, settings: Throughput, progress: Callable[[str], No
 
 
 async def _run(root: Path, settings: Throughput, total_mib: int, budget_mib: int) -> Run:
-    config = WriterConfig(upload_bytes=BATCH_BYTES, split_bytes=2 * BATCH_BYTES, linger=600.0)
+    config = WriterConfig(upload_bytes=BATCH_BYTES, split_bytes=2 * BATCH_BYTES, linger_s=600.0)
     async with running_place(root, settings.streams, config) as place:
         await _fill(place, settings, total_mib)
         step = max(1, settings.streams // READ_STREAMS)

@@ -89,10 +89,10 @@ async def measure(root: Path, settings: Settings, progress: Callable[[str], None
     with running_cluster(root, 1) as cluster:
         store = LocalObjectStore(root / "bucket")
         async with ControllerClient(cluster.endpoints) as client:
-            session = await BrokerSession.register(client, NODE_ID, NODE_EPOCH)
+            session = await BrokerSession.open(client, NODE_ID, NODE_EPOCH)
             ids = await session.create_streams([{}] * settings.streams)
             opened = (await session.open_streams(dict.fromkeys(ids, 1))).require_all()
-            async with StreamWriter(session, store, WriterConfig(linger=60.0)) as writer:
+            async with StreamWriter(session, store, WriterConfig(linger_s=60.0)) as writer:
                 writer.attach(opened.values())
                 place = _Place(session, store, writer, tuple(ids))
                 progress(f"reading: write {settings.total_mib} MiB to {settings.streams} streams")
@@ -166,7 +166,7 @@ async def _tail(place: _Place, reader: StreamReader, settings: Settings) -> int:
     tails = [reader.tail(each, place.writer.next_offset(each)) for each in place.stream_ids]
 
     async def follow(tail: StreamTail) -> int:
-        with tail:
+        async with tail:
             return sum([len((await anext(tail)).payload) for _ in range(wanted)])
 
     following = asyncio.gather(*map(follow, tails))

@@ -76,11 +76,11 @@ async def run(arguments: argparse.Namespace) -> None:
     mine = sorted({stream_ids[key] for key, _ in rows})
     config = WriterConfig(
         upload_bytes=arguments.upload_bytes,
-        ttl_ms=arguments.ttl_ms,
+        ttl_s=arguments.ttl_ms / 1000,
         reupload_attempts=20,  # with a short time to live on a slow machine ids may expire again
     )
     async with ControllerClient(arguments.connect.split(",")) as client:
-        session = await BrokerSession.register(client, arguments.node_id, arguments.node_epoch)
+        session = await BrokerSession.open(client, arguments.node_id, arguments.node_epoch)
         opened = await open_all(session, mine)
         store = open_object_store(arguments.store)
         async with StreamWriter(session, store, config, Reporter(arguments.hold)) as writer:

@@ -68,7 +68,7 @@ class ObservingReader:
                     payloads = [bytes(record.payload) for record in records]
                     self._compare(stream_id, payloads)
                 await asyncio.sleep(PAUSE_S)
-            reader.close()
+            await reader.close()
 
     def _compare(self, stream_id: int, payloads: Sequence[bytes]) -> None:
         rows = [row for payload in payloads for row in payload.split(b"\n")]

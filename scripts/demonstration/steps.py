@@ -50,7 +50,7 @@ def create_streams(connect: Sequence[str], label: str, keys: Sequence[str]) -> d
 
     async def create() -> list[int]:
         async with ControllerClient(connect) as client:
-            session = await BrokerSession.register(client, ADMIN_NODE_ID, 1)
+            session = await BrokerSession.open(client, ADMIN_NODE_ID, 1)
             return await session.create_streams([{label: key} for key in keys])
 
     return dict(zip(keys, asyncio.run(create()), strict=True))
@@ -136,7 +136,7 @@ def read_back(
                 rows = [row for record in records for row in record.payload.split(b"\n")]
                 rows_read += len(rows)
                 digests[keys[stream_id]] = digest_of_rows(rows)
-            reader.close()
+            await reader.close()
         return rows_read, digests
 
     return asyncio.run(read())

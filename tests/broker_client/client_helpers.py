@@ -67,7 +67,7 @@ class Broker:
         try:
             return [record.payload async for record in reader.iterate(stream_id)]
         finally:
-            reader.close()
+            await reader.close()
 
 
 @asynccontextmanager
@@ -76,8 +76,8 @@ async def broker(members: int = 1, *, deadline: float = 10.0) -> AsyncIterator[B
     async with (
         FakeCluster(members) as cluster,
         ControllerClient(
-            cluster.endpoints, deadline=deadline, attempt_timeout=1.0, rng=random.Random(7)
+            cluster.endpoints, deadline_s=deadline, attempt_timeout_s=1.0, rng=random.Random(7)
         ) as client,
     ):
-        session = await BrokerSession.register(client, 1000, 1)
+        session = await BrokerSession.open(client, 1000, 1)
         yield Broker(cluster, client, session, MemoryObjectStore())

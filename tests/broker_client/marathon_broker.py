@@ -83,7 +83,7 @@ async def live(settings: Settings) -> None:
     store = LocalObjectStore(root / "bucket")
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(ControllerClient(settings.endpoints))
-        session = await BrokerSession.register(client, settings.node_id, settings.node_epoch)
+        session = await BrokerSession.open(client, settings.node_id, settings.node_epoch)
         log = None
         if settings.durability == "wal":
             identity = LogIdentity(session.namespace, settings.node_id, settings.node_epoch)

@@ -427,7 +427,7 @@ async def placed(seed: int = 0, members: int = 1) -> AsyncIterator[Place]:
     async with (
         cluster,
         ControllerClient(
-            cluster.endpoints, deadline=10.0, attempt_timeout=2.0, rng=random.Random(seed)
+            cluster.endpoints, deadline_s=10.0, attempt_timeout_s=2.0, rng=random.Random(seed)
         ) as client,
     ):
         yield Place(world, cluster, client)

@@ -97,7 +97,7 @@ async def measure(root: Path, objects: list[tuple[int, int]]) -> dict[str, int]:
             await reader.read(each, at, max_bytes=READ_BYTES)
             most, held = max(most, resident_bytes()), max(held, reader.held_bytes)
         done = sum(await reading)
-        reader.close()
+        await reader.close()
         return {"grown_bytes": most - before, "held_bytes": held, "read_bytes": done}
 
 

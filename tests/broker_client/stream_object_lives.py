@@ -56,7 +56,7 @@ class TinyConfig(StreamObjectConfig):
     whole_object_bytes: int = 250
     index_merge_bytes: int = 200
     rules: dict[StreamCompaction, GroupRules] = field(default_factory=small_rules)
-    store_patience: float = 0.0
+    store_patience_s: float = 0.0
 
     @property
     def copy_rules(self) -> CopyRules:

@@ -86,13 +86,13 @@ def test_endpoints_that_are_right(endpoint: str) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda value: ControllerClient([ENDPOINT], deadline=value),
-        lambda value: ControllerClient([ENDPOINT], attempt_timeout=value),
-        lambda value: MetadataWatch([ENDPOINT], deadline=value),
-        lambda value: MetadataWatch([ENDPOINT], silence=value),
-        lambda value: WriterConfig(commit_deadline=value),
-        lambda value: ReaderConfig(poll_interval=value),
-        lambda value: ReaderConfig(deadline=value),
+        lambda value: ControllerClient([ENDPOINT], deadline_s=value),
+        lambda value: ControllerClient([ENDPOINT], attempt_timeout_s=value),
+        lambda value: MetadataWatch([ENDPOINT], deadline_s=value),
+        lambda value: MetadataWatch([ENDPOINT], silence_s=value),
+        lambda value: WriterConfig(commit_deadline_s=value),
+        lambda value: ReaderConfig(poll_interval_s=value),
+        lambda value: ReaderConfig(deadline_s=value),
     ],
 )
 def test_durations_are_positive_seconds(make: Callable[[Any], object], value: Any) -> None:
@@ -100,9 +100,20 @@ def test_durations_are_positive_seconds(make: Callable[[Any], object], value: An
         make(value)
 
 
+@pytest.mark.parametrize("value", [0, 0.5, 604_801, math.nan, "60", None, True])
+def test_a_time_to_live_is_what_controllers_grant(value: Any) -> None:
+    with pytest.raises(WRONG, match=r"^ttl_s is .*wanted seconds, 1\.\.604800$"):
+        WriterConfig(ttl_s=value)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("memory_budget", "1 GiB"), ("part_bytes", 5), ("read_threads", None), ("commit_deadline", 0)],
+    [
+        ("memory_budget", "1 GiB"),
+        ("part_bytes", 5),
+        ("read_threads", None),
+        ("commit_deadline_s", 0),
+    ],
 )
 def test_bounds_of_a_compactor_name_what_is_wrong(name: str, value: Any) -> None:
     with pytest.raises(WRONG, match=rf"^{name} is .*wanted"):
@@ -118,7 +129,6 @@ def test_bounds_of_a_compactor_name_what_is_wrong(name: str, value: Any) -> None
         (WriterConfig, "max_streams"),
         (WriterConfig, "parallel_uploads"),
         (WriterConfig, "upload_threads"),
-        (WriterConfig, "ttl_ms"),
         (ReaderConfig, "read_bytes"),
         (ReaderConfig, "fetch_threads"),
         (LogConfig, "max_bytes"),
@@ -154,13 +164,13 @@ async def _no_wait(made: object) -> object:
 
 
 SESSION_CALLS: list[tuple[str, Call]] = [
-    ("client", lambda b: lib.BrokerSession.register(ENDPOINT, 7, 1)),
-    ("node_id", lambda b: lib.BrokerSession.register(b.client, "7", 1)),
-    ("node_id", lambda b: lib.BrokerSession.register(b.client, 2**31, 1)),
-    ("node_epoch", lambda b: lib.BrokerSession.register(b.client, 7, -1)),
-    ("node_epoch", lambda b: lib.BrokerSession.register(b.client, 7, 1.5)),
-    ("wal_config", lambda b: lib.BrokerSession.register(b.client, 7, 1, wal_config=b"")),
-    ("tags", lambda b: lib.BrokerSession.register(b.client, 7, 1, tags=["a"])),
+    ("client", lambda b: lib.BrokerSession.open(ENDPOINT, 7, 1)),
+    ("node_id", lambda b: lib.BrokerSession.open(b.client, "7", 1)),
+    ("node_id", lambda b: lib.BrokerSession.open(b.client, 2**31, 1)),
+    ("node_epoch", lambda b: lib.BrokerSession.open(b.client, 7, -1)),
+    ("node_epoch", lambda b: lib.BrokerSession.open(b.client, 7, 1.5)),
+    ("wal_config", lambda b: lib.BrokerSession.open(b.client, 7, 1, wal_config=b"")),
+    ("tags", lambda b: lib.BrokerSession.open(b.client, 7, 1, tags=["a"])),
     ("tags", lambda b: b.session.create_streams({"topic": "example"})),
     ("tags", lambda b: b.session.create_streams("example")),
     ("tags", lambda b: b.session.create_streams(3)),
@@ -174,14 +184,14 @@ SESSION_CALLS: list[tuple[str, Call]] = [
     ("epochs has no stream 1", lambda b: b.session.trim_streams({0: 1}, {1: 5})),
     ("new_starts", lambda b: b.session.trim_streams({0: 1}, [5])),
     ("request", lambda b: b.client.call(DESCRIBE_STREAMS, {})),
-    ("deadline", lambda b: b.client.call(DESCRIBE_STREAMS, DESCRIBE_STREAMS.request(), "5")),
+    ("deadline_s", lambda b: b.client.call(DESCRIBE_STREAMS, DESCRIBE_STREAMS.request(), "5")),
     ("stream_ids", lambda b: anext(b.client.describe_streams("12"))),
     ("session", lambda b: _no_wait(lib.Heartbeat(b.client, print))),
     ("on_taken_over", lambda b: _no_wait(lib.Heartbeat(b.session, None))),
     ("session", lambda b: _no_wait(lib.StreamWriter(b.client, b.store))),
     ("store", lambda b: _no_wait(lib.StreamWriter(b.session, "file:///bucket"))),
     ("store", lambda b: _no_wait(lib.StreamWriter(b.session, Path("/bucket")))),
-    ("config", lambda b: _no_wait(lib.StreamWriter(b.session, b.store, {"linger": 1}))),
+    ("config", lambda b: _no_wait(lib.StreamWriter(b.session, b.store, {"linger_s": 1}))),
     ("log", lambda b: _no_wait(lib.StreamWriter(b.session, b.store, log="/wal"))),
     ("client", lambda b: _no_wait(lib.StreamReader(b.session, b.store, NAMESPACE))),
     ("store", lambda b: _no_wait(lib.StreamReader(b.client, "s3://b", NAMESPACE))),
@@ -190,7 +200,7 @@ SESSION_CALLS: list[tuple[str, Call]] = [
     ("config", lambda b: _no_wait(lib.StreamReader(b.client, b.store, NAMESPACE, 5))),
     ("node", lambda b: _no_wait(lib.CommitPipeline(b.client, 7))),
     ("client", lambda b: _no_wait(lib.CommitPipeline(b.session, b.session.node))),
-    ("deadline", lambda b: _no_wait(lib.CommitPipeline(b.client, b.session.node, deadline=0))),
+    ("deadline_s", lambda b: _no_wait(lib.CommitPipeline(b.client, b.session.node, deadline_s=0))),
     ("directory", lambda b: lib.WriteAheadLog.open(None, LogIdentity("n", 1, 1))),
     ("directory", lambda b: lib.WriteAheadLog.open("", LogIdentity("n", 1, 1))),
     ("identity", lambda b: lib.WriteAheadLog.open("/wal", NAMESPACE)),
@@ -230,7 +240,7 @@ APPENDS: list[tuple[str, Append]] = [
     ("payloads", lambda w: w.append_many(0, [])),
     ("payloads[1]", lambda w: w.append_many(0, [b"x", "y"])),
     ("payloads[1]", lambda w: w.append_many(0, [b"x", 3])),
-    ("deadline", lambda w: w.close(-1)),
+    ("deadline_s", lambda w: w.close(-1)),
     ("streams", lambda w: _no_wait(w.attach({0: 1}))),
     ("streams[0]", lambda w: _no_wait(w.attach([0]))),
     ("stream_ids", lambda w: _no_wait(w.detach(0))),
@@ -266,9 +276,9 @@ READS: list[tuple[str, Read]] = [
     ("start", lambda r: r.read(0, 0.5)),
     ("end", lambda r: r.read(0, 0, "5")),
     ("max_bytes", lambda r: r.read(0, 0, None, 0)),
-    ("deadline", lambda r: r.read(0, 0, deadline="5")),
+    ("deadline_s", lambda r: r.read(0, 0, deadline_s="5")),
     ("offset", lambda r: r.fetch(0, -1)),
-    ("wait", lambda r: r.fetch(0, 0, wait=-1)),
+    ("wait_s", lambda r: r.fetch(0, 0, wait_s=-1)),
     ("min_bytes", lambda r: r.fetch(0, 0, min_bytes=-1)),
     ("stream_id", lambda r: anext(r.iterate(None))),
     ("stream_ids", lambda r: anext(r.read_streams(0))),

@@ -57,7 +57,7 @@ async def test_it_goes_on_and_names_what_is_to_be_done_for_others() -> None:
     await until(lambda: session.sent > 5, "heartbeats")
     assert [one.node_id for one in heartbeat.recoveries] == [1001]
     assert [(one.node_id, one.node_epoch) for one in heartbeat.compactions] == [(1002, 4)]
-    await heartbeat.stop()
+    await heartbeat.close()
     sent = session.sent
     assert (told, session.sent) == ([], sent)
 
@@ -67,7 +67,7 @@ async def test_one_that_does_not_get_through_is_not_the_last() -> None:
     heartbeat = heartbeat_of(session, [])
     heartbeat.start()
     await until(lambda: session.sent > 6, "heartbeats after failures")
-    await heartbeat.stop()
+    await heartbeat.close()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ async def test_a_takeover_ends_it_and_is_told(error: BrokerClientError) -> None:
     heartbeat.start()
     await until(lambda: bool(told), "the news")
     assert told == [error]
-    await heartbeat.stop()
+    await heartbeat.close()
     assert session.sent == 2
 
 
@@ -91,7 +91,7 @@ async def test_controllers_without_sessions_are_asked_once() -> None:
     heartbeat = heartbeat_of(session, told)
     heartbeat.start()
     await until(lambda: session.sent == 1, "the heartbeat")
-    await heartbeat.stop()
+    await heartbeat.close()
     assert told == []
 
 

@@ -45,14 +45,14 @@ def warned_after(part: Callable[[Broker], Awaitable[object]]) -> list[str]:
 
 async def drop_writer(b: Broker) -> None:
     streams = await b.opened(2)
-    writer = StreamWriter(b.session, b.store, WriterConfig(linger=NEVER))
+    writer = StreamWriter(b.session, b.store, WriterConfig(linger_s=NEVER))
     writer.attach(streams)
     for one in streams:
         await writer.append(one.stream_id, b"x", 3)
 
 
 async def close_writer(b: Broker) -> None:
-    async with StreamWriter(b.session, b.store, WriterConfig(linger=NEVER)) as writer:
+    async with StreamWriter(b.session, b.store, WriterConfig(linger_s=NEVER)) as writer:
         writer.attach(await b.opened(1))
         await writer.append(0, b"x")
 
@@ -74,11 +74,11 @@ async def drop_heartbeat(b: Broker) -> None:
 async def stop_heartbeat(b: Broker) -> None:
     heartbeat = Heartbeat(b.session, print)
     heartbeat.start()
-    await heartbeat.stop()
+    await heartbeat.close()
 
 
 async def drop_watch(b: Broker) -> None:
-    watch = MetadataWatch(b.cluster.endpoints, deadline=0.01)
+    watch = MetadataWatch(b.cluster.endpoints, deadline_s=0.01)
     with pytest.raises(Exception, match="Watch"):
         async for _ in watch.follow():
             pass
@@ -97,7 +97,7 @@ async def drop_pipeline(b: Broker) -> None:
         (drop_writer, ["StreamWriter", "6 offsets of 2 streams", "may be lost", "async with"]),
         (drop_reader, ["StreamReader", "reads that wait", "reader.close()"]),
         (drop_client, ["ControllerClient", "1 connections", "client.close()"]),
-        (drop_heartbeat, ["Heartbeat", "node 1000", "heartbeat.stop()"]),
+        (drop_heartbeat, ["Heartbeat", "node 1000", "heartbeat.close()"]),
         (drop_watch, ["MetadataWatch", "offset 0", "watch.close()"]),
         (drop_pipeline, ["CommitPipeline", "1 commits of node 1000", "pipeline.close()"]),
     ],
@@ -113,7 +113,7 @@ def test_a_dropped_log_and_its_writer_say_where_the_records_are(tmp_path: Path) 
     async def drop(b: Broker) -> None:
         streams = await b.opened(1)
         log = await WriteAheadLog.open(tmp_path, LogIdentity(b.session.namespace, 1000, 1))
-        config = WriterConfig(linger=NEVER, durability="wal")
+        config = WriterConfig(linger_s=NEVER, durability="wal")
         writer = StreamWriter(b.session, b.store, config, log=log)
         writer.attach(streams)
         await (await writer.append(0, b"x"))

@@ -58,7 +58,7 @@ def commit(object_id: int, stream_id: int, start: int) -> objects_pb2.CommitStre
 
 def client_of(cluster: FakePipelineCluster, deadline: float = 10.0) -> ControllerClient:
     return ControllerClient(
-        cluster.endpoints, deadline=deadline, attempt_timeout=0.5, rng=random.Random(11)
+        cluster.endpoints, deadline_s=deadline, attempt_timeout_s=0.5, rng=random.Random(11)
     )
 
 

@@ -186,7 +186,7 @@ async def test_a_commit_without_an_answer_is_made_once_whatever_became_of_it(fat
 
     world, ids = await world_of()
     line = BadLine(COMMIT, fate)
-    with compactor(world, NODE, line, replace(TINY, commit_deadline=0.1)) as made:
+    with compactor(world, NODE, line, replace(TINY, commit_deadline_s=0.1)) as made:
         first = await cycle(made, world)
         assert first.figures.commits == 0
         assert "the next cycle finds out" in first.failures[0]
@@ -417,7 +417,7 @@ async def test_a_store_that_asks_for_patience_gets_it(monkeypatch: pytest.Monkey
     slow_down = StoreUnavailableError("slow down", throttled=True)
     for name in ("get_range", "put", "upload_part", "start_multipart", "complete_multipart"):
         world.store.fail_next(name, slow_down, times=3)
-    with compactor(world, NODE, Steps(), replace(TINY, store_patience=10.0)) as made:
+    with compactor(world, NODE, Steps(), replace(TINY, store_patience_s=10.0)) as made:
         report = await cycle(made, world)
     assert (report.figures.commits, report.failures) == (1, ())
     assert not set(ids) & set(world.set_objects(NODE))

@@ -25,7 +25,7 @@ KEY = "key"
 async def writing(
     store: MemoryObjectStore, figures: Figures, rules: PartRules = RULES
 ) -> AsyncIterator[OutputWriter]:
-    calls = StoreCalls(store, CompactionConfig(store_patience=0.0))
+    calls = StoreCalls(store, CompactionConfig(store_patience_s=0.0))
     try:
         yield OutputWriter(calls, KEY, 7, rules, figures)
     finally:

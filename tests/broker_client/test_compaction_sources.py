@@ -48,7 +48,7 @@ class Bench:
     cache_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
-        self.calls = StoreCalls(self.store, CompactionConfig(store_patience=0.0))
+        self.calls = StoreCalls(self.store, CompactionConfig(store_patience_s=0.0))
         self.indexes = SourceIndexes(
             self.calls,
             self.map,  # type: ignore[arg-type]

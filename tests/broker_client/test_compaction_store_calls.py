@@ -105,7 +105,7 @@ async def test_a_store_that_turns_it_away_is_asked_again_and_other_errors_are_fi
         assert await calls.read(4, lambda: store.get_range("key")) == b"data"
         with pytest.raises(ObjectNotFoundError):
             await calls.read(4, lambda: store.get_range("none"))
-    with calls_of(store, CompactionConfig(store_patience=0.0)) as calls:
+    with calls_of(store, CompactionConfig(store_patience_s=0.0)) as calls:
         store.fail_next("get_range", slow_down)
         with pytest.raises(StoreUnavailableError):
             await calls.read(4, lambda: store.get_range("key"))

@@ -126,7 +126,7 @@ async def test_a_silent_controller_costs_one_attempt_not_the_call() -> None:
                 await stuck.wait()
 
         cluster.hooks["DescribeStreams"] = silent_once
-        async with ControllerClient(cluster.endpoints, attempt_timeout=0.2) as client:
+        async with ControllerClient(cluster.endpoints, attempt_timeout_s=0.2) as client:
             await client.call(DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest(), 10.0)
         stuck.set()
 
@@ -150,10 +150,10 @@ async def test_any_controller_names_the_namespace() -> None:
 async def test_registration_finds_what_an_earlier_process_left_open_and_fences_it() -> None:
     async with broker() as b:
         opened = await b.opened(2)
-        newer = await BrokerSession.register(b.client, 1000, 2)
+        newer = await BrokerSession.open(b.client, 1000, 2)
         assert [one.stream_id for one in newer.inherited] == [one.stream_id for one in opened]
         with pytest.raises(NodeEpochExpiredError, match="node 1000 at epoch 1"):
-            await BrokerSession.register(b.client, 1000, 1)
+            await BrokerSession.open(b.client, 1000, 1)
         with pytest.raises(NodeEpochExpiredError):
             await b.session.heartbeat()
 

@@ -120,7 +120,7 @@ async def read_all(cluster: LocalCluster, ends: dict[int, int]) -> int:
                 assert len(records) >= ends[stream_id], f"stream {stream_id} has lost records"
                 total += len(records)
         finally:
-            reader.close()
+            await reader.close()
     return total
 
 

@@ -48,7 +48,7 @@ async def written(
     streams: int, rounds: int, payload_bytes: int = 20
 ) -> AsyncIterator[tuple[Broker, StreamReader]]:
     """Yield a broker whose streams have `rounds` objects of 5 records, 2 offsets each."""
-    settings = WriterConfig(linger=3600.0, block_bytes=3 * payload_bytes + 1)
+    settings = WriterConfig(linger_s=3600.0, block_bytes=3 * payload_bytes + 1)
     async with broker() as b:
         opened = await b.opened(streams)
         async with StreamWriter(b.session, b.store, settings) as writer:
@@ -64,7 +64,7 @@ async def written(
         try:
             yield b, reader
         finally:
-            reader.close()
+            await reader.close()
 
 
 def payload_of(stream_id: int, offset: int, size: int) -> bytes:
@@ -152,7 +152,7 @@ async def test_bulk_reads_give_every_stream_with_few_requests(bulk_bytes: int) -
             assert bases(records) == wanted
             for record in records:
                 assert record.payload == payload_of(stream_id, record.base_offset, 20)
-        reader.close()
+        await reader.close()
         assert seen == sorted([*range(300), empty])
         assert b.cluster.calls["GetObjects"] == 1
         stored = sum(len(data) for data in b.store.objects().values())
@@ -175,7 +175,7 @@ async def test_bulk_reads_go_on_after_the_limit_of_one_answer() -> None:
             built[0].pieces.append((i, i + 1, i, 2, len(data)))  # type: ignore[arg-type]
         reader = b.reader()
         ((_, records),) = [stream async for stream in reader.read_streams([0])]
-        reader.close()
+        await reader.close()
         assert bases(records) == list(range(1100))
 
 
@@ -215,7 +215,7 @@ async def test_an_object_of_another_cluster_is_never_read() -> None:
         reader = StreamReader(b.client, b.store, "_streammeta_other")
         with pytest.raises(WrongBucketError, match="_streammeta_other"):
             await reader.read(0, 0)
-        reader.close()
+        await reader.close()
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, -1], ids=["empty", "one byte", "head", "all but one"])
@@ -239,7 +239,7 @@ async def test_no_changed_byte_of_structure_gives_wrong_records() -> None:
             reader = b.reader()
             with contextlib.suppress(CorruptObjectError):
                 assert bases(await reader.read(0, 0)) == wanted, f"byte {at}"
-            reader.close()
+            await reader.close()
 
 
 async def test_an_index_without_the_listed_range_is_named() -> None:
@@ -289,7 +289,7 @@ async def test_a_composite_object_is_read_through_its_links() -> None:
         reader = b.reader()
         records = await reader.read(0, 3, 17)
         assert [record.payload for record in records] == [bytes([i]) for i in range(3, 17)]
-        reader.close()
+        await reader.close()
 
 
 async def test_the_index_cache_serves_again_and_keeps_its_bound() -> None:
@@ -301,7 +301,7 @@ async def test_the_index_cache_serves_again_and_keeps_its_bound() -> None:
         small = StreamReader(b.client, b.store, NAMESPACE, ReaderConfig(index_cache_bytes=1))
         for _ in range(2):
             assert len(await small.read(0, 0)) == 15
-        small.close()
+        await small.close()
         assert small.stats.indexes_fetched == 6
 
 

@@ -336,7 +336,7 @@ async def test_who_goes_on_finds_blocks_in_memory_and_each_is_fetched_once() -> 
         fetched = [one for one in place.world.store.gets if one[2] is not None]
         spans = sorted((start, end or 0) for _, start, end in fetched)
         assert all(one[1] <= other[0] for one, other in pairwise(spans))
-        reader.close()
+        await reader.close()
 
 
 async def test_readers_here_and_there_are_not_read_ahead_for() -> None:
@@ -347,7 +347,7 @@ async def test_readers_here_and_there_are_not_read_ahead_for() -> None:
             assert (await reader.read(0, at, at + 1))[0].base_offset == at
             assert reader._blocks.size <= 110_000
         assert reader.stats.blocks_read_ahead == 0
-        reader.close()
+        await reader.close()
 
 
 async def test_more_readers_than_memory_lose_what_was_read_ahead_and_still_read_all() -> None:
@@ -363,7 +363,7 @@ async def test_more_readers_than_memory_lose_what_was_read_ahead_and_still_read_
                 assert reader._blocks.size <= 66_000
 
         await asyncio.gather(*(read_all(start) for start in range(0, 200, 7)))
-        reader.close()
+        await reader.close()
 
 
 async def test_readers_of_the_same_blocks_share_one_request() -> None:
@@ -371,7 +371,7 @@ async def test_readers_of_the_same_blocks_share_one_request() -> None:
         reader = await filled_reader(place, ReaderConfig(), 300)
         await asyncio.gather(*(reader.read(0, 0, 100) for _ in range(20)))
         assert reader.stats.requests == 2, "an index and a range"
-        reader.close()
+        await reader.close()
 
 
 async def test_reads_wait_for_memory_instead_of_taking_more() -> None:
@@ -391,7 +391,7 @@ async def test_reads_wait_for_memory_instead_of_taking_more() -> None:
         assert 0 < most <= 100_000
         assert reader._fetcher.held_bytes == 0
         assert reader._blocks.size == 0
-        reader.close()
+        await reader.close()
 
 
 async def test_a_cancelled_read_gives_its_memory_back() -> None:
@@ -406,7 +406,7 @@ async def test_a_cancelled_read_gives_its_memory_back() -> None:
             await asyncio.gather(*tasks, return_exceptions=True)
             assert reader._fetcher.held_bytes == 0
         assert (await reader.read(0, 0))[0].base_offset == 0
-        reader.close()
+        await reader.close()
 
 
 async def test_small_objects_are_read_with_one_request_for_all_their_streams() -> None:
@@ -418,7 +418,7 @@ async def test_small_objects_are_read_with_one_request_for_all_their_streams() -
             assert len(await reader.read(stream_id, 0)) == 3
         assert reader.stats.requests == 1
         assert reader._blocks.size == 0
-        reader.close()
+        await reader.close()
 
 
 async def test_who_gives_up_leaves_the_shared_request_to_the_others() -> None:
@@ -435,7 +435,7 @@ async def test_who_gives_up_leaves_the_shared_request_to_the_others() -> None:
         release.set()
         assert await staying == place.world.streams[1].records
         assert len(place.world.store.gets) == before + 1, "both lie side by side"
-        reader.close()
+        await reader.close()
 
 
 async def test_a_request_that_nobody_waits_for_is_not_sent() -> None:
@@ -456,4 +456,4 @@ async def test_a_request_that_nobody_waits_for_is_not_sent() -> None:
         assert len(await first) == 20
         await reader.read(0, 0, 20)
         assert len(place.world.store.gets) == before + 1
-        reader.close()
+        await reader.close()

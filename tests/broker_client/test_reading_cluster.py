@@ -93,12 +93,12 @@ async def read_until_refused(reader: StreamReader, stream_id: int, offset: int) 
 async def scene(root: Path, endpoints: list[str]) -> None:
     store = LocalObjectStore(root / "bucket")
     async with ControllerClient(endpoints) as client:
-        session = await BrokerSession.register(client, 1000, 1)
+        session = await BrokerSession.open(client, 1000, 1)
         (stream_id,) = await session.create_streams([{}])
         opened = (await session.open_streams({stream_id: 1})).require_all()
-        config = ReaderConfig(poll_interval=60.0)
+        config = ReaderConfig(poll_interval_s=60.0)
         async with (
-            StreamWriter(session, store, WriterConfig(linger=60.0, block_bytes=900)) as writer,
+            StreamWriter(session, store, WriterConfig(linger_s=60.0, block_bytes=900)) as writer,
             StreamReader(client, store, session.namespace, config) as reader,
             StreamReader(client, store, session.namespace, config) as other,
         ):

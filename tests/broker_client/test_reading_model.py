@@ -26,10 +26,10 @@ TINY = ReaderConfig(
     readahead_bytes=100,
     max_readahead_bytes=300,
     max_slices=6,
-    max_staleness=0.05,
-    poll_interval=0.02,
+    max_staleness_s=0.05,
+    poll_interval_s=0.02,
 )
-CONFIGS = {"roomy": ReaderConfig(), "tiny": TINY, "forgetful": ReaderConfig(max_staleness=0)}
+CONFIGS = {"roomy": ReaderConfig(), "tiny": TINY, "forgetful": ReaderConfig(max_staleness_s=0)}
 
 
 def check_run(got: Sequence[RecordBatch], world: World, stream_id: int, start: int) -> None:
@@ -97,7 +97,7 @@ async def follow(
             check_trimmed(error, world, tail.position)
             position = error.start_offset
         finally:
-            tail.close()
+            await tail.close()
 
 
 def check_tailed(got: Sequence[RecordBatch], world: World, stream_id: int) -> None:
@@ -146,7 +146,7 @@ async def storm(place: Place, config: ReaderConfig, rng: random.Random) -> None:
     for each, out in tailed.items():
         check_tailed(out, world, each)
         assert out[-1] == world.streams[each].records[-1]
-    reader.close()
+    await reader.close()
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -181,4 +181,4 @@ async def test_iterating_reads_each_record_once_while_objects_are_replaced() -> 
             if len(world.streams[0].pieces) > 12:
                 world.compact(0, place.world.rng.randrange(10), 3)
         assert got == world.streams[0].records
-        reader.close()
+        await reader.close()

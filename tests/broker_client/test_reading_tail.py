@@ -39,11 +39,11 @@ async def tailing(
     async with placed(members=members) as place:
         place.world.create(streams)
         place.world.commit(dict.fromkeys(range(streams), 10))
-        reader = place.reader(config or ReaderConfig(poll_interval=60.0))
+        reader = place.reader(config or ReaderConfig(poll_interval_s=60.0))
         try:
             yield place, reader
         finally:
-            reader.close()
+            await reader.close()
 
 
 async def take(tail: StreamTail, count: int) -> list[RecordBatch]:
@@ -132,7 +132,7 @@ async def test_a_closed_tail_ends_even_while_it_waits() -> None:
         waiting = asyncio.create_task(take(tail, 1))
         await until(lambda: reader._slices.ends_at(0, 10), "end")
         assert set(reader._slices.tracked()) == {0}
-        tail.close()
+        await tail.close()
         with pytest.raises(StopAsyncIteration):
             async with asyncio.timeout(SOON):
                 await anext(tail)
@@ -190,7 +190,7 @@ async def test_offsets_that_are_owed_are_waited_for_and_those_given_up_are_passe
 
 
 async def test_without_a_watch_waiters_ask_from_time_to_time() -> None:
-    async with tailing(config=ReaderConfig(poll_interval=0.02)) as (place, reader):
+    async with tailing(config=ReaderConfig(poll_interval_s=0.02)) as (place, reader):
         place.world.watch_is_broken = True
         tail = reader.tail(0, 10)
         waiting = asyncio.create_task(take(tail, 2))
@@ -257,7 +257,7 @@ async def test_fetch_returns_at_once_when_there_is_something_or_no_wait() -> Non
 
 async def test_fetch_waits_for_enough_and_no_longer() -> None:
     async with tailing() as (place, reader):
-        waiting = asyncio.create_task(reader.fetch(0, 8, min_bytes=100, wait=SOON))
+        waiting = asyncio.create_task(reader.fetch(0, 8, min_bytes=100, wait_s=SOON))
         await until(lambda: reader._slices.ends_at(0, 10), "end")
         await followed(place, reader)
         for _ in range(3):
@@ -266,10 +266,10 @@ async def test_fetch_waits_for_enough_and_no_longer() -> None:
             await asyncio.sleep(0.01)
         fetched = await waiting
         assert [one.base_offset for one in fetched.records] == list(range(8, 13))
-        some = await reader.fetch(0, 11, min_bytes=1_000_000, wait=0.05)
+        some = await reader.fetch(0, 11, min_bytes=1_000_000, wait_s=0.05)
         assert [one.base_offset for one in some.records] == [11, 12]
-        assert (await reader.fetch(0, 13, wait=0.05)).records == []
-        few = await reader.fetch(0, 0, max_bytes=30, min_bytes=30, wait=SOON)
+        assert (await reader.fetch(0, 13, wait_s=0.05)).records == []
+        few = await reader.fetch(0, 0, max_bytes=30, min_bytes=30, wait_s=SOON)
         assert [one.base_offset for one in few.records] == [0, 1]
 
 
@@ -283,8 +283,8 @@ async def test_requests_that_make_no_sense_are_refused() -> None:
             reader.tail(0, -1)
         with pytest.raises(ValueError, match="readahead_bytes is 0"):
             ReaderConfig(readahead_bytes=0)
-        with pytest.raises(ValueError, match="poll_interval"):
-            ReaderConfig(poll_interval=0)
+        with pytest.raises(ValueError, match="poll_interval_s"):
+            ReaderConfig(poll_interval_s=0)
 
 
 async def test_a_read_ends_by_its_deadline() -> None:
@@ -296,9 +296,9 @@ async def test_a_read_ends_by_its_deadline() -> None:
 
         place.cluster.hooks["GetObjects"] = hang
         with pytest.raises(ReadDeadlineError, match=r"read of stream 0 was not done in 0.05 s"):
-            await reader.read(0, 0, deadline=0.05)
+            await reader.read(0, 0, deadline_s=0.05)
         with pytest.raises(ReadDeadlineError, match="look-up of time 5 in stream 0"):
-            await reader.offset_for_timestamp(0, 5, timestamp_of=lambda _: 0, deadline=0.05)
+            await reader.offset_for_timestamp(0, 5, timestamp_of=lambda _: 0, deadline_s=0.05)
         never.set()
         assert len(await reader.read(0, 0)) == 10
 
@@ -324,7 +324,7 @@ async def test_a_closed_reader_refuses_and_lets_nobody_wait(waits_for: str) -> N
         reading = asyncio.create_task(reader.read(0, 10 if waits_for == "block" else 0))
         tail = asyncio.create_task(take(reader.tail(1, place.world.streams[1].end), 1))
         await until(reached.is_set, f"wait for the {waits_for}")
-        reader.close()
+        await reader.close()
         release.set()
         for task in (reading, tail):
             with pytest.raises(ReaderClosedError):

@@ -181,7 +181,7 @@ async def timed(
         config = ReaderConfig(block_cache_bytes=10_000)
         reader = place.reader(config)
         yield place, world, reader
-        reader.close()
+        await reader.close()
 
 
 def time_of(world: World) -> Callable[[RecordBatch], int]:

@@ -44,7 +44,7 @@ FOREVER = 10**6
 RETRIES_PER_SECOND = 20
 """Far above what one call makes, far below a tight loop."""
 
-CONFIG = WriterConfig(linger=0.01, upload_bytes=2_000, max_buffer_bytes=20_000)
+CONFIG = WriterConfig(linger_s=0.01, upload_bytes=2_000, max_buffer_bytes=20_000)
 
 
 async def fill(writer: StreamWriter, streams: Sequence[OpenedStream], count: int) -> list[bytes]:
@@ -132,7 +132,7 @@ async def test_a_write_ahead_log_acknowledges_meanwhile(method: object) -> None:
         identity = LogIdentity(b.session.namespace, 1000, 1)
         log = await WriteAheadLog.open(LOG, identity, files=CrashDisk())
         # Its deadline passes again and again; the log has promised the records all the same.
-        config = WriterConfig(durability="wal", linger=0.01, commit_deadline=0.2)
+        config = WriterConfig(durability="wal", linger_s=0.01, commit_deadline_s=0.2)
         b.cluster.fail_next(method, EXHAUSTED, "DISK_FULL", times=FOREVER)  # type: ignore[arg-type]
         name = method.name  # type: ignore[attr-defined]
         async with StreamWriter(b.session, b.store, config, log=log) as writer:
@@ -161,7 +161,7 @@ async def test_a_commit_that_is_never_taken_ends_at_the_commit_deadline_and_says
     async with broker() as b:
         streams = await b.opened(1)
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=FOREVER)
-        config = WriterConfig(linger=0.01, commit_deadline=0.5)
+        config = WriterConfig(linger_s=0.01, commit_deadline_s=0.5)
         async with StreamWriter(b.session, b.store, config) as writer:
             writer.attach(streams)
             ack = await writer.append(streams[0].stream_id, b"x")

@@ -25,7 +25,7 @@ from tests.server.running import leader_of, running_cluster
 pytestmark = pytest.mark.process
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-FAST = StreamClientConfig(writer=WriterConfig(linger=0.01))
+FAST = StreamClientConfig(writer=WriterConfig(linger_s=0.01))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ async def test_a_broker_writes_reads_tails_trims_compacts_and_closes(cluster: Lo
         waiting = asyncio.ensure_future(anext(tail))
         assert await client.append_many(ids[0], [b"3", b"4"]) == 3
         assert (await waiting).payload == b"3"
-        tail.close()
+        await tail.close()
         (await client.trim_streams({ids[1]: 1})).require_all()
         done = await client.compact()
         assert [one.node_id for one in done.set_objects] == [1]
@@ -106,7 +106,7 @@ async def test_a_restarted_broker_goes_on_with_its_streams_and_its_log(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     config = StreamClientConfig(
-        wal_directory=tmp_path / "wal", writer=WriterConfig(linger=60.0, durability="wal")
+        wal_directory=tmp_path / "wal", writer=WriterConfig(linger_s=60.0, durability="wal")
     )
     place = (cluster.endpoints, cluster.store_uri)
     client = await StreamClient.open(*place, node_id=3, node_epoch=1, config=config)

@@ -42,7 +42,7 @@ from tests.kit.memory_store import MemoryObjectStore
 
 MIB = 1024 * 1024
 MERGE = StreamCompaction.MERGE_LARGE
-AS_IN_PRODUCT = StreamObjectConfig(store_patience=0.0)
+AS_IN_PRODUCT = StreamObjectConfig(store_patience_s=0.0)
 
 
 @pytest.fixture

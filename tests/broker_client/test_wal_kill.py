@@ -90,7 +90,7 @@ async def check_streams(client: ControllerClient, root: Path) -> int:
         numbers = [tuple(map(int, name.split("."))) for name in names]
         assert numbers == sorted(set(numbers)), f"stream {stream_id} is out of order"
         seen += len(names)
-    reader.close()
+    await reader.close()
     return seen
 
 
@@ -173,7 +173,7 @@ def test_what_another_broker_has_overtaken_is_set_aside(controller: LocalCluster
 async def overtake(endpoints: list[str], root: Path) -> None:
     """Log records, and let another node commit its own at the same offsets meanwhile."""
     async with ControllerClient(endpoints) as client:
-        first = await BrokerSession.register(client, 2000, 1)
+        first = await BrokerSession.open(client, 2000, 1)
         (stream_id,) = await first.create_streams([{}])
         (await first.open_streams({stream_id: 0})).require_all()
         identity = LogIdentity(first.namespace, 2000, 1)
@@ -183,14 +183,14 @@ async def overtake(endpoints: list[str], root: Path) -> None:
             log.append(encode_record(record)[:RECORD_HEADER_SIZE], record.payload)
         await log.close()
         (await first.close_streams({stream_id: 0})).require_all()
-        second = await BrokerSession.register(client, 3000, 1)
+        second = await BrokerSession.open(client, 3000, 1)
         opened = (await second.open_streams({stream_id: 1})).require_all()
         async with StreamWriter(second, LocalObjectStore(root / "bucket")) as writer:
             writer.attach(opened.values())
             for _ in range(2):
                 await writer.append(stream_id, b"theirs")
             await writer.flush()
-        again = await BrokerSession.register(client, 2000, 2)
+        again = await BrokerSession.open(client, 2000, 2)
         log = await WriteAheadLog.open(root / "overtaken", LogIdentity(first.namespace, 2000, 2))
         async with StreamWriter(again, LocalObjectStore(root / "bucket"), WAL, log=log) as writer:
             writer.attach(again.inherited)
@@ -201,7 +201,7 @@ async def overtake(endpoints: list[str], root: Path) -> None:
         assert list(read_set_aside(report.file))[1:] == logged
         reader = StreamReader(client, LocalObjectStore(root / "bucket"), first.namespace)
         found = [record.payload async for record in reader.iterate(stream_id)]
-        reader.close()
+        await reader.close()
         assert found == [b"theirs"] * 2
 
 

@@ -118,7 +118,7 @@ async def test_recovery_uploads_sets_aside_and_can_be_repeated(tmp_path: Path) -
         for each in (*good[:2], *unwanted, *good[2:]):
             log.append(*encoded(each))
         await log.close()
-        session = await BrokerSession.register(one.client, 1000, 2)
+        session = await BrokerSession.open(one.client, 1000, 2)
         for _ in range(2):
             log = await WriteAheadLog.open(tmp_path, IDENTITY)
             uploaded: list[RecordBatch] = []

@@ -19,7 +19,7 @@ from tests.broker_client.wal_tools import LOG
 from tests.journal.crash_disk import CrashDisk
 from tests.kit.memory_store import MemoryObjectStore
 
-CONFIG = WriterConfig(durability="wal", linger=0.01, close_deadline=0.5)
+CONFIG = WriterConfig(durability="wal", linger_s=0.01, close_deadline_s=0.5)
 
 
 class SwitchedStore(MemoryObjectStore):
@@ -46,7 +46,7 @@ async def opened_log(disk: FileSystem, session: BrokerSession, epoch: int = 1) -
 
 async def restarted(one: Broker, disk: CrashDisk, store: MemoryObjectStore) -> None:
     """Let a new process recover what the log holds."""
-    session = await BrokerSession.register(one.client, 1000, 2)
+    session = await BrokerSession.open(one.client, 1000, 2)
     log = await opened_log(disk.after_kill(), session, 2)
     async with StreamWriter(session, store, CONFIG, log=log) as writer:
         writer.attach(session.inherited)
@@ -147,7 +147,7 @@ async def test_acknowledged_records_of_a_stream_taken_away_are_set_aside(tmp_pat
         log = await WriteAheadLog.open(tmp_path, identity)
         async with StreamWriter(one.session, one.store, CONFIG, log=log) as writer:
             writer.attach([stream])
-            other = await BrokerSession.register(one.client, 2000, 1)
+            other = await BrokerSession.open(one.client, 2000, 1)
             (await other.open_streams({stream.stream_id: 9})).require_all()
             await (await writer.append(stream.stream_id, b"0"))
             await until(lambda: log.trimmed == 1, "trim")

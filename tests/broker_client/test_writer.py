@@ -62,7 +62,7 @@ class Recorder(SilentObserver):
 
 def config(**changes: Any) -> WriterConfig:
     """Uploads at flush only, unless a test changes that."""
-    return WriterConfig(**{"linger": NEVER, **changes})
+    return WriterConfig(**{"linger_s": NEVER, **changes})
 
 
 def commits_of(b: Broker) -> list[Any]:
@@ -102,7 +102,7 @@ async def test_records_of_many_streams_come_back_as_written() -> None:
 async def test_linger_uploads_without_flush() -> None:
     async with broker() as b:
         streams = await b.opened(1)
-        async with StreamWriter(b.session, b.store, config(linger=0.01)) as writer:
+        async with StreamWriter(b.session, b.store, config(linger_s=0.01)) as writer:
             writer.attach(streams)
             assert await (await writer.append(0, b"x")) == 0
             assert await (await writer.append(0, b"y")) == 1
@@ -321,7 +321,7 @@ async def test_after_an_unknown_outcome_the_reopened_stream_tells_what_happened(
         streams = await b.opened(1)
         lost = grpc.StatusCode.UNAVAILABLE
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, applied=True, times=10_000)
-        async with StreamWriter(b.session, b.store, config(commit_deadline=0.2)) as writer:
+        async with StreamWriter(b.session, b.store, config(commit_deadline_s=0.2)) as writer:
             writer.attach(streams)
             ack = await writer.append(0, b"x")
             await writer.flush()
@@ -342,7 +342,7 @@ async def test_a_newer_process_of_the_node_stops_the_writer() -> None:
         async with StreamWriter(b.session, b.store, config()) as writer:
             writer.attach(streams)
             ack = await writer.append(0, b"x")
-            await BrokerSession.register(b.client, 1000, 2)
+            await BrokerSession.open(b.client, 1000, 2)
             with pytest.raises(NodeEpochExpiredError, match="a newer one speaks for the node"):
                 await writer.flush()
             with pytest.raises(NodeEpochExpiredError):
@@ -353,7 +353,7 @@ async def test_a_newer_process_of_the_node_stops_the_writer() -> None:
 
 
 async def steal(b: Broker, stream_id: int) -> None:
-    thief = await BrokerSession.register(b.client, 1001, 1)
+    thief = await BrokerSession.open(b.client, 1001, 1)
     (await thief.open_streams({stream_id: 5})).require_all()
 
 
@@ -452,7 +452,7 @@ async def test_a_wrong_offset_tells_where_the_stream_ends() -> None:
 async def test_unreachable_controllers_fail_the_records_after_the_deadline() -> None:
     async with broker(deadline=0.3) as b:
         streams = await b.opened(1)
-        async with StreamWriter(b.session, b.store, config(commit_deadline=0.3)) as writer:
+        async with StreamWriter(b.session, b.store, config(commit_deadline_s=0.3)) as writer:
             writer.attach(streams)
             b.cluster.fail_next(PREPARE_OBJECTS, grpc.StatusCode.UNAVAILABLE, times=10_000)
             ack = await writer.append(0, b"x")

@@ -27,7 +27,7 @@ from tests.server.running import leader_of, running_cluster
 pytestmark = pytest.mark.process
 
 NODE = 1001
-CONFIG = WriterConfig(linger=0.02, upload_bytes=256 * 1024, max_buffer_bytes=16 << 20)
+CONFIG = WriterConfig(linger_s=0.02, upload_bytes=256 * 1024, max_buffer_bytes=16 << 20)
 
 
 @asynccontextmanager
@@ -58,7 +58,7 @@ async def check_streams(
                 found[stream_id] += 1
         assert found == counts
     finally:
-        reader.close()
+        await reader.close()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_small_records_of_many_streams_keep_their_order(tmp_path: Path, total: i
     async def run(cluster: LocalCluster) -> None:
         store = store_of(cluster)
         async with client_of(cluster) as client:
-            session = await BrokerSession.register(client, NODE, time.time_ns())
+            session = await BrokerSession.open(client, NODE, time.time_ns())
             ids = await session.create_streams([{}] * 100)
             opened = (await session.open_streams(dict.fromkeys(ids, 0))).require_all()
             rng = random.Random(total)
@@ -107,7 +107,7 @@ def test_leaders_killed_under_load_lose_and_double_nothing(tmp_path: Path, kills
     async def run(cluster: LocalCluster) -> None:
         store = store_of(cluster)
         async with client_of(cluster) as client:
-            session = await BrokerSession.register(client, NODE, time.time_ns())
+            session = await BrokerSession.open(client, NODE, time.time_ns())
             ids = await session.create_streams([{}] * 20)
             opened = (await session.open_streams(dict.fromkeys(ids, 0))).require_all()
             counts = dict.fromkeys(ids, 0)
@@ -156,7 +156,7 @@ def test_of_two_processes_of_a_node_the_older_one_stops_at_once(tmp_path: Path) 
     async def run(cluster: LocalCluster) -> None:
         store = store_of(cluster)
         async with client_of(cluster) as client, client_of(cluster) as other_client:
-            old = await BrokerSession.register(client, NODE, 1)
+            old = await BrokerSession.open(client, NODE, 1)
             ids = await old.create_streams([{}] * 3)
             opened = (await old.open_streams(dict.fromkeys(ids, 0))).require_all()
             counts = dict.fromkeys(ids, 0)
@@ -167,7 +167,7 @@ def test_of_two_processes_of_a_node_the_older_one_stops_at_once(tmp_path: Path) 
                 counts[stream_id] += 1
             await old_writer.flush()
 
-            new = await BrokerSession.register(other_client, NODE, 2)
+            new = await BrokerSession.open(other_client, NODE, 2)
             lost = [await old_writer.append(stream_id, b"never") for stream_id in ids]
             with pytest.raises(NodeEpochExpiredError, match="a newer one speaks for the node"):
                 await old_writer.flush()

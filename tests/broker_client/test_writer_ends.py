@@ -26,7 +26,7 @@ NEVER = 3600.0
 
 
 def config(**changes: Any) -> WriterConfig:
-    return WriterConfig(**{"linger": NEVER, **changes})
+    return WriterConfig(**{"linger_s": NEVER, **changes})
 
 
 def hold_commits(b: Broker) -> asyncio.Event:

@@ -93,11 +93,11 @@ async def written(cluster: LocalCluster, root: Path, durability: Durability) -> 
     """Run a load on `cluster`; at the end close the writer and read every record back."""
     store = LocalObjectStore(Path(cluster.store_uri.removeprefix("file://")))
     config = WriterConfig(
-        linger=0.02, upload_bytes=64 * 1024, max_buffer_bytes=BUFFER_BYTES, durability=durability
+        linger_s=0.02, upload_bytes=64 * 1024, max_buffer_bytes=BUFFER_BYTES, durability=durability
     )
     async with ControllerClient(cluster.endpoints, rng=random.Random(3)) as client:
         epoch = time.time_ns()
-        session = await BrokerSession.register(client, NODE, epoch)
+        session = await BrokerSession.open(client, NODE, epoch)
         ids = await session.create_streams([{}] * STREAMS)
         opened = (await session.open_streams(dict.fromkeys(ids, 0))).require_all()
         log = None

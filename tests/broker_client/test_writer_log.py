@@ -82,7 +82,7 @@ class FakeLog:
 
 
 def config(**changes: Any) -> WriterConfig:
-    return WriterConfig(**{"linger": NEVER, "durability": "wal", **changes})
+    return WriterConfig(**{"linger_s": NEVER, "durability": "wal", **changes})
 
 
 def writer_of(b: Broker, log: FakeLog | WriteAheadLog, **changes: Any) -> StreamWriter:
@@ -148,7 +148,7 @@ async def test_passing_failures_are_repeated_until_they_pass(
         unavailable = grpc.StatusCode.UNAVAILABLE
         b.cluster.fail_next(PREPARE_OBJECTS, unavailable, times=15)
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, unavailable, applied=True, times=12)
-        async with writer_of(b, log, commit_deadline=0.1, upload_bytes=1) as writer:
+        async with writer_of(b, log, commit_deadline_s=0.1, upload_bytes=1) as writer:
             writer.attach(streams)
             for i in range(6):
                 await writer.append(i % 2, b"%d" % i)
@@ -180,7 +180,7 @@ async def test_what_can_never_be_committed_is_set_aside_before_it_is_trimmed(
 ) -> None:
     async with broker() as b:
         streams = await b.opened(2)
-        thief = await BrokerSession.register(b.client, 1001, 1)
+        thief = await BrokerSession.open(b.client, 1001, 1)
         (await thief.open_streams({1: 5})).require_all()
         log = FakeLog()
         async with writer_of(b, log) as writer:
@@ -203,7 +203,7 @@ async def test_a_fenced_node_trims_nothing() -> None:
             writer.attach(streams)
             await writer.append(0, b"x")
             log.finish()
-            await BrokerSession.register(b.client, 1000, 2)
+            await BrokerSession.open(b.client, 1000, 2)
             with pytest.raises(NodeEpochExpiredError):
                 await writer.flush()
         assert (log.trimmed, log.aside) == ([], [])
@@ -274,7 +274,7 @@ async def test_recovery_uploads_what_is_not_committed_and_only_that(tmp_path: Pa
         for method in (PREPARE_OBJECTS, COMMIT_STREAM_SET_OBJECT):
             b.cluster.fail_next(method, grpc.StatusCode.UNAVAILABLE, times=0)
 
-        b.session = await BrokerSession.register(b.client, 1000, 2)
+        b.session = await BrokerSession.open(b.client, 1000, 2)
         log = await WriteAheadLog.open(tmp_path, LogIdentity(NAMESPACE, 1000, 2))
         async with writer_of(b, log) as writer:
             writer.attach(b.session.inherited)
@@ -294,7 +294,7 @@ async def test_recovery_uploads_what_is_not_committed_and_only_that(tmp_path: Pa
 async def test_a_recovery_that_fails_trims_nothing_then_or_later() -> None:
     async with broker() as b:
         streams = await b.opened(1)
-        b.session = await BrokerSession.register(b.client, 1000, 2)
+        b.session = await BrokerSession.open(b.client, 1000, 2)
         log = FakeLog([RecordBatch(0, 0, 0, 1, b"x")])
         b.cluster.map.expire_prepared()
 
@@ -314,7 +314,7 @@ async def test_a_recovery_that_fails_trims_nothing_then_or_later() -> None:
 async def test_what_could_not_be_set_aside_is_not_trimmed_by_a_later_batch() -> None:
     async with broker() as b:
         streams = await b.opened(2)
-        thief = await BrokerSession.register(b.client, 1001, 1)
+        thief = await BrokerSession.open(b.client, 1001, 1)
         (await thief.open_streams({1: 5})).require_all()
         log = FakeLog()
 

@@ -95,7 +95,7 @@ class Storm:
             cluster.map.expire_prepared()
         elif fault == "steal":
             stream_id = rng.randrange(STREAMS)
-            thief = await BrokerSession.register(self.b.client, 1001, 1)
+            thief = await BrokerSession.open(self.b.client, 1001, 1)
             await thief.open_streams({stream_id: self.epochs[stream_id] + 1})
         elif fault == "store":
             self.b.store.fail_next("put", StoreUnavailableError("try later"))
@@ -113,7 +113,7 @@ class Storm:
             records = [one async for one in reader.iterate(stream_id)]
             there[stream_id] = {one.base_offset: one.payload for one in records}
             assert len(there[stream_id]) == len(records)
-        reader.close()
+        await reader.close()
         outcomes: Counter[str] = Counter()
         written = {payload for rows in there.values() for payload in rows.values()}
         for stream_id, base, payload, ack in self.acks:
@@ -134,13 +134,13 @@ async def test_a_storm_of_faults(seed: int) -> None:
 
     rng = random.Random(seed)
     config = WriterConfig(
-        linger=0.01,
+        linger_s=0.01,
         upload_bytes=4_000,
         max_buffer_bytes=100_000,
         split_bytes=2_000,
         block_bytes=500,
         parallel_uploads=3,
-        commit_deadline=10.0,
+        commit_deadline_s=10.0,
     )
     async with broker(3) as b:
         streams = await b.opened(STREAMS)
@@ -167,7 +167,7 @@ async def test_several_commits_are_under_way_at_a_time() -> None:
             await gate.wait()
 
         b.cluster.hooks[COMMITS] = hold
-        settings = WriterConfig(linger=3600, upload_bytes=1)
+        settings = WriterConfig(linger_s=3600, upload_bytes=1)
         async with StreamWriter(b.session, b.store, settings) as writer:
             writer.attach(streams)
             acks = [await writer.append(number % 2, b"x") for number in range(10)]
@@ -206,7 +206,7 @@ async def test_a_slow_upload_holds_back_the_commits_behind_it() -> None:
     async with broker() as b:
         streams = await b.opened(2)
         b.store = store = GatedStore()
-        settings = WriterConfig(linger=3600, upload_bytes=1)
+        settings = WriterConfig(linger_s=3600, upload_bytes=1)
         async with StreamWriter(b.session, store, settings) as writer:
             writer.attach(streams)
             first = await writer.append(0, b"x")
@@ -237,7 +237,7 @@ async def test_while_a_batch_is_committed_anew_no_later_one_is_submitted(streams
                 b.cluster.map.prepared.discard(0)
 
         b.cluster.hooks[COMMITS] = expire_first
-        settings = WriterConfig(linger=3600, upload_bytes=34 * streams)
+        settings = WriterConfig(linger_s=3600, upload_bytes=34 * streams)
         async with StreamWriter(b.session, store, settings) as writer:
             writer.attach(opened)
             acks = [await writer.append(number % streams, b"x") for number in range(5 * streams)]
@@ -266,7 +266,7 @@ async def test_nothing_is_committed_once_the_outcome_before_it_was_called_unknow
         store.gate.set()
         lost = grpc.StatusCode.UNAVAILABLE
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, applied=True, times=10_000)
-        settings = WriterConfig(linger=3600, upload_bytes=1, commit_deadline=0.2)
+        settings = WriterConfig(linger_s=3600, upload_bytes=1, commit_deadline_s=0.2)
         async with StreamWriter(b.session, store, settings) as writer:
             writer.attach(streams)
             first = await writer.append(0, b"x")

@@ -37,7 +37,11 @@ STEPS = ("write", "sync", "synced", "remove", "uploaded", "committed", "time")
 
 SMALL_LOG = LogConfig(max_bytes=400_000, segment_bytes=30_000, group_bytes=4_000)
 SMALL_WRITER = WriterConfig(
-    upload_bytes=20_000, max_buffer_bytes=200_000, linger=0.02, split_bytes=9_000, durability="wal"
+    upload_bytes=20_000,
+    max_buffer_bytes=200_000,
+    linger_s=0.02,
+    split_bytes=9_000,
+    durability="wal",
 )
 
 
@@ -166,7 +170,7 @@ async def live(settings: Settings) -> None:
     executioner.start()
     root = Path(settings.root)
     async with ControllerClient(settings.endpoints, rng=random.Random(settings.seed)) as client:
-        session = await BrokerSession.register(client, 1000, settings.node_epoch)
+        session = await BrokerSession.open(client, 1000, settings.node_epoch)
         log = await WriteAheadLog.open(
             root / "log",
             LogIdentity(session.namespace, 1000, settings.node_epoch),

@@ -23,7 +23,7 @@ from streammeta.v1 import nodes_pb2
 ROWS = 5
 """Records of a stream in each upload."""
 
-_CONFIG = WriterConfig(linger=60.0)  # an upload is made when the test says so
+_CONFIG = WriterConfig(linger_s=60.0)  # an upload is made when the test says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Broker:
                 async for stream_id, records in reader.read_streams(self.stream_ids)
             }
         finally:
-            reader.close()
+            await reader.close()
 
 
 @asynccontextmanager
 async def broker(cluster: LocalCluster, node_id: int, streams: int = 3) -> AsyncIterator[Broker]:
     """Register node `node_id`, open new streams for it; at the end they are closed."""
     async with ControllerClient(cluster.endpoints, rng=random.Random(node_id)) as client:
-        session = await BrokerSession.register(client, node_id, 1)
+        session = await BrokerSession.open(client, node_id, 1)
         stream_ids = await session.create_streams([{}] * streams)
         opened = (await session.open_streams(dict.fromkeys(stream_ids, 1))).require_all()
         store = LocalObjectStore(Path(cluster.store_uri.removeprefix("file://")))

@@ -61,8 +61,8 @@ TINY = TinyConfig(
     read_bytes=600,
     part_bytes=PART_BYTES,
     put_bytes=PART_BYTES,
-    store_patience=0.0,
-    commit_deadline=0.3,
+    store_patience_s=0.0,
+    commit_deadline_s=0.3,
     selection=EAGER,
 )
 

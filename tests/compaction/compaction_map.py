@@ -190,7 +190,7 @@ class _SteppedClient(ControllerClient):
     """Calls over one channel that is there already."""
 
     def __init__(self, channel: DirectChannel, deadline: float) -> None:
-        super().__init__([_ENDPOINT], deadline=deadline, rng=random.Random(1))
+        super().__init__([_ENDPOINT], deadline_s=deadline, rng=random.Random(1))
         self._direct = channel
 
     def channel(self, endpoint: str) -> grpc.aio.Channel:

@@ -29,7 +29,7 @@ class TinyStreamConfig(StreamObjectConfig):
 
 TINY_STREAMS = TinyStreamConfig(
     whole_object_bytes=150,
-    store_patience=0.0,
+    store_patience_s=0.0,
     rules={
         StreamCompaction.REMOVE_EXPIRED: GroupRules(1),
         StreamCompaction.MERGE_SMALL: GroupRules(2_000),

@@ -44,7 +44,7 @@ NODE_ID = 1000
 PATIENCE_S = 60.0
 RECORD_BYTES = 24_000
 STREAMS = 12
-UPLOADS = WriterConfig(upload_bytes=1 * MIB, max_buffer_bytes=8 * MIB, linger=0.05)
+UPLOADS = WriterConfig(upload_bytes=1 * MIB, max_buffer_bytes=8 * MIB, linger_s=0.05)
 FORGETFUL = ReaderConfig(block_cache_bytes=0, index_cache_bytes=0)
 """Of a reader that asks the bucket for what another would remember."""
 
@@ -160,7 +160,7 @@ class Scene:
 async def scene(cluster: LocalCluster, seed: int) -> AsyncIterator[Scene]:
     """Start a broker that has written some, and a reader beside it."""
     async with ControllerClient(cluster.endpoints, rng=random.Random(seed)) as client:
-        session = await BrokerSession.register(client, NODE_ID, 1)
+        session = await BrokerSession.open(client, NODE_ID, 1)
         ids = await session.create_streams([{}] * STREAMS)
         opened = (await session.open_streams(dict.fromkeys(ids, 0))).require_all()
         store = LocalObjectStore(cluster.root / "bucket")

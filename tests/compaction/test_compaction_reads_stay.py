@@ -166,7 +166,7 @@ async def test_a_store_that_turns_a_call_away_once_does_not_end_a_compaction(
     fate: Fate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streammeta.client.compaction.store_calls._FIRST_PAUSE", 0.001)
-    patient = replace(TINY, store_patience=5.0)
+    patient = replace(TINY, store_patience_s=5.0)
 
     names = await steps_of(small_world, force_split=False)
     for name in sorted(

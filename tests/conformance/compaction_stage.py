@@ -142,7 +142,7 @@ class Compactor:
         self._stage = stage
         self._client = stage.map.client(Steps())
         self._target = CompactionTarget(NODE.node_id, NODE.node_epoch)
-        config = CompactionConfig(store_patience=0.0)
+        config = CompactionConfig(store_patience_s=0.0)
         self._calls = StoreCalls(stage.store, config)
         node_map = NodeMap(self._client)
         self._indexes = SourceIndexes(self._calls, node_map, key_of, config.index_cache_bytes)

@@ -60,7 +60,7 @@ def test_a_leader_that_all_watch_keeps_its_office(tmp_path: Path) -> None:
             connections = [await Http2Connection.connect(endpoint) for _ in range(CONNECTIONS)]
             watches = [Watch(connections[at % CONNECTIONS]) for at in range(WATCHERS_MAX)]
             await until(lambda: all(each.has_begun for each in watches), "watches", PATIENCE_S)
-            async with ControllerClient(cluster.endpoints, deadline=PATIENCE_S) as client:
+            async with ControllerClient(cluster.endpoints, deadline_s=PATIENCE_S) as client:
                 numbers = itertools.count()
                 await asyncio.gather(*(put_all(client, numbers) for _ in range(WRITERS)))
             await until(

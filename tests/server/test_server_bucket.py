@@ -67,7 +67,7 @@ def test_a_cluster_of_the_same_name_is_refused_the_bucket_and_so_are_its_brokers
 
             async def prepare_and_write() -> None:
                 async with ControllerClient(second.endpoints) as client:
-                    session = await BrokerSession.register(client, 1001, 1)
+                    session = await BrokerSession.open(client, 1001, 1)
                     request = objects_pb2.PrepareObjectsRequest(
                         node=session.node, count=1, ttl_ms=60_000
                     )
@@ -95,7 +95,7 @@ def test_a_broker_with_the_wrong_bucket_writes_and_reads_nothing(tmp_path: Path)
 
         async def try_it() -> None:
             async with ControllerClient(cluster.endpoints) as client:
-                session = await BrokerSession.register(client, 1001, 1)
+                session = await BrokerSession.open(client, 1001, 1)
                 with pytest.raises(WrongBucketError, match="no marker"):
                     await written(session, f"file://{elsewhere}")
                 assert await written(session, cluster.store_uri) == 0
@@ -138,7 +138,7 @@ def test_a_cluster_restored_to_an_earlier_state_issues_and_deletes_nothing(tmp_p
 
         async def refused() -> None:
             async with ControllerClient(cluster.endpoints) as client:
-                session = await BrokerSession.register(client, 1002, 1)
+                session = await BrokerSession.open(client, 1002, 1)
                 request = objects_pb2.PrepareObjectsRequest(
                     node=session.node, count=1, ttl_ms=60_000
                 )
@@ -170,16 +170,16 @@ def test_without_its_bucket_a_leader_takes_commits_and_issues_ids_when_it_is_bac
 
         async def streams_but_no_ids() -> None:
             async with ControllerClient(cluster.endpoints) as client:
-                session = await BrokerSession.register(client, 1001, 1)
+                session = await BrokerSession.open(client, 1001, 1)
                 assert await session.create_streams([{}]) == [0]
                 request = objects_pb2.PrepareObjectsRequest(
                     node=session.node, count=1, ttl_ms=60_000
                 )
                 with pytest.raises(ControllerUnavailableError) as put_off:
-                    await client.call(methods.PREPARE_OBJECTS, request, deadline=3)
+                    await client.call(methods.PREPARE_OBJECTS, request, deadline_s=3)
                 assert put_off.value.reason == "OBJECT_IDS_NOT_READY"
                 bring_back = asyncio.get_running_loop().call_later(0.2, away.rename, bucket)
-                answer = await client.call(methods.PREPARE_OBJECTS, request, deadline=60)
+                answer = await client.call(methods.PREPARE_OBJECTS, request, deadline_s=60)
                 assert answer.error == common_pb2.ERROR_CODE_NONE
                 bring_back.cancel()
 
@@ -231,7 +231,7 @@ def prepared(cluster: LocalCluster, node_epoch: int, ttl_ms: int) -> int:
 
     async def prepare() -> int:
         async with ControllerClient(cluster.endpoints) as client:
-            session = await BrokerSession.register(client, 1001, node_epoch)
+            session = await BrokerSession.open(client, 1001, node_epoch)
             request = objects_pb2.PrepareObjectsRequest(node=session.node, count=1, ttl_ms=ttl_ms)
             answer = await client.call(methods.PREPARE_OBJECTS, request)
             return int(answer.first_object_id)

@@ -50,7 +50,7 @@ def test_kills_at_any_time_lose_nothing_acknowledged(cluster: LocalCluster) -> N
 
     async def create_and_kill() -> None:
         async with ControllerClient(cluster.endpoints) as client:
-            session = await BrokerSession.register(client, 1001, 1)
+            session = await BrokerSession.open(client, 1001, 1)
             creating = asyncio.create_task(create_streams(session, acknowledged))
             for _ in range(4):
                 known = len(acknowledged)
@@ -92,7 +92,7 @@ def test_a_prepared_object_expires_and_its_bytes_are_deleted(cluster: LocalClust
 
     async def prepare() -> int:
         async with ControllerClient(cluster.endpoints) as client:
-            session = await BrokerSession.register(client, 1001, 1)
+            session = await BrokerSession.open(client, 1001, 1)
             request = objects_pb2.PrepareObjectsRequest(node=session.node, count=1, ttl_ms=1000)
             answer = await client.call(methods.PREPARE_OBJECTS, request)
             first: int = answer.first_object_id

@@ -30,7 +30,7 @@ async def beating(session: BrokerSession) -> AsyncIterator[Heartbeat]:
     try:
         yield heartbeat
     finally:
-        await heartbeat.stop()
+        await heartbeat.close()
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
@@ -145,9 +145,9 @@ async def compact(client: ControllerClient, target: BrokerSession, streams: list
 
 async def scenario(cluster: LocalCluster) -> None:
     async with ControllerClient(cluster.endpoints) as client:
-        failed = await BrokerSession.register(client, FAILED, 1, wal_config="file:///wal/1001")
-        target = await BrokerSession.register(client, TARGET, 1)
-        quiet = await BrokerSession.register(client, QUIET, 1)
+        failed = await BrokerSession.open(client, FAILED, 1, wal_config="file:///wal/1001")
+        target = await BrokerSession.open(client, TARGET, 1)
+        quiet = await BrokerSession.open(client, QUIET, 1)
         (untouched,) = await quiet.create_streams([{}])
         (await quiet.open_streams({untouched: 1})).require_all()
         streams = await owing(failed)

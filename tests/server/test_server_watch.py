@@ -298,7 +298,7 @@ async def test_the_client_gives_up_a_controller_that_hangs(monkeypatch: pytest.M
         for node in cluster:
             node.commit(kv("a"))
         endpoints = [node.endpoint for node in cluster]
-        async with MetadataWatch(endpoints, silence=0.2) as watch:
+        async with MetadataWatch(endpoints, silence_s=0.2) as watch:
             events = watch.follow()
             await anext(events)
             hangs = watch.endpoint
@@ -337,7 +337,7 @@ async def test_the_client_says_whom_it_tried_and_what_was_refused() -> None:
             with pytest.raises(InvalidRequestError, match="kinds"):
                 await anext(watch.follow())
         await node.stop()
-        async with MetadataWatch([node.endpoint], deadline=0.2) as watch:
+        async with MetadataWatch([node.endpoint], deadline_s=0.2) as watch:
             with pytest.raises(ControllerUnavailableError, match=node.endpoint):
                 await anext(watch.follow())
 
@@ -361,8 +361,8 @@ def test_a_watch_outlives_the_controllers_it_watches(tmp_path: Path) -> None:
             leader_first = [cluster.endpoints[leader - 1]]
             leader_first += [each for each in cluster.endpoints if each != leader_first[0]]
             async with (
-                ControllerClient(cluster.endpoints, deadline=60) as client,
-                MetadataWatch(leader_first, kinds=[pb.ENTITY_KIND_KV], silence=3) as watch,
+                ControllerClient(cluster.endpoints, deadline_s=60) as client,
+                MetadataWatch(leader_first, kinds=[pb.ENTITY_KIND_KV], silence_s=3) as watch,
             ):
                 writing = asyncio.create_task(write_and_kill(client, watch))
                 keys, offsets = [], []

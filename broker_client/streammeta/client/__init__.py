@@ -1,6 +1,6 @@
 """The broker's side: write records into objects, register them with the controllers, read them.
 
-Start with `ControllerClient` and `BrokerSession.register`, then use a `StreamWriter` or
+Start with `ControllerClient` and `BrokerSession.open`, then use a `StreamWriter` or
 `StreamReader` with any `streammeta.storage.object_store`.
 """
 

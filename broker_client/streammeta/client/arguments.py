@@ -36,12 +36,22 @@ def check_int(name: str, value: Any, least: int = 0, most: int = INT64_MAX) -> i
     return number
 
 
-def check_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> float:
-    """Return a duration, finite and positive, or not negative if it may be zero."""
+def check_seconds(
+    name: str,
+    value: Any,
+    *,
+    may_be_zero: bool = False,
+    least: float = 0.0,
+    most: float = math.inf,
+) -> float:
+    """Return a duration of `least`..`most`, finite, and more than 0 unless it may be zero."""
     wanted = f"seconds, {'0 or more' if may_be_zero else 'more than 0'}"
+    if least > 0 or most < math.inf:
+        wanted = f"seconds, {least:.0f}..{most:.0f}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         refuse_type(name, value, wanted)
-    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+    is_in_range = math.isfinite(value) and least <= value <= most
+    if not is_in_range or (value == 0 and not may_be_zero):
         raise ValueError(f"{name} is {value}, wanted {wanted}")
     return value
 
@@ -71,7 +81,7 @@ def check_client(value: Any) -> None:
 
 def check_session(value: Any) -> None:
     """Raise `TypeError` unless `value` is a registered session."""
-    check_offers("session", value, "heartbeat", "a BrokerSession; await BrokerSession.register()")
+    check_offers("session", value, "heartbeat", "a BrokerSession; await BrokerSession.open()")
 
 
 def check_store(value: Any) -> None:
@@ -184,9 +194,13 @@ def at_least(least: int, most: int = INT64_MAX) -> Callable[[str, Any], int]:
     return lambda name, value: check_int(name, value, least, most)
 
 
-def seconds(*, may_be_zero: bool = False) -> Callable[[str, Any], float]:
-    """Return the check of a duration, for `check_fields`."""
-    return lambda name, value: check_seconds(name, value, may_be_zero=may_be_zero)
+def seconds(
+    least: float = 0.0, most: float = math.inf, *, may_be_zero: bool = False
+) -> Callable[[str, Any], float]:
+    """Return the check of a duration of `least`..`most`, for `check_fields`."""
+    return lambda name, value: check_seconds(
+        name, value, may_be_zero=may_be_zero, least=least, most=most
+    )
 
 
 def refuse_type(name: str, value: Any, wanted: str) -> NoReturn:

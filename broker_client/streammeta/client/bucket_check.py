@@ -82,10 +82,10 @@ class BucketCheck:
                 )
             if seen.cluster_uuid:
                 return seen
-            if time.monotonic() - started >= self._client.deadline:
+            if time.monotonic() - started >= self._client.deadline_s:
                 said = f"controller {seen.answered_by} knows no UUID of the cluster yet"
                 raise ControllerUnavailableError(
-                    "DescribeCluster", self._client.deadline, {"answered": said}
+                    "DescribeCluster", self._client.deadline_s, {"answered": said}
                 )
             await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
             attempt += 1

@@ -51,19 +51,19 @@ _PATH = f"/streammeta.v1.ObjectService/{_METHOD}"
 class CommitPipeline:
     """Commits of one node, judged in the order in which they were handed in.
 
-    Use it from one event loop, as an async context manager or with `close`. `deadline` bounds the
+    Use it from one event loop, as an async context manager or with `close`. `deadline_s` bounds the
     time from handing a commit in to its answer, in seconds; None: the client's.
     """
 
     def __init__(
-        self, client: ControllerClient, node: NodeIdentity, *, deadline: float | None = None
+        self, client: ControllerClient, node: NodeIdentity, *, deadline_s: float | None = None
     ) -> None:
         check_client(client)
         check_kind("node", node, NodeIdentity, "a NodeIdentity, such as `session.node`")
         self._client = client
         self._node = node
         self._deadline = (
-            client.deadline if deadline is None else check_seconds("deadline", deadline)
+            client.deadline_s if deadline_s is None else check_seconds("deadline_s", deadline_s)
         )
         self._queue = CommitQueue()
         self._sent: deque[CommitMessage] = deque()
@@ -123,15 +123,15 @@ class CommitPipeline:
         self._add(PendingCommit(request, done, loop.time() + self._deadline))
         return done
 
-    async def close(self, deadline: float | None = None) -> None:
+    async def close(self, deadline_s: float | None = None) -> None:
         """Wait until everything handed in is answered or has failed, then stop.
 
-        What is not answered `deadline` seconds from now fails with `WriterClosedError`.
+        What is not answered `deadline_s` seconds from now fails with `WriterClosedError`.
         """
         self._closed = self._is_stopped = True
         self._room.set()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(deadline):
+            async with asyncio.timeout(deadline_s):
                 while self._pending:
                     self._room.clear()
                     await self._room.wait()
@@ -291,6 +291,6 @@ class CommitPipeline:
     def _be_patient(self) -> None:
         """Give the oldest message its time to be answered; without any, wait for ever."""
         if self._patience is not None:
-            limit = min(self._client.attempt_timeout, self._deadline)
+            limit = min(self._client.attempt_timeout_s, self._deadline)
             now = asyncio.get_running_loop().time()
             self._patience.reschedule(now + limit if self._sent else None)

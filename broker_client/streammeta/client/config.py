@@ -18,21 +18,21 @@ UPLOAD_BYTES_MAX = 1_000_000_000
 STREAMS_MAX = 20_000
 """Ranges that the controllers take in one commit."""
 
-TTL_MS_MIN, TTL_MS_MAX = 1_000, 604_800_000
-"""Time that the controllers let prepared ids wait for their commit."""
+TTL_S_MIN, TTL_S_MAX = 1.0, 604_800.0
+"""Shortest and longest validity of prepared ids that the controllers grant, in seconds."""
 
 _CHECKS = {
     "max_buffer_bytes": at_least(1),
     "upload_bytes": at_least(1, UPLOAD_BYTES_MAX),
-    "linger": seconds(may_be_zero=True),
+    "linger_s": seconds(may_be_zero=True),
     "max_streams": at_least(1, STREAMS_MAX),
     "split_bytes": at_least(1),
     "block_bytes": at_least(1),
     "parallel_uploads": at_least(1),
     "upload_threads": at_least(1),
-    "ttl_ms": at_least(TTL_MS_MIN, TTL_MS_MAX),
-    "commit_deadline": seconds(),
-    "close_deadline": seconds(may_be_zero=True),
+    "ttl_s": seconds(TTL_S_MIN, TTL_S_MAX),
+    "commit_deadline_s": seconds(),
+    "close_deadline_s": seconds(may_be_zero=True),
     "reupload_attempts": at_least(0),
 }
 
@@ -47,15 +47,15 @@ class WriterConfig:
 
     max_buffer_bytes: int = 128 * _MIB  # all that is held: records, overhead, objects uploading
     upload_bytes: int = 16 * _MIB  # this much in the open batch, headers included, uploads it
-    linger: float = 0.25  # a batch uploads this long after its first record, at the latest
+    linger_s: float = 0.25  # a batch uploads this long after its first record, at the latest
     max_streams: int = STREAMS_MAX  # a batch has no more
     split_bytes: int = 8 * _MIB  # a stream with this much payload gets a stream object
     block_bytes: int = 512 * 1024  # payload after which a data block closes
     parallel_uploads: int = 4  # batches prepared or uploading at the same time
     upload_threads: int = 8  # objects uploading at the same time
-    ttl_ms: int = 600_000  # how long prepared ids stay valid, 1000..604800000
-    commit_deadline: float = 60.0  # how long a commit, and the call for its ids, is repeated
-    close_deadline: float = 120.0  # how long `close` waits unless told otherwise
+    ttl_s: float = 600.0  # validity of prepared ids, 1..604800
+    commit_deadline_s: float = 60.0  # how long a commit, and the call for its ids, is repeated
+    close_deadline_s: float = 120.0  # how long `close` waits unless told otherwise
     reupload_attempts: int = 3  # new uploads of a batch whose ids expired; 0: fail instead
     durability: Literal["object", "wal"] = "object"
 
@@ -129,12 +129,12 @@ class ReaderConfig:
     readahead_bytes: int = 512 * 1024  # of each reader who goes on where he stopped, at first
     max_readahead_bytes: int = 32 * _MIB  # and at last; never more than half the block cache
     max_slices: int = 100_000  # parts of streams whose objects are remembered
-    max_staleness: float = 5.0  # for so long they are believed without news; 0: not at all
-    poll_interval: float = 1.0  # who waits for data asks so often while news do not come
+    max_staleness_s: float = 5.0  # for so long they are believed without news; 0: not at all
+    poll_interval_s: float = 1.0  # who waits for data asks so often while news do not come
     bulk_bytes: int = 64 * _MIB  # blocks that `read_streams` holds at the same time
     fetch_threads: int = 8  # requests to the store at the same time
-    request_timeout: float = 30.0  # of one request to the store, with its repetitions
-    deadline: float = 60.0  # of one call, unless it names another
+    request_timeout_s: float = 30.0  # of one request to the store, with its repetitions
+    deadline_s: float = 60.0  # of one call, unless it names another
 
     def __post_init__(self) -> None:
         """Refuse bounds that could never be met."""
@@ -147,7 +147,7 @@ class ReaderConfig:
                 check_int(field.name, value, 0 if may_be_zero else 1)
 
 
-_MAY_BE_ZERO = frozenset({"block_cache_bytes", "index_cache_bytes", "max_staleness"})
+_MAY_BE_ZERO = frozenset({"block_cache_bytes", "index_cache_bytes", "max_staleness_s"})
 
 
 @dataclass(slots=True)

@@ -51,8 +51,8 @@ from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
 from streammeta.v1 import admin_pb2, common_pb2, streams_pb2
 
-DEFAULT_DEADLINE = 30.0
-DEFAULT_ATTEMPT_TIMEOUT = 2.0
+DEFAULT_DEADLINE_S = 30.0
+DEFAULT_ATTEMPT_TIMEOUT_S = 2.0
 
 _PAGE_SIZE = 10_000
 _REFUSALS: dict[grpc.StatusCode, type[RefusedError]] = {
@@ -110,17 +110,17 @@ class Attempts:
         self.tried.clear()
         self.refusal = ""
 
-    def error(self, method: str, deadline: float) -> ControllerUnavailableError:
+    def error(self, method: str, deadline_s: float) -> ControllerUnavailableError:
         """Make the error of a call whose deadline has passed."""
-        return ControllerUnavailableError(method, deadline, self.tried, self.refusal)
+        return ControllerUnavailableError(method, deadline_s, self.tried, self.refusal)
 
 
 class ControllerClient:
     """Calls any of the controllers at `endpoints`, wherever the leader is or moves to.
 
     Safe for many concurrent calls on one event loop; use it as an async context manager or call
-    `close`. `endpoints` are HOST:PORT. `attempt_timeout` bounds one attempt, in seconds; the whole
-    call has its own deadline. `rng` draws the jitter of waits. Raises `TypeError` or `ValueError`
+    `close`. `endpoints` are HOST:PORT. `attempt_timeout_s` bounds one attempt, `deadline_s` a whole
+    call that names no other. `rng` draws the jitter of waits. Raises `TypeError` or `ValueError`
     that names what is wrong with an argument.
     """
 
@@ -128,15 +128,15 @@ class ControllerClient:
         self,
         endpoints: Sequence[str],
         *,
-        deadline: float = DEFAULT_DEADLINE,
-        attempt_timeout: float = DEFAULT_ATTEMPT_TIMEOUT,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        attempt_timeout_s: float = DEFAULT_ATTEMPT_TIMEOUT_S,
         rng: random.Random | None = None,
         new_request_id: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._router = LeaderRouter(check_endpoints("endpoints", endpoints), rng or random.Random())
-        self._deadline = check_seconds("deadline", deadline)
-        self._attempt_timeout = check_seconds("attempt_timeout", attempt_timeout)
+        self._deadline = check_seconds("deadline_s", deadline_s)
+        self._attempt_timeout = check_seconds("attempt_timeout_s", attempt_timeout_s)
         self._new_request_id = new_request_id
 
     async def __aenter__(self) -> ControllerClient:
@@ -175,12 +175,12 @@ class ControllerClient:
         return self._router
 
     @property
-    def attempt_timeout(self) -> float:
+    def attempt_timeout_s(self) -> float:
         """How long one attempt may take, in seconds."""
         return self._attempt_timeout
 
     @property
-    def deadline(self) -> float:
+    def deadline_s(self) -> float:
         """How long a call may take unless told otherwise, in seconds."""
         return self._deadline
 
@@ -196,9 +196,9 @@ class ControllerClient:
         self,
         method: Method[RequestT, ResponseT],
         request: RequestT,
-        deadline: float | None = None,
+        deadline_s: float | None = None,
     ) -> ResponseT:
-        """Send `request` until a controller answers it, for at most `deadline` seconds.
+        """Send `request` until a controller answers it, for at most `deadline_s` seconds.
 
         An empty `request_id` is filled in, and is the same in every attempt. Error codes inside
         the answer are left to the caller. What the leader can't take now, for a full disk or too
@@ -206,7 +206,7 @@ class ControllerClient:
         the deadline passes, and a `RefusedError` for a request that was refused for good.
         """
         check_kind("request", request, method.request, f"a {method.request.__name__}")
-        seconds = self._deadline if deadline is None else check_seconds("deadline", deadline)
+        seconds = self._deadline if deadline_s is None else check_seconds("deadline_s", deadline_s)
         _fill_request_id(request, self._new_request_id)
         attempts = Attempts()
         try:

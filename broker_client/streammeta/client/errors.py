@@ -240,16 +240,16 @@ class ControllerUnavailableError(BrokerClientError):
     retriable = True
 
     def __init__(
-        self, method: str, deadline: float, tried: Mapping[str, str], reason: str = ""
+        self, method: str, deadline_s: float, tried: Mapping[str, str], reason: str = ""
     ) -> None:
         self.method = method
-        self.deadline = deadline
+        self.deadline_s = deadline_s
         self.tried = dict(tried)
         self.reason = reason
         seen = "; ".join(f"{endpoint}: {failure}" for endpoint, failure in tried.items())
         what = f"was put off with {reason} for" if reason else "got no answer in"
         super().__init__(
-            f"{method} {what} {deadline:g} s ({seen or 'no endpoint was tried'});"
+            f"{method} {what} {deadline_s:g} s ({seen or 'no endpoint was tried'});"
             f" {_UNAVAILABLE_ADVICE.get(reason, _PUT_OFF_ADVICE)}. It may"
             " have taken effect: repeat it with the same request id, or open the stream again"
         )
@@ -319,11 +319,11 @@ class ReadDeadlineError(BrokerClientError):
 
     retriable = True
 
-    def __init__(self, subject: str, deadline: float) -> None:
+    def __init__(self, subject: str, deadline_s: float) -> None:
         self.subject = subject
-        self.deadline = deadline
+        self.deadline_s = deadline_s
         super().__init__(
-            f"{subject} was not done in {deadline:g} s; check that the object store answers, then"
+            f"{subject} was not done in {deadline_s:g} s; check that the object store answers, then"
             " repeat it, with less to read or a longer deadline"
         )
 

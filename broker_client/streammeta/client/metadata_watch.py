@@ -33,8 +33,8 @@ from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import metadata_pb2, records_pb2
 
-DEFAULT_DEADLINE = 30.0
-DEFAULT_SILENCE = 5.0
+DEFAULT_DEADLINE_S = 30.0
+DEFAULT_SILENCE_S = 5.0
 
 _PATH = "/streammeta.v1.MetadataService/Watch"
 
@@ -76,7 +76,7 @@ class MetadataWatch:
     """One watch; iterate over `follow()` once, on one event loop.
 
     Empty `kinds`, `stream_ids` and `node_ids` mean all. A controller that sends nothing for
-    `silence` seconds, not even how far it is, is given up for the next; after `deadline` seconds
+    `silence_s`, not even its position, is given up for the next; after `deadline_s`
     without any that serves, the watch fails. `channel` gives the connection to an endpoint, which
     stays its owner's; without it the watch makes its own. With `progress` each answer of a
     controller is followed by how far the watch is. With `combine` a watch that is behind gets the
@@ -91,8 +91,8 @@ class MetadataWatch:
         kinds: Sequence[metadata_pb2.EntityKind.ValueType] = (),
         stream_ids: Sequence[int] = (),
         node_ids: Sequence[int] = (),
-        silence: float = DEFAULT_SILENCE,
-        deadline: float = DEFAULT_DEADLINE,
+        silence_s: float = DEFAULT_SILENCE_S,
+        deadline_s: float = DEFAULT_DEADLINE_S,
         rng: random.Random | None = None,
         channel: Callable[[str], grpc.aio.Channel] | None = None,
         progress: bool = False,
@@ -106,8 +106,8 @@ class MetadataWatch:
             node_ids=check_ints("node_ids", node_ids, "a sequence of node ids", INT32_MAX),
             may_combine=combine,
         )
-        self._silence = check_seconds("silence", silence)
-        self._deadline = check_seconds("deadline", deadline)
+        self._silence = check_seconds("silence_s", silence_s)
+        self._deadline = check_seconds("deadline_s", deadline_s)
         self._rng = rng or random.Random()
         self._channel = channel or self._own_channel
         self._tells_progress = progress
@@ -224,10 +224,10 @@ class MetadataWatch:
 class _Search:
     """Which controller to ask next; keeps what each did since one last served the watch."""
 
-    def __init__(self, endpoints: Sequence[str], rng: random.Random, deadline: float) -> None:
+    def __init__(self, endpoints: Sequence[str], rng: random.Random, deadline_s: float) -> None:
         self._endpoints = endpoints
         self._rng = rng
-        self._deadline = deadline
+        self._deadline = deadline_s
         self._turn = rng.randrange(len(endpoints))
         self._backoff = Backoff()
         self._loop = asyncio.get_running_loop()

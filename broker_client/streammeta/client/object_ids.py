@@ -45,23 +45,23 @@ class _Stock:
 
 
 class ObjectIds:
-    """Prepared ids of one session, each valid for at least half of `ttl_ms` when it is taken.
+    """Prepared ids of one session, each valid for at least half of `ttl_s` when taken.
 
-    `deadline` bounds one call for more, in seconds; None: the client's. `clock` gives seconds that
+    `deadline_s` bounds one call for more; None: the client's. `clock` gives seconds that
     never go back.
     """
 
     def __init__(
         self,
         session: BrokerSession,
-        ttl_ms: int,
-        deadline: float | None = None,
+        ttl_s: float,
+        deadline_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._deadline = deadline
+        self._deadline = deadline_s
         self._session = session
-        self._ttl_ms = ttl_ms
+        self._ttl_s = ttl_s
         self._stocks: deque[_Stock] = deque()
         self._amount = STOCK_MIN
         self._order = asyncio.Lock()
@@ -108,7 +108,9 @@ class ObjectIds:
         asked = self._clock()
         answer = await self._session.client.call(
             methods.PREPARE_OBJECTS,
-            objects_pb2.PrepareObjectsRequest(node=node, count=count, ttl_ms=self._ttl_ms),
+            objects_pb2.PrepareObjectsRequest(
+                node=node, count=count, ttl_ms=round(self._ttl_s * 1000)
+            ),
             self._deadline,
         )
         if answer.error != common_pb2.ERROR_CODE_NONE:
@@ -120,5 +122,5 @@ class ObjectIds:
             answer.first_object_id,
             answer.first_object_id + count,
             answer.deadline_ms,
-            asked + self._ttl_ms / 2000,
+            asked + self._ttl_s / 2,
         )

@@ -139,7 +139,7 @@ class ObjectSource:
     """Reads indexes and blocks of one cluster's objects; caches up to `cache_bytes` of indexes.
 
     An object that is fetched whole is held against its recorded checksum; parts have none.
-    One request to the store, its repetitions included, takes at most `request_timeout` seconds.
+    One request to the store, its repetitions included, takes at most `request_timeout_s` seconds.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ObjectSource:
         threads: StoreThreads,
         namespace: str,
         cache_bytes: int,
-        request_timeout: float,
+        request_timeout_s: float,
         stats: ReaderStats,
         on_whole: Callable[[ObjectIndex, bytes], None] = lambda _index, _data: None,
     ) -> None:
@@ -156,7 +156,7 @@ class ObjectSource:
         self._namespace = namespace
         self._cache_bytes = cache_bytes
         self._cached_bytes = 0
-        self._request_timeout = request_timeout
+        self._request_timeout = request_timeout_s
         self.stats = stats
         self._cache: OrderedDict[int, ObjectIndex] = OrderedDict()
         self._fetching: SharedWork[tuple[int, bool], ObjectIndex] = SharedWork()

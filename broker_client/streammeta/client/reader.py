@@ -54,7 +54,7 @@ class StreamReader:
     `close`. Every call raises `StreamNotFoundError`, `OffsetTrimmedError`, `CorruptObjectError`,
     `MissingObjectError`, `ReadDeadlineError`, `ReaderClosedError`, what a call to the controllers
     raises, and `storage.errors` that are no fault of the object. The first one looks whether the
-    store is the cluster's bucket: `storage.errors.WrongBucketError`. `deadline` is in seconds.
+    store is the cluster's bucket: `storage.errors.WrongBucketError`. `deadline_s` is in seconds.
     """
 
     def __init__(
@@ -74,12 +74,16 @@ class StreamReader:
         self._threads = StoreThreads(store, config.fetch_threads, "fetch")
         self._lookups = Lookups(client)
         self._slices = SliceCache(
-            self._lookups, self._stats, config.max_slices, config.max_staleness
+            self._lookups, self._stats, config.max_slices, config.max_staleness_s
         )
         self._follower = MapFollower(client, self._slices)
         self._slices.follow(self._follower)
         self._source = ObjectSource(
-            self._threads, namespace, config.index_cache_bytes, config.request_timeout, self._stats
+            self._threads,
+            namespace,
+            config.index_cache_bytes,
+            config.request_timeout_s,
+            self._stats,
         )
         self._blocks = BlockCache(config.block_cache_bytes)
         self._fetcher = BlockFetcher(self._source, self._blocks, self._stats, config.read_bytes)
@@ -109,14 +113,14 @@ class StreamReader:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.close()
+        await self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             warn_unclosed(
                 self,
                 "its threads, its watch and the reads that wait",
-                "use `async with StreamReader(...)` or `reader.close()`",
+                "use `async with StreamReader(...)` or `await reader.close()`",
             )
 
     @property
@@ -129,8 +133,8 @@ class StreamReader:
         """Bytes of indexes, blocks and unfinished reads in memory now."""
         return self._source.cached_bytes + self._blocks.size + self._fetcher.held_bytes
 
-    def close(self) -> None:
-        """Stop everything; reads that wait fail."""
+    async def close(self) -> None:
+        """Stop everything; reads that wait fail with `ReaderClosedError`."""
         self._closed = True
         self._follower.close()
         self._slices.on_gap()  # who waits for news has to hear of it
@@ -157,28 +161,28 @@ class StreamReader:
         max_bytes: int = DEFAULT_READ_BYTES,
         *,
         min_bytes: int = 1,
-        wait: float = 0.0,
-        deadline: float | None = None,
+        wait_s: float = 0.0,
+        deadline_s: float | None = None,
     ) -> Fetched:
-        """Read from `offset` on; wait up to `wait` seconds until there are `min_bytes` of payload.
+        """Read from `offset` on; wait up to `wait_s` until there are `min_bytes` of payload.
 
         About `max_bytes` of payload are read, at least one batch if there is any, fewer if the
         memory allowed does not suffice. The first batch may begin before `offset`. Where the stream
         ends nothing is returned; offsets that were given up are passed over. The deadline counts
-        beside `wait`.
+        beside `wait_s`.
         """
         _check_read(stream_id, offset, None, max_bytes, "offset")
         check_int("min_bytes", min_bytes)
-        check_seconds("wait", wait, may_be_zero=True)
+        check_seconds("wait_s", wait_s, may_be_zero=True)
         if min_bytes > max_bytes:
             raise ValueError(
                 f"fetch of stream {stream_id}: min_bytes is {min_bytes}, wanted at most max_bytes,"
                 f" {max_bytes}"
             )
-        fetched = await self._fetch_once(stream_id, offset, max_bytes, deadline)
-        if wait <= 0 or fetched.payload_bytes >= min_bytes:
+        fetched = await self._fetch_once(stream_id, offset, max_bytes, deadline_s)
+        if wait_s <= 0 or fetched.payload_bytes >= min_bytes:
             return fetched
-        ends_at = asyncio.get_running_loop().time() + wait
+        ends_at = asyncio.get_running_loop().time() + wait_s
         with self._news(stream_id) as news:
             try:
                 async with asyncio.timeout_at(ends_at):
@@ -188,7 +192,7 @@ class StreamReader:
                     if not news.nothing_at(fetched.next_offset):
                         left = max_bytes - fetched.payload_bytes
                         more = await self._fetch_once(
-                            stream_id, fetched.next_offset, left, deadline
+                            stream_id, fetched.next_offset, left, deadline_s
                         )
                         fetched = _joined(fetched, more)
                         if more.records:
@@ -206,7 +210,7 @@ class StreamReader:
         end: int | None = None,
         max_bytes: int = DEFAULT_READ_BYTES,
         *,
-        deadline: float | None = None,
+        deadline_s: float | None = None,
     ) -> list[RecordBatch]:
         """Read record batches that cover `[start, end)`, or the front of it, without a gap.
 
@@ -217,7 +221,10 @@ class StreamReader:
         _check_read(stream_id, start, end, max_bytes)
         query = StreamQuery(stream_id, start, UNLIMITED if end is None else end)
         fetched = await self._bounded(
-            self._ranges.read(query, max_bytes), f"read of stream {stream_id}", stream_id, deadline
+            self._ranges.read(query, max_bytes),
+            f"read of stream {stream_id}",
+            stream_id,
+            deadline_s,
         )
         return fetched.records
 
@@ -275,7 +282,7 @@ class StreamReader:
         bound: Bound = "lower",
         *,
         timestamp_of: TimestampOf,
-        deadline: float | None = None,
+        deadline_s: float | None = None,
     ) -> OffsetAtTime:
         """Find an offset by time, which `timestamp_of` reads from a record, in ms.
 
@@ -292,7 +299,7 @@ class StreamReader:
             self._timed.find(stream_id, timestamp_ms, bound, timestamp_of),
             f"look-up of time {timestamp_ms} in stream {stream_id}",
             stream_id,
-            deadline,
+            deadline_s,
         )
 
     async def _first_offset(self, stream_id: int) -> int:
@@ -305,25 +312,25 @@ class StreamReader:
         return located.stream_start_offset
 
     async def _fetch_once(
-        self, stream_id: int, offset: int, max_bytes: int, deadline: float | None
+        self, stream_id: int, offset: int, max_bytes: int, deadline_s: float | None
     ) -> Fetched:
         reading = self._ranges.read(StreamQuery(stream_id, offset), max_bytes)
-        return await self._bounded(reading, f"read of stream {stream_id}", stream_id, deadline)
+        return await self._bounded(reading, f"read of stream {stream_id}", stream_id, deadline_s)
 
     def _news(self, stream_id: int) -> NewsWait:
-        return NewsWait(self._slices, self._follower, stream_id, self._config.poll_interval)
+        return NewsWait(self._slices, self._follower, stream_id, self._config.poll_interval_s)
 
     async def _bounded(
         self,
         work: Coroutine[Any, Any, _ResultT],
         subject: str,
         stream_id: int,
-        deadline: float | None,
+        deadline_s: float | None,
     ) -> _ResultT:
         """Await `work` until the deadline, or until the reader is closed."""
-        seconds = self._config.deadline if deadline is None else deadline
+        seconds = self._config.deadline_s if deadline_s is None else deadline_s
         try:
-            check_seconds("deadline", seconds)
+            check_seconds("deadline_s", seconds)
         except (TypeError, ValueError):
             work.close()
             raise

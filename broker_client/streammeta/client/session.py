@@ -13,7 +13,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from streammeta.client import methods
 from streammeta.client.arguments import (
@@ -76,7 +76,7 @@ class Outcomes(Generic[DoneT]):
 
 
 class BrokerSession:
-    """One registered process of a node. Make it with `register`."""
+    """One registered process of a node. Make it with `open`."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class BrokerSession:
         self._inherited = tuple(inherited)
 
     @classmethod
-    async def register(
+    async def open(
         cls,
         client: ControllerClient,
         node_id: int,
@@ -314,7 +314,7 @@ _log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Sends a session's heartbeats from `start` to `stop`.
+    """Sends a session's heartbeats from `start`, or entering its context, to `close`.
 
     `on_taken_over` is told the refusal when this process may not speak for its node any more.
     """
@@ -342,7 +342,7 @@ class Heartbeat:
             warn_unclosed(
                 self,
                 f"the heartbeats of node {node.node_id}, which is fenced when they are missed",
-                "`await heartbeat.stop()` when its streams are closed",
+                "`await heartbeat.close()` when its streams are closed",
             )
 
     @property
@@ -360,8 +360,15 @@ class Heartbeat:
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
-    async def stop(self) -> None:
-        """End; nothing is sent that says so."""
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Send no more heartbeats. The controllers are not notified."""
         self._is_stopped = True
         if self._task is not None:
             self._task.cancel()

@@ -28,7 +28,7 @@ from streammeta.client.compaction.stream_object_config import StreamObjectConfig
 from streammeta.client.compaction.stream_object_report import StreamReport
 from streammeta.client.compaction.target import CompactionTarget
 from streammeta.client.config import ReaderConfig, UploadObserver, WriterConfig
-from streammeta.client.controller_client import DEFAULT_DEADLINE, ControllerClient
+from streammeta.client.controller_client import DEFAULT_DEADLINE_S, ControllerClient
 from streammeta.client.errors import StreamNotFoundError, StreamNotOpenedError
 from streammeta.client.reader import DEFAULT_READ_BYTES, StreamReader
 from streammeta.client.reading.map_follower import StreamTail
@@ -52,7 +52,7 @@ class StreamClientConfig:
     acknowledge appends from a write-ahead log there (`durability="wal"`).
     """
 
-    deadline_s: float = DEFAULT_DEADLINE
+    deadline_s: float = DEFAULT_DEADLINE_S
     writer: WriterConfig | None = None
     reader: ReaderConfig | None = None
     wal_directory: str | os.PathLike[str] | None = None
@@ -132,7 +132,7 @@ class StreamClient:
             raise ValueError("wal_directory needs a node_id: a write-ahead log belongs to a node")
         async with AsyncExitStack() as closing:
             controllers = await closing.enter_async_context(
-                ControllerClient(endpoints, deadline=config.deadline_s)
+                ControllerClient(endpoints, deadline_s=config.deadline_s)
             )
             session = writer = None
             if node_id is None:
@@ -140,7 +140,7 @@ class StreamClient:
             else:
                 check_int("node_id", node_id, 0, INT32_MAX)
                 epoch = time.time_ns() // 1_000_000 if node_epoch is None else node_epoch
-                session = await BrokerSession.register(controllers, node_id, epoch, tags=tags)
+                session = await BrokerSession.open(controllers, node_id, epoch, tags=tags)
                 namespace = session.namespace
                 log = await _open_log(session, epoch, config, closing)
                 writer = StreamWriter(
@@ -307,7 +307,7 @@ class StreamClient:
     ) -> Fetched:
         """Read from `offset` on, waiting up to `wait_s` for data; see `StreamReader.fetch`."""
         return await self._reader.fetch(
-            stream_id, offset, max_bytes, min_bytes=min_bytes, wait=wait_s
+            stream_id, offset, max_bytes, min_bytes=min_bytes, wait_s=wait_s
         )
 
     def iterate(
@@ -367,5 +367,4 @@ async def _open_log(
         return None
     identity = LogIdentity(session.namespace, session.node.node_id, node_epoch)
     log = await WriteAheadLog.open(config.wal_directory, identity, config.wal)
-    closing.push_async_callback(log.close)
-    return log
+    return await closing.enter_async_context(log)

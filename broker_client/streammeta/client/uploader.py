@@ -81,19 +81,19 @@ class Uploader:
         self._config = config
         self._is_persistent = is_persistent
         self._observer = observer
-        self._ids = ObjectIds(session, config.ttl_ms, config.commit_deadline)
+        self._ids = ObjectIds(session, config.ttl_s, config.commit_deadline_s)
         self._pipeline = CommitPipeline(
-            session.client, session.node, deadline=config.commit_deadline
+            session.client, session.node, deadline_s=config.commit_deadline_s
         )
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._encoding = asyncio.Lock()
         self._newest_shared_id = -1
         self._submissions = 0
 
-    async def close(self, deadline: float | None = None) -> None:
-        """Stop; commits under way have `deadline` seconds left."""
+    async def close(self, deadline_s: float | None = None) -> None:
+        """Stop; commits under way have `deadline_s` seconds left."""
         self._encoder.shutdown(wait=False, cancel_futures=True)
-        await self._pipeline.close(deadline)
+        await self._pipeline.close(deadline_s)
 
     # -- building and uploading
 

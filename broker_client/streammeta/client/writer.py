@@ -1,6 +1,6 @@
 """Writing: records go into a bounded buffer, leave it in batches, and are acknowledged by commits.
 
-Owns admission (bytes, order, push-back), the triggers of an upload (size, streams, linger, flush,
+Owns admission (bytes, order, push-back), the triggers of an upload (size, streams, linger_s, flush,
 a full buffer) and the way of each batch: built and prepared in order, uploaded in parallel,
 committed in order with several commits under way. After a stream's write failed nothing later of
 that stream is committed until it is attached again, so its log never gets a hole. What an upload is
@@ -308,19 +308,19 @@ class StreamWriter:
         await self._drained()
         self._raise_fenced()
 
-    async def close(self, deadline: float | None = None) -> None:
+    async def close(self, deadline_s: float | None = None) -> None:
         """Flush, then stop; appends that still wait for room are refused.
 
-        What is not committed after `deadline` seconds, by default `close_deadline` of the
+        What is not committed after `deadline_s` seconds, by default `close_deadline_s` of the
         configuration, fails with `WriterClosedError`; in a write-ahead log it stays.
         """
-        if deadline is not None:
-            check_seconds("deadline", deadline, may_be_zero=True)
+        if deadline_s is not None:
+            check_seconds("deadline_s", deadline_s, may_be_zero=True)
         self._closed = True
         self._room.set()
         try:
             async with asyncio.timeout(
-                self._config.close_deadline if deadline is None else deadline
+                self._config.close_deadline_s if deadline_s is None else deadline_s
             ):
                 self._archive()
                 await self._drained()
@@ -333,7 +333,7 @@ class StreamWriter:
                 await asyncio.wait(self._under_way.values())
             await self._uploader.close(0)
             self._threads.close()
-            await self._heartbeat.stop()
+            await self._heartbeat.close()
 
     async def _drained(self) -> None:
         """Wait until the last batch is settled, or the node is fenced."""
@@ -472,7 +472,7 @@ class StreamWriter:
         if self._open_bytes >= self._config.upload_bytes:
             self._archive()
         elif self._linger_timer is None:
-            self._linger_timer = loop.call_later(self._config.linger, self._archive)
+            self._linger_timer = loop.call_later(self._config.linger_s, self._archive)
         return ack
 
     async def _append_recovered(self, record: RecordBatch) -> asyncio.Future[int]:

@@ -206,7 +206,7 @@ async def _workshop(request: CompactionRequest) -> AsyncIterator[Workshop]:
     """Open cluster and bucket for one call of the command."""
     config = request.config()
     with closing(request.open_store()) as store:
-        async with ControllerClient(request.connect, deadline=request.timeout_s) as client:
+        async with ControllerClient(request.connect, deadline_s=request.timeout_s) as client:
             try:
                 namespace = await client.object_namespace()
                 await BucketCheck(client, store, namespace).passed()

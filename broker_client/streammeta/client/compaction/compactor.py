@@ -319,7 +319,7 @@ class SetObjectCompactor:
     async def _commit(self, replacement: Replacement, progress: _Progress) -> None:
         """Commit, and decide what a refusal means for the next cycle."""
         try:
-            await commit(self._client, replacement, self._config.commit_deadline)
+            await commit(self._client, replacement, self._config.commit_deadline_s)
         except _BARRED:
             raise
         except OutcomeUnknownError as error:

@@ -47,8 +47,8 @@ class CompactionConfig:
     read_rate: float = 0.0  # bytes per second; 0: as fast as it goes
     write_rate: float = 0.0
     ttl_ms: int = 6 * 3_600_000  # how long prepared ids stay valid; a commit must be done by half
-    commit_deadline: float = 120.0  # how long one commit is repeated
-    store_patience: float = 60.0  # how long a read or write that the store turns away is repeated
+    commit_deadline_s: float = 120.0  # how long one commit is repeated
+    store_patience_s: float = 60.0  # how long a read or write that the store turns away is repeated
     selection: SelectionConfig = field(default_factory=SelectionConfig)
 
     def __post_init__(self) -> None:
@@ -57,9 +57,9 @@ class CompactionConfig:
             _check_at_least(name, getattr(self, name), 1)
         for name in ("max_streams", "max_stream_objects"):
             _check_at_least(name, getattr(self, name), 1)
-        for name in ("read_rate", "write_rate", "store_patience", "put_bytes"):
+        for name in ("read_rate", "write_rate", "store_patience_s", "put_bytes"):
             _check_at_least(name, getattr(self, name), 0)
-        check_seconds("commit_deadline", self.commit_deadline)
+        check_seconds("commit_deadline_s", self.commit_deadline_s)
         _check_at_least("memory_budget", self.memory_budget, MEMORY_MIN)
         _check_at_least("part_bytes", self.part_bytes, MIN_PART_SIZE)
         if not 1_000 <= self.ttl_ms <= 7 * 24 * 3_600_000:

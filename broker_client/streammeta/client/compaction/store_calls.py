@@ -44,7 +44,7 @@ class StoreCalls:
     ) -> None:
         self.store = store
         self._is_busy = is_busy or self._others_are_calling
-        self._patience = config.store_patience
+        self._patience = config.store_patience_s
         self._rng = rng or random.Random()
         self._reads = Throttle(config.read_rate)
         self._writes = Throttle(config.write_rate)

@@ -86,8 +86,8 @@ class StreamObjectCompactor:
         self._calls = StoreCalls(store, self._config.pace, is_busy)
         self._listing = StreamObjectListing(client)
         session = BrokerSession(client, writer.node_id, writer.node_epoch, namespace, ())
-        self._ids = ObjectIds(session, self._config.ttl_ms)
-        self._commits = StreamObjectCommits(client, writer, self._config.commit_deadline)
+        self._ids = ObjectIds(session, self._config.ttl_ms / 1000)
+        self._commits = StreamObjectCommits(client, writer, self._config.commit_deadline_s)
 
         def key_of(object_id: int) -> str:
             return key_for(object_id, namespace)

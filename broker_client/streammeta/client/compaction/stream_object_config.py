@@ -44,13 +44,13 @@ class StreamObjectConfig:
     write_threads: int = 4
     read_rate: float = 0.0  # bytes per second; 0: as fast as it goes
     write_rate: float = 0.0
-    store_patience: float = 60.0  # how long a request that the store turns away is repeated
+    store_patience_s: float = 60.0  # how long a request that the store turns away is repeated
     ttl_ms: int = 3_600_000  # how long prepared ids stay valid; a commit must be done by half
-    commit_deadline: float = 120.0  # how long one commit is repeated
+    commit_deadline_s: float = 120.0  # how long one commit is repeated
 
     def __post_init__(self) -> None:
         """Refuse bounds that could never be met."""
-        for name in ("index_merge_bytes", "max_entries", "expired_batch", "commit_deadline"):
+        for name in ("index_merge_bytes", "max_entries", "expired_batch", "commit_deadline_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted more than 0")
         if self.expired_batch > 10_000:
@@ -73,7 +73,7 @@ class StreamObjectConfig:
             write_threads=self.write_threads,
             read_rate=self.read_rate,
             write_rate=self.write_rate,
-            store_patience=self.store_patience,
+            store_patience_s=self.store_patience_s,
             ttl_ms=self.ttl_ms,
-            commit_deadline=self.commit_deadline,
+            commit_deadline_s=self.commit_deadline_s,
         )

@@ -223,16 +223,16 @@ class NewsWait:
     """Waits for news of one stream; a context, so that the stream is followed meanwhile.
 
     While the map is followed, news arrive by themselves; otherwise `wait` returns after
-    `poll_interval` seconds too.
+    `poll_interval_s` seconds too.
     """
 
     def __init__(
-        self, slices: SliceCache, follower: MapFollower, stream_id: int, poll_interval: float
+        self, slices: SliceCache, follower: MapFollower, stream_id: int, poll_interval_s: float
     ) -> None:
         self._slices = slices
         self._follower = follower
         self._stream_id = stream_id
-        self._poll_interval = poll_interval
+        self._poll_interval = poll_interval_s
         self._context = ExitStack()
         self._event = asyncio.Event()
 
@@ -275,8 +275,8 @@ class NewsWait:
 class StreamTail:
     """An endless iterator over the record batches of one stream from an offset on.
 
-    `close` it, or use it as a context manager, when no more is wanted. Raises what `read` raises;
-    after that it may be iterated on, from the same place.
+    Use it as an async context manager or `close` it. Raises what `read` raises; after that it may
+    be iterated on, from the same place.
     """
 
     def __init__(
@@ -296,13 +296,13 @@ class StreamTail:
         """The offset behind the last batch that was handed out: where another tail would go on."""
         return self._position
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop following the stream; the iteration ends."""
         self._closed = True
         self._waiting.clear()

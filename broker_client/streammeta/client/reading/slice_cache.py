@@ -79,7 +79,7 @@ class _Known:
 
 
 class SliceCache:
-    """Remembers at most `max_slices` slices, and uses them for at most `max_staleness` seconds.
+    """Remembers at most `max_slices` slices, and uses them for at most `max_staleness_s` seconds.
 
     That time counts from when the map, or a watch that was not behind, last confirmed them.
     """
@@ -89,13 +89,13 @@ class SliceCache:
         lookups: Lookups,
         stats: ReaderStats,
         max_slices: int,
-        max_staleness: float,
+        max_staleness_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lookups = lookups
         self._stats = stats
         self._max_slices = max_slices
-        self._max_staleness = max_staleness
+        self._max_staleness = max_staleness_s
         self._clock = clock
         self._known: OrderedDict[int, _Known] = OrderedDict()
         self._size = 0

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from streammeta.client.arguments import check_kind, check_path
 from streammeta.client.resources import warn_unclosed
@@ -290,6 +290,12 @@ class WriteAheadLog:
         """Wait until what was appended is on the disk, or has failed."""
         self._wake()
         await self._idle.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Write what was appended, make the trim durable, and let others have the directory."""
