@@ -25,7 +25,7 @@ from streammeta.client import (
 )
 from streammeta.client.leader_router import Failure, LeaderRouter
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, CREATE_STREAMS, PREPARE_OBJECTS
-from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.v1 import streams_pb2
 from tests.broker_client.client_helpers import Broker, broker, until

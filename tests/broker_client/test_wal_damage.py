@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from streammeta.client.write_ahead_log.errors import DamagedLogError
+from streammeta.client.write_ahead_log.files import STATE_NAME
 from streammeta.client.write_ahead_log.quarantine import quarantine
-from streammeta.client.write_ahead_log.state_file import STATE_NAME
 from tests.broker_client.wal_tools import (
     IDENTITY,
     LOG,

@@ -10,14 +10,13 @@ from typing import ClassVar
 
 import pytest
 
-from streammeta.client.write_ahead_log.config import LogConfig
+from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.disk_log import DiskLog, lock_directory
 from streammeta.client.write_ahead_log.errors import DamagedLogError, LogLockedError, WrongLogError
-from streammeta.client.write_ahead_log.identity import LogIdentity
-from streammeta.client.write_ahead_log.segment import segment_path
+from streammeta.client.write_ahead_log.files import STATE_NAME, StateFile
 from streammeta.client.write_ahead_log.set_aside import read_set_aside
-from streammeta.client.write_ahead_log.state_file import STATE_NAME, StateFile
 from streammeta.storage.durable_files import File, PosixFile, PosixFileSystem
+from streammeta.storage.segmented_log import segment_path
 from tests.broker_client.wal_tools import (
     IDENTITY,
     LOG,
@@ -129,12 +128,12 @@ def test_segments_go_oldest_first_and_the_last_one_stays() -> None:
     log = open_disk(disk)
     for begin in range(0, 40, 4):
         log.write([group_of(range(begin, begin + 4))])
-    firsts = [segment.first_sequence for segment in log.segments]
+    firsts = [segment.base_offset for segment in log.segments]
     assert len(firsts) > 3
     log.trim(firsts[2] - 1)
-    assert [segment.first_sequence for segment in log.segments] == firsts[1:]
+    assert [segment.base_offset for segment in log.segments] == firsts[1:]
     log.trim(40)
-    assert [segment.first_sequence for segment in log.segments] == firsts[-1:]
+    assert [segment.base_offset for segment in log.segments] == firsts[-1:]
     assert disk.names(LOG).count(f"{firsts[-1]:020d}.wal") == 1
     assert sequences_of(recovered(open_disk(disk.after_kill()))) == []
 
@@ -145,7 +144,7 @@ def test_segments_settled_before_they_are_written_go_at_once() -> None:
     for begin in range(0, 16, 4):
         log.write([group_of(range(begin, begin + 4))])
         assert len(log.segments) <= 2
-    assert log.segments[0].first_sequence >= 12
+    assert log.segments[0].base_offset >= 12
 
 
 def test_a_full_disk_refuses_groups_and_leaves_no_trace_of_them() -> None:
@@ -157,7 +156,7 @@ def test_a_full_disk_refuses_groups_and_leaves_no_trace_of_them() -> None:
         groups = [group_of(range(at, at + 3)) for at in range(2, 17, 3)]
         done = log.write(groups)
         last = log.segments[-1]
-        assert len(disk.contents()[segment_path(LOG, last.first_sequence)]) == last.size
+        assert len(disk.contents()[segment_path(LOG, last.base_offset, ".wal")]) == last.size
         found = recovered(open_disk(disk.after_kill()))
         assert sequences_of(found) == list(range(2 + 3 * done))
         disk.space = None

@@ -8,27 +8,30 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
+from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.errors import WrongLogError
-from streammeta.client.write_ahead_log.frames import (
-    BadFrameError,
-    FrameKind,
-    FrameOrigin,
-    check_body,
-    decode_frame_header,
-    records_in,
-)
-from streammeta.client.write_ahead_log.identity import (
+from streammeta.client.write_ahead_log.files import (
     SEGMENT_MAGIC,
     BadHeaderError,
     FileHeader,
-    LogIdentity,
+    FrameKind,
     decode_file_header,
+    frame_codec,
+    records_in,
 )
+from streammeta.storage.segmented_log import BadFrameError
 from tests.broker_client.wal_tools import LOG, encoded, group_of, open_disk, record_at
 from tests.journal.crash_disk import CrashDisk
 
 LOG_ID = bytes(range(16))
 PATH = Path("log/x.wal")
+CODEC = frame_codec(LOG_ID)
+
+
+def encode(body: bytes, count: int) -> bytes:
+    return CODEC.encode(
+        body, base_offset=4, epoch=9, flushed_end=3, kind=FrameKind.RECORDS, count=count
+    )
 
 
 def number(value: int, size: int) -> bytes:
@@ -54,11 +57,11 @@ def test_a_frame_is_laid_out_as_documented() -> None:
     fields = checksum(body) + number(len(body), 4) + number(4, 8) + number(3, 8) + number(9, 8)
     fields += number(1, 1) + number(2, 4)
     data = b"SMWF" + checksum(LOG_ID + fields) + fields + body
-    assert FrameOrigin(LOG_ID, 9).encode(FrameKind.RECORDS, body, 4, 2, 3) == data
-    header = decode_frame_header(data[:45], LOG_ID)
-    assert (header.first_sequence, header.end_sequence, header.flushed_end) == (4, 6, 3)
-    assert (header.node_epoch, header.size) == (9, len(data))
-    check_body(header, body)
+    assert encode(body, 2) == data
+    header = CODEC.decode_header(data[:45])
+    assert (header.base_offset, header.end_offset, header.flushed_end) == (4, 6, 3)
+    assert (header.epoch, header.size) == (9, len(data))
+    header.check_body(body)
     assert list(records_in(header, body, "x")) == [record_at(4), record_at(5)]
     for kind, count in ((4, 2), (1, 1), (1, 3)):
         with pytest.raises(BadFrameError):
@@ -81,16 +84,16 @@ def test_the_state_file_is_laid_out_as_documented() -> None:
 def test_every_changed_bit_of_a_header_or_frame_is_noticed() -> None:
     header = FileHeader(SEGMENT_MAGIC, "ns", 1000, LOG_ID, 77).encode()
     body = b"".join(encoded(record_at(4)))
-    frame = FrameOrigin(LOG_ID, 9).encode(FrameKind.RECORDS, body, 4, 1, 3)
+    frame = encode(body, 1)
     for bit in range(8 * len(header)):
         with pytest.raises(BadHeaderError):
             decode_file_header(flipped(header, bit), SEGMENT_MAGIC, PATH)
     for bit in range(8 * len(frame)):
         changed = flipped(frame, bit)
         with pytest.raises(BadFrameError):
-            check_body(decode_frame_header(changed[:45], LOG_ID), changed[45:])
-    with pytest.raises(BadFrameError, match="checksum of a frame's header"):
-        decode_frame_header(frame[:45], LOG_ID[::-1])
+            CODEC.decode_header(changed[:45]).check_body(changed[45:])
+    with pytest.raises(BadFrameError, match="header's checksum"):
+        frame_codec(LOG_ID[::-1]).decode_header(frame[:45])
 
 
 def flipped(data: bytes, bit: int) -> bytes:

@@ -22,7 +22,7 @@ from streammeta.client import (
     StreamWriter,
     WriterConfig,
 )
-from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.set_aside import read_set_aside
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, encode_record

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from streammeta.client import BrokerSession, StreamWriter, WriterConfig
+from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.errors import WriteAheadLogBrokenError
-from streammeta.client.write_ahead_log.identity import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.storage.durable_files import FileSystem
 from streammeta.storage.errors import StoreUnavailableError

@@ -19,11 +19,11 @@ from streammeta.client import (
     WriterConfig,
 )
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
+from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.errors import (
     WriteAheadLogBrokenError,
     WriteAheadLogFullError,
 )
-from streammeta.client.write_ahead_log.identity import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.record import RecordBatch, decode_record

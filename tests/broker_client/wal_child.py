@@ -21,8 +21,7 @@ from pathlib import Path
 
 from streammeta.client import BrokerSession, ControllerClient, SilentObserver, StreamWriter
 from streammeta.client.config import WriterConfig
-from streammeta.client.write_ahead_log.config import LogConfig
-from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.recovery import RecoveryPlan
 from streammeta.storage.durable_files import File, PosixFile, PosixFileSystem

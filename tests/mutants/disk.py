@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
 
-_BATCH_CODEC = "streammeta.controller.journal.batch_codec"
 _CONTROLLER = "streammeta.controller.runtime.controller"
 _CORE = "streammeta.controller.quorum.core"
 _ELECTION = "streammeta.controller.quorum.election"
@@ -12,13 +11,11 @@ _FILES = "streammeta.storage.durable_files"
 _FOLLOWING = "streammeta.controller.quorum.following"
 _JOURNAL = "streammeta.controller.journal.journal"
 _LEADING = "streammeta.controller.quorum.leading"
-_LOG_SCAN = "streammeta.controller.journal.log_scan"
 _RECOVERY = "streammeta.controller.journal.recovery"
 _REPLICA = "streammeta.controller.quorum.replica"
 _ROOM = "streammeta.controller.quorum.membership"
-_SEALED_JSON = "streammeta.controller.journal.sealed_json"
-_SEGMENT = "streammeta.controller.journal.segment"
-_STATE_FILE = "streammeta.controller.journal.state_file"
+_SEGMENTED_LOG = "streammeta.storage.segmented_log"
+_STATE_FILES = "streammeta.controller.journal.state_files"
 
 DISK = (
     Mutant(
@@ -125,13 +122,15 @@ DISK = (
         "ALICE (Pillai et al., OSDI 2014) found it in many stores",
         (
             Edit(
-                _SEALED_JSON,
+                _FILES,
                 """
-                replace_file(files, path, json.dumps(sealed, sort_keys=True).encode() + b"\\n")
+                finally:
+                    file.close()
                 files.sync_directory(path.parent)
                 """,
                 """
-                replace_file(files, path, json.dumps(sealed, sort_keys=True).encode() + b"\\n")
+                finally:
+                    file.close()
                 """,
             ),
         ),
@@ -143,8 +142,8 @@ DISK = (
         "NATS cut such files short and lost data (Jepsen, NATS 2.12.1)",
         (
             Edit(
-                _LOG_SCAN,
-                "return max(self._flushed_end, segment.later_flushed_end()) > end_offset",
+                _RECOVERY,
+                "return self._flushed_end > end_offset or segment.vouches_beyond(end_offset)",
                 "return False",
             ),
         ),
@@ -159,8 +158,8 @@ DISK = (
         "a classic of recovery by scanning",
         (
             Edit(
-                _LOG_SCAN,
-                "if segment.file_size > good_size:",
+                _RECOVERY,
+                "if segment.file.size() > good_size:",
                 "if False:",
             ),
         ),
@@ -172,8 +171,8 @@ DISK = (
         "KAFKA-14104",
         (
             Edit(
-                _BATCH_CODEC,
-                "if google_crc32c.value(body) != header.body_checksum:",
+                _SEGMENTED_LOG,
+                "if google_crc32c.value(body) != self.body_checksum:",
                 "if False:",
             ),
         ),
@@ -185,13 +184,13 @@ DISK = (
         "misdirected writes (Bairavasundaram et al., FAST 2008)",
         (
             Edit(
-                _BATCH_CODEC,
-                "    checksum = google_crc32c.value(log_id + fields)",
-                "    checksum = google_crc32c.value(fields)",
+                _SEGMENTED_LOG,
+                "checksum = google_crc32c.value(self.log_id + fields)",
+                "checksum = google_crc32c.value(fields)",
             ),
             Edit(
-                _BATCH_CODEC,
-                "if checksum != google_crc32c.value(log_id + fields):",
+                _SEGMENTED_LOG,
+                "if checksum != google_crc32c.value(self.log_id + fields):",
                 "if checksum != google_crc32c.value(fields):",
             ),
         ),
@@ -206,14 +205,13 @@ DISK = (
         "half-written batches after ENOSPC",
         (
             Edit(
-                _SEGMENT,
+                _SEGMENTED_LOG,
                 """
-                if self._file.size() > self.size:
-                    self._file.truncate(self.size)
+                self.cut_tail()
                 raise
                 """,
                 """
-                self.size = self._file.size()
+                self.size = self.file.size()
                 raise
                 """,
             ),
@@ -323,7 +321,7 @@ DISK = (
         "early KRaft cleared the file when it could not be read",
         (
             Edit(
-                _STATE_FILE,
+                _STATE_FILES,
                 'raise JournalDamagedError(path, 0, "the file is missing, and with it the vote") '
                 "from None",
                 "return QuorumState(Epoch(0), None, None)",
@@ -418,8 +416,8 @@ DISK = (
         (
             Edit(
                 _RECOVERY,
-                "ends = [header.end_offset for _, header in segment.later_headers()]",
-                "ends = [header.flushed_end for _, header in segment.later_headers()]",
+                "ends = [header.end_offset for _, header in headers]",
+                "ends = [header.flushed_end for _, header in headers]",
             ),
         ),
         Tested(

@@ -60,8 +60,7 @@ from streammeta.client.reading.range_reader import Fetched
 from streammeta.client.reading.time_lookup import OffsetAtTime, kafka_timestamp
 from streammeta.client.session import BrokerSession, Heartbeat, OpenedStream, Outcomes
 from streammeta.client.stream_client import NodeCompaction, StreamClient, StreamClientConfig
-from streammeta.client.write_ahead_log.config import LogConfig
-from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.recovery import RecoveryReport
 from streammeta.client.writer import StreamWriter

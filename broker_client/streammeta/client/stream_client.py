@@ -34,8 +34,7 @@ from streammeta.client.reader import DEFAULT_READ_BYTES, StreamReader
 from streammeta.client.reading.map_follower import StreamTail
 from streammeta.client.reading.range_reader import Fetched
 from streammeta.client.session import BrokerSession, OpenedStream, Outcomes, Tags
-from streammeta.client.write_ahead_log.config import LogConfig
-from streammeta.client.write_ahead_log.identity import LogIdentity
+from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.recovery import RecoveryReport
 from streammeta.client.writer import StreamWriter

@@ -1,7 +1,7 @@
-"""Files whose owner must know what is on the disk and what is not: the operations, and POSIX's.
+"""Files with explicit durability: the protocol of a file system, POSIX's, and atomic replacement.
 
-A log puts its records in such files; tests put a disk in their place that loses, tears and fails.
-Nothing here is retried: after a failed sync the state of the disk is unknown. Want of room is the
+Logs keep their records in such files; tests replace the file system by a disk that loses, tears and
+fails. Nothing is retried: after a failed sync the state of the disk is unknown. A full disk is the
 one failure that leaves everything as it was, and has an error of its own.
 """
 
@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
+
+_PIECE_BYTES = 1 << 20
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -105,7 +108,7 @@ class FileSystem(Protocol):
 
 
 class PosixFile:
-    """A file descriptor; one that nobody refers to any more is closed, as Python's own files are.
+    """A file descriptor; it is closed with the last reference, as Python's own files are.
 
     A recovery that ends in an error leaves its files behind at any point.
     """
@@ -227,16 +230,19 @@ class PosixFileSystem:
         return PosixLock(path, read_only=self._read_only)
 
 
-def replace_file(files: FileSystem, path: Path, data: bytes) -> None:
-    """Replace `path` atomically, the data durable before the name is.
+def replace_file(files: FileSystem, path: Path, pieces: Iterable[bytes]) -> None:
+    """Replace `path` by a file of `pieces`, durably and atomically: the data first, then the name.
 
-    The name is durable after `sync_directory`. Raises DiskFullError with the old contents in place.
+    A crash leaves the old contents or the new. Raises DiskFullError with the old contents in place.
     """
     temporary = path.with_name(path.name + ".tmp")
     file = files.open(temporary, create=True)
     try:
         file.truncate(0)
-        file.write(0, data)
+        position = 0
+        for piece in pieces:
+            file.write(position, piece)
+            position += len(piece)
         file.sync()
         files.rename(temporary, path)
     except DiskFullError:
@@ -244,6 +250,51 @@ def replace_file(files: FileSystem, path: Path, data: bytes) -> None:
         raise
     finally:
         file.close()
+    files.sync_directory(path.parent)
+
+
+def pieces_of(file: File, position: int = 0) -> Iterator[bytes]:
+    """Yield the bytes of a file from a position on, in pieces of a bounded size."""
+    while piece := file.read(position, _PIECE_BYTES):
+        yield piece
+        position += len(piece)
+
+
+def as_binary_io(file: File, *, closes: bool = True) -> BinaryIO:
+    """Return a buffered, seekable reader of `file`; closing it closes `file` if `closes`."""
+    return io.BufferedReader(_FileReader(file, closes=closes), _PIECE_BYTES)
+
+
+class _FileReader(io.RawIOBase):
+    def __init__(self, file: File, *, closes: bool) -> None:
+        self._file = file
+        self._closes = closes
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        origins = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._file.size()}
+        self._position = max(0, origins[whence] + offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._file.read(self._position, len(buffer))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed and self._closes:
+            self._file.close()
+        super().close()
 
 
 @contextlib.contextmanager

@@ -1,12 +1,14 @@
-"""Bounds of a write-ahead log."""
+"""Configuration of a write-ahead log: its bounds and its owner."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streammeta.client.arguments import at_least, check_fields
+from streammeta.client.arguments import INT32_MAX, at_least, check_fields, check_int, check_text
 
 _MIB = 1024 * 1024
+
+MAX_NAMESPACE_BYTES = 1024
 
 _CHECKS = {
     "max_bytes": at_least(1),
@@ -33,3 +35,23 @@ class LogConfig:
                 f"max_bytes is {self.max_bytes}, wanted at least twice segment_bytes,"
                 f" {self.segment_bytes}: only whole segments are given back"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """The process that uses a log: `namespace` is that of the cluster's objects.
+
+    A log belongs to one namespace and node for good; `node_epoch` grows from process to process.
+    """
+
+    namespace: str
+    node_id: int
+    node_epoch: int
+
+    def __post_init__(self) -> None:
+        """Refuse what a header can't hold."""
+        check_text("namespace", self.namespace, "that of the cluster, `session.namespace`")
+        check_int("node_id", self.node_id, 0, INT32_MAX)
+        check_int("node_epoch", self.node_epoch)
+        if len(self.namespace.encode()) > MAX_NAMESPACE_BYTES:
+            raise ValueError(f"namespace is longer than {MAX_NAMESPACE_BYTES} bytes")

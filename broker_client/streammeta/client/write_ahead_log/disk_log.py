@@ -1,8 +1,9 @@
 """The log on the disk: opening, writing, trimming. Blocking, for one thread at a time.
 
 Names in a log's directory: `.lock`, `state`, `<20 digits>.wal`, and kept aside for the operator
-`<20 digits>.aside`, `<20 digits>.wal.damaged`. Other names are not ours and are never touched.
-Segments go oldest first and only once it is durable that they were trimmed.
+`<20 digits>-<n>.aside`, `<20 digits>.wal.damaged`. Other names are not ours and are never touched.
+Segments go oldest first and only once it is durable that they were trimmed. When a log is opened
+nothing is changed before all of it was read and found good.
 """
 
 from __future__ import annotations
@@ -10,40 +11,43 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from streammeta.client.write_ahead_log.config import LogConfig
+from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.errors import DamagedLogError, LogLockedError, WrongLogError
-from streammeta.client.write_ahead_log.frames import (
-    BadFrameError,
-    FrameKind,
-    FrameOrigin,
-    FrameReader,
-    records_in,
-)
-from streammeta.client.write_ahead_log.identity import (
+from streammeta.client.write_ahead_log.files import (
     SEGMENT_MAGIC,
     SET_ASIDE_MAGIC,
     STATE_MAGIC,
+    STATE_NAME,
+    BadHeaderError,
     FileHeader,
-    LogIdentity,
+    FrameKind,
+    LogSegment,
+    StateFile,
     check_owner,
-)
-from streammeta.client.write_ahead_log.scan import ScannedLog, scan, segment_paths
-from streammeta.client.write_ahead_log.segment import (
-    Segment,
     is_kept_aside,
     is_leftover,
+    read_state_header,
+    records_in,
+    segment_paths,
 )
 from streammeta.client.write_ahead_log.set_aside import set_aside_path, write_set_aside
-from streammeta.client.write_ahead_log.state_file import STATE_NAME, StateFile, read_state_header
-from streammeta.storage.durable_files import DirectoryInUseError, DiskFullError, FileSystem, Lock
+from streammeta.storage.durable_files import (
+    DirectoryInUseError,
+    DiskFullError,
+    FileSystem,
+    Lock,
+    pieces_of,
+)
 from streammeta.storage.object_format.record import RecordBatch
+from streammeta.storage.segmented_log import BadFrameError, FrameReader
 
 LOCK_NAME = ".lock"
 _LEFT_BY_FILE_SYSTEMS = {"lost+found"}
-_REWRITE_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -52,16 +56,16 @@ _log = logging.getLogger(__name__)
 class RecordGroup:
     """Encoded records that are written as one frame."""
 
-    first_sequence: int
+    base_offset: int
     count: int
     pieces: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """A segment by its first sequence, and its bytes."""
+    """A segment by the offset of its first record, and its bytes."""
 
-    first_sequence: int
+    base_offset: int
     size: int
 
 
@@ -104,6 +108,32 @@ def _check_directory(files: FileSystem, directory: Path, identity: LogIdentity) 
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _ScannedLog:
+    """What was found: the segments, oldest first, and the offset behind the last record.
+
+    Each segment's `size` is the end of its last good frame; what follows in the last one is torn.
+    From byte `unflushed_from` on, the last one is not known to be on the disk. `lost` counts the
+    records that a quarantine has given up.
+    """
+
+    segments: tuple[LogSegment, ...]
+    end: int
+    unflushed_from: int
+    lost: int
+
+
+@dataclass(slots=True)
+class _Reading:
+    """How far one segment was read; `problem` says why no further, None at the end of the file."""
+
+    end: int
+    unflushed_from: int
+    newest_epoch: int = 0
+    lost: int = 0
+    problem: str | None = None
+
+
 class DiskLog:
     """An open log. After any `OSError` from it, only `release` may follow."""
 
@@ -114,14 +144,14 @@ class DiskLog:
         identity: LogIdentity,
         config: LogConfig,
         state: StateFile,
-        scanned: ScannedLog,
+        scanned: _ScannedLog,
     ) -> None:
         self._files = files
         self._directory = directory
         self._config = config
         self._state = state
         self._segments = list(scanned.segments)
-        self._origin = FrameOrigin(state.header.log_id, identity.node_epoch)
+        self._node_epoch = identity.node_epoch
         self._has_unsynced = False
         self._set_aside_count = 0
         self.lost = scanned.lost
@@ -151,7 +181,7 @@ class DiskLog:
         state = StateFile.open(files, path)
         try:
             check_owner(state.header, identity, path)
-            scanned = scan(files, directory, identity, state)
+            scanned = _scan(files, directory, identity, state)
         except BaseException:
             state.close()
             raise
@@ -171,18 +201,15 @@ class DiskLog:
     @property
     def segments(self) -> tuple[SegmentInfo, ...]:
         """What is on the disk, oldest first; the last one is written to."""
-        return tuple(SegmentInfo(one.first_sequence, one.size) for one in self._segments)
+        return tuple(SegmentInfo(one.base_offset, one.size) for one in self._segments)
 
     def records(self, end: int) -> Iterator[RecordBatch]:
         """Read the records that are not trimmed, up to sequence `end`, in the order of appends."""
         begin = self.trimmed
         for segment in list(self._segments):
-            file = self._files.open(segment.path)
-            try:
-                frames = FrameReader(file, segment.header.log_id, segment.header.size)
-                yield from self._records_of(frames, segment.path, begin, end)
-            finally:
-                file.close()
+            with closing(self._files.open(segment.path)) as file:
+                frames = segment.codec.frames(file, segment.header_size)
+                yield from _records_of(frames, segment.path, begin, end)
 
     def write(self, groups: Sequence[RecordGroup]) -> int:
         """Append the groups, each one frame, and make them durable.
@@ -198,8 +225,6 @@ class DiskLog:
                 self._roll_when_full()
         except DiskFullError as error:
             _log.warning("the write-ahead log in %s has no room: %s", self._directory, error)
-            if self._segments:
-                self._segments[-1].take_back()
         self._sync()
         self._remove_trimmed()  # what is committed sooner than it is written
         return done
@@ -217,7 +242,7 @@ class DiskLog:
         header = FileHeader(
             SET_ASIDE_MAGIC, state.namespace, state.node_id, state.log_id, self.trimmed
         )
-        if not write_set_aside(self._files, path, header, self._origin, records, reason):
+        if not write_set_aside(self._files, path, header, self._node_epoch, records, reason):
             return None
         self._set_aside_count += 1
         return path
@@ -242,7 +267,7 @@ class DiskLog:
             segment.close()
         self._state.close()
 
-    def _mend(self, scanned: ScannedLog) -> None:
+    def _mend(self, scanned: _ScannedLog) -> None:
         """Remove what is torn, half made or trimmed, and make durable what was found."""
         for name in self._files.names(self._directory):
             if is_leftover(name):
@@ -251,7 +276,7 @@ class DiskLog:
             self.start_over(self.trimmed)
         elif scanned.segments:
             last = scanned.segments[-1]
-            last.take_back()
+            last.cut_tail()
             _rewrite(last, scanned.unflushed_from)
             last.sync()
             self._note(self.trimmed, scanned.end)
@@ -262,17 +287,19 @@ class DiskLog:
     def _write_group(self, group: RecordGroup) -> None:
         if not self._segments:
             self._begin_segment()
-        if group.first_sequence != self.end:
-            raise ValueError(f"group begins at {group.first_sequence}, the log ends at {self.end}")
-        frame = self._origin.encode(
-            FrameKind.RECORDS,
-            b"".join(group.pieces),
-            group.first_sequence,
-            group.count,
-            self._state.flushed,
-        )
+        if group.base_offset != self.end:
+            raise ValueError(f"group begins at {group.base_offset}, the log ends at {self.end}")
         segment = self._segments[-1]
-        segment.append(frame)
+        segment.append(
+            segment.codec.encode(
+                b"".join(group.pieces),
+                base_offset=group.base_offset,
+                epoch=self._node_epoch,
+                flushed_end=self._state.flushed,
+                kind=FrameKind.RECORDS,
+                count=group.count,
+            )
+        )
         group.pieces.clear()
         self._has_unsynced = True
         self.end += group.count
@@ -286,7 +313,7 @@ class DiskLog:
     def _begin_segment(self) -> None:
         state = self._state.header
         header = FileHeader(SEGMENT_MAGIC, state.namespace, state.node_id, state.log_id, self.end)
-        self._segments.append(Segment.create(self._files, self._directory, header))
+        self._segments.append(LogSegment.create(self._files, self._directory, header))
 
     def _sync(self) -> None:
         if not self._has_unsynced:
@@ -305,7 +332,7 @@ class DiskLog:
 
     def _remove_trimmed(self) -> None:
         """Remove the segments before the last one that hold nothing behind the trimmed end."""
-        following = [segment.first_sequence for segment in self._segments[1:]]
+        following = [segment.base_offset for segment in self._segments[1:]]
         self._remove_oldest(sum(first <= self.trimmed for first in following))
 
     def _remove_oldest(self, count: int) -> None:
@@ -319,29 +346,134 @@ class DiskLog:
         del self._segments[:count]
         self._files.sync_directory(self._directory)
 
-    def _records_of(
-        self, frames: FrameReader, path: Path, begin: int, end: int
-    ) -> Iterator[RecordBatch]:
-        try:
-            while frame := frames.next():
-                header, body = frame
-                if header.first_sequence >= end:
-                    return
-                skipped = begin - header.first_sequence
-                for index, record in enumerate(records_in(header, body, str(path))):
-                    if index >= skipped:
-                        yield record
-        except BadFrameError as error:
-            raise DamagedLogError(path, frames.position, str(error)) from error
+
+def _records_of(frames: FrameReader, path: Path, begin: int, end: int) -> Iterator[RecordBatch]:
+    """Yield the records of a segment in the range of offsets `[begin, end)`."""
+    try:
+        while frame := frames.next():
+            header, body = frame
+            if header.base_offset >= end:
+                return
+            skipped = max(0, begin - header.base_offset)
+            yield from islice(records_in(header, body, str(path)), skipped, None)
+    except BadFrameError as error:
+        raise DamagedLogError(path, frames.position, f"the frame there: {error}") from error
 
 
-def _rewrite(segment: Segment, position: int) -> None:
+def _rewrite(segment: LogSegment, position: int) -> None:
     """Write again what may not be on the disk.
 
     After a failed sync the kernel may hold pages for clean that never reached the disk; a new sync
     would pass them over.
     """
-    while position < segment.size:
-        data = segment.file.read(position, min(_REWRITE_BYTES, segment.size - position))
-        segment.file.write(position, data)
-        position += len(data)
+    for piece in pieces_of(segment.file, position):
+        segment.file.write(position, piece)
+        position += len(piece)
+
+
+def _scan(
+    files: FileSystem, directory: Path, identity: LogIdentity, state: StateFile
+) -> _ScannedLog:
+    """Read every frame.
+
+    Raises:
+        WrongLogError: a segment is of another node or namespace, or a newer process wrote it.
+        DamagedLogError: what had been flushed can't be read; it names the first such place.
+    """
+    segments: list[LogSegment] = []
+    try:
+        paths = segment_paths(files, directory)
+        segments.extend(_open(files, path, identity, state) for path in paths)
+        return _read(directory, segments, identity, state)
+    except BaseException:
+        for segment in segments:
+            segment.close()
+        raise
+
+
+def _open(files: FileSystem, path: Path, identity: LogIdentity, state: StateFile) -> LogSegment:
+    try:
+        segment = LogSegment.open(files, path)
+    except BadHeaderError as error:
+        raise DamagedLogError(path, 0, str(error)) from None
+    try:
+        check_owner(segment.header, identity, path)
+        if segment.header.log_id != state.header.log_id:
+            raise WrongLogError(
+                f"{path} belongs to another write-ahead log of this node; move the file away"
+            )
+    except WrongLogError:
+        segment.close()
+        raise
+    return segment
+
+
+def _read(
+    directory: Path, segments: Sequence[LogSegment], identity: LogIdentity, state: StateFile
+) -> _ScannedLog:
+    end = segments[0].base_offset if segments else state.trimmed
+    if end > state.trimmed:
+        raise DamagedLogError(
+            segments[0].path, 0, f"the segment with records from {state.trimmed} on is missing"
+        )
+    unflushed_from = lost = 0
+    for index, segment in enumerate(segments):
+        reading = _read_segment(segment, state.flushed)
+        following = segments[index + 1] if index + 1 < len(segments) else None
+        _check_end(segment, reading, following, state)
+        if reading.newest_epoch > identity.node_epoch:
+            raise WrongLogError(
+                f"{segment.path} was written by process epoch {reading.newest_epoch} of node"
+                f" {identity.node_id}, this process is older ({identity.node_epoch}): stop it, or"
+                " start it with a larger node epoch"
+            )
+        end, unflushed_from, lost = reading.end, reading.unflushed_from, lost + reading.lost
+    if end < state.flushed:
+        last = segments[-1] if segments else None
+        raise DamagedLogError(
+            last.path if last else directory,
+            last.size if last else 0,
+            f"records {end} to {state.flushed - 1} are missing",
+        )
+    return _ScannedLog(tuple(segments), end, unflushed_from, lost)
+
+
+def _read_segment(segment: LogSegment, flushed: int) -> _Reading:
+    """Read the frames of one segment, and set its `size` to the end of the last good one."""
+    frames = segment.codec.frames(segment.file, segment.size)
+    reading = _Reading(segment.base_offset, segment.size)
+    try:
+        while frame := frames.next():
+            header = frame[0]
+            if header.base_offset != reading.end:
+                raise BadFrameError(f"it begins with record {header.base_offset}")
+            reading.end = header.end_offset
+            reading.newest_epoch = max(reading.newest_epoch, header.epoch)
+            if header.kind == FrameKind.LOST:
+                reading.lost += header.count
+            segment.size = frames.position
+            if reading.end <= flushed:
+                reading.unflushed_from = segment.size
+    except BadFrameError as error:
+        reading.problem = f"the frame of record {reading.end}: {error}"
+    return reading
+
+
+def _check_end(
+    segment: LogSegment, reading: _Reading, following: LogSegment | None, state: StateFile
+) -> None:
+    """Raise `DamagedLogError` unless the segment may end where it was read to.
+
+    Only the end of the last segment may be torn, and only behind what is known to have been on the
+    disk: the state file says how far that is, and so does each frame for those before it.
+    """
+    problem = reading.problem
+    if following is not None and problem is None and reading.end != following.base_offset:
+        problem = (
+            f"it ends before record {reading.end}, the next segment begins with"
+            f" {following.base_offset}"
+        )
+    if problem is not None and (
+        following is not None or state.flushed > reading.end or segment.vouches_beyond(reading.end)
+    ):
+        raise DamagedLogError(segment.path, segment.size, problem)

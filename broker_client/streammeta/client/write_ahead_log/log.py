@@ -19,7 +19,7 @@ from typing import Literal, Self, get_args
 
 from streammeta.client.arguments import check_kind, check_path
 from streammeta.client.resources import warn_unclosed
-from streammeta.client.write_ahead_log.config import LogConfig
+from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.disk_log import (
     DiskLog,
     RecordGroup,
@@ -31,11 +31,10 @@ from streammeta.client.write_ahead_log.errors import (
     WriteAheadLogClosedError,
     WriteAheadLogFullError,
 )
-from streammeta.client.write_ahead_log.frames import FRAME_HEADER_SIZE
-from streammeta.client.write_ahead_log.identity import LogIdentity
 from streammeta.client.write_ahead_log.quarantine import quarantine
 from streammeta.storage.durable_files import DiskFullError, FileSystem, Lock, PosixFileSystem
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
+from streammeta.storage.segmented_log import FRAME_HEADER_SIZE
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +56,8 @@ class _Group(RecordGroup):
 
     __slots__ = ("done", "size")
 
-    def __init__(self, first_sequence: int, done: asyncio.Future[None]) -> None:
-        super().__init__(first_sequence, 0, [])
+    def __init__(self, base_offset: int, done: asyncio.Future[None]) -> None:
+        super().__init__(base_offset, 0, [])
         self.size = FRAME_HEADER_SIZE
         self.done = done
 
@@ -419,7 +418,7 @@ class WriteAheadLog:
 
     def _count_kept_bytes(self) -> int:
         """Add up the segments that are not trimmed, or written to."""
-        firsts = [segment.first_sequence for segment in self._segments[1:]]
+        firsts = [segment.base_offset for segment in self._segments[1:]]
         trimmed = sum(first <= self._trimmed for first in firsts)
         return sum(segment.size for segment in self._segments[trimmed:])
 

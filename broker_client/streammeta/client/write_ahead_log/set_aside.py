@@ -1,4 +1,4 @@
-"""Files of records that were acknowledged and can't be committed: kept for people, not lost.
+"""Files of records that were acknowledged and can't be committed, kept for the operator.
 
 A file `<20 digits>-<n>.aside` is a file header, a frame of kind 3 with the reason, and frames of
 records as in a segment. It appears under its name only when it is whole and durable. The log never
@@ -15,22 +15,19 @@ from pathlib import Path
 
 from streammeta.client.arguments import check_path
 from streammeta.client.write_ahead_log.errors import DamagedLogError
-from streammeta.client.write_ahead_log.frames import (
-    BadFrameError,
-    FrameKind,
-    FrameOrigin,
-    FrameReader,
-    records_in,
-)
-from streammeta.client.write_ahead_log.identity import (
+from streammeta.client.write_ahead_log.files import (
     MAX_HEADER_SIZE,
     SET_ASIDE_MAGIC,
     BadHeaderError,
     FileHeader,
+    FrameKind,
     decode_file_header,
+    frame_codec,
+    records_in,
 )
-from streammeta.storage.durable_files import FileSystem, PosixFileSystem
+from streammeta.storage.durable_files import FileSystem, PosixFileSystem, replace_file
 from streammeta.storage.object_format.record import RecordBatch, encode_record
+from streammeta.storage.segmented_log import BadFrameError
 
 _FRAME_BYTES = 1 << 20
 
@@ -48,35 +45,25 @@ def write_set_aside(
     files: FileSystem,
     path: Path,
     header: FileHeader,
-    origin: FrameOrigin,
+    node_epoch: int,
     records: Iterable[RecordBatch],
     reason: str,
-) -> int:
-    """Write the file, durably, and return how many records it has; none leaves no file."""
-    bodies = _frame_bodies(records)
-    first = next(bodies, None)
+) -> bool:
+    """Write the file, durably; return whether there is one: none for no records."""
+    frames = _frames(header, node_epoch, records)
+    first = next(frames, None)
     if first is None:
-        return 0
-    temporary = path.with_name(f"{path.name}.tmp")
-    file = files.open(temporary, create=True)
-    count = 0
-    try:
-        file.truncate(0)
-        data = header.encode() + origin.encode(FrameKind.TEXT, reason.encode(), 0, 0, 0)
-        position = 0
-        for pieces in chain([first], bodies):
-            body = b"".join(pieces)
-            data += origin.encode(FrameKind.RECORDS, body, count, len(pieces), count)
-            file.write(position, data)
-            position += len(data)
-            count += len(pieces)
-            data = b""
-        file.sync()
-    finally:
-        file.close()
-    files.rename(temporary, path)
-    files.sync_directory(path.parent)
-    return count
+        return False
+    text = frame_codec(header.log_id).encode(
+        reason.encode(),
+        base_offset=0,
+        epoch=node_epoch,
+        flushed_end=0,
+        kind=FrameKind.TEXT,
+        count=0,
+    )
+    replace_file(files, path, chain([header.encode() + text + first], frames))
+    return True
 
 
 def read_set_aside(
@@ -95,24 +82,41 @@ def _read(path: Path, files: FileSystem | None) -> Iterator[str | RecordBatch]:
         try:
             header = decode_file_header(file.read(0, MAX_HEADER_SIZE), SET_ASIDE_MAGIC, path)
             position = header.size
-            frames = FrameReader(file, header.log_id, position)
+            frames = frame_codec(header.log_id).frames(file, position)
             while frame := frames.next():
                 if frame[0].kind == FrameKind.TEXT:
                     yield frame[1].decode()
                 yield from records_in(*frame, str(path))
                 position = frames.position
-        except (BadHeaderError, BadFrameError) as error:
+        except BadHeaderError as error:
             raise DamagedLogError(path, position, str(error)) from None
+        except BadFrameError as error:
+            raise DamagedLogError(path, position, f"the frame there: {error}") from None
 
 
-def _frame_bodies(records: Iterable[RecordBatch]) -> Iterator[list[bytes]]:
-    pieces: list[bytes] = []
+def _frames(header: FileHeader, node_epoch: int, records: Iterable[RecordBatch]) -> Iterator[bytes]:
+    codec = frame_codec(header.log_id)
+    count = 0
+    for group in _groups(records):
+        yield codec.encode(
+            b"".join(group),
+            base_offset=count,
+            epoch=node_epoch,
+            flushed_end=count,
+            kind=FrameKind.RECORDS,
+            count=len(group),
+        )
+        count += len(group)
+
+
+def _groups(records: Iterable[RecordBatch]) -> Iterator[list[bytes]]:
+    group: list[bytes] = []
     size = 0
     for record in records:
-        pieces.append(encode_record(record))
+        group.append(encode_record(record))
         size += record.encoded_size
         if size >= _FRAME_BYTES:
-            yield pieces
-            pieces, size = [], 0
-    if pieces:
-        yield pieces
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

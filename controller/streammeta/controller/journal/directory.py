@@ -15,20 +15,25 @@ from streammeta.controller.ids import ClusterId, DirectoryId, NodeId
 from streammeta.controller.journal.errors import (
     DirectoryLockedError,
     DirectoryNotFormattedError,
-    JournalDamagedError,
     WrongDirectoryError,
 )
-from streammeta.controller.journal.flushed_mark import FlushedMark
 from streammeta.controller.journal.reserve import RESERVE_NAME
-from streammeta.controller.journal.sealed_json import Fields, read_sealed_json, replace_sealed_json
-from streammeta.controller.journal.state_file import read_quorum_state, write_quorum_state
+from streammeta.controller.journal.state_files import (
+    MARK_NAME,
+    STATE_NAME,
+    Fields,
+    FlushedMark,
+    malformed_fields,
+    read_quorum_state,
+    read_sealed_json,
+    replace_sealed_json,
+    write_quorum_state,
+)
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.storage.durable_files import DirectoryInUseError, FileSystem, Lock, PosixFileSystem
 
 META_NAME = "meta.json"
-STATE_NAME = "quorum-state"
-MARK_NAME = "flushed-mark"
 LOCK_NAME = ".lock"
 
 _META_VERSION = 2
@@ -162,7 +167,15 @@ def read_identity(path: Path, files: FileSystem) -> DirectoryIdentity:
             f"{path} is not formatted; format it for this node and cluster first: "
             "streammeta storage format"
         )
-    return _from_fields(read_sealed_json(files, path / META_NAME), path / META_NAME)
+    fields = read_sealed_json(files, path / META_NAME, _META_VERSION)
+    with malformed_fields(path / META_NAME):
+        return DirectoryIdentity(
+            ClusterId(str(fields["cluster_id"])),
+            NodeId(int(str(fields["node_id"]))),
+            DirectoryId(str(fields["directory_id"])),
+            bytes.fromhex(str(fields["log_id"])),
+            VoterSet(tuple(map(_to_voter, fields["bootstrap_voters"]))),
+        )
 
 
 def check_identity(
@@ -209,24 +222,6 @@ def _to_fields(identity: DirectoryIdentity) -> Fields:
             for voter in identity.bootstrap_voters
         ],
     }
-
-
-def _from_fields(fields: Fields, path: Path) -> DirectoryIdentity:
-    if fields.get("version") != _META_VERSION:
-        raise WrongDirectoryError(
-            f"{path} has version {fields.get('version')}, this release reads {_META_VERSION}; "
-            "use the release that wrote it"
-        )
-    try:
-        return DirectoryIdentity(
-            ClusterId(str(fields["cluster_id"])),
-            NodeId(int(str(fields["node_id"]))),
-            DirectoryId(str(fields["directory_id"])),
-            bytes.fromhex(str(fields["log_id"])),
-            VoterSet(tuple(map(_to_voter, fields["bootstrap_voters"]))),
-        )
-    except (KeyError, ValueError, TypeError) as error:
-        raise JournalDamagedError(path, 0, f"field missing or malformed ({error})") from None
 
 
 def _to_voter(fields: Fields) -> Voter:

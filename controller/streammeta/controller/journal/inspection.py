@@ -12,28 +12,31 @@ from pathlib import Path
 from typing import BinaryIO
 
 from streammeta.controller.ids import EndOffset, Epoch
-from streammeta.controller.journal.batch_codec import BadBatchError
-from streammeta.controller.journal.binary_io import as_binary_io
-from streammeta.controller.journal.damage import DAMAGE_NAME, DamageRecord, Finding, read_damage
 from streammeta.controller.journal.directory import (
     LOCK_NAME,
-    MARK_NAME,
-    STATE_NAME,
     DirectoryIdentity,
     lock_directory,
     read_identity,
 )
 from streammeta.controller.journal.errors import BadSnapshotError, JournalDamagedError
-from streammeta.controller.journal.flushed_mark import FlushedMark
-from streammeta.controller.journal.log_scan import SegmentFile, open_segments
 from streammeta.controller.journal.reserve import RESERVE_NAME
-from streammeta.controller.journal.segment import SEGMENT_HEADER_SIZE, Segment
+from streammeta.controller.journal.segment import JournalSegment, SegmentFile, open_segments
 from streammeta.controller.journal.snapshots import SnapshotCheck, parse_snapshot_name
-from streammeta.controller.journal.state_file import read_quorum_state
+from streammeta.controller.journal.state_files import (
+    DAMAGE_NAME,
+    MARK_NAME,
+    STATE_NAME,
+    DamageRecord,
+    Finding,
+    FlushedMark,
+    read_damage,
+    read_quorum_state,
+)
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import EpochStart
 from streammeta.controller.quorum.messages import SnapshotId
-from streammeta.storage.durable_files import FileSystem, PosixFileSystem
+from streammeta.storage.durable_files import FileSystem, PosixFileSystem, as_binary_io
+from streammeta.storage.segmented_log import Damage, FrameHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,59 +216,46 @@ class Inspection:
             else:
                 is_last = index + 1 == len(found)
                 end = self._read_segment(file.segment, is_last=is_last)
-                size = file.segment.file_size
+                size = file.segment.file.size()
             segments.append(SegmentFacts(file.path.name, file.base_offset, end, size))
             file.close()
         return segments
 
-    def _read_segment(self, segment: Segment, *, is_last: bool) -> EndOffset:
+    def _read_segment(self, segment: JournalSegment, *, is_last: bool) -> EndOffset:
         """Read one segment, past every damage; return where its last good batch ends."""
         end = segment.base_offset
-        position: int | None = SEGMENT_HEADER_SIZE
-        while position is not None:
-            good_size = position
-            try:
-                for batch, _ in segment.scan(position):
-                    self._check_order(segment, good_size, end, batch.base_offset, batch.epoch)
-                    good_size = segment.size
-                    end = batch.end_offset
-                    self._batch_count += 1
-                return end
-            except BadBatchError as error:
-                segment.rewind(good_size)
+        for position, frame in segment.frames_past_damage(segment.header_size):
+            if isinstance(frame, Damage):
+                segment.size = position
                 if is_last and self._is_torn(segment, end):
-                    self._torn_bytes = segment.file_size - good_size
-                    return end
-                what = f"the batch at offset {end}: {error}"
-                self._note(segment.path.name, good_size, end, what)
-                position, end = self._after_damage(segment, good_size, end)
-        return end
+                    self._torn_bytes = segment.file.size() - position
+                    break
+                what = f"the batch at offset {end}: {frame.problem}"
+                self._note(segment.path.name, position, EndOffset(end), what)
+                end = frame.next_header.base_offset if frame.next_header else end
+                continue
+            header, _ = frame
+            self._check_order(segment, position, end, header)
+            end = header.end_offset
+            self._batch_count += 1
+        return EndOffset(end)
 
     def _check_order(
-        self, segment: Segment, byte: int, end: EndOffset, base_offset: EndOffset, epoch: Epoch
+        self, segment: JournalSegment, byte: int, end: int, header: FrameHeader
     ) -> None:
-        if base_offset != end:
-            what = f"a batch at offset {base_offset}, the log before it ends at {end}"
-            self._note(segment.path.name, byte, end, what)
+        name = segment.path.name
+        if header.base_offset != end:
+            what = f"a batch at offset {header.base_offset}, the log before it ends at {end}"
+            self._note(name, byte, EndOffset(end), what)
         last_epoch = self._epochs[-1].epoch if self._epochs else segment.previous_epoch
-        if epoch < last_epoch:
-            what = f"a batch of epoch {epoch} follows one of epoch {last_epoch}"
-            self._note(segment.path.name, byte, end, what)
-        elif epoch > last_epoch or not self._epochs:
-            self._epochs.append(EpochStart(epoch, base_offset))
+        if header.epoch < last_epoch:
+            what = f"a batch of epoch {header.epoch} follows one of epoch {last_epoch}"
+            self._note(name, byte, EndOffset(end), what)
+        elif header.epoch > last_epoch or not self._epochs:
+            self._epochs.append(EpochStart(Epoch(header.epoch), EndOffset(header.base_offset)))
 
-    def _is_torn(self, segment: Segment, end: EndOffset) -> bool:
-        flushed_end = self._flushed_end or EndOffset(0)
-        return max(flushed_end, segment.later_flushed_end()) <= end
-
-    def _after_damage(
-        self, segment: Segment, position: int, end: EndOffset
-    ) -> tuple[int | None, EndOffset]:
-        """Return where the next batch begins, in the file and in the log."""
-        for found, header in segment.later_headers():
-            if found > position:
-                return found, header.base_offset
-        return None, end
+    def _is_torn(self, segment: JournalSegment, end: int) -> bool:
+        return (self._flushed_end or 0) <= end and not segment.vouches_beyond(end)
 
     def _check_ends(self, start: EndOffset, end: EndOffset, newest: EndOffset) -> None:
         if start > newest:

@@ -13,22 +13,24 @@ from pathlib import Path
 from typing import BinaryIO
 
 from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
-from streammeta.controller.journal.damage import clear_damage
 from streammeta.controller.journal.directory import (
-    MARK_NAME,
-    STATE_NAME,
     DirectoryIdentity,
     check_identity,
     lock_directory,
     read_identity,
 )
-from streammeta.controller.journal.flushed_mark import FlushedMark
 from streammeta.controller.journal.recovery import Recovery
 from streammeta.controller.journal.reserve import DEFAULT_RESERVE_BYTES, RESERVE_NAME, Reserve
-from streammeta.controller.journal.segment import Segment
-from streammeta.controller.journal.snapshot_writer import SnapshotWriter
-from streammeta.controller.journal.snapshots import SnapshotCheck, SnapshotStore
-from streammeta.controller.journal.state_file import read_quorum_state, write_quorum_state
+from streammeta.controller.journal.segment import JournalSegment
+from streammeta.controller.journal.snapshots import SnapshotCheck, SnapshotStore, SnapshotWriter
+from streammeta.controller.journal.state_files import (
+    MARK_NAME,
+    STATE_NAME,
+    FlushedMark,
+    clear_damage,
+    read_quorum_state,
+    write_quorum_state,
+)
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.events import SnapshotChunk
 from streammeta.controller.quorum.messages import Batch, SnapshotId
@@ -119,7 +121,7 @@ class Journal:
     @property
     def start_offset(self) -> EndOffset:
         """Where the log begins; what is below is in a snapshot."""
-        return self._segments[0].base_offset if self._segments else self.end_offset
+        return EndOffset(self._segments[0].base_offset) if self._segments else self.end_offset
 
     # -- writing
 
@@ -157,11 +159,11 @@ class Journal:
                     f"that ends at {self.end_offset} in epoch {self._last_epoch}"
                 )
             try:
-                self._segment_for_append().append(batch, self.flushed_end)
+                self._segment_for_append().append_batch(batch, self.flushed_end)
             except DiskFullError as error:
                 if not self._reserve.release_for_log(error):
                     raise
-                self._segment_for_append().append(batch, self.flushed_end)
+                self._segment_for_append().append_batch(batch, self.flushed_end)
             self.end_offset = batch.end_offset
             self._last_epoch = batch.epoch
 
@@ -311,10 +313,10 @@ class Journal:
 
     # -- parts
 
-    def _segment_for_append(self) -> Segment:
+    def _segment_for_append(self) -> JournalSegment:
         if not self._segments or self._segments[-1].size >= self._segment_bytes:
             self.sync()
-            segment = Segment.create(
+            segment = JournalSegment.create(
                 self._files,
                 self._directory,
                 self.identity.log_id,

@@ -1,56 +1,112 @@
-"""What a data directory holds at start, and how what is damaged is put aside.
+"""Recovery of a data directory: what its log adds up to, and how damage is put aside.
 
-A damaged log is never made good by forgetting: what had been promised is noted durably, then the
+A torn tail, which was never flushed, is cut, and so is what an interrupted truncation left. A
+damaged log is never made good by forgetting: what had been promised is noted durably, then the
 damaged segments are kept as `<name>.damaged`, and the good log before them stays. Every step can
-be interrupted and is found again at the next start.
+be interrupted and is found again at the next start. Memory is bounded by the tail that is kept and
+one batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
 from streammeta.controller.ids import EndOffset, Epoch
-from streammeta.controller.journal.damage import (
+from streammeta.controller.journal.directory import META_NAME
+from streammeta.controller.journal.errors import JournalDamagedError
+from streammeta.controller.journal.segment import (
+    SEGMENT_HEADER_SIZE,
+    JournalSegment,
+    SegmentFile,
+    batch_codec,
+    is_temporary_segment,
+    open_segments,
+)
+from streammeta.controller.journal.snapshots import SnapshotStore
+from streammeta.controller.journal.state_files import (
     DAMAGE_NAME,
+    STATE_NAME,
     DamageRecord,
     Finding,
+    FlushedMark,
     note_damage,
     read_damage,
 )
-from streammeta.controller.journal.directory import META_NAME, STATE_NAME
-from streammeta.controller.journal.errors import JournalDamagedError
-from streammeta.controller.journal.flushed_mark import FlushedMark
-from streammeta.controller.journal.log_scan import (
-    LogScanner,
-    ScanDamage,
-    ScannedLog,
-    SegmentFile,
-    open_segments,
-)
-from streammeta.controller.journal.segment import SEGMENT_HEADER_SIZE, Segment, is_temporary_segment
-from streammeta.controller.journal.snapshots import SnapshotStore
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.log_view import LogStart, LostPromise
-from streammeta.controller.quorum.messages import SnapshotId
-from streammeta.storage.durable_files import FileSystem
+from streammeta.controller.quorum.log_view import EpochStart, LogStart, LostPromise
+from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
+from streammeta.storage.durable_files import FileSystem, pieces_of, replace_file
+from streammeta.storage.segmented_log import BadFrameError
 
 NO_SNAPSHOT = SnapshotId(EndOffset(0), Epoch(0))
 """Where a log begins that no snapshot precedes."""
 
 _TEMPORARY_NAMES = frozenset(f"{name}.tmp" for name in (META_NAME, STATE_NAME, DAMAGE_NAME))
-_COPY_BYTES = 1 << 20
+_TAIL_BYTES = 4 << 20
 
 _logger = structlog.get_logger(component="journal")
+
+
+@dataclass(slots=True)
+class ScannedLog:
+    """What batches read in order add up to; `tail` are the newest."""
+
+    start_offset: EndOffset
+    start_epoch: Epoch
+    end_offset: EndOffset
+    epoch_starts: list[EpochStart] = field(default_factory=list)
+    tail: deque[Batch] = field(default_factory=deque)
+    tail_size: int = 0
+    control: list[Batch] = field(default_factory=list)
+
+    @property
+    def last_epoch(self) -> Epoch:
+        """Epoch of the last batch, or of the one before the log."""
+        return self.epoch_starts[-1].epoch if self.epoch_starts else self.start_epoch
+
+    def epoch_below(self, end_offset: EndOffset) -> Epoch:
+        """Return the epoch of the last batch that begins below `end_offset`."""
+        index = bisect_left(self.epoch_starts, end_offset, key=lambda item: item.start_offset)
+        return self.epoch_starts[index - 1].epoch if index else self.start_epoch
+
+    def take(self, batch: Batch) -> None:
+        """Add a batch; raises BadFrameError if it does not continue the log."""
+        if batch.base_offset != self.end_offset:
+            raise BadFrameError(
+                f"its base offset is {batch.base_offset}, the log ends at {self.end_offset}"
+            )
+        if batch.epoch < self.last_epoch:
+            raise BadFrameError(f"its epoch is {batch.epoch}, the one before is {self.last_epoch}")
+        if batch.epoch > self.last_epoch or not self.epoch_starts:
+            self.epoch_starts.append(EpochStart(batch.epoch, batch.base_offset))
+        self.end_offset = batch.end_offset
+        if batch.kind is BatchKind.CONTROL:
+            self.control.append(batch)
+        self.tail.append(batch)
+        self.tail_size += batch.size
+        while self.tail_size > _TAIL_BYTES and len(self.tail) > 1:
+            self.tail_size -= self.tail.popleft().size
+
+
+@dataclass(frozen=True, slots=True)
+class ScanDamage:
+    """The first place that is not what was flushed: byte `byte` of the `index`-th file."""
+
+    index: int
+    byte: int
+    what: str
 
 
 @dataclass(slots=True)
 class RecoveredLog:
     """The segments to go on with, and what the core is told of them."""
 
-    segments: list[Segment]
+    segments: list[JournalSegment]
     start: LogStart
 
 
@@ -62,6 +118,68 @@ class _Reading:
     log: ScannedLog
     damage: ScanDamage | None
     skipped: frozenset[int]
+
+
+class LogScanner:
+    """Reads the segments of one log; the mark tells damage from a torn tail.
+
+    Where the mark says that the log is being cut, what lies beyond is left from that.
+    """
+
+    def __init__(self, found: list[SegmentFile], mark: FlushedMark) -> None:
+        self._found = found
+        self._flushed_end = mark.end_offset
+        self._cut_end = mark.end_offset if mark.is_cutting else None
+
+    def scan(self, first: int) -> tuple[ScannedLog, ScanDamage | None]:
+        """Read from the `first` segment on, up to the end or the first damage."""
+        segment = self._found[first].segment
+        base_offset = self._found[first].base_offset
+        previous_epoch = segment.previous_epoch if segment else Epoch(0)
+        log = ScannedLog(base_offset, previous_epoch, base_offset)
+        for index in range(first, len(self._found)):
+            damage = self._scan_one(index, log)
+            if damage is not None:
+                return log, damage
+        return log, None
+
+    def _scan_one(self, index: int, log: ScannedLog) -> ScanDamage | None:
+        file = self._found[index]
+        segment = file.segment
+        if segment is None:
+            return ScanDamage(index, 0, file.problem)
+        if file.base_offset != log.end_offset:
+            return ScanDamage(index, 0, f"the log before it ends at offset {log.end_offset}")
+        if segment.previous_epoch != log.last_epoch:
+            return ScanDamage(
+                index,
+                0,
+                f"it follows epoch {segment.previous_epoch}, the log before it ends in "
+                f"{log.last_epoch}",
+            )
+        good_size = segment.size
+        try:
+            for batch in segment.scan():
+                if self._cut_end is not None and batch.base_offset >= self._cut_end:
+                    break
+                log.take(batch)
+                good_size = segment.size
+        except BadFrameError as error:
+            segment.rewind(good_size)
+            if self._was_flushed(index, log.end_offset):
+                return ScanDamage(index, good_size, f"the batch at {log.end_offset}: {error}")
+        if segment.file.size() > good_size:
+            segment.cut(good_size)
+        return None
+
+    def _was_flushed(self, index: int, end_offset: EndOffset) -> bool:
+        if self._cut_end is not None and end_offset >= self._cut_end:
+            return False
+        if index + 1 < len(self._found):
+            return True  # the next segment was begun after this one had been flushed
+        segment = self._found[index].segment
+        assert segment is not None
+        return self._flushed_end > end_offset or segment.vouches_beyond(end_offset)
 
 
 class Recovery:
@@ -213,18 +331,12 @@ class Recovery:
 
     def _last_end_in(self, file: SegmentFile, position: int) -> EndOffset:
         """Return the highest end of the batches from a byte on, also behind a bad header."""
-        segment = file.segment or Segment(
-            file.path,
-            self._files.open(file.path),
-            self._log_id,
-            file.base_offset,
-            Epoch(0),
-        )
-        segment.rewind(position)
-        ends = [header.end_offset for _, header in segment.later_headers()]
+        opened = file.segment.file if file.segment else self._files.open(file.path)
+        headers = batch_codec(self._log_id).headers_from(opened, position)
+        ends = [header.end_offset for _, header in headers]
         if file.segment is None:
-            segment.close()
-        return max(ends, default=EndOffset(0))
+            opened.close()
+        return EndOffset(max(ends, default=0))
 
     def _note_lost(
         self, damage: ScanDamage | None, end_offset: EndOffset, promised_end: EndOffset
@@ -271,25 +383,11 @@ class Recovery:
             self._rename_aside(self._found.pop())
         file = self._found[index]
         if keeps and file.segment is not None and good_size > 0:
-            self._copy_aside(file.path)
+            copy = file.path.with_name(file.path.name + ".damaged")
+            replace_file(self._files, copy, pieces_of(file.segment.file))
             file.segment.cut(good_size)
         else:
             self._rename_aside(self._found.pop())
-
-    def _copy_aside(self, path: Path) -> None:
-        target = path.with_name(path.name + ".damaged")
-        temporary = target.with_name(target.name + ".tmp")
-        source, copy = self._files.open(path), self._files.open(temporary, create=True)
-        copy.truncate(0)
-        position = 0
-        while piece := source.read(position, _COPY_BYTES):
-            copy.write(position, piece)
-            position += len(piece)
-        copy.sync()
-        source.close()
-        copy.close()
-        self._files.rename(temporary, target)
-        self._files.sync_directory(self._directory)
 
     def _rename_aside(self, file: SegmentFile) -> None:
         file.close()
@@ -301,7 +399,7 @@ class Recovery:
         self._files.remove(file.path)
         self._files.sync_directory(self._directory)
 
-    def _catch_up_mark(self, segments: list[Segment], end_offset: EndOffset) -> None:
+    def _catch_up_mark(self, segments: list[JournalSegment], end_offset: EndOffset) -> None:
         self._mark.end_cut()
         if end_offset > self._mark.end_offset:
             # The tail may have reached the disk unflushed; from here on it counts as flushed.

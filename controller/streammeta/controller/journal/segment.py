@@ -1,7 +1,10 @@
-"""One file of the log: a header that names the log, then batches end to end.
+"""A segment of the journal: its header, its batches, and a sparse index of their places.
 
 A segment appears under its name only once its header is durable, so a bad header is always damage.
-The header also has the epoch of the batch before the segment, for when the log begins there.
+Header, big-endian: magic `SMS2` · log id of 16 bytes · base offset u64 · epoch of the batch before
+the segment u64 (for a log that begins here) · CRC-32C u32 of all that. A batch is a frame of
+`streammeta.storage.segmented_log` with the magic `SMB1` and its epoch before its flushed end; the
+body is one u32 length for each payload, then the payloads.
 """
 
 from __future__ import annotations
@@ -11,66 +14,56 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import google_crc32c
 
 from streammeta.controller.ids import EndOffset, Epoch
-from streammeta.controller.journal.batch_codec import (
-    HEADER_SIZE,
-    MAGIC,
-    BadBatchError,
-    BatchHeader,
-    decode_body,
-    decode_header,
-    encode_batch,
-)
 from streammeta.controller.journal.errors import RESTART_REPAIRS, JournalDamagedError
-from streammeta.controller.quorum.messages import Batch
-from streammeta.storage.durable_files import DiskFullError, File, FileSystem, replace_file
+from streammeta.controller.quorum.messages import Batch, BatchKind
+from streammeta.storage.durable_files import File, FileSystem, replace_file
+from streammeta.storage.segmented_log import (
+    FRAME_HEADER_SIZE,
+    BadFrameError,
+    FrameCodec,
+    FrameHeader,
+    Segment,
+    segment_base,
+    segment_path,
+)
 
-_NAME = re.compile(r"^(\d{20})\.log$")
-_TEMPORARY_NAME = re.compile(r"^\d{20}\.log\.(damaged\.)?tmp$")
+_SUFFIX = ".log"
+_TEMPORARY_NAME = re.compile(r"[0-9]{20}\.log\.(damaged\.)?tmp")
 _FIELDS = struct.Struct(">4s16sQQ")
 _CHECKSUM = struct.Struct(">I")
 SEGMENT_HEADER_SIZE = _FIELDS.size + _CHECKSUM.size
 _HEADER_MAGIC = b"SMS2"
 _INDEX_INTERVAL = 16 << 10
-_WINDOW_BYTES = 1 << 20
 
 
 class BadSegmentError(Exception):
     """A segment's header is not that of this log at this offset; the message says why."""
 
 
-def segment_base(name: str) -> EndOffset | None:
-    """Return the base offset in a segment's file name, None for other files."""
-    match = _NAME.match(name)
-    return EndOffset(int(match[1])) if match else None
-
-
 def is_temporary_segment(name: str) -> bool:
     """Whether a crash while a segment was created or copied left this file."""
-    return _TEMPORARY_NAME.match(name) is not None
+    return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
-class Segment:
-    """An open segment and a sparse index of where its batches are."""
+def batch_codec(log_id: bytes) -> FrameCodec:
+    """Return the layout of a journal's batches."""
+    return FrameCodec(b"SMB1", log_id, has_epoch_first=True)
+
+
+class JournalSegment(Segment):
+    """An open segment with its index; `size` is where the next batch begins."""
 
     def __init__(
-        self,
-        path: Path,
-        file: File,
-        log_id: bytes,
-        base_offset: EndOffset,
-        previous_epoch: Epoch,
+        self, path: Path, file: File, codec: FrameCodec, base_offset: int, previous_epoch: Epoch
     ) -> None:
-        self.path = path
-        self.base_offset = base_offset
+        super().__init__(path, file, codec, base_offset, SEGMENT_HEADER_SIZE)
         self.previous_epoch = previous_epoch
-        self.size = SEGMENT_HEADER_SIZE
-        self._file = file
-        self._log_id = log_id
         self._offsets = array("Q")
         self._positions = array("Q")
 
@@ -82,43 +75,37 @@ class Segment:
         log_id: bytes,
         base_offset: EndOffset,
         previous_epoch: Epoch,
-    ) -> Segment:
+    ) -> JournalSegment:
         """Create an empty segment, durably; raises DiskFullError with nothing left behind."""
-        path = directory / f"{base_offset:020d}.log"
+        path = segment_path(directory, base_offset, _SUFFIX)
         fields = _FIELDS.pack(_HEADER_MAGIC, log_id, base_offset, previous_epoch)
-        replace_file(files, path, fields + _CHECKSUM.pack(google_crc32c.value(fields)))
-        files.sync_directory(directory)
-        return cls(path, files.open(path), log_id, base_offset, previous_epoch)
+        replace_file(files, path, [fields, _CHECKSUM.pack(google_crc32c.value(fields))])
+        return cls(path, files.open(path), batch_codec(log_id), base_offset, previous_epoch)
 
     @classmethod
-    def open(cls, files: FileSystem, path: Path, log_id: bytes) -> Segment:
+    def open(cls, files: FileSystem, path: Path, log_id: bytes, base_offset: int) -> JournalSegment:
         """Open a segment; raises BadSegmentError unless its header fits name and log."""
         file = files.open(path)
         try:
-            base_offset, previous_epoch = _read_header(file, path.name, log_id)
+            previous_epoch = _read_header(file, log_id, base_offset)
         except BadSegmentError:
             file.close()
             raise
-        return cls(path, file, log_id, base_offset, previous_epoch)
+        return cls(path, file, batch_codec(log_id), base_offset, previous_epoch)
 
-    @property
-    def file_size(self) -> int:
-        """Bytes of the file, with whatever follows the last batch read."""
-        return self._file.size()
-
-    def scan(self, position: int = SEGMENT_HEADER_SIZE) -> Iterator[tuple[Batch, BatchHeader]]:
-        """Yield the batches from a position on, and take them into the index.
+    def scan(self) -> Iterator[Batch]:
+        """Yield all batches, and take them into the index.
 
         Raises:
-            BadBatchError: what follows the last yielded batch, at `size`, is not one.
+            BadFrameError: what follows the last yielded batch, at `size`, is not one.
         """
-        self.rewind(position)
-        window = _Window(self._file, position)
-        while data := window.take(HEADER_SIZE):
-            header = decode_header(data, self._log_id)
-            batch = decode_body(header, window.take(header.body_length))
-            self._note(batch.base_offset, HEADER_SIZE + header.body_length)
-            yield batch, header
+        self.rewind(self.header_size)
+        frames = self.codec.frames(self.file, self.size)
+        while frame := frames.next():
+            batch = decode_batch(*frame)
+            self._note(batch.base_offset, self.size)
+            self.size = frames.position
+            yield batch
 
     def rewind(self, size: int) -> None:
         """Take what lies at or beyond `size` for not read yet."""
@@ -126,53 +113,28 @@ class Segment:
         del self._offsets[keep:], self._positions[keep:]
         self.size = size
 
-    def later_flushed_end(self) -> EndOffset:
-        """Return the highest flushed end that any header beyond `size` vouches for, or 0."""
-        ends = (header.flushed_end for _, header in self.later_headers())
-        return max(ends, default=EndOffset(0))
-
-    def later_headers(self) -> Iterator[tuple[int, BatchHeader]]:
-        """Yield every whole header at or beyond `size`, wherever it begins, with its position."""
-        position = self.size
-        window = _Window(self._file, position)
-        data = window.take(_WINDOW_BYTES)
-        while len(data) >= HEADER_SIZE:
-            for found, header in _headers_in(data, self._log_id):
-                yield position + found, header
-            # A header may lie across two pieces.
-            following = window.take(_WINDOW_BYTES)
-            if not following:
-                return
-            kept = HEADER_SIZE - 1
-            position += len(data) - kept
-            data = data[-kept:] + following
-
-    def append(self, batch: Batch, flushed_end: EndOffset) -> None:
+    def append_batch(self, batch: Batch, flushed_end: EndOffset) -> None:
         """Write a batch at the end; durable after `sync`.
 
         Raises DiskFullError with the half-written batch taken back.
         """
-        data = encode_batch(batch, self._log_id, flushed_end)
-        try:
-            self._file.write(self.size, data)
-        except DiskFullError:
-            if self._file.size() > self.size:
-                self._file.truncate(self.size)
-            raise
-        self._note(batch.base_offset, len(data))
-
-    def sync(self) -> None:
-        """Make everything appended durable."""
-        self._file.sync()
-
-    def close(self) -> None:
-        """Release the file."""
-        self._file.close()
+        position = self.size
+        self.append(
+            self.codec.encode(
+                _encode_body(batch.payloads),
+                base_offset=batch.base_offset,
+                epoch=batch.epoch,
+                flushed_end=flushed_end,
+                kind=batch.kind,
+                count=len(batch.payloads),
+            )
+        )
+        self._note(batch.base_offset, position)
 
     def cut(self, size: int) -> None:
         """Cut the file after `size` bytes, durably."""
-        self._file.truncate(size)
-        self._file.sync()
+        self.file.truncate(size)
+        self.sync()
         self.rewind(size)
 
     def position_of(self, offset: EndOffset) -> int | None:
@@ -184,9 +146,9 @@ class Segment:
 
     def epoch_ending_at(self, end_offset: EndOffset) -> Epoch | None:
         """Return the epoch of the batch that ends at `end_offset`, None if none does."""
-        for _, header in self._headers(EndOffset(end_offset - 1)):
+        for _, header in self._headers(end_offset - 1):
             if header.end_offset >= end_offset:
-                return header.epoch if header.end_offset == end_offset else None
+                return Epoch(header.epoch) if header.end_offset == end_offset else None
         return None
 
     def read(self, offset: EndOffset, max_bytes: int) -> list[Batch]:
@@ -198,82 +160,97 @@ class Segment:
                 continue
             if batches and header.body_length > budget:
                 break
-            body = self._file.read(position + HEADER_SIZE, header.body_length)
+            body = self.file.read(position + FRAME_HEADER_SIZE, header.body_length)
             try:
-                batches.append(decode_body(header, body))
-            except BadBatchError as error:
+                header.check_body(body)
+            except BadFrameError as error:
                 raise self._damaged(position, header.base_offset, error) from None
+            batches.append(decode_batch(header, body))
             budget -= header.body_length
         return batches
 
-    def _note(self, base_offset: EndOffset, length: int) -> None:
-        if not self._positions or self.size - self._positions[-1] >= _INDEX_INTERVAL:
+    def _note(self, base_offset: EndOffset, position: int) -> None:
+        """Take the batch at a byte into the index, unless one shortly before it is there."""
+        if not self._positions or position - self._positions[-1] >= _INDEX_INTERVAL:
             self._offsets.append(base_offset)
-            self._positions.append(self.size)
-        self.size += length
+            self._positions.append(position)
 
-    def _headers(self, offset: EndOffset) -> Iterator[tuple[int, BatchHeader]]:
+    def _headers(self, offset: int) -> Iterator[tuple[int, FrameHeader]]:
         index = bisect_right(self._offsets, offset) - 1
-        position = self._positions[index] if index >= 0 else SEGMENT_HEADER_SIZE
+        position = self._positions[index] if index >= 0 else self.header_size
         following = self._offsets[index] if index >= 0 else self.base_offset
         while position < self.size:
-            data = self._file.read(position, HEADER_SIZE)
+            data = self.file.read(position, FRAME_HEADER_SIZE)
             try:
-                header = decode_header(data, self._log_id)
-            except BadBatchError as error:
+                header = self.codec.decode_header(data)
+            except BadFrameError as error:
                 raise self._damaged(position, following, error) from None
             yield position, header
-            position += HEADER_SIZE + header.body_length
+            position += header.size
             following = header.end_offset
 
-    def _damaged(self, position: int, offset: int, error: BadBatchError) -> JournalDamagedError:
+    def _damaged(self, position: int, offset: int, error: BadFrameError) -> JournalDamagedError:
         what = f"the batch at offset {offset}: {error}"
         return JournalDamagedError(self.path, position, what, RESTART_REPAIRS)
 
 
-class _Window:
-    """Reads a file once from front to end, a piece at a time."""
+@dataclass(slots=True)
+class SegmentFile:
+    """A segment's file; `segment` is None if its header is bad, for the reason in `problem`."""
 
-    def __init__(self, file: File, position: int) -> None:
-        self._file = file
-        self._position = position
-        self._buffer = b""
-        self._taken = 0
+    path: Path
+    base_offset: EndOffset
+    segment: JournalSegment | None
+    problem: str = ""
 
-    def take(self, size: int) -> bytes:
-        """Return the next `size` bytes; fewer only at the end of the file."""
-        if len(self._buffer) - self._taken < size:
-            rest = self._buffer[self._taken :]
-            wanted = max(size - len(rest), _WINDOW_BYTES)
-            more = self._file.read(self._position, wanted)
-            self._position += len(more)
-            self._buffer, self._taken = rest + more, 0
-        data = self._buffer[self._taken : self._taken + size]
-        self._taken += len(data)
-        return data
+    def close(self) -> None:
+        """Release the file."""
+        if self.segment is not None:
+            self.segment.close()
 
 
-def _read_header(file: File, name: str, log_id: bytes) -> tuple[EndOffset, Epoch]:
+def open_segments(files: FileSystem, directory: Path, log_id: bytes) -> list[SegmentFile]:
+    """Open every segment of a directory, in order of their offsets."""
+    found = []
+    for name in sorted(files.names(directory)):
+        base_offset = segment_base(name, _SUFFIX)
+        if base_offset is None:
+            continue
+        path, problem = directory / name, ""
+        try:
+            segment = JournalSegment.open(files, path, log_id, base_offset)
+        except BadSegmentError as error:
+            segment, problem = None, str(error)
+        found.append(SegmentFile(path, EndOffset(base_offset), segment, problem))
+    return found
+
+
+def decode_batch(header: FrameHeader, body: bytes) -> Batch:
+    """Return the batch of a checked frame."""
+    position = 4 * header.count
+    payloads: list[bytes] = []
+    for length in struct.unpack_from(f">{header.count}I", body):
+        payloads.append(body[position : position + length])
+        position += length
+    return Batch(
+        EndOffset(header.base_offset), Epoch(header.epoch), BatchKind(header.kind), tuple(payloads)
+    )
+
+
+def _encode_body(payloads: tuple[bytes, ...]) -> bytes:
+    lengths = struct.pack(f">{len(payloads)}I", *map(len, payloads))
+    return b"".join((lengths, *payloads))
+
+
+def _read_header(file: File, log_id: bytes, expected_base: int) -> Epoch:
     data = file.read(0, SEGMENT_HEADER_SIZE)
     if len(data) < SEGMENT_HEADER_SIZE:
         raise BadSegmentError(f"{len(data)} bytes, a header has {SEGMENT_HEADER_SIZE}")
-    magic, found_log, base_offset, previous_epoch = _FIELDS.unpack(data[: _FIELDS.size])
+    magic, found_log, base_offset, previous_epoch = _FIELDS.unpack_from(data)
     if _CHECKSUM.unpack(data[_FIELDS.size :]) != (google_crc32c.value(data[: _FIELDS.size]),):
         raise BadSegmentError("its header's checksum does not match")
     if magic != _HEADER_MAGIC or found_log != log_id:
         raise BadSegmentError("its header is that of another log")
-    if base_offset != segment_base(name):
+    if base_offset != expected_base:
         raise BadSegmentError(f"its header says it begins at offset {base_offset}")
-    return EndOffset(base_offset), Epoch(previous_epoch)
-
-
-def _headers_in(data: bytes, log_id: bytes) -> Iterator[tuple[int, BatchHeader]]:
-    position = data.find(MAGIC)
-    while position >= 0:
-        try:
-            header = decode_header(data[position : position + HEADER_SIZE], log_id)
-        except BadBatchError:
-            pass
-        else:
-            yield position, header
-        position = data.find(MAGIC, position + 1)
+    return Epoch(previous_epoch)

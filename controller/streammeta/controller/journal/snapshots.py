@@ -19,17 +19,21 @@ from typing import BinaryIO, TypeAlias
 import structlog
 
 from streammeta.controller.ids import EndOffset, Epoch
-from streammeta.controller.journal.binary_io import as_binary_io
 from streammeta.controller.journal.errors import (
     RESTART_REPAIRS,
     BadSnapshotError,
     JournalDamagedError,
 )
-from streammeta.controller.journal.snapshot_writer import SnapshotWriter
 from streammeta.controller.quorum.events import SnapshotChunk
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.storage.durable_files import File, FileSystem
+from streammeta.storage.durable_files import (
+    DiskFullError,
+    File,
+    FileSystem,
+    as_binary_io,
+    pieces_of,
+)
 
 SnapshotCheck: TypeAlias = Callable[[SnapshotId, BinaryIO], VoterSet]
 """Reads a whole file and returns the voters it names; raises BadSnapshotError unless it is
@@ -43,7 +47,9 @@ _TRUSTED_S = 5.0
 
 _NAME = re.compile(r"^(\d{20})-(\d{10})\.checkpoint$")
 _UNFINISHED_NAME = re.compile(r"^\d{20}-\d{10}\.checkpoint\.(tmp|part)$")
-_PIECE_BYTES = 1 << 20
+
+_SYNC_EVERY_BYTES = 16 << 20
+"""Written and not flushed at most, so that no flush of the log waits behind a whole snapshot."""
 
 _log = structlog.get_logger(component="journal")
 
@@ -62,6 +68,56 @@ def parse_snapshot_name(name: str) -> SnapshotId | None:
 def is_unfinished_snapshot(name: str) -> bool:
     """Whether a crash while a snapshot was written or downloaded left this file."""
     return _UNFINISHED_NAME.match(name) is not None
+
+
+class SnapshotWriter:
+    """Takes the bytes of one snapshot, in order; used by one thread at a time."""
+
+    def __init__(self, files: FileSystem, path: Path, snapshot_id: SnapshotId) -> None:
+        """Begin an empty file; raises DiskFullError."""
+        self.snapshot_id = snapshot_id
+        self.path = path
+        self.size = 0
+        self._files = files
+        self._file: File = files.open(path, create=True)
+        self._file.truncate(0)
+        self._synced_size = 0
+        self._digest = hashlib.sha256()
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of what was written."""
+        return self._digest.digest()
+
+    def write(self, data: bytes) -> int:
+        """Take all of `data`; return its length. Raises DiskFullError with none of it taken."""
+        try:
+            self._file.write(self.size, data)
+        except DiskFullError:
+            if self._file.size() > self.size:
+                self._file.truncate(self.size)
+            raise
+        self.size += len(data)
+        self._digest.update(data)
+        if self.size - self._synced_size >= _SYNC_EVERY_BYTES:
+            self.seal()
+        return len(data)
+
+    def seal(self) -> None:
+        """Make everything written durable."""
+        self._file.sync()
+        self._synced_size = self.size
+
+    def publish(self, path: Path) -> None:
+        """Give the sealed file its name, durably; raises DiskFullError with nothing changed."""
+        self._files.rename(self.path, path)
+        self._files.sync_directory(path.parent)
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Remove the file."""
+        self._file.close()
+        self._files.remove(self.path)
 
 
 @dataclass
@@ -308,8 +364,6 @@ class SnapshotStore:
 
 def _digest(file: File) -> bytes:
     digest = hashlib.sha256()
-    position = 0
-    while piece := file.read(position, _PIECE_BYTES):
+    for piece in pieces_of(file):
         digest.update(piece)
-        position += len(piece)
     return digest.digest()

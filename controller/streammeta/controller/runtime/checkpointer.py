@@ -26,7 +26,7 @@ import structlog
 from streammeta.controller.errors import ApiError, NotLeaderError
 from streammeta.controller.ids import EndOffset
 from streammeta.controller.journal.journal import Journal
-from streammeta.controller.journal.snapshot_writer import SnapshotWriter
+from streammeta.controller.journal.snapshots import SnapshotWriter
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.interfaces import SnapshotPoint, StateMachine

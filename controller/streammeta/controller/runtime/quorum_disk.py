@@ -22,7 +22,7 @@ import structlog
 
 from streammeta.controller.ids import EndOffset
 from streammeta.controller.journal.journal import Journal
-from streammeta.controller.journal.snapshot_writer import SnapshotWriter
+from streammeta.controller.journal.snapshots import SnapshotWriter
 from streammeta.controller.quorum.events import (
     AppendLog,
     ClearDamage,

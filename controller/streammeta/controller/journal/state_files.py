@@ -1,0 +1,277 @@
+"""Small files beside the log: quorum-state, damage record, flushed mark, and sealed JSON.
+
+A sealed JSON file is one JSON object on one line, replaced as a whole. Its `checksum` is the
+CRC-32C of the object without it, written with sorted keys and no spaces.
+
+The flushed mark tells damage from a torn tail: it is written after each flush of the log and not
+itself flushed. A cut of the log is announced there, durably, before it begins: one that a crash
+interrupted is finished at the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.journal.errors import JournalDamagedError, WrongDirectoryError
+from streammeta.controller.quorum.config import QuorumState
+from streammeta.controller.quorum.log_view import LostPromise
+from streammeta.controller.quorum.voters import ReplicaKey
+from streammeta.storage.durable_files import DiskFullError, File, FileSystem, replace_file
+from streammeta.storage.segmented_log import SlotFile
+
+STATE_NAME = "quorum-state"
+MARK_NAME = "flushed-mark"
+DAMAGE_NAME = "damage.json"
+
+Fields = dict[str, Any]
+
+_VERSION = 1
+_ABSENT = -1
+"""Stands for no node in a file."""
+_MAX_FINDINGS = 100
+_MARK_LAYOUT = struct.Struct(">QQ?")  # sequence, end offset, whether the log is being cut there
+_MARK_SLOTS = (0, 4096)
+
+
+def replace_sealed_json(files: FileSystem, path: Path, fields: Fields) -> None:
+    """Replace `path` durably and atomically: a crash leaves the old contents or the new.
+
+    Raises DiskFullError with the old contents in place.
+    """
+    sealed = {**fields, "checksum": _checksum(fields)}
+    replace_file(files, path, [json.dumps(sealed, sort_keys=True).encode() + b"\n"])
+
+
+def read_sealed_json(files: FileSystem, path: Path, version: int) -> Fields:
+    """Read what `replace_sealed_json` wrote, if its `version` is the one given.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        JournalDamagedError: it is not JSON, or its checksum does not match.
+        WrongDirectoryError: another release wrote it.
+    """
+    file = files.open(path)
+    try:
+        data = file.read(0, file.size())
+    finally:
+        file.close()
+    try:
+        fields = dict(json.loads(data))
+        checksum = fields.pop("checksum")
+    except (ValueError, KeyError, TypeError) as error:
+        raise JournalDamagedError(path, 0, f"not a JSON object with a checksum ({error})") from None
+    if checksum != _checksum(fields):
+        raise JournalDamagedError(
+            path, 0, f"checksum {checksum} does not match its contents ({_checksum(fields)})"
+        )
+    if fields.get("version") != version:
+        raise WrongDirectoryError(
+            f"{path} has version {fields.get('version')}, this release reads {version}; "
+            "use the release that wrote it"
+        )
+    return fields
+
+
+def _checksum(fields: Fields) -> int:
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    return int(google_crc32c.value(canonical))
+
+
+@contextlib.contextmanager
+def malformed_fields(path: Path) -> Iterator[None]:
+    """Turn errors of reading fields into a JournalDamagedError."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError) as error:
+        raise JournalDamagedError(path, 0, f"field missing or malformed ({error})") from None
+
+
+def write_quorum_state(files: FileSystem, path: Path, state: QuorumState) -> None:
+    """Replace the quorum-state file (epoch, vote and leader, see KIP-595), durably."""
+    vote = state.vote
+    fields = {
+        "version": _VERSION,
+        "epoch": state.epoch,
+        "leader_id": _ABSENT if state.leader_id is None else state.leader_id,
+        "voted_id": _ABSENT if vote is None else vote.node_id,
+        "voted_directory_id": (vote.directory_id if vote else None) or "",
+    }
+    replace_sealed_json(files, path, fields)
+
+
+def read_quorum_state(files: FileSystem, path: Path) -> QuorumState:
+    """Read the quorum-state; a missing file is damage, for formatting has written it.
+
+    Raises:
+        JournalDamagedError: it is missing or not what was written.
+        WrongDirectoryError: another release wrote it.
+    """
+    try:
+        fields = read_sealed_json(files, path, _VERSION)
+    except FileNotFoundError:
+        raise JournalDamagedError(path, 0, "the file is missing, and with it the vote") from None
+    with malformed_fields(path):
+        leader, voted = int(fields["leader_id"]), int(fields["voted_id"])
+        directory = str(fields["voted_directory_id"])
+        epoch = Epoch(int(fields["epoch"]))
+    vote = ReplicaKey(NodeId(voted), DirectoryId(directory) if directory else None)
+    return QuorumState(
+        epoch,
+        None if voted == _ABSENT else vote,
+        None if leader == _ABSENT else NodeId(leader),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One damaged place: file name, byte in it, end offset of the good log before it."""
+
+    file: str
+    byte: int
+    offset: EndOffset
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class DamageRecord:
+    """What this replica had promised, and where its log was found damaged.
+
+    It is durable before anything damaged is put aside and until all is repaired, so the replica
+    neither votes nor acknowledges as if it still had what it lost, however often it restarts.
+    """
+
+    lost: LostPromise
+    findings: tuple[Finding, ...]
+
+
+def read_damage(files: FileSystem, directory: Path) -> DamageRecord | None:
+    """Return the record, None if nothing is damaged.
+
+    Raises:
+        JournalDamagedError: the record itself is not what was written.
+        WrongDirectoryError: another release wrote it.
+    """
+    path = directory / DAMAGE_NAME
+    if DAMAGE_NAME not in files.names(directory):
+        return None
+    fields = read_sealed_json(files, path, _VERSION)
+    with malformed_fields(path):
+        lost = LostPromise(
+            EndOffset(int(fields["promised_end_offset"])), Epoch(int(fields["epoch"]))
+        )
+        return DamageRecord(lost, tuple(Finding(**item) for item in fields["findings"]))
+
+
+def note_damage(
+    files: FileSystem,
+    directory: Path,
+    earlier: DamageRecord | None,
+    finding: Finding,
+    lost: LostPromise,
+) -> DamageRecord:
+    """Add to the record, durably; the highest of all promises counts."""
+    findings: tuple[Finding, ...] = (finding,)
+    if earlier is not None:
+        lost = LostPromise(
+            max(lost.end_offset, earlier.lost.end_offset), max(lost.epoch, earlier.lost.epoch)
+        )
+        findings = (*(item for item in earlier.findings if item != finding), finding)
+    record = DamageRecord(lost, findings[-_MAX_FINDINGS:])
+    if record != earlier:
+        fields = {
+            "version": _VERSION,
+            "promised_end_offset": record.lost.end_offset,
+            "epoch": record.lost.epoch,
+            "findings": [asdict(item) for item in record.findings],
+        }
+        replace_sealed_json(files, directory / DAMAGE_NAME, fields)
+    return record
+
+
+def clear_damage(files: FileSystem, directory: Path) -> None:
+    """Forget, durably, that there was any damage."""
+    if DAMAGE_NAME in files.names(directory):
+        files.remove(directory / DAMAGE_NAME)
+        files.sync_directory(directory)
+
+
+class FlushedMark:
+    """How far the log was flushed; at worst it is older than the truth."""
+
+    def __init__(self, file: File, log_id: bytes) -> None:
+        self._file = file
+        self._slots = SlotFile(file, log_id, _MARK_LAYOUT, _MARK_SLOTS)
+        self.end_offset = EndOffset(0)
+        self.is_cutting = False
+
+    @classmethod
+    def create(cls, files: FileSystem, path: Path, log_id: bytes) -> None:
+        """Write a new mark at 0, durably."""
+        file = files.open(path, create=True)
+        try:
+            mark = cls(file, log_id)
+            mark._write(EndOffset(0))
+            mark._write(EndOffset(0))
+            file.sync()
+        finally:
+            file.close()
+
+    @classmethod
+    def open(cls, files: FileSystem, path: Path, log_id: bytes) -> FlushedMark:
+        """Open the mark; raises JournalDamagedError if neither slot is whole."""
+        try:
+            file = files.open(path)
+        except FileNotFoundError:
+            raise JournalDamagedError(path, 0, "the file is missing") from None
+        mark = cls(file, log_id)
+        values = mark._slots.read()
+        if values is None:
+            file.close()
+            raise JournalDamagedError(path, 0, "neither of its two slots has a valid checksum")
+        mark.end_offset, mark.is_cutting = values
+        return mark
+
+    def advance(self, end_offset: EndOffset) -> None:
+        """Note that the log is flushed up to here; without room the mark stays older."""
+        with contextlib.suppress(DiskFullError):
+            self._write(end_offset)
+
+    def lower(self, end_offset: EndOffset) -> None:
+        """Take the mark back, durably; raises DiskFullError with nothing changed."""
+        if end_offset < self.end_offset:
+            self._write(end_offset)
+            self._file.sync()
+
+    def begin_cut(self, end_offset: EndOffset) -> None:
+        """Announce, durably, that a log flushed beyond `end_offset` is cut there."""
+        self._write(end_offset, is_cutting=True)
+        self._file.sync()
+
+    def end_cut(self) -> None:
+        """Note, durably, that the cut was carried out; nothing to do without one."""
+        if self.is_cutting:
+            self._write(self.end_offset)
+            self._file.sync()
+
+    def sync(self) -> None:
+        """Make the mark, as it is, durable."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Make the mark durable and release the file."""
+        self._file.sync()
+        self._file.close()
+
+    def _write(self, end_offset: EndOffset, *, is_cutting: bool = False) -> None:
+        self._slots.write(end_offset, is_cutting)
+        self.end_offset = end_offset
+        self.is_cutting = is_cutting
