@@ -23,10 +23,10 @@ from streammeta.client import (
     StreamWriter,
     WriterConfig,
 )
-from streammeta.client.leader_router import Failure, LeaderRouter
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, CREATE_STREAMS, PREPARE_OBJECTS
 from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
+from streammeta.rpc.leader_router import FailureKind, LeaderRouter
 from streammeta.v1 import streams_pb2
 from tests.broker_client.client_helpers import Broker, broker, until
 from tests.broker_client.fake_controller import FakeCluster
@@ -210,7 +210,7 @@ def test_waits_between_retries_are_jittered() -> None:
 
     def waits(seed: int) -> list[float]:
         router = LeaderRouter(["a:1"], random.Random(seed))
-        return [router.failed("a:1", Failure.NOT_NOW, n).wait for n in range(1, 9)]
+        return [router.failed("a:1", FailureKind.NOT_NOW, n).wait for n in range(1, 9)]
 
     assert waits(1) != waits(2)
     assert all(wait > 0 for wait in waits(1))

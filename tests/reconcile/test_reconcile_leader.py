@@ -62,11 +62,11 @@ def test_no_leader_ends_in_an_error_that_names_the_endpoints() -> None:
 
 
 def test_a_refusal_is_not_repeated() -> None:
-    state = FakeMap(refuse=grpc.StatusCode.INTERNAL)
+    state = FakeMap(refuse=grpc.StatusCode.FAILED_PRECONDITION)
     with (
         serving(state) as endpoint,
         LeaderClient([endpoint], 60) as leader,
-        pytest.raises(ControllerError, match=r"refused.*INTERNAL: told to refuse"),
+        pytest.raises(ControllerError, match=r"refused.*FAILED_PRECONDITION: told to refuse"),
     ):
         leader.check_objects([1])
     assert state.checks == [[1]]
@@ -93,7 +93,7 @@ def copied(state: FakeMap, monkeypatch: pytest.MonkeyPatch, patience_s: float) -
     """Copy the map on a clock that goes on by 100 s a chunk and by nothing else."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _seconds: None)
-    monkeypatch.setattr("streammeta.reconcile.leader.time", clock)
+    monkeypatch.setattr("streammeta.rpc.blocking_client.time", clock)
 
     def take(chunks: Iterator[GetSnapshotResponse]) -> bytes:
         data = b""

@@ -26,7 +26,7 @@ from streammeta.client.commit_messages import (
     Upload,
     UploadVerdict,
 )
-from streammeta.client.controller_client import Attempts, ControllerClient, Retry, judge
+from streammeta.client.controller_client import ControllerClient, refusal, unavailable
 from streammeta.client.errors import (
     BrokerClientError,
     PermissionDeniedError,
@@ -34,8 +34,9 @@ from streammeta.client.errors import (
     UnsupportedError,
     WriterClosedError,
 )
-from streammeta.client.leader_router import Failure
 from streammeta.client.resources import warn_unclosed
+from streammeta.rpc.failures import RpcFailure, read_failure
+from streammeta.rpc.leader_router import LeaderSearch
 from streammeta.v1 import objects_pb2
 from streammeta.v1.common_pb2 import NodeIdentity
 
@@ -71,8 +72,7 @@ class CommitPipeline:
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._patience: asyncio.Timeout | None = None
-        self._failures = 0
-        self._attempts = Attempts()
+        self._search = LeaderSearch(client.router)
         self._closed = False
         self._is_stopped = False
         self._unanswered = 0
@@ -171,9 +171,8 @@ class CommitPipeline:
             "the pipeline ended; what it carried may have been committed"
         )
         try:
-            endpoint = self._client.router.first()
             while True:
-                endpoint = await self._serve(endpoint)
+                await self._serve()
         except Exception as error:  # noqa: BLE001 - callers wait: whatever it is, they hear of it
             ended = self._ended = error
         finally:
@@ -181,38 +180,32 @@ class CommitPipeline:
             self._unanswered = self._pending
             self._fail_all(ended)
 
-    async def _serve(self, endpoint: str) -> str:
-        """Send to `endpoint` until that ends; return where to go on after the wait that takes."""
+    async def _serve(self) -> None:
+        """Send to the leader until that ends, then wait as long as the search for it asks."""
         while not self._sent and not self._queue:
             self._work.clear()
             await self._work.wait()
-        self._attempts.asking(endpoint)
         try:
-            await self._converse(endpoint)
-            met = Retry(Failure.UNREACHABLE, "the stream of answers ended")
+            await self._converse(self._search.endpoint)
+            failure = RpcFailure(grpc.StatusCode.UNAVAILABLE, "the stream of answers ended")
         except TimeoutError:
-            met = Retry(Failure.TIMED_OUT, "no answer in the time of one attempt")
+            late = "no answer in the time of one attempt"
+            failure = RpcFailure(grpc.StatusCode.DEADLINE_EXCEEDED, late)
         except grpc.aio.AioRpcError as error:
-            verdict = judge(_METHOD, error)
-            if isinstance(verdict, BrokerClientError):
-                self._refused(verdict)
-                return endpoint
-            met = verdict
-        return await self._failed(endpoint, met)
-
-    async def _failed(self, endpoint: str, met: Retry) -> str:
-        self._attempts.failed(endpoint, met.said, met.refusal)
+            failure = read_failure(error)
+        wait = self._search.failed(failure)
+        if wait is None:
+            self._refused(refusal(_METHOD, failure))
+            return
         self._drop_expired()
-        if not self._sent and not self._queue:
-            self._failures = 0  # nobody waits: the next one begins anew
-        self._failures += 1
-        step = self._client.router.failed(endpoint, met.failure, self._failures, met.hint)
-        await asyncio.sleep(step.wait)
-        return step.endpoint
+        if self._sent or self._queue:
+            await asyncio.sleep(wait)
+        else:
+            self._search.restart()  # nothing waits: the next commit begins anew
 
     def _drop_expired(self) -> None:
         now = asyncio.get_running_loop().time()
-        error = self._attempts.error(_METHOD, self._deadline)
+        error = unavailable(_METHOD, self._deadline, self._search)
         for message in self._sent:
             message.drop_expired(now, error)
         self._sent = deque(message for message in self._sent if message)
@@ -247,7 +240,7 @@ class CommitPipeline:
             async with asyncio.timeout(None) as self._patience:
                 while (data := await call.read()) is not grpc.aio.EOF:
                     self._take(data)
-                    self._client.router.answered(endpoint)
+                    self._search.answered()
         finally:
             self._patience = None
             sender.cancel()
@@ -283,8 +276,6 @@ class CommitPipeline:
             raise ProtocolViolationError(_METHOD, detail="an answer came that nobody waits for")
         self._sent[0].settle(answer)
         self._sent.popleft()
-        self._failures = 0
-        self._attempts.forget()
         self._work.set()
         self._be_patient()
 

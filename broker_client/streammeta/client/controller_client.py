@@ -12,7 +12,6 @@ import asyncio
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -26,7 +25,6 @@ from streammeta.client.arguments import (
     check_seconds,
 )
 from streammeta.client.errors import (
-    BrokerClientError,
     BucketRefusedError,
     ControllerDefectError,
     ControllerUnavailableError,
@@ -38,7 +36,6 @@ from streammeta.client.errors import (
     RefusedError,
     UnsupportedError,
 )
-from streammeta.client.leader_router import Failure, LeaderHint, LeaderRouter
 from streammeta.client.methods import (
     DESCRIBE_CLUSTER,
     DESCRIBE_STREAMS,
@@ -49,6 +46,7 @@ from streammeta.client.methods import (
 from streammeta.client.resources import warn_unclosed
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
+from streammeta.rpc.leader_router import LeaderRouter, LeaderSearch
 from streammeta.v1 import admin_pb2, common_pb2, streams_pb2
 
 DEFAULT_DEADLINE_S = 30.0
@@ -70,49 +68,6 @@ _REFUSALS_BY_REASON: dict[str, type[RefusedError]] = {
     Reason.WRONG_BUCKET: BucketRefusedError,
     Reason.MAP_OLDER_THAN_BUCKET: MapOlderThanBucketError,
 }
-_FINAL_LIMITS = frozenset({"", Reason.LIMIT_EXCEEDED})
-"""Reasons of RESOURCE_EXHAUSTED that the same request meets again; none at all is the transport's,
-for the size of a message. Any other resource may be there a moment later."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """An attempt failed in a way that allows another one.
-
-    `said` is the status in words, `refusal` the `ErrorInfo` reason of a controller that answered
-    and took nothing for now, else empty.
-    """
-
-    failure: Failure
-    said: str
-    hint: LeaderHint | None = None
-    refusal: str = ""
-
-
-@dataclass(slots=True)
-class Attempts:
-    """Failures of a call so far: the last one at each endpoint, and the last refusal for now."""
-
-    tried: dict[str, str] = field(default_factory=dict)
-    refusal: str = ""
-
-    def asking(self, endpoint: str) -> None:
-        """An attempt at `endpoint` begins."""
-        self.tried.setdefault(endpoint, "no answer yet")
-
-    def failed(self, endpoint: str, said: str, refusal: str = "") -> None:
-        """An attempt at `endpoint` failed."""
-        self.tried[endpoint] = said
-        self.refusal = refusal or self.refusal
-
-    def forget(self) -> None:
-        """The call made progress: what came before says nothing of what comes."""
-        self.tried.clear()
-        self.refusal = ""
-
-    def error(self, method: str, deadline_s: float) -> ControllerUnavailableError:
-        """Make the error of a call whose deadline has passed."""
-        return ControllerUnavailableError(method, deadline_s, self.tried, self.refusal)
 
 
 class ControllerClient:
@@ -208,12 +163,12 @@ class ControllerClient:
         check_kind("request", request, method.request, f"a {method.request.__name__}")
         seconds = self._deadline if deadline_s is None else check_seconds("deadline_s", deadline_s)
         _fill_request_id(request, self._new_request_id)
-        attempts = Attempts()
+        search = LeaderSearch(self._router)
         try:
             async with asyncio.timeout(seconds):
-                return await self._until_answered(method, request, attempts)
+                return await self._until_answered(method, request, search)
         except TimeoutError:
-            raise attempts.error(method.name, seconds) from None
+            raise unavailable(method.name, seconds, search) from None
 
     async def describe_cluster(self) -> admin_pb2.DescribeClusterResponse:
         """Ask who leads and how large the map is, as any one controller knows it."""
@@ -254,71 +209,38 @@ class ControllerClient:
                 return
 
     async def _until_answered(
-        self,
-        method: Method[RequestT, ResponseT],
-        request: RequestT,
-        attempts: Attempts,
+        self, method: Method[RequestT, ResponseT], request: RequestT, search: LeaderSearch
     ) -> ResponseT:
-        endpoint = self._router.first()
-        failures = 0
         while True:
-            attempts.asking(endpoint)
-            outcome = await self._attempt(endpoint, method, request)
-            if not isinstance(outcome, Retry):
+            send = self.channel(search.endpoint).unary_unary(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+            try:
+                answer = await send(request, timeout=self._attempt_timeout)
+            except grpc.aio.AioRpcError as error:
+                failure = read_failure(error)
+                wait = search.failed(failure)
+                if wait is None:
+                    raise refusal(method.name, failure) from error
+            else:
                 if method.leader_only:
-                    self._router.answered(endpoint)
-                return outcome
-            attempts.failed(endpoint, outcome.said, outcome.refusal)
-            failures += 1
-            step = self._router.failed(endpoint, outcome.failure, failures, outcome.hint)
-            endpoint = step.endpoint
-            await asyncio.sleep(step.wait)
-
-    async def _attempt(
-        self, endpoint: str, method: Method[RequestT, ResponseT], request: RequestT
-    ) -> ResponseT | Retry:
-        send = self.channel(endpoint).unary_unary(
-            method.path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
-        try:
-            return await send(request, timeout=self._attempt_timeout)
-        except grpc.aio.AioRpcError as error:
-            verdict = judge(method.name, error)
-            if isinstance(verdict, BrokerClientError):
-                raise verdict from error
-            return verdict
+                    search.answered()
+                return answer
+            await asyncio.sleep(wait)
 
 
-def judge(method: str, error: grpc.aio.AioRpcError) -> Retry | RefusedError:
-    """Tell whether a failed attempt may be repeated, or else what to raise."""
-    failure = read_failure(error)
-    code, reason, said = failure.code, failure.reason, failure.text
-    match code:
-        case grpc.StatusCode.UNAVAILABLE if reason == Reason.NOT_LEADER:
-            return Retry(Failure.NOT_LEADER, said, _hint(failure))
-        case grpc.StatusCode.UNAVAILABLE if reason:
-            return Retry(Failure.NOT_NOW, said, refusal=reason)
-        case grpc.StatusCode.RESOURCE_EXHAUSTED if reason not in _FINAL_LIMITS:
-            return Retry(Failure.NOT_NOW, said, refusal=reason)
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-            return Retry(Failure.UNREACHABLE, said)
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return Retry(Failure.TIMED_OUT, said)
-        case grpc.StatusCode.ABORTED if reason == Reason.OUTCOME_UNKNOWN:
-            return Retry(Failure.OUTCOME_UNKNOWN, said)
-        case grpc.StatusCode.INTERNAL if not reason:
-            return Retry(Failure.UNREACHABLE, said)  # the transport's word, not a controller's
-    kind = _REFUSALS_BY_REASON.get(reason) or _REFUSALS.get(code, ControllerDefectError)
-    return kind(method, detail=said)
+def refusal(method: str, failure: RpcFailure) -> RefusedError:
+    """Return the error of a call that a controller refused for good."""
+    kind = _REFUSALS_BY_REASON.get(failure.reason)
+    kind = kind or _REFUSALS.get(failure.code, ControllerDefectError)
+    return kind(method, detail=failure.text)
 
 
-def _hint(failure: RpcFailure) -> LeaderHint | None:
-    epoch = failure.metadata.get("epoch", "")
-    if not epoch.isdecimal():
-        return None
-    return LeaderHint(failure.metadata.get("leader_endpoint", ""), int(epoch))
+def unavailable(method: str, deadline: float, search: LeaderSearch) -> ControllerUnavailableError:
+    """Return the error of a call whose `deadline`, in seconds, has passed."""
+    return ControllerUnavailableError(method, deadline, search.failures, search.refusal)
 
 
 def _fill_request_id(request: Any, new_request_id: Callable[[], str]) -> None:

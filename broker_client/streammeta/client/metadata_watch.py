@@ -25,12 +25,12 @@ from streammeta.client.arguments import (
     check_ints,
     check_seconds,
 )
-from streammeta.client.controller_client import judge
-from streammeta.client.errors import BrokerClientError, ControllerUnavailableError
-from streammeta.client.leader_router import Backoff
+from streammeta.client.controller_client import refusal
+from streammeta.client.errors import ControllerUnavailableError
 from streammeta.client.resources import warn_unclosed
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
+from streammeta.rpc.leader_router import ELECTION_BACKOFF, kind_of
 from streammeta.v1 import metadata_pb2, records_pb2
 
 DEFAULT_DEADLINE_S = 30.0
@@ -229,7 +229,6 @@ class _Search:
         self._rng = rng
         self._deadline = deadline_s
         self._turn = rng.randrange(len(endpoints))
-        self._backoff = Backoff()
         self._loop = asyncio.get_running_loop()
         self.served()
 
@@ -268,7 +267,7 @@ class _Search:
         self._rounds += 1
         if self._rounds >= len(self._endpoints):
             round_number = self._rounds // len(self._endpoints) - 1
-            await asyncio.sleep(self._backoff.wait(round_number, self._rng))
+            await asyncio.sleep(ELECTION_BACKOFF.wait(round_number, self._rng.random()))
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
@@ -276,7 +275,6 @@ def _reason(error: grpc.aio.AioRpcError) -> str:
     failure = read_failure(error)
     if failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED and failure.reason:
         return failure.text  # too many watchers, or this one was too slow: another may have room
-    verdict = judge("Watch", error)
-    if isinstance(verdict, BrokerClientError):
-        raise verdict from error
+    if kind_of(failure) is None:
+        raise refusal("Watch", failure) from error
     return failure.text

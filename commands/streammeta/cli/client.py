@@ -1,16 +1,13 @@
-"""The operator's gRPC client: blocking, and always in search of the controller that leads.
+"""The operator's client: blocking calls to the leader, and failures in words for operators.
 
-A call is sent to the last known leader, else to each given endpoint in turn; a controller that does
-not lead says who does. A call may therefore reach a controller more than once, which the contract
-allows for all of them. Every failure leaves here as `CallError`; no `grpc.RpcError` does.
+A call may reach a controller more than once, which the contract allows for all of them. No
+`grpc.RpcError` leaves a client.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import click
 import grpc
@@ -18,11 +15,11 @@ from google.protobuf.message import Message
 
 from streammeta.controller.config import ConfigError, check_endpoint
 from streammeta.controller.errors import ApiError
-from streammeta.rpc.connections import operator_channel
-from streammeta.rpc.failures import Reason, RpcFailure, read_failure
+from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
+from streammeta.rpc.failures import Reason, RpcFailure
+from streammeta.rpc.leader_router import FailureKind
 
 DEADLINE_S = 10.0
-RETRY_PAUSE_S = 0.1
 
 _HINTS = {
     "INVALID_ARGUMENT": "correct what the message names; nothing was changed",
@@ -42,6 +39,9 @@ _HINTS_BY_REASON: dict[str, str] = {
     Reason.DISK_FULL: "nothing was changed; make room on the disks that are full, as "
     "`streammeta quorum describe` shows, then repeat",
 }
+
+_REPEATED = frozenset({FailureKind.UNREACHABLE, FailureKind.NOT_LEADER})
+"""Failures after which a call is repeated; operators are told of all others at once."""
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -66,34 +66,16 @@ def call_error(failure: RpcFailure, endpoint: str) -> CallError:
     return CallError(failure.reason or code, message, hint)
 
 
-class ControllerClient:
-    """Calls the leader of a cluster. Not for use by several threads at a time.
+class ControllerClient(BlockingClient):
+    """The operator's client of a cluster: every failure leaves it as `CallError`.
 
     `endpoints` are `host:port` of some of its controllers, at least one; `timeout_s` bounds each
-    call with all its redirects and retries. Close it, or use it in a `with` statement.
+    call with all its redirects and retries.
     """
 
     def __init__(self, endpoints: Sequence[str], timeout_s: float = DEADLINE_S) -> None:
-        self._endpoints = tuple(endpoints)
+        super().__init__(endpoints, _REPEATED, waits_for_cluster=False)
         self._timeout_s = timeout_s
-        self._leader = ""
-        self._channels: dict[str, grpc.Channel] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close all connections; calls are no longer possible."""
-        for channel in self._channels.values():
-            channel.close()
 
     def call(
         self,
@@ -106,102 +88,52 @@ class ControllerClient:
         `client.call(lambda channel: AdminServiceStub(channel).TakeSnapshot, request)`.
         Raises `CallError`.
         """
-        deadline = time.monotonic() + self._timeout_s
-        search = _LeaderSearch(self._endpoints)
-        while True:
-            search.begin_round(self._leader)
-            while endpoint := search.next_endpoint():
-                timeout_s = max(0, deadline - time.monotonic())
-                try:
-                    response = method(self._channel(endpoint))(request, timeout=timeout_s)
-                except grpc.RpcError as error:
-                    self._leader = ""
-                    search.on_failure(endpoint, read_failure(error))
-                else:
-                    self._leader = endpoint
-                    return response
-            pause_s = min(RETRY_PAUSE_S, deadline - time.monotonic())
-            if pause_s <= 0 or not search.is_worth_repeating:
-                raise search.error()
-            time.sleep(pause_s)
 
-    def _channel(self, endpoint: str) -> grpc.Channel:
-        if endpoint not in self._channels:
-            self._channels[endpoint] = operator_channel(endpoint)
-        return self._channels[endpoint]
+        def send(channel: grpc.Channel, seconds_left: float) -> Response:
+            return method(channel)(request, timeout=seconds_left)
+
+        try:
+            return self.call_leader(send, self._timeout_s)
+        except LeaderCallError as error:
+            raise _explained(error) from error
 
 
-class _LeaderSearch:
-    """Whom to ask next, round after round, and what was learned on the way."""
+def _explained(error: LeaderCallError) -> CallError:
+    has_failed_before = error.endpoint in error.search.tried
+    is_late = error.failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    # More is known of an endpoint tried before than that the last moment was too short for it.
+    if error.is_final and not (is_late and has_failed_before):
+        return call_error(error.failure, error.endpoint)
+    tried = error.search.tried
+    claims = {
+        endpoint: failure.metadata.get("leader_endpoint", "")
+        for endpoint, failure in tried.items()
+        if failure.reason == Reason.NOT_LEADER
+    }
+    if not claims:
+        return no_controller_error(tried, "start one with `streammeta dev`, or correct --connect")
+    return CallError(
+        "NO_LEADER",
+        f"no leader was found: {'; '.join(_claim_text(*claim, tried) for claim in claims.items())}",
+        "see that a majority of the controllers runs and can be reached from here, then repeat",
+    )
 
-    def __init__(self, endpoints: Sequence[str]) -> None:
-        self._endpoints = endpoints
-        self._waiting: list[str] = []
-        self._asked: set[str] = set()
-        self._silent: dict[str, RpcFailure] = {}
-        self._claims: dict[str, str] = {}  # who was asked -> whom it takes for the leader
 
-    @property
-    def is_worth_repeating(self) -> bool:
-        """Whether some controller lives, so that a leader may yet be found."""
-        return bool(self._claims)
+def no_controller_error(silent: Mapping[str, RpcFailure], hint: str) -> CallError:
+    """Return the error for controllers of which none answers; `silent` is by endpoint."""
+    why = "; ".join(dict.fromkeys(failure.message for failure in silent.values()))
+    where = ", ".join(silent)
+    message = f"no controller answers at {where}: is it running? ({why})"
+    return CallError("NO_CONTROLLER", message, hint)
 
-    def begin_round(self, leader: str) -> None:
-        """Ask everybody once more, first the leader if it is known."""
-        self._waiting = list(dict.fromkeys(filter(None, [leader, *self._endpoints])))
-        self._asked.clear()
 
-    def next_endpoint(self) -> str:
-        """An endpoint not asked in this round, or the empty string."""
-        if not self._waiting:
-            return ""
-        endpoint = self._waiting.pop(0)
-        self._asked.add(endpoint)
-        return endpoint
-
-    def on_failure(self, endpoint: str, failure: RpcFailure) -> None:
-        """Learn from a failed call. Raises `CallError` if another controller won't do better."""
-        if failure.reason == Reason.NOT_LEADER:
-            leader = failure.metadata.get("leader_endpoint", "")
-            self._claims[endpoint] = leader
-            self._silent.pop(endpoint, None)
-            if leader and leader not in self._asked:
-                self._waiting = [leader, *(other for other in self._waiting if other != leader)]
-        elif failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
-            self._silent[endpoint] = failure
-        elif failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and (
-            endpoint in self._claims or endpoint in self._silent
-        ):
-            # More is known of it than that the last moment was too short: it has answered before,
-            # so that the election is what takes too long, or could not be reached.
-            raise self.error()
-        else:
-            raise call_error(failure, endpoint)
-
-    def error(self) -> CallError:
-        """Why the round found no leader."""
-        if not self._claims:
-            where = ", ".join(self._silent)
-            why = "; ".join(dict.fromkeys(failure.message for failure in self._silent.values()))
-            return CallError(
-                "NO_CONTROLLER",
-                f"no controller answers at {where}: is it running? ({why})",
-                "start one with `streammeta dev`, or correct --connect",
-            )
-        claims = "; ".join(self._claim_text(*claim) for claim in self._claims.items())
-        return CallError(
-            "NO_LEADER",
-            f"no leader was found: {claims}",
-            "see that a majority of the controllers runs and can be reached from here, then repeat",
-        )
-
-    def _claim_text(self, asked: str, leader: str) -> str:
-        if not leader:
-            return f"{asked} knows no leader"
-        claim = f"{asked} says {leader} leads"
-        if leader in self._silent:
-            claim += f", but from here it is out of reach ({self._silent[leader].message})"
-        return claim
+def _claim_text(asked: str, leader: str, tried: Mapping[str, RpcFailure]) -> str:
+    if not leader:
+        return f"{asked} knows no leader"
+    claim = f"{asked} says {leader} leads"
+    if leader in tried and tried[leader].reason != Reason.NOT_LEADER:
+        claim += f", but from here it is out of reach ({tried[leader].message})"
+    return claim
 
 
 def parse_endpoints(

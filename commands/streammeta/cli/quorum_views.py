@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from streammeta.cli.client import CallError, ControllerClient
+from streammeta.cli.client import ControllerClient, no_controller_error
 from streammeta.cli.output import CommandError
 from streammeta.controller.ids import NONE_ID
 from streammeta.rpc.connections import operator_channel
@@ -56,13 +56,7 @@ def gather_views(endpoints: Sequence[str], timeout_s: float) -> QuorumViews:
         known = {voter.endpoint for answer in views.answers.values() for voter in answer.voters}
         waiting = known - asked - {""}
     if not views.answers:
-        where = ", ".join(endpoints)
-        why = "; ".join(dict.fromkeys(failure.message for failure in views.silent.values()))
-        raise CallError(
-            "NO_CONTROLLER",
-            f"no controller answers at {where}: is it running? ({why})",
-            "start one, or correct --connect",
-        )
+        raise no_controller_error(views.silent, "start one, or correct --connect")
     return views
 
 

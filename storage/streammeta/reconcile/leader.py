@@ -1,13 +1,11 @@
-"""Questions to the controllers: may these objects be deleted, what is in the map, whose map is it.
+"""Reconciliation's questions to the controllers: states of objects, a snapshot, the cluster.
 
-Follows redirects to the leader, waits out elections up to a deadline, and never turns a doubt into
-an answer: whatever is not a full and well-formed reply is a `ControllerError`. Usable in a driver
-and in an executor; a client belongs to the process that made it.
+Waits out elections up to a deadline, and never turns a doubt into an answer: a reply that is not
+complete and well-formed is a `ControllerError`. Usable in a driver and in an executor.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,8 +13,7 @@ from typing import TypeVar
 import grpc
 
 from streammeta.reconcile.errors import ControllerError
-from streammeta.rpc.connections import operator_channel
-from streammeta.rpc.failures import Reason, read_failure
+from streammeta.rpc.blocking_client import BlockingClient, LeaderCallError
 from streammeta.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -29,16 +26,13 @@ from streammeta.v1 import (
 
 _CALL_TIMEOUT_S = 10.0
 _STREAM_TIMEOUT_S = 600.0
-_PAUSE_S = 0.2
 _STREAM_ATTEMPTS = 5
-_PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The leader's word on some ids: one state per id, and whose map it speaks for.
+    """The leader's answer on some ids: one state per id, and the cluster of its map.
 
     Ids below `next_object_id` have been issued; `issued_below` is the bound that the cluster claims
     in its bucket. `cluster_uuid` is empty until the cluster has marked its bucket.
@@ -65,36 +59,21 @@ class Description:
     bucket_problem: str
 
 
-class LeaderClient:
-    """Blocking calls to whichever controller leads.
+class LeaderClient(BlockingClient):
+    """Reconciliation's calls to whichever controller leads.
 
     `endpoints` are HOST:PORT of controllers, `patience_s` how long to look for a leader before
-    giving up. Use it as a context manager or call `close`.
+    giving up, in seconds.
     """
 
     def __init__(self, endpoints: Sequence[str], patience_s: float) -> None:
-        self._endpoints = tuple(endpoints)
+        super().__init__(endpoints)
         self._patience_s = patience_s
-        self._preferred = self._endpoints[0]
-        self._channels: dict[str, grpc.Channel] = {}
-        self._silent_since = 0.0
 
     @property
     def patience_s(self) -> float:
-        """Time for which a leader is looked for."""
+        """Time for which a leader is looked for, in seconds."""
         return self._patience_s
-
-    def __enter__(self) -> LeaderClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close every connection."""
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
 
     def check_objects(self, object_ids: Sequence[int]) -> Standing:
         """Ask for the state of each id (1..10000 of them) as the leader knows it; linearizable.
@@ -132,12 +111,12 @@ class LeaderClient:
         """
         self.check_objects([0])  # any controller describes the cluster; this finds the leader
         leader = self._ask("DescribeCluster", _describe_through)
-        described = [_description(self._preferred, leader)]
-        for endpoint in self._endpoints:
+        described = [_description(self.leader or self.endpoints[0], leader)]
+        for endpoint in self.endpoints:
             if endpoint == described[0].endpoint:
                 continue
             try:
-                answer = _describe_through(self._channel(endpoint))
+                answer = _describe_through(self.channel(endpoint))
             except grpc.RpcError:
                 continue  # a controller that is down says nothing wrong
             described.append(_description(endpoint, answer))
@@ -157,50 +136,33 @@ class LeaderClient:
         request = metadata_pb2.GetSnapshotRequest()
         begun = 0
 
-        def heard(
+        def followed(
             chunks: Iterator[metadata_pb2.GetSnapshotResponse],
         ) -> Iterator[metadata_pb2.GetSnapshotResponse]:
             nonlocal begun
             for number, chunk in enumerate(chunks):
                 begun += number == 0
                 if begun <= _STREAM_ATTEMPTS:
-                    self._silent_since = time.monotonic()
+                    self.heard()
                 yield chunk
 
         def call(channel: grpc.Channel) -> _Answer:
             stub = metadata_pb2_grpc.MetadataServiceStub(channel)
-            return take(heard(iter(stub.GetSnapshot(request, timeout=_STREAM_TIMEOUT_S))))
+            return take(followed(iter(stub.GetSnapshot(request, timeout=_STREAM_TIMEOUT_S))))
 
         return self._ask("GetSnapshot", call)
 
     def _ask(self, name: str, call: Callable[[grpc.Channel], _Answer]) -> _Answer:
-        """Try the preferred endpoint, then where it points, then the others in turn."""
-        self._silent_since = time.monotonic()
-        turn = 0
-        while True:
-            endpoint = self._preferred
-            try:
-                return call(self._channel(endpoint))
-            except grpc.RpcError as error:
-                last = _describe(endpoint, error)
-                if not _may_pass(error):
-                    raise ControllerError(f"{name} was refused: {last}") from error
-                redirect = _leader_named_by(error)
-                turn += 1
-                others = self._endpoints[turn % len(self._endpoints)]
-                self._preferred = redirect if redirect not in ("", endpoint) else others
-                if time.monotonic() - self._silent_since >= self._patience_s:
-                    raise ControllerError(
-                        f"{name}: no leader answered within {self._patience_s:g} s, last {last};"
-                        f" check that the controllers run and that --connect names them"
-                        f" ({', '.join(self._endpoints)})"
-                    ) from error
-            time.sleep(_PAUSE_S)
-
-    def _channel(self, endpoint: str) -> grpc.Channel:
-        if endpoint not in self._channels:
-            self._channels[endpoint] = operator_channel(endpoint)
-        return self._channels[endpoint]
+        try:
+            return self.call_leader(lambda channel, _: call(channel), self._patience_s)
+        except LeaderCallError as error:
+            if error.is_final:
+                raise ControllerError(f"{name} was refused: {error}") from error
+            raise ControllerError(
+                f"{name}: no leader answered within {self._patience_s:g} s, last {error};"
+                f" check that the controllers run and that --connect names them"
+                f" ({', '.join(self.endpoints)})"
+            ) from error
 
 
 def removed(state: int) -> bool:
@@ -226,24 +188,4 @@ def _description(endpoint: str, answer: admin_pb2.DescribeClusterResponse) -> De
         cluster_uuid=answer.cluster_uuid,
         namespace=answer.object_namespace,
         bucket_problem=answer.bucket_problem,
-    )
-
-
-def _may_pass(error: grpc.RpcError) -> bool:
-    return isinstance(error, grpc.Call) and error.code() in _PASSING
-
-
-def _describe(endpoint: str, error: grpc.RpcError) -> str:
-    if not isinstance(error, grpc.Call):
-        return f"{endpoint} said {error}"
-    return f"{endpoint} said {error.code().name}: {error.details()}"
-
-
-def _leader_named_by(error: grpc.RpcError) -> str:
-    """Read the leader's HOST:PORT out of a refusal; the empty string if it names none."""
-    if not isinstance(error, grpc.Call):
-        return ""
-    failure = read_failure(error)
-    return (
-        failure.metadata.get("leader_endpoint", "") if failure.reason == Reason.NOT_LEADER else ""
     )

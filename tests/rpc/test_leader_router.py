@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streammeta.client.leader_router import (
+from streammeta.rpc.failures import Reason, RpcFailure
+from streammeta.rpc.leader_router import (
     LOOK_ROUND,
-    PATIENCE,
-    Backoff,
-    Failure,
+    REFUSAL_BACKOFF,
+    FailureKind,
     LeaderHint,
     LeaderRouter,
+    LeaderSearch,
 )
 
 ABC = ["a:1", "b:1", "c:1"]
@@ -27,7 +29,7 @@ def router(endpoints: list[str] | None = None, seed: int = 1) -> LeaderRouter:
 def test_hint_is_followed_at_once_and_remembered() -> None:
     r = router()
     start = r.first()
-    step = r.failed(start, Failure.NOT_LEADER, 1, LeaderHint("z:9", 5))
+    step = r.failed(start, FailureKind.NOT_LEADER, 1, LeaderHint("z:9", 5))
     assert (step.endpoint, step.wait) == ("z:9", 0.0)
     r.answered("z:9")
     assert r.first() == "z:9"
@@ -35,37 +37,37 @@ def test_hint_is_followed_at_once_and_remembered() -> None:
 
 def test_hint_to_a_dead_leader_is_ignored_until_the_epoch_grows() -> None:
     r = router()
-    r.failed("a:1", Failure.NOT_LEADER, 1, LeaderHint("b:1", 5))
-    assert r.failed("b:1", Failure.UNREACHABLE, 2).endpoint == "c:1"
-    assert r.failed("c:1", Failure.NOT_LEADER, 3, LeaderHint("b:1", 5)).endpoint == "a:1"
-    assert r.failed("a:1", Failure.NOT_LEADER, 4, LeaderHint("b:1", 6)).endpoint == "b:1"
+    r.failed("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("b:1", 5))
+    assert r.failed("b:1", FailureKind.UNREACHABLE, 2).endpoint == "c:1"
+    assert r.failed("c:1", FailureKind.NOT_LEADER, 3, LeaderHint("b:1", 5)).endpoint == "a:1"
+    assert r.failed("a:1", FailureKind.NOT_LEADER, 4, LeaderHint("b:1", 6)).endpoint == "b:1"
 
 
 def test_hint_of_an_older_epoch_is_ignored() -> None:
     r = router()
-    r.failed("a:1", Failure.NOT_LEADER, 1, LeaderHint("b:1", 5))
+    r.failed("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("b:1", 5))
     r.answered("b:1")
-    r.failed("b:1", Failure.OUTCOME_UNKNOWN, 1)
-    assert r.failed("c:1", Failure.NOT_LEADER, 2, LeaderHint("b:1", 4)).endpoint == "a:1"
+    r.failed("b:1", FailureKind.OUTCOME_UNKNOWN, 1)
+    assert r.failed("c:1", FailureKind.NOT_LEADER, 2, LeaderHint("b:1", 4)).endpoint == "a:1"
 
 
 def test_hint_to_the_endpoint_that_gave_it_is_ignored() -> None:
-    step = router().failed("a:1", Failure.NOT_LEADER, 1, LeaderHint("a:1", 5))
+    step = router().failed("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("a:1", 5))
     assert step.endpoint == "b:1"
     assert step.wait > 0
 
 
 def test_a_restarted_leader_is_trusted_again_once_it_answers() -> None:
     r = router()
-    r.failed("b:1", Failure.UNREACHABLE, 1)
+    r.failed("b:1", FailureKind.UNREACHABLE, 1)
     r.answered("b:1")
-    assert r.failed("a:1", Failure.NOT_LEADER, 1, LeaderHint("b:1", 0)).endpoint == "b:1"
+    assert r.failed("a:1", FailureKind.NOT_LEADER, 1, LeaderHint("b:1", 0)).endpoint == "b:1"
 
 
 def test_leader_found_by_another_call_is_used_at_once() -> None:
     r = router()
     r.answered("c:1")
-    step = r.failed("a:1", Failure.UNREACHABLE, 1)
+    step = r.failed("a:1", FailureKind.UNREACHABLE, 1)
     assert (step.endpoint, step.wait) == ("c:1", 0.0)
 
 
@@ -74,7 +76,7 @@ def test_dead_endpoints_are_tried_one_after_the_other_before_any_wait() -> None:
     at, seen, waits = r.first(), [], []
     for failures in range(1, 4):
         seen.append(at)
-        step = r.failed(at, Failure.UNREACHABLE, failures)
+        step = r.failed(at, FailureKind.UNREACHABLE, failures)
         at = step.endpoint
         waits.append(step.wait)
     assert sorted(seen) == ABC
@@ -86,10 +88,10 @@ def asked_after_a_hang(rounds: int) -> list[str]:
     """Endpoints that a call asks after a:1 hung, while the others know no leader."""
     r = router()
     r.answered("a:1")
-    at, asked = r.failed("a:1", Failure.TIMED_OUT, 1).endpoint, []
+    at, asked = r.failed("a:1", FailureKind.TIMED_OUT, 1).endpoint, []
     for failures in range(2, 2 + rounds * len(ABC)):
         asked.append(at)
-        at = r.failed(at, Failure.NOT_LEADER, failures, LeaderHint("a:1", 0)).endpoint
+        at = r.failed(at, FailureKind.NOT_LEADER, failures, LeaderHint("a:1", 0)).endpoint
     return asked
 
 
@@ -106,14 +108,14 @@ def test_a_controller_that_hung_is_not_given_up_for_good() -> None:
     size=st.integers(1, 5),
     steps=st.lists(
         st.tuples(
-            st.sampled_from(list(Failure)),
+            st.sampled_from(list(FailureKind)),
             st.none() | st.tuples(st.integers(0, 6), st.integers(0, 3)),
         ),
         max_size=60,
     ),
 )
 def test_waits_are_bounded_and_free_steps_are_few(
-    seed: int, size: int, steps: list[tuple[Failure, tuple[int, int] | None]]
+    seed: int, size: int, steps: list[tuple[FailureKind, tuple[int, int] | None]]
 ) -> None:
     """Whatever the answers, a call without success waits before each attempt after a round."""
     r = LeaderRouter([f"h{i}:1" for i in range(size)], random.Random(seed))
@@ -122,17 +124,9 @@ def test_waits_are_bounded_and_free_steps_are_few(
         hint = None if raw is None else LeaderHint(f"h{raw[0]}:1", raw[1])
         step = r.failed(at, failure, failures, hint)
         assert step.endpoint
-        assert 0.0 <= step.wait <= PATIENCE.cap
+        assert 0.0 <= step.wait <= REFUSAL_BACKOFF.longest
         assert step.wait > 0 or failures <= size
         at = step.endpoint
-
-
-def test_backoff_doubles_to_its_cap_with_jitter() -> None:
-    backoff, rng = Backoff(initial=0.01, cap=0.25), random.Random(3)
-    for round_number, whole in enumerate([0.01, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25]):
-        waits = {backoff.wait(round_number, rng) for _ in range(20)}
-        assert len(waits) > 1
-        assert all(whole / 2 <= wait <= whole for wait in waits)
 
 
 @pytest.mark.parametrize("endpoints", [[], ["a:1", "a:1"], [""]])
@@ -146,12 +140,12 @@ def test_a_leader_that_can_take_nothing_now_is_asked_again_after_growing_waits()
     r.answered("b:1")
     waits = []
     for failures in range(1, LOOK_ROUND):
-        step = r.failed("b:1", Failure.NOT_NOW, failures)
+        step = r.failed("b:1", FailureKind.NOT_NOW, failures)
         assert step.endpoint == "b:1"
         waits.append(step.wait)
     assert min(waits) > 0
     assert r.leader == "b:1", "it leads all the same"
-    late = [r.failed("b:1", Failure.NOT_NOW, LOOK_ROUND * n + 1).wait for n in range(2, 40)]
+    late = [r.failed("b:1", FailureKind.NOT_NOW, LOOK_ROUND * n + 1).wait for n in range(2, 40)]
     assert min(late) >= 0.5, "the waits have grown to what bounds the rate"
 
 
@@ -159,9 +153,55 @@ def test_one_that_goes_on_refusing_does_not_hide_the_next_leader() -> None:
     """It may not have heard that it leads no more."""
     r = router()
     r.answered("b:1")
-    step = r.failed("b:1", Failure.NOT_NOW, LOOK_ROUND)
+    step = r.failed("b:1", FailureKind.NOT_NOW, LOOK_ROUND)
     assert step.endpoint != "b:1"
     assert step.wait > 0
-    assert r.failed(step.endpoint, Failure.NOT_LEADER, 5, LeaderHint("z:9", 9)).endpoint == "z:9"
+    assert (
+        r.failed(step.endpoint, FailureKind.NOT_LEADER, 5, LeaderHint("z:9", 9)).endpoint == "z:9"
+    )
     r.answered("z:9")
-    assert r.failed("b:1", Failure.NOT_NOW, 1).endpoint == "z:9"
+    assert r.failed("b:1", FailureKind.NOT_NOW, 1).endpoint == "z:9"
+
+
+GONE = RpcFailure(grpc.StatusCode.UNAVAILABLE, "connection refused")
+
+
+def test_a_search_follows_the_hint_in_a_refusal_and_forgets_once_it_is_answered() -> None:
+    search = LeaderSearch(router())
+    asked = search.endpoint
+    hint = {"leader_endpoint": "z:9", "epoch": "5"}
+    refused = RpcFailure(grpc.StatusCode.UNAVAILABLE, "not here", Reason.NOT_LEADER, hint)
+    assert search.failed(refused) == 0.0
+    assert search.endpoint == "z:9"
+    assert search.failures == {"z:9": "no answer yet", asked: "UNAVAILABLE not here"}
+    search.answered()
+    assert search.failures == {"z:9": "no answer yet"}
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        RpcFailure(grpc.StatusCode.INVALID_ARGUMENT, "no", Reason.INVALID_FIELD),
+        RpcFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, "too large"),
+        RpcFailure(grpc.StatusCode.INTERNAL, "defect", Reason.DEFECT),
+    ],
+    ids=lambda failure: str(failure.code.name),
+)
+def test_a_search_gives_up_what_would_fail_again(failure: RpcFailure) -> None:
+    search = LeaderSearch(router())
+    assert search.failed(failure) is None
+    assert not search.tried
+
+
+def test_a_search_ends_at_a_failure_that_its_caller_does_not_repeat() -> None:
+    search = LeaderSearch(router(), {FailureKind.UNREACHABLE})
+    assert search.failed(GONE) is not None
+    busy = RpcFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", Reason.BUSY)
+    assert search.failed(busy) is None
+
+
+def test_a_search_is_unreachable_once_every_endpoint_was_out_of_reach() -> None:
+    search = LeaderSearch(router())
+    for left in (2, 1, 0):
+        search.failed(GONE)
+        assert search.is_unreachable == (left == 0)

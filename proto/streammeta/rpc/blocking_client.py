@@ -1,0 +1,127 @@
+"""Blocking calls to the leader of a cluster, for commands, jobs and Spark executors.
+
+Owns the channels and the clock; the next endpoint is the router's decision. Failed calls leave here
+as `LeaderCallError`, which callers put into their own words.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+
+from streammeta.rpc.connections import operator_channel
+from streammeta.rpc.failures import RpcFailure, read_failure
+from streammeta.rpc.leader_router import FailureKind, LeaderRouter, LeaderSearch
+
+_Answer = TypeVar("_Answer")
+
+
+class LeaderCallError(Exception):
+    """A call that failed at `endpoint` for good, or for too long.
+
+    `is_final` tells that a repeat would be refused as well; `search` has what others answered.
+    """
+
+    def __init__(
+        self, search: LeaderSearch, endpoint: str, failure: RpcFailure, *, is_final: bool
+    ) -> None:
+        super().__init__(f"{endpoint} answered {failure.code.name}: {failure.message}")
+        self.search = search
+        self.endpoint = endpoint
+        self.failure = failure
+        self.is_final = is_final
+
+
+class BlockingClient:
+    """Calls the leader, one call at a time; belongs to the process and thread that made it.
+
+    `endpoints` are HOST:PORT of some controllers, at least one; the first is asked first.
+    `repeats` are the failures after which a call is repeated. With `waits_for_cluster` False a
+    call fails as soon as no endpoint can be reached. Close it, or use it in a `with` statement.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        repeats: Collection[FailureKind] = frozenset(FailureKind),
+        *,
+        waits_for_cluster: bool = True,
+    ) -> None:
+        different = tuple(dict.fromkeys(endpoints))
+        self._router = LeaderRouter(different, random.Random(), different[0])
+        self._repeats = repeats
+        self._waits_for_cluster = waits_for_cluster
+        self._channels: dict[str, grpc.Channel] = {}
+        self._heard_at = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections; calls are no longer possible."""
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The endpoints given, in order."""
+        return self._router.endpoints
+
+    @property
+    def leader(self) -> str | None:
+        """The endpoint that answered last; None before that and after a failure."""
+        return self._router.leader
+
+    def channel(self, endpoint: str) -> grpc.Channel:
+        """Return the connection to `endpoint`, made when it is first asked for."""
+        if endpoint not in self._channels:
+            self._channels[endpoint] = operator_channel(endpoint)
+        return self._channels[endpoint]
+
+    def heard(self) -> None:
+        """Restart the time limit of the call under way: its answer makes progress."""
+        self._heard_at = time.monotonic()
+
+    def call_leader(
+        self, send: Callable[[grpc.Channel, float], _Answer], timeout_s: float
+    ) -> _Answer:
+        """Return what `send` returns; it takes the channel to ask and the seconds that are left.
+
+        Raises:
+            LeaderCallError: the failure is final, or none succeeded within `timeout_s`.
+        """
+        search = LeaderSearch(self._router, self._repeats)
+        self.heard()
+        while True:
+            endpoint = search.endpoint
+            try:
+                answer = send(self.channel(endpoint), self._time_left(timeout_s))
+            except grpc.RpcError as error:
+                failure = read_failure(error)
+                wait = search.failed(failure)
+                is_given_up = search.is_unreachable and not self._waits_for_cluster
+                if wait is None or is_given_up or not self._time_left(timeout_s):
+                    raise LeaderCallError(
+                        search, endpoint, failure, is_final=wait is None
+                    ) from error
+                time.sleep(min(wait, self._time_left(timeout_s)))
+            else:
+                search.answered()
+                return answer
+
+    def _time_left(self, timeout_s: float) -> float:
+        return max(0.0, self._heard_at + timeout_s - time.monotonic())
