@@ -36,7 +36,7 @@ from tests.linearizability.models import (
     ReadObjects,
 )
 
-DELETE_KVS = Method("KVService", "DeleteKVs", kv_pb2.DeleteKVsRequest, kv_pb2.DeleteKVsResponse)
+DELETE_KVS = Method(kv_pb2.DeleteKVsRequest, kv_pb2.DeleteKVsResponse)
 CALL_S = 5.0
 """How long a client goes on with one operation."""
 SETTLED_S = 30.0

@@ -30,7 +30,8 @@ def test_reason_and_metadata_are_read_back() -> None:
 def of_another_domain() -> bytes:
     detail = any_pb2.Any()
     detail.Pack(error_details_pb2.ErrorInfo(reason="NOT_LEADER", domain="proxy.example"))
-    return status_pb2.Status(details=[detail]).SerializeToString()
+    written: bytes = status_pb2.Status(details=[detail]).SerializeToString()
+    return written
 
 
 @pytest.mark.parametrize(
