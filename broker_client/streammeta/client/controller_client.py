@@ -238,9 +238,9 @@ def refusal(method: str, failure: RpcFailure) -> RefusedError:
     return kind(method, detail=failure.text)
 
 
-def unavailable(method: str, deadline: float, search: LeaderSearch) -> ControllerUnavailableError:
-    """Return the error of a call whose `deadline`, in seconds, has passed."""
-    return ControllerUnavailableError(method, deadline, search.failures, search.refusal)
+def unavailable(method: str, deadline_s: float, search: LeaderSearch) -> ControllerUnavailableError:
+    """Return the error of a call whose deadline, `deadline_s` seconds, has passed."""
+    return ControllerUnavailableError(method, deadline_s, search.failures, search.refusal)
 
 
 def _fill_request_id(request: Any, new_request_id: Callable[[], str]) -> None:
