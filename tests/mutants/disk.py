@@ -299,7 +299,7 @@ DISK = (
         (
             Edit(
                 _CONTROLLER,
-                "(_LookAgainError())\n\n    def on_writes_held_up",
+                "(_ReadAgainError())\n\n    def on_writes_held_up",
                 "\n\n    def on_writes_held_up",
             ),
         ),

@@ -38,7 +38,7 @@ from streammeta.controller.runtime.clock import Clock
 
 
 class RequestClass(IntEnum):
-    """What a call costs and how long it can wait; the first is served first."""
+    """Classes of calls by cost and patience; a lower number is served first."""
 
     HEARTBEAT = 0
     COMMIT = 1
@@ -50,7 +50,7 @@ class RequestClass(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClassLimits:
-    """Calls of a class that may be under way, and that may wait to be."""
+    """Maximum calls of a class in flight, and maximum calls that wait."""
 
     running: int
     waiting: int
@@ -66,10 +66,10 @@ LIMITS: Final[Mapping[RequestClass, ClassLimits]] = {
 }
 
 ROUNDS_BEFORE_SCAN = 3
-"""Turns of the event loop left to others before each scan: from a socket to a decision is two."""
+"""Turns of the event loop yielded before each scan; a request takes two from socket to decision."""
 
 OPENED_PER_TURN = 64
-"""Waiting calls that one turn of the event loop lets in."""
+"""Maximum waiting calls admitted in one turn of the event loop."""
 
 _COMMITS = (CommitStreamSetObject, CommitUploads, CommitStreamObject)
 _SCANS = (DescribeStreams, DescribeObjects, ListStreamSetObjects, ListKVs, GetOpeningStreams)
@@ -89,7 +89,7 @@ def class_of(request: WriteRequest | ReadRequest, *, writes: bool) -> RequestCla
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One call; `deadline_ms` None: it waits for as long as it takes."""
+    """One call; without `deadline_ms` it waits indefinitely."""
 
     kind: RequestClass
     deadline_ms: int | None
@@ -97,7 +97,7 @@ class Ticket:
 
 
 class Admission:
-    """Calls under way and calls that wait, by class."""
+    """Calls in flight and waiting calls, by class."""
 
     def __init__(self, limits: Mapping[RequestClass, ClassLimits] = LIMITS) -> None:
         self._limits = limits
@@ -105,15 +105,15 @@ class Admission:
         self._waiting: dict[RequestClass, deque[Ticket]] = {kind: deque() for kind in RequestClass}
 
     def running(self, kind: RequestClass) -> int:
-        """Return how many calls of a class are under way."""
+        """Return the number of calls of a class in flight."""
         return self._running[kind]
 
     def waiting(self, kind: RequestClass) -> int:
-        """Return how many calls of a class wait."""
+        """Return the number of waiting calls of a class."""
         return len(self._waiting[kind])
 
     def ask(self, kind: RequestClass, deadline_ms: int | None, now_ms: int) -> Ticket:
-        """Take a call in; it runs at once if its ticket says so, else when `next` returns it.
+        """Admit a call: it runs at once if its ticket is running, else when `next` returns it.
 
         Raises:
             BusyError: too many of its class wait already.
@@ -127,14 +127,14 @@ class Admission:
             return ticket
         if len(queue) >= self._limits[kind].waiting:
             raise BusyError(
-                f"{self._running[kind]} calls of class {kind.name} are under way and {len(queue)} "
-                "wait, which is as many as may; try again later"
+                f"{self._running[kind]} calls of class {kind.name} are in flight and {len(queue)} "
+                "wait, the most that may; try again later"
             )
         queue.append(ticket)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """A call is over, or waits no more."""
+        """Release the place of a call that has ended or stopped waiting."""
         if ticket.is_running:
             ticket.is_running = False
             self._running[ticket.kind] -= 1
@@ -143,9 +143,9 @@ class Admission:
                 self._waiting[ticket.kind].remove(ticket)
 
     def next(self, now_ms: int) -> Ticket | None:
-        """Return a ticket that waits no more, or None.
+        """Return the next ticket whose wait is over, or None.
 
-        Its `is_running` tells whether it runs from now on, or never will: its deadline passed.
+        It runs from now on if `is_running`; otherwise its deadline has passed and it never runs.
         """
         for kind, queue in self._waiting.items():
             if queue and self._is_late(queue[0], now_ms):
@@ -168,7 +168,7 @@ class Admission:
 
 
 class Gate:
-    """Lets coroutines wait for their admission, on one event loop."""
+    """Admission for coroutines of one event loop."""
 
     def __init__(self, clock: Clock, admission: Admission | None = None) -> None:
         self._clock = clock
@@ -180,7 +180,7 @@ class Gate:
     async def admitted(
         self, kind: RequestClass, remaining_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Do what is inside as a call of class `kind`, when it is its turn.
+        """Run the body as a call of class `kind` once it is admitted.
 
         Raises:
             BusyError: too many of its class wait already.
@@ -248,7 +248,10 @@ def _late() -> TimeoutError:
 
 
 class TurnBudget:
-    """So much work a turn; what a task takes beyond that is paid for by the turns after it."""
+    """A budget of work for each turn; later turns pay for any excess of one task.
+
+    Costs are in a unit of the owner's choice.
+    """
 
     def __init__(self, per_turn: int) -> None:
         self._per_turn = self._left = per_turn
@@ -256,7 +259,7 @@ class TurnBudget:
         self._is_scheduled = False
 
     async def take(self, cost: int) -> None:
-        """Return in a turn that has room for more work; at once if this one has."""
+        """Return in the first turn with budget left, which may be this one."""
         if self._left > 0 and not self._waiting:
             self._left -= cost
             self._schedule()

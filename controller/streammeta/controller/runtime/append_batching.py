@@ -18,15 +18,15 @@ BATCHES_UNDER_WAY_MAX = 2
 """One on the disks and the network, one behind it so that they never run idle."""
 
 GIVEN_PER_TURN = 128
-"""Callers that may append in one turn of the event loop after having waited."""
+"""Maximum waiting callers released in one turn of the event loop."""
 
 
 class AppendTurns:
-    """Callers that wait for their turn."""
+    """Callers that wait for a batch to append to."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._given = 0  # of those that wait, from the first: so many may go on
+        self._given = 0  # the first so many of the waiting callers may go on
         self._is_scheduled = False
 
     async def wait(self, batches_under_way: int) -> None:
@@ -38,12 +38,12 @@ class AppendTurns:
         await turn
 
     def give_if(self, batches_under_way: int) -> None:
-        """Let all who wait go on if there is room for another batch."""
+        """Release all waiting callers if another batch may be in flight."""
         if self._waiting and batches_under_way < BATCHES_UNDER_WAY_MAX:
             self.give()
 
     def give(self) -> None:
-        """Let all who wait go on."""
+        """Release all waiting callers."""
         self._given = len(self._waiting)
         if not self._is_scheduled:
             self._give_some()
@@ -66,14 +66,14 @@ PAYLOAD_OVERHEAD_BYTES = 4
 
 
 class FormingBatch:
-    """Payloads in order, and how many bytes they take."""
+    """Payloads appended in this turn of the event loop, in order, and their size."""
 
     def __init__(self, limits: QuorumLimits) -> None:
         self._limits = limits
         self._payloads: list[bytes] = []
         self._size = 0
         self.base_offset = 0
-        """The offset that was promised to the first payload; without payloads it says nothing."""
+        """Offset promised to the first payload; meaningless without payloads."""
 
     def __len__(self) -> int:
         return len(self._payloads)
@@ -103,18 +103,18 @@ class FormingBatch:
         self._size += sum(sizes)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all payloads."""
         self._payloads, self._size = [], 0
 
     def take(self) -> list[tuple[bytes, ...]]:
-        """Return everything, in batches as small as the limit wants, and forget it."""
+        """Return all payloads in batches within the size limit, and drop them."""
         payloads = self._payloads
         self.clear()
         return _split(payloads, self._limits.max_batch_bytes)
 
 
 def _split(payloads: Sequence[bytes], max_bytes: int) -> list[tuple[bytes, ...]]:
-    """Divide payloads into batches of at most `max_bytes`; each fits one alone."""
+    """Divide payloads into batches of at most `max_bytes`; each payload fits one."""
     chunks: list[tuple[bytes, ...]] = []
     chunk: list[bytes] = []
     size = 0

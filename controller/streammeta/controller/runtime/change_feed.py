@@ -1,9 +1,9 @@
-"""The newest committed log entries, kept in memory for whoever follows changes.
+"""Change feed: the newest committed log entries, kept in memory for watchers.
 
 A ring bounded by bytes: entries come in as they are committed, on leaders and followers alike, and
-the oldest go when the ring is full. A follower of changes holds nothing but a `Cursor`: who is too
-slow loses his place, never memory of ours. Leadership does not matter here, since what is
-committed stays. A snapshot that replaces the map breaks the sequence; cursors notice that.
+the oldest go when the ring is full. A watcher holds nothing but a `Cursor`: one that is too slow
+loses its place and costs no memory. Leadership does not matter, since committed entries stay. A
+snapshot that replaces the map breaks the sequence, which cursors report.
 
 Runs on the event loop; knows neither records nor gRPC.
 """
@@ -18,17 +18,17 @@ from streammeta.controller.errors import ApiError
 from streammeta.controller.quorum.messages import Batch, BatchKind
 
 RING_BYTES = 64 << 20
-"""Bytes of entries kept unless told otherwise."""
+"""Default size of the ring in bytes."""
 
 ENTRY_OVERHEAD_BYTES = 128
-"""What an entry takes besides its payload; entries of a few bytes must not fill the memory."""
+"""Bytes an entry takes besides its payload; tiny entries must not fill the memory."""
 
 _COMPACT_AT = 4096
-"""Places of dropped entries are given back when there are so many, and more than half are such."""
+"""Slots of dropped entries are freed from this number on, once they are more than half."""
 
 
 class WatcherTooSlowError(ApiError):
-    """A follower of changes was too slow and was given up; it may resume at `from_offset`."""
+    """A watcher was too slow and was dropped; it may resume at `from_offset`."""
 
     def __init__(self, from_offset: int, reason: str = "") -> None:
         why = reason or (
@@ -78,18 +78,18 @@ class ChangeFeed:
             self._tell()
 
     def restart(self, end_offset: int) -> None:
-        """Begin anew at `end_offset`: a snapshot took the place of everything below."""
+        """Start again at `end_offset`: a snapshot replaced everything below."""
         self._offsets, self._payloads, self._first, self._bytes = [], [], 0, 0
         self.start_offset = self.end_offset = end_offset
         self._generation += 1
         self._tell()
 
     def cursor(self, from_offset: int) -> Cursor:
-        """Return a place in the sequence, whether the ring still reaches back to it or not."""
+        """Return a cursor at `from_offset`, even if the ring no longer reaches back to it."""
         return Cursor(self, from_offset, self._generation)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever the end has moved; in the middle of a commit, so it is brief."""
+        """Call `listener` whenever the end moves; it runs within a commit and must be brief."""
         self._listeners.append(listener)
 
     def _append(self, offset: int, payload: bytes) -> None:
@@ -124,7 +124,7 @@ class ChangeFeed:
 
 
 class Cursor:
-    """How far one follower has come: everything below `next_offset` was given out or passed."""
+    """Position of one watcher: everything below `next_offset` was returned or skipped."""
 
     def __init__(self, feed: ChangeFeed, next_offset: int, generation: int) -> None:
         self._feed = feed
@@ -133,16 +133,16 @@ class Cursor:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the ring no longer has what comes next."""
+        """Whether the ring no longer holds the next entry."""
         return not self._feed._is_kept(self.next_offset)
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a snapshot has taken the place of entries since the cursor was made."""
+        """Whether a snapshot has replaced entries since the cursor was made."""
         return self._generation != self._feed._generation
 
     def advance(self) -> Change | None:
-        """Return the next entry and go behind it; None if there is none, then go to the end.
+        """Return the next entry and move past it; at the end, move there and return None.
 
         The cursor must not be lost.
         """

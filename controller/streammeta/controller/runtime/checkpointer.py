@@ -40,14 +40,14 @@ _log = structlog.get_logger(component="checkpoint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointLimits:
-    """How much log, and how much time, may lie behind the last checkpoint."""
+    """Maximum log and time since the last checkpoint."""
 
     log_bytes: int = 20 << 20
-    """Bytes of committed payload; half the size of the last checkpoint where that is more."""
+    """Bytes of committed payload, or half the size of the last checkpoint if that is more."""
     interval_ms: int = 3_600_000
-    """Milliseconds, if anything at all was committed in them."""
+    """Milliseconds, provided anything was committed in them."""
     retry_ms: int = 30_000
-    """Milliseconds to wait after the disk refused one."""
+    """Pause in milliseconds after a checkpoint that found no disk space."""
 
     def __post_init__(self) -> None:
         for name in ("log_bytes", "interval_ms", "retry_ms"):
@@ -56,7 +56,7 @@ class CheckpointLimits:
 
 
 class CheckpointSchedule:
-    """Counts what was committed since the last checkpoint."""
+    """Counts committed bytes since the last checkpoint; times are monotonic milliseconds."""
 
     def __init__(self, limits: CheckpointLimits, now_ms: int) -> None:
         self._limits = limits
@@ -64,30 +64,30 @@ class CheckpointSchedule:
         self._bytes = 0
         self._since = now_ms
         self._not_before = now_ms
-        self._is_owed = False
+        self._is_requested = False
 
     def committed(self, size: int) -> None:
         """Count `size` bytes of committed payload."""
         self._bytes += size
 
     def request(self, now_ms: int) -> None:
-        """Make one due at once, whatever the counts say."""
-        self._is_owed = True
+        """Make a checkpoint due at once, whatever the counts."""
+        self._is_requested = True
         self._not_before = now_ms
 
     def begun(self, now_ms: int) -> None:
-        """A checkpoint has begun, or one was loaded: count from here."""
+        """Reset the counts: a checkpoint has begun, or one was loaded."""
         self._bytes = 0
         self._since = self._not_before = now_ms
-        self._is_owed = False
+        self._is_requested = False
 
     def written(self, size: int) -> None:
-        """The one that had begun is complete and has `size` bytes."""
+        """Note the size in bytes of the completed checkpoint."""
         self._log_bytes = max(self._limits.log_bytes, size // 2)
 
     def failed(self, now_ms: int) -> None:
-        """The one that had begun could not be written: it is still owed, after a pause."""
-        self._is_owed = True
+        """Note that the checkpoint could not be written: it stays due, after a pause."""
+        self._is_requested = True
         self._not_before = now_ms + self._limits.retry_ms
 
     def is_due(self, now_ms: int) -> bool:
@@ -96,8 +96,8 @@ class CheckpointSchedule:
         return deadline is not None and deadline <= now_ms
 
     def deadline(self) -> int | None:
-        """Return from when on one is due if nothing more is committed; None for never."""
-        if self._is_owed or self._bytes >= self._log_bytes:
+        """Return the time at which one is due if nothing more is committed; None for never."""
+        if self._is_requested or self._bytes >= self._log_bytes:
             return self._not_before
         if self._bytes:
             return max(self._not_before, self._since + self._limits.interval_ms)
@@ -105,11 +105,11 @@ class CheckpointSchedule:
 
 
 _REST = 3
-"""How many times as long as the writing thread computes does it rest."""
+"""Rest of the writing thread, as a multiple of its computing time."""
 
 
 class CheckpointHost(Protocol):
-    """What the checkpointer asks of the replica; all calls on the event loop."""
+    """The replica, as its checkpointer sees it; all calls are made on the event loop."""
 
     @property
     def is_loading(self) -> bool:
@@ -126,12 +126,12 @@ class CheckpointHost(Protocol):
 
 
 class _AbandonedError(Exception):
-    """The checkpoint under way is of no use any more."""
+    """The checkpoint in progress is no longer of use."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One checkpoint, from the freezing to its name."""
+    """One checkpoint, from freezing the state to naming the file."""
 
     point: SnapshotPoint
     write: Callable[[Sink], object]
@@ -150,7 +150,7 @@ class _Attempt:
 
 @dataclass(slots=True)
 class _WatchfulSink:
-    """Slows the writing thread down, and stops it when its checkpoint is abandoned."""
+    """Sink that throttles the writing thread and stops it when its checkpoint is abandoned."""
 
     attempt: _Attempt
     sink: Sink
@@ -164,7 +164,7 @@ class _WatchfulSink:
 
 
 class Checkpointer:
-    """Decides when, freezes, writes and publishes."""
+    """Schedules, writes and publishes checkpoints."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Checkpointer:
         limits: CheckpointLimits,
         on_error: Callable[[BaseException], None],
     ) -> None:
-        """Take the parts; `on_error` is told of an error after which the replica must end."""
+        """Assemble the parts; `on_error` receives an error that must end the replica."""
         self._host = host
         self._journal = journal
         self._disk = disk
@@ -192,21 +192,21 @@ class Checkpointer:
         self._asked: list[asyncio.Future[SnapshotId]] = []
         self._task: asyncio.Task[None] | None = None
 
-    # -- what the replica tells
+    # -- notifications of the replica
 
     def start(self) -> None:
-        """Begin to watch; called on the event loop."""
+        """Start the task; called on the event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def on_delivered(self, size: int) -> None:
-        """So many bytes of committed payload were handed to the state machine."""
+        """Count `size` bytes of committed payload delivered to the state machine."""
         before = self._schedule.deadline()
         self._schedule.committed(size)
         if self._schedule.deadline() != before:
             self._changed.set()  # not for every commit: there are many, and few change anything
 
     def on_loaded(self) -> None:
-        """A snapshot replaced the state: what was counted lies below it."""
+        """Reset the schedule: a loaded snapshot covers everything counted."""
         now = self._clock.monotonic_ms()
         self._schedule.begun(now)
         if self._asked:
@@ -214,7 +214,7 @@ class Checkpointer:
         self._changed.set()
 
     def on_newest(self, snapshot_id: SnapshotId) -> None:
-        """A snapshot is durable under its name, written here or installed."""
+        """Note a snapshot that is durable under its name, written here or installed."""
         self._newest = snapshot_id
         attempt = self._attempt
         if attempt is not None and attempt.point.snapshot_id == snapshot_id:
@@ -223,18 +223,18 @@ class Checkpointer:
                 published.set_result(None)
 
     def abandon(self) -> None:
-        """Give up the one under way: the log is about to begin above it."""
+        """Abandon the checkpoint in progress: the log is about to begin above it."""
         if self._attempt is not None:
             self._attempt.abandon()
 
     def halt(self) -> None:
-        """Write no more; `stopped` waits for the end."""
+        """Stop writing; `stopped` waits for the end."""
         self._is_stopping = True
         self.abandon()
         self._changed.set()
 
     async def stopped(self) -> None:
-        """Wait until nothing is written any more."""
+        """Wait until the task has ended."""
         if self._task is not None:
             await self._task
 
@@ -364,7 +364,7 @@ class Checkpointer:
         attempt.require()
 
     async def _publish(self, attempt: _Attempt, writer: SnapshotWriter) -> None:
-        # Nothing is awaited between the last look at the attempt and this: an installation that
+        # Nothing is awaited between the last check of the attempt and this: an installation that
         # begins later comes behind it in the queue of the disk.
         attempt.published = asyncio.get_running_loop().create_future()
         self._disk.submit(FinishSnapshot(writer))

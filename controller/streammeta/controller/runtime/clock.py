@@ -1,18 +1,18 @@
-"""The controller's only clocks: monotonic time for timers, wall time for what records say."""
+"""Clocks of the controller: monotonic time for timers, wall time for records."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where time comes from; a test's clock stands still until it is moved."""
+    """Source of time; a test's clock stands still until it is moved."""
 
     def monotonic_ms(self) -> int:
-        """Milliseconds that never run backwards; the origin means nothing."""
+        """Return milliseconds that never run backwards, from an arbitrary origin."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since the Unix epoch, as operators read them."""
+        """Return milliseconds since the Unix epoch."""
         ...
 
 
@@ -20,9 +20,9 @@ class SystemClock:
     """The machine's clocks."""
 
     def monotonic_ms(self) -> int:
-        """Milliseconds that never run backwards; the origin means nothing."""
+        """Return milliseconds that never run backwards, from an arbitrary origin."""
         return time.monotonic_ns() // 1_000_000
 
     def wall_ms(self) -> int:
-        """Milliseconds since the Unix epoch, as operators read them."""
+        """Return milliseconds since the Unix epoch."""
         return time.time_ns() // 1_000_000

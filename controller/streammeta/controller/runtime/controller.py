@@ -1,10 +1,10 @@
-"""The single writer: orders requests, replays them, replicates them, answers when committed.
+"""The single writer: orders requests, applies and replicates them, answers once committed.
 
-Every mutation is decided against the latest state of the map, including what is not committed yet,
-replayed at once, appended to the log, and answered when the high watermark passes it. An answer
-that changes nothing waits for what it was decided on. Losing leadership undoes what was replayed
-and not committed. A request's error is only ever a reply; it never touches leadership. Snapshots
-are views of the map: making one, or reading one from a file, stops nothing.
+Every mutation is decided against the latest state of the map, uncommitted changes included, applied
+at once, appended to the log, and answered when the high watermark passes it. An answer that changes
+nothing waits for the state it was decided on. Losing leadership undoes every uncommitted change. A
+request's error is only ever a reply; it never touches leadership. Snapshots are views of the map:
+making one, or reading one from a file, stops nothing.
 
 Runs on one event loop; holds no rule of its own: those are in `metadata` and `quorum`.
 """
@@ -46,18 +46,18 @@ from streammeta.controller.snapshot.checkpoint_file import Sink
 _log = structlog.get_logger(component="runtime")
 
 WAITING_ANSWERS_MAX = 100_000
-"""Answers that may wait for the high watermark; beyond, requests are refused."""
+"""Maximum answers that wait for the high watermark; any more requests are refused."""
 
 SESSION_READ_TIMEOUT_MS = 5_000
-"""How long a read waits for what it asks to see, unless told."""
+"""Default timeout of a read that waits for an offset, in milliseconds."""
 
 
-class _LookAgainError(Exception):
-    """State shown to a read was undone, or may not be committed for long."""
+class _ReadAgainError(Exception):
+    """State returned to a read was undone, or may not be committed for long; read again."""
 
 
 class ReplicatedLog(Protocol):
-    """What the loop asks of the quorum."""
+    """The quorum, as the single writer sees it."""
 
     @property
     def next_offset(self) -> int:
@@ -74,7 +74,7 @@ class ReplicatedLog(Protocol):
 
     @property
     def is_short_of_space(self) -> bool:
-        """True if what was appended may wait for room on disks for any time."""
+        """True if appended entries may wait for disk space indefinitely."""
         ...
 
     def require_disk_space(self) -> None:
@@ -86,11 +86,11 @@ class ReplicatedLog(Protocol):
         ...
 
     def leader_hint(self) -> NotLeaderError:
-        """Where the leader is, as far as this node knows."""
+        """Return the error that names the leader, as far as this node knows it."""
         ...
 
     def snapshot_point(self) -> SnapshotPoint:
-        """End the batch being formed; return where what the map holds now ends."""
+        """End the forming batch; return the point in the log that the map has reached."""
         ...
 
 
@@ -98,7 +98,7 @@ class ReplicatedLog(Protocol):
 class Answered:
     """An answer, and the end of the log that it rests on.
 
-    Who quotes `offset` in a later read, to whatever controller, sees at least as much.
+    A later read that passes `offset` to any controller observes at least this state.
     """
 
     answer: Answer
@@ -137,19 +137,19 @@ class Submission:
             OutcomeUnknownError: leadership was lost before all was committed.
         """
         if self._unproven is not None:
-            # The last one appended nothing whose commit would prove that this node led.
+            # The last mutation appended nothing whose commit would prove that this node led.
             await self._unproven.read_barrier()
         if self._waiting is not None:
             await self._waiting
 
 
 class MetadataController:
-    """Joins the map and the log into a replicated state machine."""
+    """The replicated state machine: the map over the log."""
 
     def __init__(
         self, cluster_map: ClusterMap, clock: Clock, object_ids: ObjectIdGate | None = None
     ) -> None:
-        """Without `object_ids` all object ids may be issued."""
+        """Take the parts; without `object_ids` any object id may be issued."""
         self._map = cluster_map
         self._clock = clock
         self._object_ids = open_gate() if object_ids is None else object_ids
@@ -171,17 +171,17 @@ class MetadataController:
         self._log = log
 
     def on_leadership(self, listener: Callable[[bool], None]) -> None:
-        """Tell `listener` True when this node begins to serve writes and False when it ends."""
+        """Call `listener` with True when this node begins to serve writes, else with False."""
         self._on_leadership.append(listener)
 
     @property
     def is_active(self) -> bool:
-        """Whether this node leads and has replayed everything committed."""
+        """Whether this node leads and has applied everything committed."""
         return self._active
 
     @property
     def committed_end(self) -> int:
-        """Exclusive end of what is committed and replayed here."""
+        """Exclusive end of the log that is committed and applied here."""
         return self._committed_end
 
     @property
@@ -191,12 +191,12 @@ class MetadataController:
 
     @property
     def gate(self) -> Gate:
-        """Where calls from outside wait for their turn."""
+        """Admission control of RPCs."""
         return self._gate
 
     @property
     def changes(self) -> ChangeFeed:
-        """What is committed, entry by entry, for who follows changes; on every controller."""
+        """Feed of committed entries for watchers; on every controller."""
         return self._changes
 
     async def write(self, request: WriteRequest) -> Answered:
@@ -219,7 +219,7 @@ class MetadataController:
         return Answered(submission.answers[0], submission.offset)
 
     async def turn(self) -> None:
-        """Wait until a mutation is worth a batch of the log, so that those who wait share one.
+        """Wait until a mutation is worth a batch of the log, so that waiting callers share one.
 
         Raises:
             NotLeaderError: this node does not lead.
@@ -231,8 +231,8 @@ class MetadataController:
     def submit(self, requests: Sequence[WriteRequest]) -> Submission:
         """Decide mutations one after the other and replicate them, without waiting for anything.
 
-        An error ends it: what was decided before takes effect if it commits, and what it was is
-        not told; repeating the requests is safe.
+        An error ends it: earlier requests take effect if they commit, and their answers are lost;
+        repeating the requests is safe.
 
         Raises:
             NotLeaderError: this node does not lead.
@@ -253,10 +253,10 @@ class MetadataController:
             is_proven = bool(decision.records)
             if is_proven:
                 self._replicate(log, decision.records)
-        # Queued at once: if leadership is lost from now on, the caller hears that.
+        # Queued at once, so that the caller learns of a loss of leadership from now on.
         end_offset = log.next_offset
         if not is_proven and end_offset > self._committed_end:
-            log.require_disk_space()  # or what it rests on may not be committed for long
+            log.require_disk_space()  # or the state it rests on may not be committed for long
         waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
         return Submission(answers, end_offset, waiting, None if is_proven else log)
 
@@ -268,9 +268,9 @@ class MetadataController:
     ) -> Answered:
         """Answer a query from committed state only.
 
-        Without `at_least` the read is linearizable: it sees everything acknowledged before it was
-        asked, and only the leader answers. With it any controller does, once it has applied the log
-        below that offset: the reader sees what it has seen or written before, perhaps no more.
+        Without `at_least` the read is linearizable: it observes everything acknowledged before it
+        began, and only the leader answers. With it any controller answers once it has applied the
+        log below that offset: the reader observes its own reads and writes, perhaps no more.
 
         Raises:
             NotLeaderError: the read is linearizable, and this node does not lead.
@@ -291,7 +291,7 @@ class MetadataController:
             raise NotCaughtUpError(wanted, self._committed_end) from None
 
     async def settled(self) -> None:
-        """Wait until everything the map shows now is committed; same errors as `write`."""
+        """Wait until the present state of the map is committed; raises as `write` does."""
         await self._committed(self._leading_log().next_offset)
 
     async def frozen(self) -> FrozenCheckpoint:
@@ -311,8 +311,8 @@ class MetadataController:
     async def state_hash(self, at_offset: int) -> StateHash:
         """Return hashes that are equal on every controller for equal maps and logs.
 
-        Of the map exactly as of `at_offset`, or now for 0. Any controller answers; an offset that
-        lies ahead is waited for, and the hash is taken in a thread.
+        The map is taken exactly as of `at_offset`, or now for 0. Any controller answers; an offset
+        that lies ahead is waited for, and the hash is computed in a thread.
 
         Raises:
             InvalidRequestError: `at_offset` is negative, or too far ahead.
@@ -325,7 +325,7 @@ class MetadataController:
         return StateHash(seen.offset, await asyncio.to_thread(seen.view.digest), seen.log_hash)
 
     def on_committed(self, batches: Sequence[Batch], high_watermark: int) -> None:
-        """Replay what became committed, unless this node replayed it when it appended it."""
+        """Apply committed batches, except those applied when this node appended them."""
         for batch in batches:
             if batch.kind is BatchKind.DATA:
                 self._replay(batch)
@@ -336,11 +336,11 @@ class MetadataController:
         self._changes.extend(batches, high_watermark)
 
     def freeze(self, point: SnapshotPoint) -> Callable[[Sink], object]:
-        """Return what writes the map as it is now, entries that may be undone included."""
+        """Return a writer of the map as it is now, uncommitted entries included."""
         return self._freeze(point).write
 
     def load(self, file: BinaryIO, snapshot_id: SnapshotId) -> Callable[[], None]:
-        """Read a map from a checkpoint; the returned call puts it in the place of this one.
+        """Read a map from a checkpoint file; the returned call replaces this map by it.
 
         Raises:
             CheckpointError: the file is damaged, or another checkpoint.
@@ -348,14 +348,14 @@ class MetadataController:
         return partial(self._replace, read_map(file, snapshot_id))
 
     def on_leadership_claimed(self, epoch: int) -> None:
-        """Begin to serve: everything committed has been replayed."""
+        """Begin to serve: everything committed has been applied."""
         self._active = True
         _log.info("leadership_claimed", epoch=epoch, end_offset=self._committed_end)
         for listener in self._on_leadership:
             listener(True)
 
     def on_leadership_lost(self) -> None:
-        """Undo what was replayed and not committed; its outcome is with the next leader."""
+        """Undo uncommitted changes; the next leader decides their outcome."""
         self._active = False
         self._map.undo_to(self._committed_end)
         self._log_hash.undo_to(self._committed_end)
@@ -365,17 +365,17 @@ class MetadataController:
                 "leadership was lost while the request was replicated; repeat it with the same id"
             )
         )
-        self._reads.fail_all(_LookAgainError())
+        self._reads.fail_all(_ReadAgainError())
         _log.info("leadership_lost", end_offset=self._committed_end)
         for listener in self._on_leadership:
             listener(False)
 
     def on_writes_refused(self) -> None:
-        """Answer reads from what is committed: what is not may wait for room for any time."""
-        self._reads.fail_all(_LookAgainError())
+        """Answer reads from committed state: the rest may wait for disk space indefinitely."""
+        self._reads.fail_all(_ReadAgainError())
 
     def on_writes_held_up(self) -> None:
-        """Fail all that wait for room on disks; what was appended may still be committed."""
+        """Fail callers that wait for disk space; their entries may still be committed."""
         self._answers.fail_all(
             OutcomeUnknownError(
                 "the disks became full while the request was replicated: it may take effect when "
@@ -402,7 +402,7 @@ class MetadataController:
     # -- writing
 
     def _replicate(self, log: ReplicatedLog, records: Sequence[Record]) -> int:
-        # Replay first: a record that can't be applied must never be replicated.
+        # Apply first: a record that can't be applied must never be replicated.
         offset = log.next_offset
         payload = encode_records(records)
         self._awaited_views.reached(offset)
@@ -456,26 +456,26 @@ class MetadataController:
                 return answered
 
     def _query_shown(self, request: ReadRequest) -> Answered:
-        """Answer from the map, and from what is committed alone while the rest waits for room."""
+        """Answer from the map; from committed state alone while the rest waits for disk space."""
         if self._active and self._bound_log().is_short_of_space:
             return Answered(self._query_committed(request), self._committed_end)
         return Answered(self._map.query(request), self._shown_end())
 
     async def _is_committed(self, end_offset: int) -> bool:
-        """Wait until an answer to a read may be given; False to look again."""
+        """Wait until an answer to a read may be given; False to read again."""
         if end_offset <= self._committed_end:
             return True
         try:
             await self._reads.until(end_offset)
-        except _LookAgainError:
+        except _ReadAgainError:
             return False
         return True
 
     def _query_committed(self, request: ReadRequest) -> Answer:
-        """Answer without what is not committed, which is taken back for the moment.
+        """Answer from committed state, with uncommitted changes undone for the moment.
 
-        Usually an answer waits for what it shows to be committed; there may be no end to that
-        while disks are full.
+        Usually an answer waits until its state is committed; while disks are full that wait may
+        not end.
         """
         self._map.undo_to(self._committed_end)
         try:
@@ -512,12 +512,12 @@ class MetadataController:
             return seen
 
     def _view_at(self, offset: int) -> ViewAt:
-        # Queued at once: if what it shows is undone from now on, whoever asked hears that.
+        # Queued at once, so that the caller learns of an undo from now on.
         waiting = self._answers.until(offset) if offset > self._committed_end else None
         return ViewAt(offset, self._map.freeze(), self._log_hash.value, waiting)
 
     async def _shown(self, log: ReplicatedLog, end_offset: int) -> None:
-        """Wait until what the leader's map has shown is committed."""
+        """Wait until the leader's map as of `end_offset` is committed."""
         try:
             await self._committed(end_offset)
         except OutcomeUnknownError:
@@ -534,7 +534,7 @@ class MetadataController:
         try:
             await waiting
         except asyncio.CancelledError:
-            self._session_reads.forget(waiting)  # what is asked for may never come
+            self._session_reads.forget(waiting)  # the offset may never be reached
             raise
 
     # -- snapshots

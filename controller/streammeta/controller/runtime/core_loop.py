@@ -21,7 +21,7 @@ from streammeta.controller.runtime.waiters import WaiterMap
 
 
 class CoreLoop:
-    """One replica's turns, on one event loop."""
+    """Feeds a quorum core its events and ticks, on one event loop."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class CoreLoop:
         carry_out: Callable[[Sequence[Effect]], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
-        """Take the core, what carries out its effects, and where appends come from.
+        """Take the core, its source of appends and the executor of its effects.
 
-        `on_error` is told of an exception from any, after which nothing is right any more.
+        `on_error` receives an exception of any of them; the replica must end.
         """
         self._core = core
         self._clock = clock
@@ -58,13 +58,13 @@ class CoreLoop:
             self._timer.cancel()
 
     def feed(self, event: Event) -> None:
-        """Let the core take an event: now, or when the present turn is over."""
+        """Give the core an event: now, or after the present turn."""
         self._events.append(event)
         if not self._is_stepping:
             self._drain()
 
     def enter(self, work: Callable[[], None]) -> None:
-        """Do `work` as a turn of its own, unless the replica has stopped."""
+        """Run `work` as a turn of its own, unless the replica has stopped."""
         if not self.is_running:
             return
         self._is_stepping = True
@@ -77,7 +77,7 @@ class CoreLoop:
         self._drain()
 
     def flush(self) -> None:
-        """Let the core take what was appended: now, or when the present turn is over."""
+        """Give the core the appended payloads: now, or after the present turn."""
         if not self._is_stepping:
             self._drain()
 
@@ -113,13 +113,16 @@ class CoreLoop:
 
 
 class Outbox:
-    """Sends in the order the core asks, but nothing before the write it depends on."""
+    """Messages of the core in order, each held until the write it depends on is durable.
+
+    A request goes to the transport; an answer goes to the waiting call of the peer, if any.
+    """
 
     def __init__(self, transport: PeerTransport) -> None:
         self._transport = transport
         self._durable_token = 0
         self._state_token = 0
-        """The last quorum-state that became durable ahead of its turn."""
+        """Token of the last quorum-state that became durable ahead of its turn."""
         self._held: deque[Send] = deque()
         self.calls: WaiterMap[tuple[NodeId, int, int], Response] = WaiterMap()
         """Calls of peers by `call_key`."""
@@ -135,12 +138,12 @@ class Outbox:
             self.calls.answer(call_key(header.receiver, header), effect.message)
 
     def durable(self, token: int) -> None:
-        """Every write up to `token` is durable: send what waited for it."""
+        """Send the messages that waited for writes up to `token`, now durable."""
         self._durable_token = token
         self._send_held()
 
     def state_durable(self, token: int) -> None:
-        """The quorum-state `token` is durable, though not everything asked for before it."""
+        """Send the messages that waited for the quorum-state `token`, durable ahead of its turn."""
         self._state_token = token
         self._send_held()
 
@@ -154,11 +157,11 @@ class Outbox:
             self.send(effect)
 
     def close(self, error: Exception) -> None:
-        """Forget what is held, and fail the calls that wait."""
+        """Drop held messages, and fail waiting calls."""
         self._held.clear()
         self.calls.fail_all(error)
 
 
 def call_key(caller: NodeId, header: RequestHeader | ResponseHeader) -> tuple[NodeId, int, int]:
-    """Return what tells one call of a peer from all others."""
+    """Return the key that identifies one call of a peer."""
     return caller, header.incarnation, header.request_id

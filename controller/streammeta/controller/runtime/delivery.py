@@ -27,7 +27,7 @@ from streammeta.controller.runtime.quorum_disk import DiskRead, JournalThread
 _log = structlog.get_logger(component="quorum")
 
 DELIVERY_BYTES = 128 << 10
-"""About as much is read and handed on at once: little enough for votes to wait for it."""
+"""Approximate bytes delivered at once, few enough for votes to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ReadForDelivery:
 
 @dataclass(frozen=True, slots=True)
 class HandOn:
-    """Give these batches to the state machine; they count as delivered."""
+    """Pass these batches to the state machine; they count as delivered."""
 
     batches: tuple[Batch, ...]
 
@@ -55,7 +55,7 @@ Step: TypeAlias = LoadSnapshot | ReadForDelivery | HandOn
 
 
 class Delivery:
-    """How far the state machine has come; `end_offset` is exclusive, as all ends are."""
+    """Progress of the state machine, and the rule for its next step."""
 
     def __init__(self, newest: SnapshotId | None) -> None:
         """Begin with the newest snapshot on disk, or at offset 0 if there is none."""
@@ -75,7 +75,7 @@ class Delivery:
         return not self.is_loading and self.end_offset >= high_watermark
 
     def next(self, log: LogView, high_watermark: EndOffset) -> Step | None:
-        """Return what to do now, or None if there is nothing to do or something is under way."""
+        """Return the next step, or None if there is none or one is in progress."""
         if self._is_waiting:
             return None
         if self._to_load is not None:
@@ -90,7 +90,7 @@ class Delivery:
         return self._hand_on(batches)
 
     def was_read(self, batches: Sequence[Batch], high_watermark: EndOffset) -> HandOn | None:
-        """Take what `ReadForDelivery` found; None if a snapshot has taken its place meanwhile."""
+        """Take the batches read for `ReadForDelivery`; None if a snapshot has replaced them."""
         self._is_waiting = False
         if self._to_load is not None:
             return None
@@ -99,11 +99,11 @@ class Delivery:
         )
 
     def installed(self, snapshot_id: SnapshotId) -> None:
-        """The log now begins at this snapshot's end, beyond what was delivered."""
+        """Note that the log begins at this snapshot's end, beyond the delivered entries."""
         self._to_load = snapshot_id
 
     def loaded(self, snapshot_id: SnapshotId) -> None:
-        """The state is that of the snapshot which `next` named; a newer one may be waiting."""
+        """Note that the state is that of the snapshot `next` named; a newer one may be waiting."""
         self._is_waiting = False
         self.end_offset = snapshot_id.end_offset
         self.epoch = snapshot_id.epoch
@@ -115,7 +115,7 @@ class Delivery:
         return self._to_load != snapshot_id
 
     def load_abandoned(self) -> None:
-        """The snapshot is gone: the newer one that took its place is loaded instead."""
+        """Note that the snapshot was removed: the newer one in its place is loaded instead."""
         self._is_waiting = False
 
     def _hand_on(self, batches: tuple[Batch, ...]) -> HandOn:
@@ -128,7 +128,7 @@ class Delivery:
 
 
 class DeliveryHost(Protocol):
-    """The replica whose state machine it is; all calls on the event loop."""
+    """The replica that owns the state machine; all calls are made on the event loop."""
 
     @property
     def is_leader(self) -> bool:
@@ -136,24 +136,24 @@ class DeliveryHost(Protocol):
         ...
 
     def enter(self, work: Callable[[], None]) -> None:
-        """Do `work` as one of the replica's turns: an exception in it ends the replica."""
+        """Run `work` as one of the replica's turns: an exception in it ends the replica."""
         ...
 
 
 class DeliveryProgress(Protocol):
-    """Who is told how far delivery came, on the event loop."""
+    """Listener to the progress of delivery; called on the event loop."""
 
     def on_delivered(self, size: int) -> None:
-        """So many bytes of payload were handed on."""
+        """Note `size` bytes of delivered payload."""
         ...
 
     def on_loaded(self) -> None:
-        """A snapshot replaced the state."""
+        """Note that a snapshot replaced the state."""
         ...
 
 
 class Deliverer:
-    """Keeps the state machine up with what is committed."""
+    """Delivers everything committed to the state machine."""
 
     def __init__(
         self,
@@ -178,12 +178,12 @@ class Deliverer:
 
     @property
     def end_offset(self) -> EndOffset:
-        """Exclusive end of what the state machine was given."""
+        """Exclusive end of the entries delivered to the state machine."""
         return self._delivery.end_offset
 
     @property
     def epoch(self) -> Epoch:
-        """Epoch of the last batch the state machine was given."""
+        """Epoch of the last batch delivered to the state machine."""
         return self._delivery.epoch
 
     @property
@@ -196,9 +196,9 @@ class Deliverer:
         return self._delivery.is_caught_up(self._core.high_watermark)
 
     def run(self) -> None:
-        """Deliver a piece of what can be delivered now, and begin what takes longer."""
+        """Deliver one piece of committed entries, or start the read that it needs."""
         if self._is_installing and self._delivery.is_loading:
-            return  # what is to be loaded may be gone already; a newer one is coming
+            return  # the snapshot may have been removed already; a newer one is coming
         match self._delivery.next(self._core.log, self._core.high_watermark):
             case HandOn() as step:
                 self._hand_on(step)
@@ -220,17 +220,17 @@ class Deliverer:
         self._host.enter(self.run)
 
     def install_begins(self) -> None:
-        """The log on disk is about to be replaced by a snapshot from the leader."""
+        """Note that a snapshot from the leader is about to replace the log on disk."""
         self._is_installing = True
 
     def install_ended(self, snapshot_id: SnapshotId, *, is_installed: bool) -> None:
-        """It was, or the snapshot was refused and nothing changed."""
+        """Note that the snapshot was installed, or refused without any change."""
         self._is_installing = False
         if is_installed:
             self._delivery.installed(snapshot_id)
 
     async def stop(self) -> None:
-        """Wait for a load under way; its result is thrown away."""
+        """Wait for a load in progress; its result is discarded."""
         if self._loading is not None:
             await asyncio.gather(self._loading, return_exceptions=True)
 

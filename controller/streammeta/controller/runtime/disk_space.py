@@ -19,7 +19,7 @@ _log = structlog.get_logger(component="quorum")
 
 
 class DiskSpace:
-    """Want of room on this node's disk, and on those of a majority of the voters it leads."""
+    """Disk space of this node, and of a majority of the voters it leads."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class DiskSpace:
         on_short: Callable[[], None],
         on_impatient: Callable[[], None],
     ) -> None:
-        """Take what is to be told.
+        """Take the callbacks.
 
-        `on_short` is called when room becomes short, `on_impatient` when it has been so for
+        `on_short` is called when disk space runs out, `on_impatient` when that has lasted for
         `patience_ms`.
         """
         self._node_id = node_id
@@ -44,12 +44,12 @@ class DiskSpace:
 
     @property
     def is_disk_full(self) -> bool:
-        """True if this node's disk has no room."""
+        """True if this node's disk is full."""
         return self._own is not None
 
     @property
     def is_short(self) -> bool:
-        """True if what was appended may wait for room, here or on other voters, for any time."""
+        """True if appended entries may wait for disk space here or on other voters."""
         return self._own is not None or bool(self._full_voters)
 
     def require(self) -> None:
@@ -67,16 +67,16 @@ class DiskSpace:
             )
 
     def on_disk(self, error: DiskFullError | None) -> None:
-        """Take note of this node's own disk: what found no room, or None when there is room."""
+        """Note the state of this node's disk: the write that failed, or None when it has room."""
         if error is None:
             _log.info("disk_has_room_again")
         else:
             _log.error("disk_full", reason=str(error), effect="writes are refused, reads go on")
         self._own = error
-        self._look()
+        self._check()
 
     def on_majority(self, full_voters: tuple[NodeId, ...]) -> None:
-        """Take note of the voters whose full disks keep this leader from committing."""
+        """Note the voters whose full disks keep this leader from committing."""
         if full_voters:
             _log.error(
                 "majority_full",
@@ -86,19 +86,19 @@ class DiskSpace:
         elif self._full_voters:
             _log.info("majority_has_room_again")
         self._full_voters = full_voters
-        self._look()
+        self._check()
 
     def leadership_ended(self) -> None:
-        """Forget the other voters: only a leader is told of them."""
+        """Forget the other voters: only a leader learns of them."""
         self._full_voters = ()
-        self._look()
+        self._check()
 
     def close(self) -> None:
-        """Stop calling back."""
+        """Cancel the pending callback."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if not self.is_short:
             self.close()
             self._timer = None

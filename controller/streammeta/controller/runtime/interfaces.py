@@ -14,7 +14,7 @@ from streammeta.controller.snapshot.checkpoint_file import Sink
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPoint:
-    """Where a snapshot ends, and what it says besides the state: whose it is, and who votes."""
+    """Identity of a snapshot: its end, its cluster, and the voters in force there."""
 
     snapshot_id: SnapshotId
     cluster_id: ClusterId
@@ -22,7 +22,7 @@ class SnapshotPoint:
 
 
 class StateMachine(Protocol):
-    """What is replicated. All calls but `load` are made on the event loop and must not block.
+    """The replicated state. All calls but `load` are made on the event loop and must not block.
 
     None but `load` may raise.
     """
@@ -36,23 +36,23 @@ class StateMachine(Protocol):
         ...
 
     def on_leadership_claimed(self, epoch: int) -> None:
-        """Begin to append: this node leads and everything committed was delivered."""
+        """Start appending: this node leads and everything committed was delivered."""
         ...
 
     def on_leadership_lost(self) -> None:
-        """Stop at once; what was appended and not delivered may or may not be committed."""
+        """Stop at once; entries appended and not delivered may or may not be committed."""
         ...
 
     def on_writes_refused(self) -> None:
-        """Let no read wait for what was appended: it may be held up for want of room on disks."""
+        """Let no read wait for uncommitted entries: full disks may hold them up."""
         ...
 
     def on_writes_held_up(self) -> None:
-        """Tell callers that what was appended is held up for want of room on disks."""
+        """Fail waiting writes: full disks hold up their entries."""
         ...
 
     def freeze(self, point: SnapshotPoint) -> Callable[[Sink], object]:
-        """Return what writes the state as it is now, which is that at `point`, to a file.
+        """Return a writer of the state as it is now, which is that at `point`.
 
         The returned call is made in a thread, at any time, while the state goes on changing.
         """
@@ -70,23 +70,23 @@ class StateMachine(Protocol):
 
 
 class PeerListener(Protocol):
-    """Told what became of requests; all calls on the event loop."""
+    """Listener to the outcome of requests; all calls are made on the event loop."""
 
     def on_response(self, response: Response) -> None:
-        """A peer answered."""
+        """Take a peer's answer."""
         ...
 
     def on_request_failed(self, peer: NodeId, request_id: int) -> None:
-        """No answer will come."""
+        """Note that no answer will come."""
         ...
 
     def on_connection_lost(self, peer: NodeId) -> None:
-        """The peer's end was reset or refused: its process is probably gone."""
+        """Note that the peer reset or refused the connection: its process has probably ended."""
         ...
 
 
 class PeerTransport(Protocol):
-    """Carries requests to the other replicas, and knows where they are."""
+    """Transport of requests to the other replicas; owns their addresses."""
 
     def bind(self, listener: PeerListener) -> None:
         """Connect the listener; once, before the first `send`."""
@@ -97,13 +97,13 @@ class PeerTransport(Protocol):
         ...
 
     def set_voters(self, voters: VoterSet) -> None:
-        """These voters, at these endpoints, are in force from now on."""
+        """Use these voters and endpoints from now on."""
         ...
 
     def endpoint(self, node_id: NodeId) -> str | None:
-        """Return where a node can be reached, as best known; None if it is not."""
+        """Return the best known address of a node, or None."""
         ...
 
     async def close(self) -> None:
-        """Give up what is in flight and release connections."""
+        """Cancel requests in flight and release connections."""
         ...

@@ -30,12 +30,12 @@ from streammeta.controller.snapshot.checkpoint_file import (
 from streammeta.controller.snapshot.voters import VOTERS_SECTION, section_voters, voters_section
 
 LOG_HASH_SECTION = "log_hash"
-"""One row: `value`, the rolling hash of the entries below the end in hex, empty if not known."""
+"""One row: `value`, the rolling hash of the entries below the end in hex; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenCheckpoint:
-    """A view of the map with all that a checkpoint says besides; not yet a file."""
+    """A view of the map with the other contents of a checkpoint; not yet a file."""
 
     point: SnapshotPoint
     view: FrozenMap
@@ -43,7 +43,7 @@ class FrozenCheckpoint:
 
     @property
     def id(self) -> SnapshotId:
-        """Return which checkpoint this is."""
+        """Return the identity of the checkpoint."""
         return self.point.snapshot_id
 
     def write(self, sink: Sink) -> int:
@@ -58,14 +58,14 @@ class FrozenCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class LoadedMap:
-    """What a checkpoint file holds: the map, and the rolling hash of the log below its end."""
+    """Contents of a checkpoint file: the map, and the rolling hash of the log below its end."""
 
     cluster_map: ClusterMap
     log_hash: bytes
 
 
 class _Sections(Mapping[str, Any]):
-    """What the loop adds, then what the map has, each computed when it is asked for."""
+    """Sections of voters and log hash, then those of the map, each computed on access."""
 
     def __init__(self, frozen: FrozenCheckpoint) -> None:
         self._added: dict[str, Columns] = {
@@ -86,7 +86,7 @@ class _Sections(Mapping[str, Any]):
 
 
 def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMap:
-    """Return what a checkpoint file holds.
+    """Return the contents of a checkpoint file.
 
     Raises:
         CheckpointError: the file is damaged, its sections contradict each other, or it is another

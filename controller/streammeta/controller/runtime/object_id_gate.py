@@ -10,35 +10,35 @@ import contextlib
 from streammeta.controller.errors import ApiError, ObjectIdsNotReadyError
 
 NO_BOUND = 2**63 - 1
-"""Bound of a gate that never refuses: all ids there are."""
+"""Bound of a gate that never refuses."""
 
 READY_WAIT_MS = 1_000
-"""Time that a request for ids waits for the gate of a new leader, before it is refused."""
+"""Maximum wait of a request for ids at the gate of a new leader, in milliseconds."""
 
 
 class ObjectIdGate:
-    """Closed at first; used on the event loop only."""
+    """Bound of issuable ids; closed at first. Used on the event loop only."""
 
     def __init__(self) -> None:
         self.wanted = asyncio.Event()
-        """Set when ids were refused, or when a new claim is wanted for another reason."""
+        """Set when ids were refused, or when another reason calls for a new claim."""
         self._bound = 0
         self._refusal: ApiError = ObjectIdsNotReadyError("the leader has just taken over")
         self._decided = asyncio.Event()
 
     @property
     def bound(self) -> int:
-        """Object ids below it may be issued; 0: none."""
+        """Bound below which object ids may be issued; 0 means none."""
         return self._bound
 
     def open(self, below: int) -> None:
-        """Let ids below a bound be issued."""
+        """Let ids below the bound be issued."""
         self._bound = below
         self._refusal = ObjectIdsNotReadyError(f"all ids below {below} are issued")
         self._decided.set()
 
     def close(self, refusal: ApiError, *, is_final: bool) -> None:
-        """Let no ids be issued; requests that wait are refused at once if `is_final`."""
+        """Let no ids be issued; waiting requests are refused at once if `is_final`."""
         self._bound = 0
         self._refusal = refusal
         if is_final:
@@ -47,7 +47,7 @@ class ObjectIdGate:
             self._decided.clear()
 
     def fail(self, why: str) -> None:
-        """Say why no more ids can be claimed for the moment; what is claimed can be issued."""
+        """Note why no more ids can be claimed at present; claimed ids can be issued."""
         refusal = ObjectIdsNotReadyError(why)
         if self._bound:
             self._refusal = refusal
@@ -61,11 +61,11 @@ class ObjectIdGate:
             raise self._refusal
 
     def problem(self, next_id: int) -> str:
-        """Return why the id can't be issued; empty: it can."""
+        """Return the reason why the id can't be issued; empty if it can."""
         return "" if next_id < self._bound else str(self._refusal)
 
     async def decided(self) -> None:
-        """Wait until the gate is open or closed for good, at most `READY_WAIT_MS`."""
+        """Wait until the gate is open or finally closed, at most `READY_WAIT_MS`."""
         if self._decided.is_set():
             return
         with contextlib.suppress(TimeoutError):

@@ -24,11 +24,11 @@ from streammeta.controller.runtime.quorum_errors import TransferRefusedError, Vo
 from streammeta.controller.runtime.waiters import WaiterMap
 
 _TRANSFER = 0
-"""There is one transfer at a time; this is its number."""
+"""Key of the one transfer that may run at a time."""
 
 
 class Operations:
-    """Hands requests to the core by way of `feed`, and its outcomes to who waits."""
+    """Passes requests to the core through `feed`, and outcomes to the waiting callers."""
 
     def __init__(self, feed: Callable[[Event], None]) -> None:
         self._feed = feed
@@ -51,16 +51,16 @@ class Operations:
         except TimeoutError:
             raise VoterChangeError(
                 QuorumError.REQUEST_TIMED_OUT,
-                f"not committed within {timeout_ms} ms; it may still be: look at who votes",
+                f"not committed within {timeout_ms} ms; it may still be; check the voters",
             ) from None
         finally:
             self._changes.forget(change_id, future)
 
     async def transfer(self, to: NodeId | None, timeout_ms: int) -> None:
-        """Hand leadership over; return when it is gone.
+        """Hand leadership over; return when it has ended here.
 
         Raises:
-            TransferRefusedError: leadership stays, or had not gone in time.
+            TransferRefusedError: leadership stays, or did not end in time.
         """
         if self._transfers:
             raise TransferRefusedError("leadership is being handed over already; wait for the end")
@@ -76,7 +76,7 @@ class Operations:
             self._transfers.forget(_TRANSFER, future)
 
     def outcome(self, effect: VoterChangeDone | VoterChangeRefused | TransferRefused) -> None:
-        """Tell whoever asked what came of it."""
+        """Complete the waiting call with its outcome."""
         match effect:
             case VoterChangeDone(change_id=change_id, end_offset=end_offset):
                 self._changes.answer(change_id, end_offset)
@@ -86,18 +86,18 @@ class Operations:
                 self._transfers.fail(_TRANSFER, TransferRefusedError(reason))
 
     def leadership_ended(self) -> None:
-        """It is gone, which is what a transfer waits for."""
+        """Complete a waiting transfer: leadership has ended."""
         self._transfers.answer(_TRANSFER, None)
 
     def close(self, error: Exception) -> None:
-        """Fail all that wait."""
+        """Fail all waiting calls."""
         self._changes.fail_all(error)
         self._transfers.fail_all(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaDescription:
-    """One replica as its leader sees it; None for what is not known."""
+    """One replica as its leader sees it; None stands for an unknown value."""
 
     key: ReplicaKey
     endpoint: str
@@ -105,7 +105,7 @@ class ReplicaDescription:
     last_fetch_age_ms: int | None
     """Milliseconds since its last Fetch; 0 for the leader itself."""
     last_caught_up_age_ms: int | None
-    """Milliseconds since it had everything the leader had; 0 for the leader itself."""
+    """Milliseconds since it was caught up with the leader; 0 for the leader itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +123,12 @@ class QuorumDescription:
     snapshot_id: SnapshotId | None
     """The newest snapshot on this node's disk."""
     is_repairing: bool
-    """Whether damage took what this node had acknowledged; it does not vote until that is back."""
+    """Whether damage removed acknowledged entries; the node does not vote until they are back."""
     is_disk_full: bool
     is_transferring: bool
     """Whether this node leads and is handing leadership over."""
     voters: tuple[ReplicaDescription, ...]
-    """Those in force: the newest in the log, committed or not."""
+    """Voters in force: the newest in the log, committed or not."""
     observers: tuple[ReplicaDescription, ...]
 
 

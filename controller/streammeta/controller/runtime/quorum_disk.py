@@ -1,10 +1,10 @@
-"""A replica's work on its disk: what the core asks for, carried out in the order it was asked.
+"""Disk work of a replica: the effects of the core, carried out in order.
 
-Owns group commit, and the patience with a full disk: what finds no room waits, with everything
-behind it, while reads go on. Any error but want of room ends the replica. `DiskWorker` knows no
-thread; `JournalThread` runs it on one. Chunks of snapshots are read on others, and whoever writes a
-snapshot does so on one of its own: neither waits for the log or holds it up. Only the rename that
-makes a new one count takes its turn in the journal's queue.
+Owns group commit, and waiting for disk space: a write that finds none waits, with everything behind
+it, while reads go on. Any error but a full disk ends the replica. `DiskWorker` knows no thread;
+`JournalThread` runs it on one. Chunks of snapshots are read on others, and a snapshot is written on
+a thread of its own: neither waits for the log or holds it up. Only the rename that publishes a new
+snapshot takes its turn in the journal's queue.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from streammeta.storage.durable_files import DiskFullError
 _log = structlog.get_logger(component="journal")
 
 RETRY_FULL_S = 0.25
-"""How long work that found no room waits before it is tried again."""
+"""Pause before work that found no disk space is retried, in seconds."""
 
 _SNAPSHOT_THREADS = 2
 _IDLE_CHECK_S = 10.0
@@ -62,14 +62,14 @@ class DiskRead:
 
 @dataclass(frozen=True, slots=True)
 class FinishSnapshot:
-    """Make a snapshot, written and sealed elsewhere, count: cheap, whatever its size."""
+    """Publish a snapshot, written and sealed elsewhere: cheap, whatever its size."""
 
     writer: SnapshotWriter
 
 
 @dataclass(frozen=True, slots=True)
 class DiskReadDone:
-    """The batches that a `DiskRead` asked for; empty if they are gone."""
+    """The batches that a `DiskRead` asked for; empty if they were removed."""
 
     read: DiskRead
     batches: tuple[Batch, ...]
@@ -77,9 +77,9 @@ class DiskReadDone:
 
 @dataclass(frozen=True, slots=True)
 class StateWritten:
-    """The quorum-state of this token is durable, ahead of writes that wait for room.
+    """The quorum-state of this token is durable, ahead of writes that wait for disk space.
 
-    As a report it says so; as work it stands where the state was, so that none is written twice.
+    As a report it announces that; as work it replaces the state, which is not written twice.
     """
 
     token: int
@@ -87,7 +87,7 @@ class StateWritten:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDropped:
-    """A snapshot was not finished; the file is removed, and another may be taken later."""
+    """A snapshot was not published; the file is removed, and another may be taken later."""
 
     snapshot_id: SnapshotId
     reason: str
@@ -106,10 +106,10 @@ Report: TypeAlias = CoreReport | DiskReadDone | SnapshotDropped | StateWritten
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Result of a list of work: reports in order, and what is `left` for want of room.
+    """Result of a list of work: reports in order, and the work `left` for lack of disk space.
 
-    `full` says why the disk counts as full; it does without anything left while urgent writes
-    find room in the reserve.
+    `full` is the error that the disk counts as full for; with nothing left it means that writes
+    use the reserve.
     """
 
     reports: tuple[Report, ...]
@@ -118,7 +118,7 @@ class Progress:
 
 
 class DiskWorker:
-    """Carries out work on a journal; its caller decides when."""
+    """Carries out work on a journal; the caller decides when."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -129,8 +129,8 @@ class DiskWorker:
     def run(self, work: Sequence[Work], *, may_refill: bool = True) -> Progress:
         """Carry out work in order, with one flush for all of it.
 
-        Stops at what finds no room; of what follows only `serve` is done. Run `left` again, in
-        front of newer work. With `may_refill` room is taken for the reserve, if it is not whole.
+        Stops at work that finds no disk space; the rest goes to `serve`. Run `left` again, before
+        newer work. With `may_refill` an incomplete reserve is refilled.
         """
         for index, item in enumerate(work):
             try:
@@ -146,17 +146,17 @@ class DiskWorker:
         return Progress(self._take_reports(), full=self._journal.shortage)
 
     def serve(self, work: Sequence[Work]) -> Progress:
-        """Do what depends on nothing before it: reads, trims to make room, and the quorum-state.
+        """Do work that depends on nothing before it: reads, trims, and the quorum-state.
 
-        The state is written from the reserve, ahead of batches that find no room: an epoch or a
-        vote may be newer than the log. Trims stay in `left`, for their turn.
+        The state is written from the reserve, ahead of batches that wait for disk space: an epoch
+        or a vote may be newer than the log. Trims stay in `left`, for their turn.
         """
         work = self._write_last_state(work)
         left: list[Work] = []
         for item in work:
             if isinstance(item, ReadLog | DiskRead):
                 if item.start_offset >= self._journal.end_offset:
-                    left.append(item)  # what it wants is yet to be written
+                    left.append(item)  # its batches are yet to be written
                     continue
                 self._read_log(item)
             elif isinstance(item, ReadSnapshot):
@@ -170,7 +170,7 @@ class DiskWorker:
     # -- parts
 
     def _write_last_state(self, work: Sequence[Work]) -> Sequence[Work]:
-        """Write the newest quorum-state; return the work with what is left of the states."""
+        """Write the newest quorum-state; return the work with its states marked as written."""
         states = [item for item in work if isinstance(item, PersistQuorumState)]
         if not states:
             return work
@@ -192,13 +192,13 @@ class DiskWorker:
             case PersistQuorumState(state=state):
                 journal.write_quorum_state(state)
             case StateWritten():
-                pass  # and with what was before it now, that is done too
+                pass  # done, now that the work before it is
             case TruncateLog(end_offset=end_offset):
                 journal.truncate(end_offset)
             case TrimLog(start_offset=start_offset):
                 journal.trim(start_offset)
             case ClearDamage():
-                self._flush()  # what is forgotten as lost must be there
+                self._flush()  # the repaired entries must be durable first
                 journal.clear_damage()
             case WriteSnapshotChunk(snapshot_id=snapshot_id, position=position, data=data):
                 journal.write_snapshot_chunk(snapshot_id, position, data)
@@ -220,7 +220,7 @@ class DiskWorker:
     def _append(self, item: AppendLog) -> None:
         batches = item.batches
         if item is self._begun:
-            # Some of them found room the last time.
+            # Some of them were written the last time.
             batches = tuple(b for b in batches if b.base_offset >= self._journal.end_offset)
         self._begun = item
         self._journal.append(batches)
@@ -268,7 +268,7 @@ class DiskWorker:
 
 
 class JournalThread:
-    """Runs a journal in the background; its callbacks run on the event loop that started it."""
+    """Runs a journal on a thread; callbacks run on the event loop that started it."""
 
     def __init__(
         self,
@@ -280,9 +280,9 @@ class JournalThread:
     ) -> None:
         """Take the callbacks.
 
-        `on_report` gets events for the core, in order, and the states written out of it; `on_full`
-        the error when there is no room but the reserve, and None when there is again; `on_error`
-        the error on which the replica must end.
+        `on_report` receives events for the core, in order, and states written ahead of it;
+        `on_full` the error when only the reserve is left, and None when there is room again;
+        `on_error` the error that must end the replica.
         """
         self._journal = journal
         self._on_report = on_report
@@ -300,15 +300,12 @@ class JournalThread:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Begin; called on the event loop."""
+        """Start the thread; called on the event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def submit(self, work: Work) -> None:
-        """Queue work behind everything queued before; chunks of snapshots are read apart from it.
-
-        Once `stop` was called nothing is taken any more.
-        """
+        """Queue work; chunks of snapshots are read out of order. Ignored after `stop`."""
         with self._wake:
             if self._is_stopping:
                 return
@@ -319,7 +316,7 @@ class JournalThread:
             self._wake.notify()
 
     async def stop(self) -> None:
-        """Finish what is queued, but for what waits for room, and end."""
+        """Finish queued work, except that which waits for disk space, and end the threads."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
@@ -339,7 +336,7 @@ class JournalThread:
             self._report(self._on_error, error)
 
     def _next_work(self) -> list[Work] | None:
-        """Wait for work, or until it is time to try again; None to end."""
+        """Wait for work, or for the next retry; None to end."""
         with self._wake:
             if not self._queue and not self._is_stopping:
                 self._wake.wait(RETRY_FULL_S if self._is_full else _IDLE_CHECK_S)

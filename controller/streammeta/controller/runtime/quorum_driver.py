@@ -1,8 +1,8 @@
 """Runs a quorum core: feeds it messages and time, carries out its effects in order.
 
-Owns the core, the journal's thread, and who waits for what of them; delivery to the state machine
-and this replica's own checkpoints are parts of their own. Appends of one turn of the event loop
-become one batch and one flush. Everything here runs on one event loop; no call of the state machine
+Owns the core, the journal's thread and the callers that wait for them; delivery to the state
+machine and this replica's checkpoints are separate parts. Appends of one turn of the event loop
+become one batch and one flush. Everything runs on one event loop; no call of the state machine
 blocks, and none is made from within another.
 """
 
@@ -163,10 +163,10 @@ class QuorumDriver:
             on_error=self._fail,
         )
 
-    # -- life
+    # -- start and stop
 
     async def start(self) -> None:
-        """Take part in the quorum."""
+        """Start taking part in the quorum."""
         self._disk.start()
         self._transport.set_voters(self._core.voters)
         self._core_loop.start()
@@ -174,9 +174,9 @@ class QuorumDriver:
         self._checkpointer.start()
 
     async def stop(self) -> None:
-        """Let what was appended commit, resign, tell the voters, flush, and take no further part.
+        """Wait for appended entries to commit, resign, notify the voters, flush, and end.
 
-        The commit is waited for no longer than a fetch timeout.
+        The wait for the commit is bounded by a fetch timeout.
         """
         await self._finish_appends()
         self._core_loop.feed(Resign())
@@ -214,14 +214,14 @@ class QuorumDriver:
         if self.fatal.done():
             return
         self.fatal.set_exception(error)
-        self.fatal.exception()  # seen: the server decides when to look
+        self.fatal.exception()  # mark as retrieved: the server awaits it later
         try:
             self._lose_leadership()
         finally:
             self._halt(NotLeaderError())
             _log.critical("quorum_failed", error=repr(error), epoch=self._core.epoch)
 
-    # -- what the state machine asks
+    # -- requests of the state machine
 
     @property
     def epoch(self) -> Epoch:
@@ -240,7 +240,7 @@ class QuorumDriver:
 
     @property
     def is_short_of_space(self) -> bool:
-        """True if what was appended may wait for room, here or on other voters, for any time."""
+        """True if appended entries may wait for disk space here or on other voters."""
         return self._disk_space.is_short
 
     @property
@@ -267,9 +267,9 @@ class QuorumDriver:
         return NotLeaderError(leader[0], leader[1], self._core.epoch)
 
     async def append_turn(self) -> None:
-        """Wait while enough batches are under way; who waits shares the next one.
+        """Wait while enough batches are in flight; waiting callers share the next one.
 
-        An append without it is correct and only dearer.
+        An append without this wait is correct but costs more.
         """
         if len(self._forming) == 0 and not self._disk_space.is_short:
             await self._turns.wait(self._core.uncommitted_batches)
@@ -277,14 +277,15 @@ class QuorumDriver:
     def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
         """Replicate payloads, in order; return the end offset at which they are committed.
 
-        They travel with everything else appended in this turn of the event loop.
+        Everything appended in this turn of the event loop shares a batch.
 
         Raises:
             NotLeaderError: this node does not lead, or is handing leadership over; nothing was
                 appended.
             RecordTooLargeError: a payload is larger than a batch may be; nothing was appended.
             UncommittedLogFullError: too much waits for a majority; nothing was appended.
-            DiskFullError: this node's disk is full, or those of a majority; nothing was appended.
+            NoDiskSpaceError: this node's disk, or those of a majority, are full; nothing was
+                appended.
             InvariantError: the first payload would not take `required_base_offset`.
         """
         self._require_leadership()
@@ -300,13 +301,13 @@ class QuorumDriver:
         return self.next_offset
 
     def require_disk_space(self) -> None:
-        """Raise DiskFullError while appends are refused for want of room."""
+        """Raise NoDiskSpaceError while appends are refused because of full disks."""
         self._disk_space.require()
 
     async def read_barrier(self, timeout_ms: int | None = None) -> int:
-        """Prove that this node leads from now on; return how far a read must have applied.
+        """Prove that this node leads from now on; return the offset a read must have applied.
 
-        What was committed before this call began lies below the returned offset, and has been
+        Everything committed before the call began lies below the returned offset, and has been
         delivered when it returns.
 
         Raises:
@@ -324,7 +325,7 @@ class QuorumDriver:
         self._core_loop.feed(Resign())
 
     def describe(self) -> QuorumDescription:
-        """Return what DescribeQuorum tells."""
+        """Return the contents of DescribeQuorum."""
         return describe_quorum(
             self._core,
             self._config,
@@ -332,10 +333,10 @@ class QuorumDriver:
             is_disk_full=self._disk_space.is_disk_full,
         )
 
-    # -- what operators ask
+    # -- requests of operators
 
     async def add_voter(self, voter: Voter, timeout_ms: int) -> EndOffset:
-        """Let a replica that fetches already vote; return the end offset of the committed change.
+        """Give a vote to a replica that already fetches; return the end of the committed change.
 
         Raises:
             NotLeaderError: this node does not lead.
@@ -353,14 +354,14 @@ class QuorumDriver:
         return await self._operations.change_voters(key, timeout_ms)
 
     async def transfer_leadership(self, to: NodeId | None, timeout_ms: int) -> None:
-        """Hand leadership to a voter, or to the one with the longest log; return when it is gone.
+        """Hand leadership to a voter, or to the one with the longest log; return when it ended.
 
-        Appends are refused meanwhile, as if this node did not lead. A leader that is asked for
-        itself has nothing to do.
+        Appends are refused meanwhile, as if this node did not lead. A transfer to the leader
+        itself does nothing.
 
         Raises:
             NotLeaderError: this node does not lead.
-            TransferRefusedError: leadership stays, or had not gone in time.
+            TransferRefusedError: leadership stays, or did not end in time.
         """
         self._require_leadership()
         if to == self._config.local.node_id and not self._core.is_transferring:
@@ -376,7 +377,7 @@ class QuorumDriver:
         """Write a checkpoint of this replica now; see `Checkpointer.take`."""
         return await self._checkpointer.take()
 
-    # -- what delivery and checkpoints ask
+    # -- requests of delivery and checkpoints
 
     @property
     def is_loading(self) -> bool:
@@ -384,7 +385,7 @@ class QuorumDriver:
         return self._deliverer.is_loading
 
     def enter(self, work: Callable[[], None]) -> None:
-        """Do `work` as a turn of the replica, after which it may have caught up."""
+        """Run `work` as a turn of the replica, after which it may have caught up."""
 
         def turn() -> None:
             work()
@@ -393,7 +394,7 @@ class QuorumDriver:
         self._core_loop.enter(turn)
 
     def snapshot_point(self) -> SnapshotPoint:
-        """End the batch that is being formed; return where what the state machine holds now ends.
+        """End the forming batch; return the point in the log that the state machine has reached.
 
         On a leader that is the end of its log, committed or not.
         """
@@ -408,7 +409,7 @@ class QuorumDriver:
         )
 
     def when_committed(self, end_offset: EndOffset) -> asyncio.Future[None]:
-        """Return a future of everything below being committed.
+        """Return a future that is done when everything below is committed.
 
         It fails with NotLeaderError if leadership is lost before.
         """
@@ -416,7 +417,7 @@ class QuorumDriver:
         self._commits.release(self._core.high_watermark)
         return future
 
-    # -- what the network tells
+    # -- notifications of the network
 
     async def handle(self, request: Request) -> Response:
         """Answer a peer's request; a Fetch may take as long as it asks to wait.
@@ -438,14 +439,14 @@ class QuorumDriver:
         self._core_loop.feed(Received(response))
 
     def on_request_failed(self, peer: NodeId, request_id: int) -> None:
-        """Take note that no answer will come."""
+        """Note that no answer will come."""
         self._core_loop.feed(RequestFailed(peer, request_id))
 
     def on_connection_lost(self, peer: NodeId) -> None:
-        """Take note that a peer's process is probably gone."""
+        """Note that a peer's process has probably ended."""
         self._core_loop.feed(PeerConnectionLost(peer))
 
-    # -- carrying out
+    # -- effects
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -484,10 +485,10 @@ class QuorumDriver:
                     _log.info("leader_elected", epoch=effect.epoch)
                     self._elected = effect
                 case _:
-                    self._tell(effect)
+                    self._complete(effect)
 
-    def _tell(self, effect: _Outcome) -> None:
-        """Tell whoever waits for the outcome."""
+    def _complete(self, effect: _Outcome) -> None:
+        """Pass an outcome to the callers that wait for it."""
         match effect:
             case ReadIndexReady(read_id=read_id, index=index):
                 self._reads.proven(read_id, index)
@@ -503,7 +504,7 @@ class QuorumDriver:
             case _:
                 assert_never(effect)
 
-    # -- what the disk tells
+    # -- notifications of the disk
 
     def _on_report(self, report: CoreReport | StateWritten) -> None:
         if not self._core_loop.is_running:
@@ -548,7 +549,7 @@ class QuorumDriver:
             self._core_loop.feed(ReadIndexRequested(read_id))
 
     def _take_appends(self) -> Iterator[Append]:
-        """Yield what was appended, where its offsets were promised to be."""
+        """Yield the appended payloads, checked against their promised offsets."""
         base_offset = self._forming.base_offset
         for payloads in self._forming.take():
             if self._claimed_epoch is None:

@@ -1,4 +1,4 @@
-"""What the quorum refuses, as answers to whoever asked."""
+"""Refusals of the quorum, as errors of the API."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from streammeta.controller.quorum.messages import QuorumError
 
 
 class UncommittedLogFullError(BusyError):
-    """Too much is appended and not committed: a majority of the voters is slow or gone."""
+    """Too many bytes are uncommitted: a majority of the voters is slow or unreachable."""
 
 
 class RecordTooLargeError(LimitExceededError):
-    """One payload does not fit a batch."""
+    """A payload does not fit a batch."""
 
 
 class NoDiskSpaceError(LimitExceededError):
     """The disk of this controller, or those of a majority, are full: nothing was written.
 
-    Reads go on; the request may be repeated until there is room.
+    Reads go on; the request may be repeated until there is disk space.
     """
 
 
@@ -26,7 +26,7 @@ class TooManyReadsError(BusyError):
 
 
 class NotCaughtUpError(ApiError):
-    """A read asks for more of the log than was applied here in time."""
+    """A read requires an offset that was not applied here in time."""
 
     def __init__(self, wanted: int, applied: int) -> None:
         super().__init__(
@@ -38,17 +38,17 @@ class NotCaughtUpError(ApiError):
 
 
 class SnapshotFailedError(ApiError):
-    """No checkpoint was written; the message says why."""
+    """No checkpoint was written; the message gives the reason."""
 
 
 class TransferRefusedError(ApiError):
-    """Leadership was not handed over; the message says why."""
+    """Leadership was not handed over; the message gives the reason."""
 
 
 class VoterChangeError(ApiError):
     """A change of the voters was refused.
 
-    With REQUEST_TIMED_OUT and NOT_LEADER it may have happened nevertheless: look at who votes.
+    With REQUEST_TIMED_OUT and NOT_LEADER it may have happened nevertheless: check the voters.
     """
 
     def __init__(self, error: QuorumError, reason: str) -> None:

@@ -1,8 +1,8 @@
-"""Hashes by which members of a cluster are compared: of the log replayed, of the map at offsets.
+"""State hashes, by which controllers are compared: of the applied log, and of the map at offsets.
 
-The rolling hash chains every replayed entry to those before it, so it also tells apart histories
-that lead to equal maps. It goes back with entries that are undone. Who asks for the map's hash at
-an offset that lies ahead waits here for the moment when the map is exactly as of there.
+The rolling hash chains every applied entry to those before it, so it also distinguishes histories
+that lead to equal maps. Undone entries are taken out again. A request for the map's hash at an
+offset that lies ahead waits until the map is exactly as of that offset.
 
 Runs on the event loop; knows what the map is only by the view that it is given.
 """
@@ -22,16 +22,16 @@ from streammeta.controller.metadata.frozen import FrozenMap
 
 LOG_HASH_BYTES = 16
 EMPTY_LOG_HASH = bytes(LOG_HASH_BYTES)
-"""The rolling hash of no entries."""
+"""Rolling hash of no entries."""
 
 UNKNOWN_LOG_HASH = b""
-"""That of a log whose beginning is a checkpoint without one; it stays unknown."""
+"""Rolling hash of a log that begins at a checkpoint without one; it stays unknown."""
 
 AHEAD_MAX = 1_000_000
-"""How many offsets ahead of the map's end a hash may be asked for."""
+"""Maximum distance of a requested hash ahead of the map's end, in offsets."""
 
 WAITING_MAX = 16
-"""How many hashes may be waited for, each of which will hold a view of the map."""
+"""Maximum hashes waited for; each will hold a view of the map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class RollingHash:
         self._before: deque[tuple[int, bytes]] = deque()
 
     def extend(self, offset: int, payload: bytes) -> None:
-        """Take the entry at `offset`."""
+        """Add the entry at `offset`."""
         self._before.append((offset, self.value))
         if self.value != UNKNOWN_LOG_HASH:
             chained = blake2b(self.value, digest_size=LOG_HASH_BYTES)
@@ -69,7 +69,7 @@ class RollingHash:
             self.value = chained.digest()
 
     def forget_undo(self, end_offset: int) -> None:
-        """Entries below `end_offset` can't be undone any more."""
+        """Drop undo information of entries below `end_offset`."""
         while self._before and self._before[0][0] < end_offset:
             self._before.popleft()
 
@@ -80,7 +80,7 @@ class RollingHash:
 
 
 class AwaitedViews:
-    """Views of the map that were asked for at offsets ahead of it.
+    """Views of the map requested at offsets ahead of it.
 
     `freeze` returns the view and the rolling hash as they are now.
     """
@@ -110,10 +110,10 @@ class AwaitedViews:
                 self._awaited.remove(entry)
 
     def reached(self, end_offset: int) -> None:
-        """Freeze for whoever waits for an offset up to `end_offset`.
+        """Freeze a view for each request that waits for an offset up to `end_offset`.
 
-        To be called whenever no entry at or above what is waited for has been replayed: before an
-        entry at `end_offset` is, and when nothing below `end_offset` is to come any more.
+        To be called while no entry at or above the awaited offset has been applied: before an
+        entry at `end_offset` is, and when no more entries below `end_offset` will come.
         """
         if not self._awaited:
             return
@@ -123,9 +123,9 @@ class AwaitedViews:
                 future.set_result(self._freeze(offset))
 
     def passed(self, end_offset: int) -> None:
-        """Refuse whoever waits for an offset below `end_offset`: the map has skipped it."""
+        """Refuse requests that wait for an offset below `end_offset`: the map has skipped it."""
         for offset, future in [entry for entry in self._awaited if entry[0] < end_offset]:
             self._awaited.remove((offset, future))
             if not future.done():
                 future.set_exception(OffsetPassedError(offset, end_offset))
-                future.exception()  # the caller may have gone; that is no news then
+                future.exception()  # mark as retrieved: the caller may have been cancelled

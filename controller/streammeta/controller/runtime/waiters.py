@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class WaiterMap(Generic[Key, Result]):
-    """Futures by key. An answer nobody waits for, or waits for no more, is dropped."""
+    """Futures by key; an answer without a waiting caller is dropped."""
 
     def __init__(self) -> None:
         self._futures: dict[Key, asyncio.Future[Result]] = {}
@@ -28,45 +28,49 @@ class WaiterMap(Generic[Key, Result]):
         return len(self._futures)
 
     def expect(self, key: Key) -> asyncio.Future[Result]:
-        """Return a future for the answer to `key`; it takes the place of an older one."""
+        """Return a future for the answer to `key`; it replaces an older one."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._futures[key] = future
         return future
 
     def waiting_for(self, key: Key) -> asyncio.Future[Result]:
-        """Return the future that waits for `key`, which somebody must."""
+        """Return the existing future for `key`."""
         return self._futures[key]
 
     def forget(self, key: Key, future: asyncio.Future[Result]) -> None:
-        """Wait no more, unless somebody else waits for the key by now."""
+        """Remove a future, unless a newer one has replaced it."""
         if self._futures.get(key) is future:
             del self._futures[key]
 
     def answer(self, key: Key, result: Result) -> None:
-        """Give whoever waits for `key` the result."""
+        """Complete the future for `key` with the result."""
         future = self._futures.pop(key, None)
         if future is not None and not future.done():
             future.set_result(result)
 
     def fail(self, key: Key, error: Exception) -> None:
-        """Fail whoever waits for `key`."""
+        """Fail the future for `key`."""
         future = self._futures.pop(key, None)
         if future is not None and not future.done():
             future.set_exception(error)
-            future.exception()  # seen: nobody may be waiting any more
+            future.exception()  # mark as retrieved: the caller may have been cancelled
 
     def fail_all(self, error: Exception) -> None:
-        """Fail all."""
+        """Fail all futures."""
         for key in list(self._futures):
             self.fail(key, error)
 
 
 COMPLETED_PER_TURN = 32
-"""Callers that one turn of the event loop wakes."""
+"""Callers woken in one turn of the event loop."""
 
 
 class OffsetWaiters:
-    """Futures by the log offsets they wait for."""
+    """Futures by the log offset they wait for.
+
+    However many an offset releases, a turn of the event loop completes a bounded number: a woken
+    caller's work costs much more than its release, and the quorum's messages go in between.
+    """
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -86,17 +90,17 @@ class OffsetWaiters:
         return future
 
     def forget(self, future: asyncio.Future[None]) -> None:
-        """Drop one that nobody waits for any more; takes time in proportion to their number."""
+        """Remove a future; takes time in proportion to their number."""
         self._waiting = [entry for entry in self._waiting if entry[2] is not future]
         heapify(self._waiting)
 
     def release(self, end_offset: int) -> None:
-        """Complete what waited for offsets up to `end_offset`, in order, from this turn on."""
+        """Complete the futures for offsets up to `end_offset`, in order, from this turn on."""
         self._reached = max(self._reached, end_offset)
         self._go_on()
 
     def fail_all(self, error: Exception) -> None:
-        """Fail every answer not released yet: its outcome is no longer known here."""
+        """Fail every future not released yet: its outcome is no longer known here."""
         failed = sorted(entry for entry in self._waiting if entry[0] > self._reached)
         self._waiting = [entry for entry in self._waiting if entry[0] <= self._reached]
         heapify(self._waiting)
@@ -116,7 +120,7 @@ class OffsetWaiters:
         asyncio.get_running_loop().call_soon(self._complete_some)
 
     def _complete_next(self) -> bool:
-        """Complete one caller that still waits; False: no more are to be completed."""
+        """Complete one waiting caller; False if none is left to complete."""
         while self._waiting and self._waiting[0][0] <= self._reached:
             _, _, future = heappop(self._waiting)
             if not future.done():
@@ -126,24 +130,27 @@ class OffsetWaiters:
             future, error = self._failed.popleft()
             if not future.done():
                 future.set_exception(error)
-                # The caller may have gone; an unread exception is no news then.
-                future.exception()
+                future.exception()  # mark as retrieved: the caller may have been cancelled
                 return True
         return False
 
 
 class ReadRounds:
-    """Rounds by number, of which the last may still be forming."""
+    """Rounds of linearizable reads by number, of which the last may still be forming.
+
+    All reads of one turn of the event loop share a round. A round ends when the core returns the
+    offset that its reads must have applied, or can't prove leadership.
+    """
 
     def __init__(self, max_pending: int) -> None:
-        """Let at most `max_pending` rounds wait at a time."""
+        """Limit the number of pending rounds."""
         self._max_pending = max_pending
         self._rounds: WaiterMap[int, EndOffset] = WaiterMap()
         self._last = 0
         self._forming: int | None = None
 
     def join(self) -> asyncio.Future[EndOffset]:
-        """Return the future of the round that is forming; the caller must not cancel it.
+        """Return the future of the forming round; the caller must not cancel it.
 
         Raises:
             TooManyReadsError: too many rounds wait already.
@@ -160,12 +167,12 @@ class ReadRounds:
         return self._rounds.expect(self._last)
 
     def take(self) -> int | None:
-        """Return the number of the round that was forming, if any; no read joins it any more."""
+        """Close the forming round to further reads; return its number, or None."""
         round_, self._forming = self._forming, None
         return round_
 
     def proven(self, round_: int, index: EndOffset) -> None:
-        """Let the reads of a round go on."""
+        """Release the reads of a round."""
         self._rounds.answer(round_, index)
 
     def refused(self, round_: int, error: Exception) -> None:
