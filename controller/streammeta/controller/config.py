@@ -1,6 +1,6 @@
-"""What one controller process is told: identity, peers, places and durations.
+"""Configuration of one controller process: identity, peers, places and durations.
 
-Checked as a whole when it is made, so that a process that starts has a configuration that can work.
+Checked as a whole when it is made, so that a process that starts has a configuration that works.
 Durations end in `_ms`. Reads no file and no environment; the command line does.
 """
 
@@ -31,7 +31,7 @@ _ENDPOINT = re.compile(r"(?P<host>[^\s:@,/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5}
 
 
 class ConfigError(ValueError):
-    """A setting that can't work; the message names it and says what would."""
+    """An invalid setting; the message names it and what is valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Logging set-up, and nothing else: JSON lines on standard error, or readable ones on a terminal.
 
 Events are past-tense snake_case facts; everything else about them is a key. A line that can't be
-written is dropped: whoever logs is in the middle of something that must go on.
+written is dropped: logging must never stop the work it reports.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def configure_logging(level: str = "info", *, as_json: bool | None = None) -> No
 
 
 class _Dropping:
-    """A text file that forgets what it has no room for, as on a full disk or a closed pipe."""
+    """A text file that drops what it can't write, as on a full disk or a closed pipe."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

@@ -64,7 +64,7 @@ from streammeta.v1 import (
 _log = structlog.get_logger(component="server")
 
 STOP_GRACE_S = 1.0
-"""How long calls under way may go on when the server stops."""
+"""Grace period of calls in flight when the server stops, in seconds."""
 
 
 class PortInUseError(OSError):
@@ -84,9 +84,9 @@ def run(config: ControllerConfig) -> None:
 
 
 def check(config: ControllerConfig) -> None:
-    """Look at the bucket and the data directory as a start would; change neither.
+    """Check the bucket and the data directory as a start would; change neither.
 
-    The directory may be in use: whose it is, is read without its lock.
+    The directory may be in use: its identity is read without its lock.
 
     Raises:
         ConfigError: the store's URI does not parse.
@@ -121,7 +121,7 @@ async def _serve(config: ControllerConfig) -> None:
 
 
 def _log_start(config: ControllerConfig) -> None:
-    """Log what runs here, and with which settings; the store's address without its secrets."""
+    """Log version and settings; the store's address without its secrets."""
     settings = asdict(config)
     del settings["node_id"], settings["cluster_id"]
     settings["store_uri"] = without_secrets(config.store_uri)
@@ -144,7 +144,7 @@ def _open_store(uri: str) -> ObjectStore:
 
 
 class LifecycleTask(Protocol):
-    """What works while this node leads, and waits while it does not."""
+    """A task that works while this node leads, and idles otherwise."""
 
     async def run(self) -> None:
         """Go on until cancelled."""

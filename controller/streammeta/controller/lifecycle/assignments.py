@@ -22,22 +22,22 @@ from streammeta.controller.metadata.answers import NodeDescription
 from streammeta.controller.metadata.requests import RecoveryTarget
 
 NOBODY = -1
-"""The target of a recovery that is over."""
+"""Target of a recovery that is over."""
 
 
-def owes(node: NodeDescription) -> bool:
-    """Whether data would be missing if the node's process ended for good."""
+def has_unrecovered_data(node: NodeDescription) -> bool:
+    """Whether data would be lost if the node's process ended for good."""
     return node.has_opening_streams or node.pending_upload_count > 0
 
 
 def plan_recoveries(
     nodes: Sequence[NodeDescription], sessions: Sessions, per_target: int
 ) -> tuple[RecoveryTarget, ...]:
-    """Return what has to change so that all failed nodes are recovered by active ones.
+    """Return the changes of assignments by which active nodes recover all failed ones.
 
     Assignments that can go on stay. A target gets at most `per_target` nodes, the least busy first,
-    in turn from the first failed node's id on, so that a node's neighbours are not always the ones.
-    What finds no target waits. Deterministic; `nodes` are in id order.
+    in turn from the first failed node's id on, so that the load does not always fall on the same
+    neighbours. A node without a target waits. Deterministic; `nodes` are in id order.
     """
     failed = {node.node_id for node in nodes if _has_failed(node, sessions)}
     targets = [
@@ -63,7 +63,7 @@ def plan_recoveries(
 
 
 def _has_failed(node: NodeDescription, sessions: Sessions) -> bool:
-    if not owes(node) or node.locked:
+    if not has_unrecovered_data(node) or node.locked:
         return False
     if sessions.state(node.node_id) is NodeState.FENCED:
         return True
@@ -84,14 +84,14 @@ def _slots(
 def plan_compactions(
     nodes: Sequence[NodeDescription], sessions: Sessions, current: Mapping[int, int]
 ) -> dict[int, int]:
-    """Return which node compacts for which gone one, gone -> target.
+    """Return the compacting node of each departed or fenced one, as departed -> target.
 
-    What is assigned stays where it is while its target is heard and has no more than its share.
-    All else goes to the least busy, of equals to the one that a hash of both ids puts first: with
-    the same nodes every leader begins with the same plan. Deterministic; `nodes` are in id order.
+    An assignment stays while its target is heard and has no more than its share. The others go to
+    the least busy target, among equals to the first by a hash of both ids: with the same nodes
+    every leader begins with the same plan. Deterministic; `nodes` are in id order.
     """
     left = [node.node_id for node in nodes if _is_left(node, sessions)]
-    targets = [node.node_id for node in nodes if _is_there(node, sessions)]
+    targets = [node.node_id for node in nodes if _is_active(node, sessions)]
     if not left or not targets:
         return {}
     share = -(-len(left) // len(targets))
@@ -111,25 +111,25 @@ def plan_compactions(
 
 
 def _is_left(node: NodeDescription, sessions: Sessions) -> bool:
-    """Whether a node has left set objects behind that others are to compact."""
+    """Whether a node left set objects behind that others are to compact."""
     if not node.stream_set_object_count or node.locked:
         return False
-    if owes(node) or node.recovered_by != NOBODY:
+    if has_unrecovered_data(node) or node.recovered_by != NOBODY:
         return False
     is_fenced = node.failover or sessions.state(node.node_id) is NodeState.FENCED
     return node.departed or is_fenced
 
 
-def _is_there(node: NodeDescription, sessions: Sessions) -> bool:
+def _is_active(node: NodeDescription, sessions: Sessions) -> bool:
     if node.departed or node.failover or not sessions.is_heard(node.node_id):
         return False
     return sessions.state(node.node_id) is NodeState.ACTIVE
 
 
-def _least_busy(load: Mapping[int, int], gone: int) -> int:
-    return min(load, key=lambda target: (load[target], _rank(gone, target)))
+def _least_busy(load: Mapping[int, int], departed: int) -> int:
+    return min(load, key=lambda target: (load[target], _rank(departed, target)))
 
 
 @lru_cache(maxsize=1 << 16)
-def _rank(gone: int, target: int) -> bytes:
-    return blake2b(b"%d of %d" % (target, gone), digest_size=8).digest()
+def _rank(departed: int, target: int) -> bytes:
+    return blake2b(b"%d of %d" % (target, departed), digest_size=8).digest()

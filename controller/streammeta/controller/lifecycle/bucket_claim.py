@@ -62,24 +62,24 @@ _INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class ReadClaims:
-    """Wanted: the highest bound claimed in the bucket."""
+    """Read the highest bound claimed in the bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProveLeadership:
-    """Wanted: proof that this node leads now, and that all its map shows is committed."""
+    """Prove that this node leads now, and that the state of its map is committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitBound:
-    """To do: have the log commit that ids below the bound may be issued."""
+    """Commit in the log that ids below the bound may be issued."""
 
     issued_below: int
 
 
 @dataclass(frozen=True, slots=True)
 class PutClaim:
-    """To do: create the claim of the bound in the bucket."""
+    """Create the claim of the bound in the bucket."""
 
     issued_below: int
 
@@ -89,7 +89,7 @@ Step: TypeAlias = ReadClaims | ProveLeadership | CommitBound | PutClaim
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """State of the leader's map: the id that is issued next, and the bound of issuable ids."""
+    """The leader's map: the next id to issue, and the bound of issuable ids."""
 
     next_object_id: int
     issued_below: int
@@ -99,7 +99,7 @@ def claim_round(read_map: Callable[[], Issued]) -> Generator[Step, Any, int]:
     """Claim a new bound; return it: ids below it may be issued from then on.
 
     Raises:
-        MapOlderThanBucketError: the bucket holds a claim that the committed log knows nothing of.
+        MapOlderThanBucketError: the bucket holds a claim that the committed log lacks.
     """
     claimed = yield ReadClaims()
     if claimed > read_map().issued_below:
@@ -120,17 +120,20 @@ def next_bound(issued: Issued) -> int:
 
 
 CLAIM_AGE_MS_MAX = 60_000
-"""Age at which a claim is renewed while ids are issued; bounds what a restored map can miss."""
+"""Age in milliseconds at which a claim is renewed while ids are issued.
+
+Bounds the ids that a restored map can miss.
+"""
 
 RECHECK_MS = 10_000
-"""Pause between looks at a bucket that an operator has to put right."""
+"""Pause between checks of a bucket that an operator has to correct, in milliseconds."""
 
 CALL_TIMEOUT_S = 20.0
-"""Time for one call of the bucket, repetitions included."""
+"""Deadline of one bucket call, retries included, in seconds."""
 
 
 class _TermOverError(Exception):
-    """The term that something was done for has ended."""
+    """The leader's term ended during the work done for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +144,7 @@ class _Term:
     is_marked: bool = False
     is_safe: bool = False
     claimed_at_ms: int = 0
-    next_id_claimed: int = -1
+    next_id_claimed: int | None = None
     is_claim_wanted: bool = True
     refused: str = ""
     retry_at_ms: int = 0
@@ -180,26 +183,26 @@ class BucketClaims:
 
     @property
     def cluster_uuid(self) -> str:
-        """The cluster's committed UUID; empty: not agreed yet, or not known here yet."""
+        """The cluster's committed UUID; empty if not agreed, or not known here yet."""
         if self._term is not None:
             return self._term.cluster_uuid
         return self._controller.cluster_map.bucket_claim.cluster_uuid
 
     @property
     def problem(self) -> str:
-        """Why this leader issues no object ids now; empty: it does, or does not lead."""
+        """Reason why this leader issues no object ids now; empty if it does, or does not lead."""
         if self._term is None:
             return ""
         return self._gate.problem(self._controller.cluster_map.next_object_id)
 
     def claim_soon(self) -> None:
-        """Make a new claim: a copy of the map has left, which must be found out if restored."""
+        """Make a new claim soon: a snapshot was copied, and restoring it must be detectable."""
         if self._term is not None:
             self._term.is_claim_wanted = True
             self._gate.wanted.set()
 
     async def run(self) -> None:
-        """Look at the bucket at each takeover, and claim ids when it is time, until cancelled."""
+        """Check the bucket at each takeover, and claim ids when due, until cancelled."""
         while True:
             self._gate.wanted.clear()
             if self._term is not None:
@@ -214,7 +217,7 @@ class BucketClaims:
         self._gate.close(ObjectIdsNotReadyError(why), is_final=not leads)
         self._gate.wanted.set()
 
-    # -- one look
+    # -- one check
 
     async def _work(self, term: _Term) -> None:
         if self._clock.monotonic_ms() < term.retry_at_ms:
@@ -326,7 +329,7 @@ class BucketClaims:
             # Each bound is committed once: another log has led to the same one.
             raise MapOlderThanBucketError(bound - 1, bound) from None
 
-    # -- what it is made of
+    # -- helpers
 
     async def _write(self, term: _Term, request: ClaimBucket) -> ClaimBucketAnswer:
         answer = (await self._controller.write(request)).answer

@@ -35,17 +35,21 @@ from streammeta.storage.object_store.base import DeleteResult, ObjectStore
 _log = structlog.get_logger(component="lifecycle")
 
 RATE_MIN = 10.0
-"""Objects per second below which the rate never falls."""
+"""Minimum rate in objects per second."""
 
 RECOVERY_MS = 60_000
-"""Time in which the rate grows by its maximum."""
+"""Time in milliseconds in which the rate grows by its maximum."""
 
 HALVING_PAUSE_MS = 1_000
-"""Calls that were under way together report the same overload; it counts once."""
+"""Milliseconds in which overload counts once: calls in flight together report the same."""
 
 
 class RateLimiter:
-    """A bucket that holds one second's worth of objects."""
+    """Token bucket of one second's objects that slows down when the store asks for it.
+
+    Additive increase, multiplicative decrease: each overload of the store halves the rate, at most
+    once a second, and it grows back to its maximum within a minute. Pure; times come with calls.
+    """
 
     def __init__(self, rate_max: float, now_ms: int) -> None:
         self._rate_max = rate_max
@@ -65,11 +69,11 @@ class RateLimiter:
         return int(self._tokens)
 
     def take(self, count: int) -> None:
-        """Use up what `available` offered."""
+        """Use up `count` of the available objects."""
         self._tokens -= count
 
     def slow_down(self, now_ms: int) -> None:
-        """The store asked for fewer requests."""
+        """Halve the rate: the store asked for fewer requests."""
         self._advance(now_ms)
         if now_ms - self._halved_ms >= HALVING_PAUSE_MS:
             self._halved_ms = now_ms
@@ -80,7 +84,7 @@ class RateLimiter:
         passed_ms = now_ms - self._now_ms
         self._now_ms = now_ms
         self._rate = min(self._rate_max, self._rate + self._rate_max * passed_ms / RECOVERY_MS)
-        # At least one fits, however slow the pace.
+        # At least one fits, however low the rate.
         room = max(1.0, self._rate)
         self._tokens = min(room, self._tokens + self._rate * passed_ms / 1_000)
 
@@ -97,7 +101,7 @@ STUCK_AFTER = 6
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """How often an object's key was refused, and what the bucket said last."""
+    """Refusals of an object's key: their number, and the bucket's last reason."""
 
     object_id: int
     count: int
@@ -105,7 +109,12 @@ class Refusal:
 
 
 class RetryQueue:
-    """Refused objects by id."""
+    """Keys that the bucket refused to delete, each with its own time of the next attempt.
+
+    A key waits longer after each refusal, with jitter, and never for another key. After several
+    refusals it counts as stuck, for operators to examine; it is still tried, rarely. Pure; times
+    come with calls.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -119,17 +128,17 @@ class RetryQueue:
         return object_id in self._refusals
 
     def clear(self) -> None:
-        """Forget everything, as when another leader takes over."""
+        """Drop everything, as when another leader takes over."""
         self._refusals.clear()
         self._due.clear()
 
     def forget(self, object_ids: Collection[int]) -> None:
-        """Their bytes are gone."""
+        """Drop objects whose bytes are deleted."""
         for object_id in object_ids:
             self._refusals.pop(object_id, None)
 
     def refuse(self, reasons: Mapping[int, str], now_ms: int) -> tuple[Refusal, ...]:
-        """Put refused objects aside; return those that have become stuck now."""
+        """Queue refused objects; return those that have just become stuck."""
         stuck = []
         for object_id, reason in reasons.items():
             before = self._refusals.get(object_id)
@@ -145,9 +154,9 @@ class RetryQueue:
     def take_due(self, now_ms: int, limit: int) -> tuple[int, ...]:
         """Return objects whose pause is over, to be tried in one request.
 
-        The more often the first was refused the fewer come with it, down to one: if all keys of a
-        request are refused for the sake of one of them, it is found out. Each is returned once;
-        `refuse` or `forget` it.
+        The more often the first was refused the fewer come with it, down to one, which isolates a
+        key that causes all keys of a request to be refused. Each is returned once; `refuse` or
+        `forget` it.
         """
         taken: list[int] = []
         while self._due and self._due[0][0] <= now_ms and len(taken) < limit:
@@ -162,7 +171,7 @@ class RetryQueue:
         return tuple(taken)
 
     def postpone(self, object_ids: Collection[int], until_ms: int) -> None:
-        """Give back what was taken and not tried, or not judged."""
+        """Return objects taken but not tried, or without an outcome, to the queue."""
         for object_id in object_ids:
             refusal = self._refusals.get(object_id)
             if refusal is not None:
@@ -175,30 +184,30 @@ class RetryQueue:
 
 
 DELETE_BATCH_MAX = 1_000
-"""Keys in one bucket request; the limit of S3's DeleteObjects."""
+"""Maximum keys in one bucket request; the limit of S3's DeleteObjects."""
 
 IN_FLIGHT_MAX = 4
-"""Bucket requests at a time."""
+"""Maximum bucket requests in flight."""
 
 RETRIES_IN_FLIGHT_MAX = 2
-"""How many of them may be for keys refused before: fresh ones always get through."""
+"""Maximum bucket requests for keys refused before, so that others always get through."""
 
 REFUSED_MAX = 50_000
-"""Refused keys remembered; beyond, the oldest destroyed objects have to be cleared up first."""
+"""Maximum refused keys remembered; beyond it no other objects are deleted."""
 
 PAUSE_MS_MAX = 60_000
-"""Longest pause while the bucket can't serve."""
+"""Longest pause while the bucket can't serve, in milliseconds."""
 
 BUSY_WAIT_MS = 100
-"""How soon to look again while work waits for its turn."""
+"""Pause before the next step while work waits for its turn, in milliseconds."""
 
 SAMPLE = 5
-"""Stuck keys named in logs and descriptions."""
+"""Maximum stuck keys named in logs and descriptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionStatus:
-    """What deletion is about: objects in requests under way, refused, stuck; objects per second."""
+    """Status of deletion: objects in flight, refused and stuck; rate in objects per second."""
 
     in_flight: int
     refused: int
@@ -208,7 +217,7 @@ class DeletionStatus:
 
 
 class Deletion:
-    """Works off what the map has marked destroyed, oldest first."""
+    """Deletes objects that the map has marked destroyed, oldest first."""
 
     def __init__(
         self,
@@ -223,7 +232,7 @@ class Deletion:
         objects_per_s: float = 2_000.0,
         rng: random.Random | None = None,
     ) -> None:
-        """`may_delete` says whether the bucket is known to be the one the map speaks of."""
+        """Take the parts; `may_delete` tells whether the bucket is known to be the map's."""
         self._controller = controller
         self._store = store
         self._namespace = namespace
@@ -243,7 +252,7 @@ class Deletion:
         controller.on_leadership(self._on_leadership)
 
     async def run(self) -> None:
-        """Delete what is due, until cancelled."""
+        """Delete objects whose delay is over, until cancelled."""
         async with asyncio.TaskGroup() as requests:
             while True:
                 self._wake.clear()
@@ -254,7 +263,7 @@ class Deletion:
                         await self._wake.wait()
 
     def describe(self) -> DeletionStatus:
-        """Say what is under way and what is stuck, with a few examples (key, reason)."""
+        """Return the status, with a few stuck keys and their reasons."""
         stuck = self._retries.stuck()
         return DeletionStatus(
             in_flight=len(self._in_flight),
@@ -274,7 +283,7 @@ class Deletion:
             self._resume_ms = self._clock.monotonic_ms() + self._delay_ms
 
     def _start_due(self, requests: asyncio.TaskGroup) -> bool:
-        """Start requests for what is due; return whether more waits for its turn."""
+        """Start requests for due objects; return whether more wait for their turn."""
         while True:
             now_ms = self._clock.monotonic_ms()
             if not self._controller.is_active or now_ms < self._resume_ms:
@@ -302,7 +311,7 @@ class Deletion:
         return 1 if self._store_failures else IN_FLIGHT_MAX
 
     def _least_batch(self) -> int:
-        """How many objects must be allowed at once: a few large requests cost less than many."""
+        """Return the smallest batch to request: a few large requests cost less than many."""
         return max(1, min(DELETE_BATCH_MAX, int(self._rate_limiter.rate / 4)))
 
     def _next_retries(self, now_ms: int, limit: int) -> Sequence[int]:
@@ -326,7 +335,7 @@ class Deletion:
             await self._controller.settled()
             await self._delete_settled(object_ids)
         except ApiError as error:
-            # Leadership is lost, or no write is taken: what is left is due again by the map.
+            # Leadership is lost, or no write is accepted: the map still lists the rest as due.
             self._retries.postpone(object_ids, self._clock.monotonic_ms() + self._interval_ms)
             _log.info("deletion_postponed", objects=len(object_ids), reason=str(error))
             self._pause()
@@ -369,7 +378,7 @@ class Deletion:
         if is_throttled:
             self._rate_limiter.slow_down(now_ms)
         elif self._store_failures == 0:
-            # It served others just now: it may be one of these keys that it stumbles over.
+            # It served others just now: one of these keys may be the cause.
             self._store_failures = 1
             self._refuse(dict.fromkeys(object_ids, str(error)))
             return
@@ -378,7 +387,7 @@ class Deletion:
         self._retries.postpone(object_ids, now_ms + self._interval_ms)
 
     def _pause(self) -> None:
-        """Leave bucket and log alone for a while, longer each time; with jitter."""
+        """Pause all requests, longer each time, with jitter."""
         self._store_failures += 1
         bound = min(PAUSE_MS_MAX, self._interval_ms * 2 ** min(self._store_failures, 16))
         pause_ms = int(bound * (0.5 + 0.5 * self._rng.random()))

@@ -14,7 +14,7 @@ import structlog
 from streammeta.controller.errors import ApiError, ErrorCode
 from streammeta.controller.lifecycle.assignments import (
     NOBODY,
-    owes,
+    has_unrecovered_data,
     plan_compactions,
     plan_recoveries,
 )
@@ -31,7 +31,7 @@ _log = structlog.get_logger(component="lifecycle")
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A process whose data is to be recovered, and where its write-ahead log is."""
+    """A process whose data is to be recovered, and the location of its write-ahead log."""
 
     node_id: int
     node_epoch: int
@@ -40,9 +40,9 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatAnswer:
-    """The node check, whether nothing would be lost if the caller ended, and what it is to do.
+    """Result of the node check, permission to shut down, and assigned work.
 
-    `compactions` are gone nodes whose set objects it is to compact in their name.
+    `compactions` are departed or fenced nodes whose set objects it is to compact in their name.
     """
 
     error: ErrorCode
@@ -72,7 +72,7 @@ class Heartbeats:
             LimitExceededError: too many requests wait already, or the disk is full.
         """
         if not self._controller.is_active:
-            await self._controller.settled()  # says who leads
+            await self._controller.settled()  # raises with the leader's address
         known = self._describe(node.node_id)
         error = _check(node, known)
         if known is None or error is not ErrorCode.NONE:
@@ -82,9 +82,9 @@ class Heartbeats:
         )
         if not known.supervised:
             await self._controller.write(SuperviseNode(node=node))
-        may_shutdown = wants_shutdown and not owes(known)
+        may_shutdown = wants_shutdown and not has_unrecovered_data(known)
         if may_shutdown:
-            # What it gave up last must stay given up, whoever leads next.
+            # Its last change must be committed, so that the next leader has it too.
             await self._controller.settled()
         return HeartbeatAnswer(
             error=error,
@@ -95,11 +95,11 @@ class Heartbeats:
         )
 
     def compacted_by(self, node_id: int) -> int:
-        """Return which node is told to compact the set objects of a gone one, or `NOBODY`."""
+        """Return the node assigned to compact a departed one's set objects, or `NOBODY`."""
         return self._compacted_by.get(node_id, NOBODY)
 
     def set_recoveries(self, nodes: Iterable[NodeDescription]) -> None:
-        """Tell the targets among `nodes`, all of the map, from now on whose data to recover."""
+        """Assign recoveries to their targets; `nodes` are all of the map."""
         found: dict[int, list[Recovery]] = {}
         for node in nodes:
             if node.recovered_by >= 0:
@@ -108,14 +108,14 @@ class Heartbeats:
         self._recoveries = {target: tuple(owed) for target, owed in found.items()}
 
     def set_compactions(self, nodes: Iterable[NodeDescription], plan: Mapping[int, int]) -> None:
-        """Tell the targets of `plan`, gone -> target, for whom of `nodes` to compact."""
+        """Assign compactions to the targets of `plan`, departed -> target."""
         found: dict[int, list[NodeIdentity]] = {}
         for node in nodes:
             if node.node_id in plan:
-                gone = NodeIdentity(node.node_id, node.node_epoch)
-                found.setdefault(plan[node.node_id], []).append(gone)
+                departed = NodeIdentity(node.node_id, node.node_epoch)
+                found.setdefault(plan[node.node_id], []).append(departed)
         self._compacted_by = dict(plan)
-        self._compactions = {target: tuple(gone) for target, gone in found.items()}
+        self._compactions = {target: tuple(departed) for target, departed in found.items()}
 
     def _describe(self, node_id: int) -> NodeDescription | None:
         nodes = read_nodes(self._controller, (node_id,))
@@ -142,7 +142,7 @@ def _check(caller: NodeIdentity, known: NodeDescription | None) -> ErrorCode:
 
 
 class Failover(PeriodicTask):
-    """The task of the leader that misses brokers and has their data recovered."""
+    """The leader's task that fences silent brokers and has their data recovered."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Failover(PeriodicTask):
     async def _assign_recoveries(
         self, nodes: Sequence[NodeDescription]
     ) -> Sequence[NodeDescription]:
-        """Return the nodes as they are then."""
+        """Write planned recoveries; return the nodes with them."""
         changes = plan_recoveries(nodes, self._sessions, self._per_target)
         if changes:
             await self._controller.write(AssignRecoveries(targets=changes))

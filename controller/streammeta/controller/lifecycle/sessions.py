@@ -1,9 +1,9 @@
-"""Sessions of brokers: who is there, who has gone, who is leaving, as heartbeats tell.
+"""Sessions of brokers, by their heartbeats: active, fenced, or shutting down.
 
 A pure state machine of the leader, on monotonic milliseconds. Owns the rule that silence fences a
-node, and the doubt whether it is the leader that could not hear: a leader whose own loop stood
-still, or that hears nobody at all, fences nobody. Knows no streams, no map and no wall clock, and
-never compares its clock with a broker's.
+node, and its exception when the fault may be the leader's own: a leader whose event loop stalled,
+or that hears no node at all, fences none. Knows no streams, no map and no wall clock, and never
+compares its clock with a broker's.
 """
 
 from collections.abc import Iterable
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 SHUTDOWN_GRACE_MS = 60_000
-"""How long after it asked to leave a silent node still counts as leaving."""
+"""Milliseconds after its request in which a silent node still counts as shutting down."""
 
 DOUBT_TIMEOUTS = 3
-"""Session timeouts of silence of all nodes after which the leader believes that they are gone."""
+"""Session timeouts of silence of all nodes after which the leader fences them."""
 
 STALL_SHARE = 3
 """A pause between two ticks of more than 1/3 of the session timeout is a stall of the leader."""
 
 TICK_MS = 1_000
-"""Longest time between two looks at the sessions."""
+"""Longest time between two ticks, in milliseconds."""
 
 
 class NodeState(IntEnum):
-    """Whether a node is there; numbers of the protobuf enum."""
+    """State of a node's session; numbers of the protobuf enum."""
 
     ACTIVE = 1
     FENCED = 2
@@ -34,7 +34,7 @@ class NodeState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SupervisedNode:
-    """A node of the map that is known to send heartbeats, and its newest process."""
+    """A node of the map that sends heartbeats, and its newest epoch."""
 
     node_id: int
     node_epoch: int
@@ -50,7 +50,7 @@ class _Session:
 
 
 class Sessions:
-    """Sessions by node id, of this leader's reign alone."""
+    """Sessions by node id, of this leader's term alone."""
 
     def __init__(self, timeout_ms: int) -> None:
         self.timeout_ms = timeout_ms
@@ -62,32 +62,32 @@ class Sessions:
 
     @property
     def tick_ms(self) -> int:
-        """How often `tick` is to be called: well more often than what counts as a stall."""
+        """Interval of calls of `tick`, well below the pause that counts as a stall."""
         return max(1, min(TICK_MS, self.timeout_ms // (3 * STALL_SHARE)))
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether nobody is fenced at present, because nobody at all is heard."""
+        """Whether no node is fenced at present, because none at all is heard."""
         return self._doubt_since_ms is not None
 
     @property
     def is_settled(self) -> bool:
-        """Whether the reign is so old that who is there has been heard."""
+        """Whether the term is older than a session timeout, so that active nodes were heard."""
         return self._leads and self._ticked_ms - self._led_since_ms > self.timeout_ms
 
     def lead(self, now_ms: int) -> None:
-        """Begin a reign: every node has a fresh session, granted when it is first seen."""
+        """Begin a term: every node is granted a fresh session when first seen."""
         self._leads = True
         self._led_since_ms = self._ticked_ms = now_ms
 
     def resign(self) -> None:
-        """End the reign: nothing is known any more."""
+        """End the term, and drop all sessions."""
         self._leads = False
         self._sessions.clear()
         self._doubt_since_ms = None
 
     def state(self, node_id: int) -> NodeState:
-        """Return what is known of a node; UNKNOWN without a session or when not leading."""
+        """Return the state of a node; UNKNOWN without a session or when not leading."""
         session = self._sessions.get(node_id)
         if session is None:
             return NodeState.UNKNOWN
@@ -98,14 +98,14 @@ class Sessions:
         return NodeState.ACTIVE
 
     def is_heard(self, node_id: int) -> bool:
-        """Whether a node that is not fenced has itself been heard in this reign."""
+        """Whether a node that is not fenced was itself heard in this term."""
         session = self._sessions.get(node_id)
         return session is not None and not session.is_fenced and not session.is_granted
 
     def heartbeat(
         self, node_id: int, node_epoch: int, now_ms: int, *, wants_shutdown: bool = False
     ) -> None:
-        """Hear a node whose process the map accepts; ends its fence and any doubt.
+        """Renew the session of a node whose epoch the map accepts; ends its fence and any doubt.
 
         Without `wants_shutdown` a node that was leaving stays.
         """
@@ -124,7 +124,7 @@ class Sessions:
             session.leaving_since_ms = now_ms
 
     def tick(self, now_ms: int, nodes: Iterable[SupervisedNode]) -> tuple[int, ...]:
-        """Look at the time; return the nodes fenced now, in id order.
+        """Advance to `now_ms`; return the nodes fenced now, in id order.
 
         `nodes` are all supervised nodes of the map: new ones, and new processes of known ones, are
         granted a session; those that are missing are forgotten.
@@ -164,14 +164,14 @@ class Sessions:
         return tuple(fenced)
 
     def _is_believed(self, now_ms: int) -> bool:
-        """Whether the silence of all has lasted so long that it must be true."""
+        """Whether the silence of all nodes has lasted long enough to fence them."""
         if self._doubt_since_ms is None:
             self._doubt_since_ms = now_ms
         return now_ms - self._doubt_since_ms > DOUBT_TIMEOUTS * self.timeout_ms
 
     def _end_doubt(self, now_ms: int) -> None:
         if self._doubt_since_ms is not None:
-            # Somebody is heard again: from now on the others' silence counts.
+            # A node is heard again: from now on the others' silence counts.
             self._renew_all(now_ms)
 
     def _renew_all(self, now_ms: int) -> None:

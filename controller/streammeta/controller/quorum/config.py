@@ -1,7 +1,6 @@
-"""What a replica is told before it starts: who votes, how long to wait, how much to hold.
+"""Configuration of a replica: voters, timings and limits; and the state that survives a crash.
 
-Voter sets are values: a change of membership makes a new one. Times are milliseconds on a
-monotonic clock; nothing here reads one.
+Times are milliseconds on a monotonic clock; nothing here reads one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class QuorumTimings:
     """A new voter must catch up with what the leader had at the start of a round within an
     election timeout; after this many slower rounds it is refused."""
     high_watermark_linger_ms: int = 5
-    """How long a higher high watermark may wait for new batches to travel with."""
+    """Maximum wait of a higher high watermark for new batches to travel with."""
 
     def __post_init__(self) -> None:
         for name in ("election_timeout_ms", "fetch_timeout_ms", "request_timeout_ms"):
@@ -47,12 +46,12 @@ class QuorumTimings:
 
     @property
     def heartbeat_ms(self) -> int:
-        """Return how often a leader announces itself to voters that don't fetch."""
+        """Return the interval at which a leader announces itself to voters that don't fetch."""
         return max(1, self.fetch_timeout_ms // 2)
 
     @property
     def check_quorum_ms(self) -> int:
-        """Return how long a leader goes on without Fetches from a majority."""
+        """Return the time for which a leader goes on without Fetches from a majority."""
         return self.fetch_timeout_ms * 3 // 2
 
 
@@ -66,13 +65,13 @@ class QuorumLimits:
     max_uncommitted_bytes: int = 64 << 20
     """Appended and not yet committed; beyond it appends are refused."""
     tail_bytes: int = 32 << 20
-    """Committed batches kept in memory for followers that lag a little."""
+    """Committed batches kept in memory for followers with little lag."""
     max_delayed_fetches: int = 64
-    """Count of Fetches held back at once; one more is answered at once."""
+    """Maximum number of delayed Fetches; one more is answered at once."""
     max_pending_reads: int = 1024
-    """Count of rounds of linearizable reads without a majority's echo; one more is refused."""
+    """Maximum number of read rounds without a majority's echo; one more is refused."""
     snapshot_chunk_bytes: int = 1 << 20
-    """Bytes of a snapshot asked for at once."""
+    """Bytes of a snapshot requested at once."""
     snapshots_kept: int = 2
     """The log reaches back to the oldest of these, so that slow followers need no snapshot."""
 
@@ -82,8 +81,8 @@ class QuorumConfig:
     """A replica's identity and surroundings.
 
     `bootstrap_voters` vote until the log or a snapshot names others; empty for a replica that joins
-    a cluster. `seeds` are whom a replica without a vote asks for the leader. `endpoint` is where
-    this replica listens.
+    a cluster. A replica without a vote asks `seeds` for the leader. `endpoint` is the address of
+    this replica.
     """
 
     cluster_id: ClusterId
@@ -101,7 +100,7 @@ PRIMORDIAL_EPOCH = Epoch(0)
 
 @dataclass(frozen=True, slots=True)
 class QuorumState:
-    """What must survive a crash besides the log (KIP-595's quorum-state file).
+    """State that must survive a crash besides the log (KIP-595's quorum-state file).
 
     Leader and vote are kept both: with pre-votes a voter can fall back from following a leader
     within one epoch, and must not vote twice then.

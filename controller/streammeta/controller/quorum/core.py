@@ -93,11 +93,11 @@ class QuorumCore:
         self._leading = Leading(self._replica, self._membership)
         self._following = Following(self._replica, self._election)
 
-    # -- what the driver may look at
+    # -- views for the driver
 
     @property
     def role(self) -> Role:
-        """Return the present role; not to be changed."""
+        """Return the present role; read-only."""
         return self._replica.role
 
     @property
@@ -112,12 +112,12 @@ class QuorumCore:
 
     @property
     def high_watermark(self) -> EndOffset:
-        """Return the end of what is known to be committed; grows only."""
+        """Return the exclusive end of the committed log; it only grows."""
         return self._replica.high_watermark
 
     @property
     def log(self) -> LogView:
-        """Return the index of the log; not to be changed."""
+        """Return the index of the log; read-only."""
         return self._replica.log
 
     @property
@@ -141,7 +141,7 @@ class QuorumCore:
 
     @property
     def is_repairing(self) -> bool:
-        """Whether damage has cut away acknowledged batches that are not back yet; it can't vote."""
+        """Whether damage removed acknowledged batches that are not back yet; it can't vote."""
         return self._replica.lost is not None
 
     @property
@@ -152,7 +152,7 @@ class QuorumCore:
 
     @property
     def full_majority(self) -> tuple[NodeId, ...]:
-        """Return the voters that have no room, if this leader can commit nothing without them."""
+        """Return the voters with full disks, if this leader can commit nothing without them."""
         role = self._replica.role
         return role.full_majority if isinstance(role, Leader) else ()
 
@@ -169,12 +169,12 @@ class QuorumCore:
 
     @property
     def uncommitted_batches(self) -> int:
-        """Return how many data batches a leader has appended and not committed."""
+        """Return the number of data batches a leader has appended and not committed."""
         role = self._replica.role
         return len(role.uncommitted) if isinstance(role, Leader) else 0
 
     def next_deadline(self) -> int | None:
-        """Return when a `Tick` is due, or None if only events can change anything."""
+        """Return the time of the next `Tick`, or None if only events can change anything."""
         return min(self._deadlines(), default=None)
 
     # -- stepping
@@ -182,8 +182,8 @@ class QuorumCore:
     def start(self, now_ms: int) -> list[Effect]:
         """Take up the role that the recovered state calls for; once, before any step.
 
-        A replica recorded as the leader starts Resigned: what it had appended and not flushed is
-        gone, and it must not reuse those offsets in the same epoch.
+        A replica recorded as the leader starts Resigned: its unflushed entries are lost, and it
+        must not reuse their offsets in the same epoch.
         """
         replica = self._replica
         replica.now = now_ms
@@ -214,7 +214,7 @@ class QuorumCore:
                 self._following.on_disk_full(is_full=is_full)
             case Append(payloads=payloads):
                 self._leading.append(payloads)
-                # What is due waits for the next event, so that nothing is appended in between.
+                # Overdue work waits for the next event, so that nothing is appended in between.
                 self._leading.serve_delayed()
                 return self._replica.finish()
             case ReadIndexRequested(read_id=read_id):
@@ -393,13 +393,13 @@ class QuorumCore:
             else:
                 replica.become_follower(header.epoch, header.leader_id)
             return
-        if header.leader_id is not None and self._is_news(header.leader_id):
+        if header.leader_id is not None and self._is_new_leader(header.leader_id):
             replica.become_follower(header.epoch, header.leader_id)
             return
         self._on_answer(response)
 
-    def _is_news(self, leader_id: NodeId) -> bool:
-        """Whether following this leader of the present epoch would change anything."""
+    def _is_new_leader(self, leader_id: NodeId) -> bool:
+        """Whether this leader of the present epoch is not followed yet."""
         replica = self._replica
         if leader_id != replica.leader_id:
             return True
@@ -421,7 +421,7 @@ class QuorumCore:
             case FetchSnapshotResponse():
                 self._following.on_fetch_snapshot_response(response)
             case BeginQuorumEpochResponse() | UpdateVoterResponse():
-                pass  # the voter's Fetches, and the log, tell what came of it
+                pass  # the voter's Fetches, and the log, show the outcome
 
     # -- time
 

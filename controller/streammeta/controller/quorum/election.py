@@ -1,4 +1,4 @@
-"""Rules of election: who asks for votes and when, and who is granted one.
+"""Rules of election: campaigns, and the granting of votes.
 
 Follows Raft (sections 5.2 and 5.4.1) with KRaft's pre-vote (KIP-996): a replica asks whether it
 could win before it opens a new epoch, so one that was cut off can't depose a working leader.
@@ -37,7 +37,7 @@ class Election:
     # -- asking for votes
 
     def on_time(self) -> None:
-        """Start, repeat or give up a campaign whose time has come."""
+        """Start, repeat or abandon a campaign when its time has come."""
         replica = self._replica
         match replica.role:
             case Unattached(election_deadline=deadline):
@@ -65,7 +65,7 @@ class Election:
             self._ask(self._replica.role)
 
     def on_vote_response(self, response: VoteResponse) -> None:
-        """Count an answer; the caller has dealt with epochs and found the request."""
+        """Count an answer; the caller has checked its epoch and matched its request."""
         role = self._replica.role
         if not isinstance(role, Prospective | Candidate):
             return
@@ -75,7 +75,7 @@ class Election:
         self._advance()
 
     def on_vote_request_failed(self, peer: NodeId) -> None:
-        """Take a peer that can't be reached for a no, until the next campaign."""
+        """Count an unreachable peer as a refusal, until the next campaign."""
         role = self._replica.role
         if isinstance(role, Prospective | Candidate):
             role.denied.add(peer)
@@ -131,7 +131,7 @@ class Election:
             self._ask(replica.role)
 
     def _first_payloads(self, role: Candidate) -> tuple[bytes, ...]:
-        """Return what a leader's epoch begins with; the first one also records who votes."""
+        """Return the first payloads of a leader's epoch; the first one names the voters."""
         replica = self._replica
         local = replica.local
         change = encode_leader_change(local.node_id, replica.voters, role.granted)
@@ -190,9 +190,9 @@ class Election:
             case Leader():
                 return False
             case Follower() as follower:
-                # Until its first Fetch a follower can't tell that its leader lives (KAFKA-17641).
-                # Others lose patience a little earlier than this one, by design; refusing them
-                # then would cost them a whole timeout while the leader is gone.
+                # Before its first Fetch a follower can't know that its leader lives (KAFKA-17641).
+                # Others lose patience a little earlier than this one, by design; a refusal would
+                # cost them a whole timeout without a leader.
                 patience = self._replica.config.timings.fetch_timeout_ms // 10
                 has_lost_patience = self._replica.now >= follower.fetch_deadline - patience
                 return follower.leader_gone or not follower.has_fetched or has_lost_patience

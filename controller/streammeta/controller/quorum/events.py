@@ -1,4 +1,4 @@
-"""What a replica is fed and what it asks for in return.
+"""Events that a replica takes, and effects that it asks for.
 
 Each step of the core takes the time and one `Event` and returns `Effect`s, which the driver carries
 out in order. Writes carry a *token* that counts upwards; they reach the disk in that order, and a
@@ -30,7 +30,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The transport knows that this request will not be answered."""
+    """The transport gave this request up: no answer will come."""
 
     peer: NodeId
     request_id: int
@@ -38,7 +38,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class PeerConnectionLost:
-    """The peer's end of a connection was reset or refused: its process is probably gone."""
+    """The peer reset or refused a connection: its process has probably ended."""
 
     peer: NodeId
 
@@ -59,14 +59,14 @@ class WriteDone:
 
 @dataclass(frozen=True, slots=True)
 class DiskFull:
-    """The disk has no room but the reserve, or has room again; what waits is in the log already."""
+    """The disk is full but for the reserve, or has room again; waiting batches are in the log."""
 
     is_full: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LogReadDone:
-    """The batches that `ReadLog` asked for; empty if they are gone."""
+    """The batches that `ReadLog` asked for; empty if they were removed."""
 
     read_id: int
     batches: tuple[Batch, ...]
@@ -74,14 +74,14 @@ class LogReadDone:
 
 @dataclass(frozen=True, slots=True)
 class ReadIndexRequested:
-    """A linearizable read wants to know up to where it must have applied."""
+    """A linearizable read asks for the offset that it must have applied."""
 
     read_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """Give up leadership, if held, and say so to the voters."""
+    """Give up leadership, if held, and notify the voters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class TruncateLog:
 class TrimLog:
     """Forget batches below `start_offset`, a snapshot's end, and the snapshots that end below it.
 
-    Nothing waits for it: what a crash leaves is removed by the next one.
+    Nothing waits for it: the next one removes what a crash leaves behind.
     """
 
     token: int
@@ -202,7 +202,7 @@ class TrimLog:
 
 @dataclass(frozen=True, slots=True)
 class WriteSnapshotChunk:
-    """Write bytes of a snapshot that is being downloaded; `position` 0 begins it anew."""
+    """Write bytes of a snapshot download; `position` 0 starts the file again."""
 
     snapshot_id: SnapshotId
     position: int
@@ -224,7 +224,7 @@ class InstallSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ClearDamage:
-    """What damage had cut from this log is back; forget, durably, that there was any."""
+    """Clear the mark of damage, durably: everything cut from this log is back."""
 
     token: int
 
@@ -252,8 +252,8 @@ class ReadLog:
 class Send:
     """Hand `message` to the transport once the write `after` is durable; it may be lost.
 
-    Without `vouches_for_log` it waits for the quorum-state alone: for the last one up to `after`,
-    however much that was asked for before it is not written yet.
+    Without `vouches_for_log` it waits only for the last quorum-state up to `after`, even if earlier
+    writes are not done yet.
     """
 
     to: NodeId
@@ -309,7 +309,7 @@ class VoterChangeDone:
 
 @dataclass(frozen=True, slots=True)
 class VoterChangeRefused:
-    """A requested change did not happen, or with NOT_LEADER may or may not have."""
+    """A requested change did not happen; with NOT_LEADER it may have."""
 
     change_id: int
     error: QuorumError
@@ -318,9 +318,9 @@ class VoterChangeRefused:
 
 @dataclass(frozen=True, slots=True)
 class FullVotersChanged:
-    """Nothing can be committed, for these voters' disks are full; empty: a majority has room.
+    """Full disks of these voters prevent any commit; empty: a majority has room.
 
-    Of the leader's voters; `LeadershipEnded` ends what was told before.
+    Reported by a leader; `LeadershipEnded` voids earlier reports.
     """
 
     full_voters: tuple[NodeId, ...]
@@ -328,7 +328,7 @@ class FullVotersChanged:
 
 @dataclass(frozen=True, slots=True)
 class TransferRefused:
-    """Leadership stays here; `LeadershipEnded` tells of success."""
+    """Leadership stays here; `LeadershipEnded` reports success."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Rules of a follower: fetching, truncating what diverges, and noticing that its leader is gone.
+"""Rules of a follower: fetching, truncation of a divergent log, and loss of its leader.
 
 One Fetch is in flight at most, and it leaves only when everything below its offset is flushed.
 """
@@ -30,7 +30,7 @@ from streammeta.controller.quorum.roles import Download, Follower, Leader, Unatt
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 
 _SMALLEST_CHUNK_BYTES = 64
-"""Over a link that takes a whole request timeout for so little, nothing can be done."""
+"""Smallest chunk requested; a link too slow for it is of no use."""
 
 
 class Following:
@@ -41,7 +41,7 @@ class Following:
         self._election = election
 
     def on_time(self) -> None:
-        """Fetch, look for the leader, or campaign when it has been silent for too long."""
+        """Fetch, search for the leader, or campaign when it has been silent for too long."""
         replica = self._replica
         if replica.installing is not None:
             return
@@ -58,7 +58,7 @@ class Following:
                     replica.become_unattached(replica.epoch)
 
     def _search(self, role: Unattached) -> None:
-        """Ask somebody, by a Fetch, who leads; whoever knows names the leader in the answer."""
+        """Send a Fetch to a random replica: its answer names the leader, if known."""
         replica = self._replica
         known = {voter.key.node_id for voter in replica.others} | set(replica.config.seeds)
         known.discard(replica.local.node_id)
@@ -119,33 +119,33 @@ class Following:
     # -- a full disk
 
     def on_disk_full(self, *, is_full: bool) -> None:
-        """Fetch from what is flushed while the rest can't be written, so that reads can go on.
+        """Fetch from the flushed end while the rest can't be written, so that reads can go on.
 
-        A follower that went silent would cost its leader the majority that linearizable reads and
+        A silent follower would cost its leader the majority that linearizable reads and
         check-quorum need, although neither needs a disk.
         """
         replica = self._replica
         replica.is_disk_full = is_full
         if is_full:
             replica.full_since = replica.now
-        self._fetch_anew()  # an earlier Fetch may wait for the disk
+        self._fetch_again()  # an earlier Fetch may wait for the disk
 
     def on_flushed(self) -> None:
-        """Tell the leader what was flushed without room: the Fetch that waits does not say."""
+        """Report entries flushed on a full disk to the leader: the Fetch in flight lacks them."""
         if self._replica.is_disk_full and not self._is_stuck():
-            self._fetch_anew()
+            self._fetch_again()
 
-    def _fetch_anew(self) -> None:
+    def _fetch_again(self) -> None:
         role = self._replica.role
         if isinstance(role, Follower):
             self._replica.forget_request(role.leader_id, FetchResponse)
 
     def _is_stuck(self) -> bool:
-        """True if what was appended waits for room, so that nothing more can be taken."""
+        """True if appended entries wait for disk space, so that no more can be taken."""
         replica = self._replica
         return replica.is_disk_full and replica.log.flushed_end < replica.log.end_offset
 
-    # -- telling the leader where this voter is (KIP-853)
+    # -- reporting endpoint and disk (KIP-853)
 
     def must_update(self, role: Follower) -> bool:
         """Whether the log names another endpoint or no disk for this voter."""
@@ -160,10 +160,10 @@ class Following:
         voter = Voter(replica.local, replica.config.endpoint)
         replica.send(role.leader_id, UpdateVoterRequest(header=header, voter=voter))
 
-    # -- what the leader answers
+    # -- answers of the leader
 
     def on_fetch_response(self, response: FetchResponse) -> None:
-        """Take what the leader sent; the caller has dealt with epochs and found the request."""
+        """Take a Fetch's answer; the caller has checked its epoch and matched its request."""
         replica = self._replica
         role = replica.role
         if not isinstance(role, Follower) or response.header.sender != role.leader_id:
@@ -172,8 +172,8 @@ class Following:
         if response.header.error is not QuorumError.NONE or not is_usable:
             self._fetch_later(role)
             if response.header.error is QuorumError.NOT_LEADER and not replica.may_campaign:
-                # A voter waits for EndQuorumEpoch, which tells it whether it is its turn; one that
-                # hurried would compete with the successor that its leader has chosen.
+                # A voter waits for EndQuorumEpoch, which names the successors; one that hurried
+                # would compete with the successor that its leader has chosen.
                 self.on_leader_gone(role.leader_id)
             return
         is_refused = self._has_no_room_for(response)
@@ -191,15 +191,15 @@ class Following:
                 replica.append(response.batches)
             end = min(response.high_watermark, replica.log.end_offset)
             replica.raise_high_watermark(EndOffset(end))
-            self._look_whether_repaired(response.high_watermark)
+            self._clear_damage_if_repaired(response.high_watermark)
         role.read_round = max(role.read_round, response.read_round)
         self._heard_from_leader(role, response.header)
         if is_refused and (response.batches or response.snapshot_id is not None):
-            # The same would come again and again; the leader need only know of this replica.
+            # The same would come again at once; the leader need only hear of this replica.
             role.next_fetch = replica.now + replica.config.timings.fetch_max_wait_ms // 5
 
     def _has_no_room_for(self, response: FetchResponse) -> bool:
-        """True if what was sent can't be written; batches may fit the reserve of a full disk."""
+        """True if the answer's contents can't be written; batches may fit a full disk's reserve."""
         if not self._replica.is_disk_full or response.diverging is not None:
             return False
         return self._is_stuck() or response.snapshot_id is not None
@@ -216,12 +216,12 @@ class Following:
     def _fetch_later(self, role: Follower) -> None:
         role.next_fetch = self._replica.now + self._replica.config.timings.retry_backoff_ms
 
-    def _look_whether_repaired(self, leader_high_watermark: EndOffset) -> None:
+    def _clear_damage_if_repaired(self, leader_high_watermark: EndOffset) -> None:
         """Vote again once nothing that this replica ever acknowledged can be missing.
 
         Everything committed before the present epoch lies below a high watermark of that epoch.
-        What was acknowledged in the present epoch may be committed later, on the strength of that
-        acknowledgement, so all of it must be back.
+        Entries acknowledged in the present epoch may be committed later by virtue of that
+        acknowledgement, so all of them must be back.
         """
         replica = self._replica
         lost, log = replica.lost, replica.log
@@ -269,7 +269,7 @@ class Following:
             replica.install(download.snapshot_id, download.total_bytes, download.digest)
 
     def on_snapshot_installed(self, event: SnapshotInstalled) -> None:
-        """Go on from the snapshot's end, or fetch again if the file was no good."""
+        """Go on from the snapshot's end, or fetch again if the file was refused."""
         replica = self._replica
         if event.snapshot_id != replica.installing:
             raise InvariantError(f"{event.snapshot_id} was installed, wanted {replica.installing}")
@@ -283,7 +283,7 @@ class Following:
                 self._fetch_later(role)
 
     def _fits(self, response: FetchResponse) -> bool:
-        """Whether the batches continue this log; a sender's defect must not end up in it."""
+        """Whether the batches continue this log; a sender's defect must not enter it."""
         end, epoch = self._replica.log.end_offset, self._replica.log.last_epoch
         for batch in response.batches:
             if batch.base_offset != end or not batch.payloads:
@@ -308,7 +308,7 @@ class Following:
         return min(ours.end_offset, theirs.end_offset)
 
     def on_fetch_failed(self, peer: NodeId) -> None:
-        """Try again a little later, or ask somebody else for the leader."""
+        """Retry after a backoff, or ask another replica for the leader."""
         role = self._replica.role
         if isinstance(role, Follower) and role.leader_id == peer:
             self._fetch_later(role)
@@ -348,7 +348,7 @@ class Following:
         replica.send(leader_id, BeginQuorumEpochResponse(header=header))
 
     def on_end_quorum_epoch(self, request: EndQuorumEpochRequest) -> None:
-        """Campaign when it is this voter's turn among the successors."""
+        """Campaign after the delay of this voter's place among the successors."""
         replica = self._replica
         leader_id = request.header.sender.node_id
         role = replica.role
@@ -368,7 +368,7 @@ class Following:
 
 
 def _continues(download: Download, response: FetchSnapshotResponse) -> bool:
-    """Whether a chunk belongs to the same file as those before, and brings it on."""
+    """Whether a chunk continues the file of the chunks before it."""
     end = response.position + len(response.data)
     if response.position != download.position or not response.data:
         return False

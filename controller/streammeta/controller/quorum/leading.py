@@ -1,4 +1,4 @@
-"""Rules of a leader: serving Fetches, committing, proving that it still leads, letting go.
+"""Rules of a leader: serving Fetches, committing, proving leadership, resigning.
 
 A Fetch that names the leader's epoch is credited when it arrives, never when its delayed answer
 leaves; the leader counts itself only up to what it has flushed.
@@ -42,11 +42,11 @@ from streammeta.controller.quorum.roles import (
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, committed_end, majority
 
 _OBSERVER_SESSION_MS = 300_000
-"""An observer that has not fetched for this long is forgotten, as in KRaft."""
+"""Milliseconds without a Fetch after which an observer is forgotten, as in KRaft."""
 
 
 class Leading:
-    """Leads on behalf of a replica, and says so when it stops."""
+    """Leads on behalf of a replica, and announces the end."""
 
     def __init__(self, replica: Replica, membership: Membership) -> None:
         self._replica = replica
@@ -62,7 +62,7 @@ class Leading:
     # -- appending and committing
 
     def append(self, payloads: tuple[bytes, ...]) -> None:
-        """Append one data batch; the driver has made sure that it may."""
+        """Append one data batch; the driver has checked that it may."""
         replica = self._replica
         role = replica.role
         if not isinstance(role, Leader) or not self.is_established():
@@ -73,7 +73,7 @@ class Leading:
         role.uncommitted_bytes += batch.size
 
     def update_high_watermark(self) -> None:
-        """Commit what a majority has flushed."""
+        """Commit everything that a majority has flushed."""
         replica = self._replica
         role = replica.role
         if not isinstance(role, Leader):
@@ -137,7 +137,7 @@ class Leading:
         return progress
 
     def _needs_snapshot(self, request: FetchRequest) -> bool:
-        """Whether the log does not reach back to where the sender's ends."""
+        """Whether the log no longer reaches back to the end of the sender's."""
         log = self._replica.log
         if not self._replica.snapshots:
             return False
@@ -160,7 +160,7 @@ class Leading:
     # -- serving snapshots
 
     def on_fetch_snapshot(self, request: FetchSnapshotRequest) -> None:
-        """Have bytes of a snapshot read; asking for them shows that the sender is alive."""
+        """Read bytes of a snapshot for the sender; the request counts as a sign of life."""
         replica = self._replica
         role = replica.role
         assert isinstance(role, Leader)
@@ -177,7 +177,7 @@ class Leading:
         replica.emit(ReadSnapshot(self._next_read_id, request.snapshot_id, request.position, size))
 
     def on_snapshot_read(self, read_id: int, chunk: SnapshotChunk | None) -> None:
-        """Send what was read, if this is still the leader that asked for it."""
+        """Send the chunk, if this is still the leader that asked for it."""
         role = self._replica.role
         if not isinstance(role, Leader) or read_id not in role.snapshot_reads:
             return
@@ -198,10 +198,10 @@ class Leading:
         return role.progress[key]
 
     def _counted_as(self, role: Leader, header: RequestHeader) -> ReplicaKey:
-        """Return under which key a sender earns credit: that of a voter only if it is its disk.
+        """Return the key that a sender is credited under: a voter's only with that voter's disk.
 
         A voter named without a disk is the one its node was formed with, which may have voted for
-        another leader by now. A disk in its place would commit, and prove leadership, in its name.
+        another leader by now. A replaced disk would commit, and prove leadership, in its name.
         """
         sender = header.sender
         unnamed = ReplicaKey(sender.node_id)
@@ -268,7 +268,7 @@ class Leading:
         replica.answer_fetch(request, read_round=role.read_round, batches=batches)
 
     def on_log_read(self, read_id: int, batches: tuple[Batch, ...]) -> None:
-        """Send what was read from disk, if this is still the leader that asked for it."""
+        """Send batches read from disk, if this is still the leader that asked for them."""
         role = self._replica.role
         if isinstance(role, Leader) and read_id in role.log_reads:
             request = role.log_reads.pop(read_id)
@@ -305,7 +305,7 @@ class Leading:
             read = role.pending_reads.popleft()
             self._replica.emit(ReadIndexReady(read.read_id, read.index))
 
-    # -- keeping and losing leadership
+    # -- keeping and ending leadership
 
     def on_time(self) -> None:
         """Announce the epoch, resign when that is due, repeat the end of an epoch."""
@@ -323,7 +323,7 @@ class Leading:
         transfer = self._membership.on_time(role)
         if transfer is None:
             self._announce(role)
-            # Carried out with the next event, once callers know what this one has committed.
+            # Carried out with the next event, after callers learn of the commits of this one.
             self._check_disks(role)
         else:
             successor = transfer.to.node_id
@@ -331,7 +331,7 @@ class Leading:
             self.resign(reason, transfer.to)
 
     def _check_disks(self, role: Leader) -> None:
-        """Tell when nothing can be committed for want of room; hand over where another can."""
+        """Report when full disks prevent commits; hand over to a voter that can commit."""
         replica = self._replica
         full = self._full_disks.full_majority(role)
         if full != role.full_majority:
@@ -342,15 +342,15 @@ class Leading:
             role.transfer = Transfer(successor, deadline, "for want of room on this disk")
 
     def next_check_of_disks(self, role: Leader) -> int | None:
-        """Return when room has to be looked at though nothing else happens; None: never."""
+        """Return the time of the next check of disks without any event; None: never."""
         return self._full_disks.next_look(role)
 
     def quorum_deadline(self, role: Leader) -> int | None:
-        """When the leader must resign unless more voters hear it; None for the only voter.
+        """Return the time at which the leader must resign unless more voters hear it.
 
-        Voters whose disks are full keep a leader in office for the sake of its reads, unless those
-        with room, silent ones included, are a majority that another leader could commit with. One
-        that needs this replica's disk would have to be in touch with it.
+        None for the only voter. Voters with full disks keep a leader in office for the sake of its
+        reads, unless those with room, silent ones included, are a majority that another leader
+        could commit with. A majority that needs this replica's disk would have to hear it.
         """
         replica = self._replica
         others = [role.progress[voter.key] for voter in replica.others]
@@ -368,7 +368,7 @@ class Leading:
         return any(progress.heard_us_at > oldest for progress in others)
 
     def _unheard_at(self, others: list[ReplicaProgress], *, counts_itself: bool) -> int | None:
-        """When a majority made of these will not have heard this leader for too long."""
+        """Return the time at which a majority of these will have heard nothing for too long."""
         needed = majority(len(self._replica.voters)) - counts_itself
         if not 0 < needed <= len(others):
             return None
@@ -376,7 +376,7 @@ class Leading:
         return heard[needed - 1] + self._replica.config.timings.check_quorum_ms
 
     def next_heartbeat(self, role: Leader, progress: ReplicaProgress) -> int:
-        """When this voter must be told of the epoch; a voter that fetches knows it."""
+        """Return the time of the next announcement to this voter; one that fetches needs none."""
         if not progress.has_fetched:
             return progress.next_heartbeat
         heartbeat = self._replica.config.timings.heartbeat_ms
@@ -387,7 +387,7 @@ class Leading:
         return deadline is not None and self._replica.now >= deadline
 
     def resign(self, reason: str, successor: ReplicaKey | None = None) -> None:
-        """Stop leading; `successor` should follow, or else the voter with the longest log."""
+        """Stop leading; `successor`, or else the voter with the longest log, should follow."""
         role = self._replica.role
         if not isinstance(role, Leader):
             return
@@ -411,7 +411,7 @@ class Leading:
             replica.send(voter.key.node_id, BeginQuorumEpochRequest(header=header))
 
     def on_announcement_failed(self, peer: NodeId) -> None:
-        """Try a voter that could not be reached again, sooner than the next heartbeat."""
+        """Retry an unreachable voter sooner than the next heartbeat."""
         role = self._replica.role
         voter = self._replica.voters.find(peer)
         if isinstance(role, Leader) and voter is not None and voter.key in role.progress:
@@ -433,7 +433,7 @@ class Leading:
             )
 
     def on_end_failed(self, peer: NodeId) -> None:
-        """Try a voter that could not be reached again: it waits to be told whose turn it is."""
+        """Retry an unreachable voter: it waits for the list of successors."""
         role = self._replica.role
         if isinstance(role, Resigned) and peer in role.unacknowledged:
             role.unacknowledged[peer] = self._next_attempt()
@@ -442,14 +442,14 @@ class Leading:
         return self._replica.now + self._replica.config.timings.heartbeat_ms // 4 + 1
 
     def on_end_acknowledged(self, sender: NodeId) -> None:
-        """A voter knows that the epoch has ended."""
+        """Stop announcing the end of the epoch to a voter that has acknowledged it."""
         if isinstance(self._replica.role, Resigned):
             self._replica.role.unacknowledged.pop(sender, None)
 
     def check(
         self, request: FetchRequest | FetchSnapshotRequest | UpdateVoterRequest
     ) -> QuorumError:
-        """Return why what only the leader answers can't be answered here, or NONE."""
+        """Return the error of a request for leaders that can't be answered here, or NONE."""
         replica = self._replica
         if isinstance(request, FetchRequest) and not _is_valid_fetch(request):
             return QuorumError.INVALID_REQUEST
@@ -461,10 +461,9 @@ class Leading:
 
 
 def _takes(role: Leader, request: FetchRequest) -> bool:
-    """True if batches are of use to the sender.
+    """True if the sender can use batches.
 
-    A full disk has room for what is in its reserve only, which is kept for when it is needed to
-    commit.
+    A full disk has only its reserve left, which is kept until a commit needs it.
     """
     return not request.is_disk_full or (request.max_bytes > 0 and bool(role.full_majority))
 

@@ -1,7 +1,6 @@
-"""What the core knows of its log: offsets, epochs, what is durable, and the newest batches.
+"""In-memory index of a replica's log: offsets, epochs, the durable end, and the newest batches.
 
-The log itself is on disk, behind the driver. Old batches are not held here; who needs them asks
-the driver to read them.
+The log itself is on disk, behind the driver, which reads old batches on request.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class EpochStart:
 
 @dataclass(frozen=True, slots=True)
 class LostPromise:
-    """Damage has cut away what this replica had acknowledged, up to here, until this epoch."""
+    """Damage removed entries this replica had acknowledged, up to this end and epoch."""
 
     end_offset: EndOffset
     epoch: Epoch
@@ -38,7 +37,7 @@ class LostPromise:
 
 @dataclass(frozen=True, slots=True)
 class LogStart:
-    """What recovery found on disk, all of it durable. `tail` ends at `end_offset`.
+    """The log as recovery found it on disk, all of it durable. `tail` ends at `end_offset`.
 
     A log that does not begin at 0 begins at or below the end of a snapshot, with `start_epoch` the
     epoch of the last batch before it. `control` are all control batches of the log, `snapshots`
@@ -57,7 +56,7 @@ class LogStart:
 
 
 class LogView:
-    """An in-memory index of one replica's log with its newest batches."""
+    """The index, with the newest batches."""
 
     def __init__(self, recovered: LogStart, tail_bytes: int) -> None:
         self.start_offset = recovered.start_offset
@@ -73,7 +72,7 @@ class LogView:
         self._unflushed: deque[tuple[int, EndOffset]] = deque()
 
     def _enter_epoch_at_start(self) -> None:
-        """Have an entry for the epoch the log begins in, which may have begun before it."""
+        """Add an entry for the epoch the log begins in, which may have begun before it."""
         begins_within = not self._starts or self._starts[0] > self.start_offset
         if begins_within and self.end_offset > self.start_offset:
             self._epochs.insert(0, self.start_epoch)
@@ -86,12 +85,12 @@ class LogView:
 
     @property
     def last_epoch_start(self) -> EndOffset:
-        """Where the last epoch begins, as far as the log reaches back."""
+        """Start offset of the last epoch, as far as the log reaches back."""
         return self._starts[-1] if self._starts else self.start_offset
 
     @property
     def tail_start(self) -> EndOffset:
-        """Batches from here on are in memory."""
+        """Offset from which batches are in memory."""
         return self._tail[0].base_offset if self._tail else self.end_offset
 
     def append(self, batches: Sequence[Batch], token: int) -> None:
@@ -126,7 +125,7 @@ class LogView:
         self._unflushed = deque((token, min(end, end_offset)) for token, end in self._unflushed)
 
     def write_done(self, token: int) -> None:
-        """Note that every write up to `token` is durable."""
+        """Advance the flushed end: every write up to `token` is durable."""
         while self._unflushed and self._unflushed[0][0] <= token:
             self.flushed_end = max(self.flushed_end, self._unflushed.popleft()[1])
 
@@ -138,7 +137,7 @@ class LogView:
         del self._epochs[:drop], self._starts[:drop]
 
     def begin_anew(self, snapshot_id: SnapshotId) -> None:
-        """Forget everything: the log begins and ends at the end of a durable snapshot."""
+        """Drop everything: the log begins and ends at the end of a durable snapshot."""
         self.start_offset = self.end_offset = self.flushed_end = snapshot_id.end_offset
         self.start_epoch = snapshot_id.epoch
         self._epochs, self._starts = [], []
@@ -153,8 +152,7 @@ class LogView:
     def end_of_epoch(self, epoch: Epoch) -> EpochEnd:
         """Return the largest epoch here that is <= `epoch`, and where it ends.
 
-        What lies before the start is known by its last epoch only; an older one is answered with
-        epoch 0.
+        Of the log before the start only the last epoch is known; an older one gives epoch 0.
         """
         index = bisect_right(self._epochs, epoch) - 1
         if index < 0:

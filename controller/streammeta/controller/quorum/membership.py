@@ -30,7 +30,7 @@ class Membership:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
 
-    # -- asked by operators
+    # -- requests of operators
 
     def request_change(self, change_id: int, change: Voter | ReplicaKey) -> None:
         """Begin to add or to remove a voter, or refuse."""
@@ -98,7 +98,7 @@ class Membership:
     def _refuse(self, change_id: int, error: QuorumError, reason: str) -> None:
         self._replica.emit(VoterChangeRefused(change_id, error, reason))
 
-    # -- a change under way
+    # -- a change in progress
 
     def on_fetched(self, role: Leader, progress: ReplicaProgress) -> None:
         """End a round of catching up; the voter is added after one that was quick enough.
@@ -120,7 +120,7 @@ class Membership:
         change.round_end, change.round_started_at = replica.log.end_offset, replica.now
 
     def round_deadline(self, change: VoterChange) -> int | None:
-        """When the present round has taken so long that the replica will not be added."""
+        """Return the time at which the present round is too slow for the replica to be added."""
         if change.adding is None or change.end_offset is not None:
             return None
         timings = self._replica.config.timings
@@ -143,7 +143,7 @@ class Membership:
         self._follow_progress_of(role, voters)
 
     def _follow_progress_of(self, role: Leader, voters: VoterSet) -> None:
-        """Have an entry for every voter, under the key that the set knows it by."""
+        """Ensure a progress entry for every voter, under its key in the set."""
         replica = self._replica
         for voter in voters.others(replica.local.node_id):
             unnamed = ReplicaKey(voter.key.node_id)
@@ -158,7 +158,7 @@ class Membership:
                 )
 
     def _name_disk(self, role: Leader, unnamed: ReplicaKey, named: ReplicaKey) -> None:
-        """Let what a voter without a known disk has earned stay with the disk that earned it."""
+        """Leave the progress of a voter without a known disk to the disk that earned it."""
         progress = role.progress.pop(unnamed)
         delayed = role.delayed_fetches.pop(unnamed, None)
         if progress.earned_by is not None:
@@ -180,10 +180,10 @@ class Membership:
             replica.emit(VoterChangeDone(change.change_id, change.end_offset))
         return not replica.is_voter and replica.voters_named_at <= end_offset
 
-    # -- what voters tell of themselves
+    # -- UpdateVoter
 
     def on_update_voter(self, request: UpdateVoterRequest) -> None:
-        """Take down where a voter listens and which disk it has; the answer waits for nothing."""
+        """Record a voter's endpoint and disk; the answer waits for nothing."""
         role = self._replica.role
         assert isinstance(role, Leader)
         self._replica.answer_update_voter(request, self._update(role, request.voter))
@@ -226,7 +226,7 @@ class Membership:
     # -- time
 
     def on_time(self, role: Leader) -> Transfer | None:
-        """Do what is due; return the transfer that is to be carried out now."""
+        """Do overdue work; return the transfer that is to be carried out now."""
         replica = self._replica
         change = role.voter_change
         if change is not None:
@@ -238,7 +238,7 @@ class Membership:
         return self._due_transfer(role)
 
     def next_look(self, transfer: Transfer, role: Leader) -> int:
-        """Return when a transfer is to be looked at: at once if it can be carried out."""
+        """Return the time to check a transfer: now if it can be carried out."""
         progress = role.progress.get(transfer.to)
         is_due = progress is not None and progress.end_offset >= self._replica.log.end_offset
         return self._replica.now if is_due else transfer.deadline
@@ -259,15 +259,15 @@ class Membership:
 
 
 class FullDisks:
-    """Weighs full disks on behalf of a leader."""
+    """Full disks of the voters, as their leader knows them."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
 
     def full_majority(self, role: Leader) -> tuple[NodeId, ...]:
-        """Return the voters without room if the others that fetch are no majority, else none.
+        """Return the voters with full disks if the others that fetch are no majority, else none.
 
-        Nothing but what fits their reserves can be committed then, under any leader.
+        Only entries that fit their reserves can be committed then, under any leader.
         """
         replica = self._replica
         others = [role.progress[voter.key] for voter in replica.others]
@@ -287,7 +287,7 @@ class FullDisks:
         )
 
     def next_look(self, role: Leader) -> int | None:
-        """Return the time at which silence may change `full_majority`; None: it can't."""
+        """Return the time at which silence may change `full_majority`, or None."""
         progress = [role.progress[voter.key] for voter in self._replica.others]
         is_any_full = self._replica.is_disk_full or any(each.is_disk_full for each in progress)
         if not is_any_full:
@@ -297,16 +297,16 @@ class FullDisks:
         return min((at + patience + 1 for at in heard_at), default=None)
 
     def successor(self, role: Leader) -> ReplicaKey | None:
-        """Return the voter that a leader without room hands over to, if there is one.
+        """Return the voter that a leader with a full disk hands over to, or None.
 
-        It has room, and so has a majority, by Fetches that are newer than the want of room here:
-        disks tend to fill together, and a successor that can't commit either would be no better.
+        It has room, and so has a majority, by Fetches newer than the full disk here: disks tend to
+        fill together, and a successor that can't commit either would be no better.
         """
         replica = self._replica
         if not replica.is_disk_full or role.transfer is not None:
             return None
         if replica.high_watermark < replica.log.end_offset:
-            return None  # a caller that waits for the rest would not hear of its commit
+            return None  # callers that wait for the rest would not learn of its commit
         others = [role.progress[voter.key] for voter in replica.others]
         writable = [progress for progress in others if self._has_told_of_room(progress)]
         if len(writable) < majority(len(replica.voters)):

@@ -21,7 +21,7 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 
 @unique
 class BatchKind(IntEnum):
-    """Who a batch is for: the state machine above, or the quorum itself."""
+    """Addressee of a batch: the state machine, or the quorum itself."""
 
     DATA = 1
     CONTROL = 2
@@ -53,7 +53,7 @@ class Batch:
 
 @unique
 class QuorumError(IntEnum):
-    """Why a quorum request was refused; numbers are those of the protobuf enum."""
+    """Refusals of quorum requests; numbers are those of the protobuf enum."""
 
     NONE = 0
     NOT_LEADER = 6
@@ -71,10 +71,10 @@ class QuorumError(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHeader:
-    """Who asks whom, in which epoch.
+    """Sender, receiver and epoch of a request.
 
-    `incarnation` is drawn anew whenever a process starts and `request_id` counts within it, so an
-    answer can't be taken for that to a request of an earlier life.
+    Each process draws a new `incarnation`, and `request_id` counts within it, so an answer is never
+    matched to a request of an earlier process.
     """
 
     cluster_id: ClusterId
@@ -86,13 +86,13 @@ class RequestHeader:
     is_founder: bool = False
     """The sender's disk was formatted as a first voter's: a voter key without a disk may mean it.
 
-    A disk that replaced another one, or joined later, never says so.
+    A disk that replaced another one, or joined later, never sets it.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseHeader:
-    """Who answers which request, and what the answerer knows of epoch and leader."""
+    """The request that is answered, and the answerer's epoch and leader."""
 
     sender: NodeId
     receiver: NodeId
@@ -163,8 +163,8 @@ class FetchRequest:
 
     `high_watermark` (KIP-1166) and `read_round` are the highest the sender has seen, the latter in
     this epoch only. The answer may be held back for `max_wait_ms`. `answered_request_id` is the
-    sender's newest request that this leader has answered in this epoch, 0 before any: who can be
-    heard and hears nothing must not keep its leader in office.
+    sender's newest request that this leader has answered in this epoch, 0 before any: a follower
+    that can send and not receive must not keep its leader in office.
     """
 
     header: RequestHeader
@@ -181,7 +181,7 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """Where an epoch ends in a log: the end offset of the last batch of `epoch`."""
+    """End of an epoch in a log: the end offset of the last batch of `epoch`."""
 
     epoch: Epoch
     end_offset: EndOffset
@@ -283,7 +283,7 @@ _VERSION = 1
 
 
 def encode_leader_change(leader_id: NodeId, voters: VoterSet, granting: Iterable[NodeId]) -> bytes:
-    """Return the first payload of every epoch: who leads, who may vote, who voted for it."""
+    """Return the first payload of every epoch: its leader, the voters, and the votes granted."""
     return _encode(
         {
             "type": "leader_change",

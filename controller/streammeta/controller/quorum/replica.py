@@ -1,4 +1,4 @@
-"""One replica's state and the legal ways to change it; the rules of who changes it lie elsewhere.
+"""State of one replica and its legal transitions; the rules that trigger them lie elsewhere.
 
 Owns epoch, vote, leader and role, the outstanding requests and the effects collected in a step. A
 change of epoch, vote or leader becomes a `PersistQuorumState` ahead of every other write of the
@@ -132,7 +132,7 @@ class Replica:
         return history
 
     def _note_voters(self) -> None:
-        """Take the voters in force from the history; asked for in every step, so kept at hand."""
+        """Cache the voters in force, which every step reads."""
         self.voters = self._history.latest
         """The voters in force: the last that the log names, committed or not."""
         self.others = self.voters.others(self.local.node_id)
@@ -143,7 +143,7 @@ class Replica:
         self.is_known = named == Voter(self.local, self.config.endpoint)
         """Whether the voters in force name this replica's disk and where it listens."""
 
-    # -- who and when
+    # -- voters and times
 
     @property
     def local(self) -> ReplicaKey:
@@ -163,14 +163,14 @@ class Replica:
     def may_campaign(self) -> bool:
         """Whether this replica may ask for votes.
 
-        Not while its log lacks what damage has cut away, or is being replaced by a snapshot.
+        Not while its log lacks entries that damage removed, or is being replaced by a snapshot.
         """
         if self.lost is not None or self.installing is not None:
             return False
         return self.is_voter or self._may_be_voter()
 
     def _may_be_voter(self) -> bool:
-        """Whether it was a voter before a change that is not known to be committed.
+        """Whether it voted before a change that is not known to be committed.
 
         It may be the only one that has the change, and then nobody else can be elected; as the
         leader it does not count itself (Ongaro, section 4.2.2). The set before the last one is
@@ -202,7 +202,7 @@ class Replica:
         return timeout + self._rng.randrange(timeout)
 
     def next_fetch_deadline(self, leader_id: NodeId) -> int:
-        """Return until when a Fetch from now on must succeed, or the leader counts as gone.
+        """Return the deadline of the next successful Fetch, after which the leader counts as lost.
 
         Followers that last heard of the leader together would campaign together and split the
         vote, so each waits a little longer than those before it.
@@ -211,7 +211,7 @@ class Replica:
         return self.now + timings.fetch_timeout_ms + self.failover_delay(leader_id)
 
     def failover_delay(self, leader_id: NodeId) -> int:
-        """Return how much later than others this voter campaigns when `leader_id` is gone."""
+        """Return this voter's delay of a campaign after the loss of `leader_id`."""
         earlier = sum(
             voter.key.node_id < self.local.node_id and voter.key.node_id != leader_id
             for voter in self.others
@@ -235,7 +235,7 @@ class Replica:
     def become_follower(self, epoch: Epoch, leader_id: NodeId) -> None:
         """Follow the leader of `epoch`; the vote of the same epoch is kept."""
         if leader_id == self.local.node_id and not self.is_voter:
-            # An earlier disk of this node led; this one learns who leads when it is replaced.
+            # An earlier disk of this node led; this one learns of the leader that replaces it.
             self.become_unattached(epoch)
             return
         if leader_id == self.local.node_id:
@@ -266,7 +266,7 @@ class Replica:
         self._change_role(Candidate(self.now + self.draw_election_timeout(), granted=self._own()))
 
     def _own(self) -> set[NodeId]:
-        """Return the votes a campaign begins with: its own, if that one counts."""
+        """Return the initial votes of a campaign: its own, if that counts."""
         return {self.local.node_id} if self.is_voter else set()
 
     def become_leader(self) -> None:
@@ -284,7 +284,7 @@ class Replica:
         self._last.append(LeadershipStarted(self.epoch, start))
 
     def become_resigned(self, successors: tuple[ReplicaKey, ...], reason: str) -> None:
-        """Stop leading the present epoch, and tell the voters; operators read the reason."""
+        """Stop leading the present epoch, and notify the voters; operators read the reason."""
         role = Resigned(
             self.now + self.draw_election_timeout(),
             successors,
@@ -362,7 +362,7 @@ class Replica:
         self._writes.append(InstallSnapshot(self._next_write(), snapshot_id, total_bytes, digest))
 
     def begin_anew(self, snapshot_id: SnapshotId, voters: VoterSet) -> None:
-        """Take note that the log begins and ends at the end of an installed snapshot."""
+        """Restart the log at the end of an installed snapshot."""
         self.log.begin_anew(snapshot_id)
         self.snapshots = [snapshot_id]
         self._history = VoterHistory(voters, snapshot_id.end_offset)
@@ -370,7 +370,7 @@ class Replica:
         self.raise_high_watermark(snapshot_id.end_offset)
 
     def clear_damage(self) -> None:
-        """Vote again: everything that damage had cut away is back."""
+        """Vote again: everything that damage had removed is back."""
         self.lost = None
         self._writes.append(ClearDamage(self._next_write()))
 
@@ -387,7 +387,7 @@ class Replica:
             raise InvariantError(
                 f"high watermark {end_offset} lies beyond the log's end {self.log.end_offset}"
             )
-        # Up to the old one only: what is committed now is yet to be delivered from memory.
+        # Up to the old one only: newly committed batches are yet to be delivered from memory.
         self.log.trim_tail(self.high_watermark)
         self.high_watermark = end_offset
         self._last.append(CommitAdvanced(end_offset))
@@ -416,12 +416,12 @@ class Replica:
         return waiting is not None and self.now < waiting.expires_at
 
     def pending_until(self, to: NodeId, kind: type[Message]) -> int | None:
-        """When the request that waits for that peer expires."""
+        """Return the expiry time of the pending request to that peer."""
         waiting = self._pending.get((to, kind))
         return waiting.expires_at if waiting else None
 
     def take_answered(self, header: ResponseHeader, kind: type[Message]) -> bool:
-        """Whether this answers an outstanding request, which thereby ends."""
+        """Match an answer to its pending request, which thereby ends; False without a match."""
         if header.incarnation != self._incarnation:
             return False
         waiting = self._pending.get((header.sender, kind))
@@ -439,7 +439,7 @@ class Replica:
         return None
 
     def answer(self, header: RequestHeader, error: QuorumError) -> ResponseHeader:
-        """Begin an answer that tells what this replica knows of epoch and leader."""
+        """Begin an answer that carries this replica's epoch and leader."""
         return ResponseHeader(
             sender=self.local.node_id,
             receiver=header.sender.node_id,
@@ -460,7 +460,7 @@ class Replica:
         snapshot_id: SnapshotId | None = None,
         batches: tuple[Batch, ...] = (),
     ) -> None:
-        """Answer a Fetch with what is known now."""
+        """Answer a Fetch with the present high watermark."""
         response = FetchResponse(
             header=self.answer(request.header, error),
             high_watermark=self.high_watermark,
@@ -491,7 +491,7 @@ class Replica:
         self.send(request.header.sender.node_id, response)
 
     def answer_update_voter(self, request: UpdateVoterRequest, error: QuorumError) -> None:
-        """Tell a voter whether its whereabouts were taken down."""
+        """Answer a voter's update of its endpoint and disk."""
         response = UpdateVoterResponse(header=self.answer(request.header, error))
         self.send(request.header.sender.node_id, response)
 
@@ -508,7 +508,7 @@ class Replica:
         self._writes.append(chunk)
 
     def forget_request(self, to: NodeId, kind: type[Message]) -> None:
-        """Wait no longer for the answer to a request; it counts no more if it comes."""
+        """Drop a pending request; a late answer is ignored."""
         self._pending.pop((to, kind), None)
 
     # -- the end of a step

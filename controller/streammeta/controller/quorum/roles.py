@@ -1,4 +1,4 @@
-"""The roles a replica plays, and what it remembers only while it plays them.
+"""Roles of a replica, each with the state that ends with it.
 
 Epoch, vote and known leader are not here: they outlive a role. All times are absolute
 milliseconds on the driver's monotonic clock.
@@ -20,7 +20,7 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter
 class Unattached:
     """Knows an epoch and follows nobody; it may have voted.
 
-    Who may not campaign looks for the leader by asking others in turn, next at `next_search`.
+    A replica that may not campaign asks others for the leader in turn, next at `next_search`.
     """
 
     election_deadline: int
@@ -74,19 +74,19 @@ class Follower:
     """The newest request that this leader has answered."""
     download: Download | None = None
     next_update: int = 0
-    """When the leader may be told again where this voter listens."""
+    """Time of the next UpdateVoter request to the leader."""
 
 
 @dataclass(slots=True)
 class ReplicaProgress:
-    """What a leader knows of one other replica."""
+    """A leader's knowledge of one other replica."""
 
     key: ReplicaKey
     """The key under which the voter set has it, which may lack the disk."""
     last_fetch: int
     """Arrival of its last valid Fetch; the start of the epoch before the first."""
     heard_us_at: int
-    """Arrival of its last Fetch that told of a new answer of ours; before, as above."""
+    """Arrival of its last Fetch that acknowledged a new answer; before any, as above."""
     last_answered: tuple[int, int] = (0, 0)
     """Its incarnation, and the newest request that it has had an answer to."""
     is_disk_full: bool = False
@@ -104,7 +104,7 @@ class ReplicaProgress:
 
 @dataclass(slots=True)
 class DelayedFetch:
-    """A Fetch held back until there is something to say."""
+    """A Fetch held back until there is something to send."""
 
     request: FetchRequest
     answer_by: int
@@ -121,7 +121,7 @@ class PendingRead:
 
 @dataclass(slots=True)
 class VoterChange:
-    """A change of the voters that somebody waits for.
+    """A change of the voters that a caller waits for.
 
     A replica to be added catches up in rounds: each ends when it has what the leader had when the
     round began. `end_offset` is that of the record, once it is appended.
@@ -167,12 +167,12 @@ class Leader:
 
 @dataclass(slots=True)
 class Resigned:
-    """Led this epoch and does no more; grants no vote in it. Restarted leaders begin here."""
+    """Led this epoch and no longer does; grants no vote in it. Restarted leaders begin here."""
 
     election_deadline: int
     successors: tuple[ReplicaKey, ...]
     unacknowledged: dict[NodeId, int]
-    """Voters that have not confirmed the end of the epoch, and when to tell them again."""
+    """Voters that have not acknowledged the end of the epoch, with the time of the next attempt."""
 
 
 Role: TypeAlias = Unattached | Prospective | Candidate | Follower | Leader | Resigned

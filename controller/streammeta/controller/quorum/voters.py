@@ -19,7 +19,7 @@ class ReplicaKey:
     """A replica: a node together with its disk (KIP-853).
 
     A `directory_id` of None is "whatever disk that node has": voters named by a static
-    configuration are known so until they tell which one it is.
+    configuration have no known disk until they report it.
     """
 
     node_id: NodeId
