@@ -19,8 +19,8 @@ from scripts.benchmarks.compaction_workload import compact_as_automq
 from scripts.benchmarks.compaction_world import Costs, World
 from scripts.benchmarks.figures import Outcome, Table
 from streammeta.client import WriterConfig
-from streammeta.client.compaction.compactor import SetObjectCompactor
 from streammeta.client.compaction.config import MEMORY_MIN, CompactionConfig
+from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.compaction.plan import CompactionLimits
 from streammeta.storage.compaction.selection import SelectionConfig

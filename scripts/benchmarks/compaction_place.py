@@ -15,7 +15,7 @@ from streammeta.client import (
     StreamWriter,
     WriterConfig,
 )
-from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.compaction.config import CompactionTarget
 from streammeta.client.methods import LIST_STREAM_SET_OBJECTS
 from streammeta.storage.object_store.base import ObjectStore
 from streammeta.storage.object_store.local import LocalObjectStore

@@ -19,10 +19,9 @@ import time
 from pathlib import Path
 
 from streammeta.client import ControllerClient
-from streammeta.client.compaction.compactor import SetObjectCompactor
-from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.report import CompactionReport
-from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore

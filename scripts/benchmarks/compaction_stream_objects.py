@@ -13,8 +13,8 @@ from scripts.benchmarks.compaction_place import MIB, Place, require_same, runnin
 from scripts.benchmarks.compaction_settings import StreamObjects
 from scripts.benchmarks.figures import Outcome, Table
 from streammeta.client import WriterConfig
+from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
-from streammeta.client.compaction.stream_object_config import StreamObjectConfig
 from streammeta.storage.compaction.stream_objects import StreamCompaction
 from streammeta.storage.object_store.calls import StoreMetrics
 
@@ -74,7 +74,7 @@ async def _compacted(
         session.node,
         session.namespace,
         place.store,
-        StreamObjectConfig(server_side_copy=by_store),
+        CompactionConfig(server_side_copy=by_store),
     )
     reads = await place.read([stream_id])
     before, began = place.store.metrics(), time.monotonic()
@@ -96,8 +96,8 @@ async def _compacted(
         multiparts=_asked(before, after, "start_multipart"),
         parts=_asked(before, after, "upload_part"),
         copies=_asked(before, after, "copy_part"),
-        bytes_read=report.transfers.bytes_fetched,
-        bytes_written=report.transfers.bytes_written,
+        bytes_read=report.figures.bytes_read,
+        bytes_written=report.figures.bytes_written,
         seconds=round(seconds, 3),
         gets_per_mib_before=reads.gets_per_mib,
         gets_per_mib_after=reads_after.gets_per_mib,

@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from streammeta.client.compaction.compactor import SetObjectCompactor
-from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
+from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.resources import give_back
 from streammeta.controller.metadata.requests import (

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.report import GroupReport
 from streammeta.client.compaction.stream_object_compactor import ALL_AT_ONCE, StreamObjectCompactor
-from streammeta.client.compaction.stream_object_config import StreamObjectConfig
-from streammeta.client.compaction.stream_object_report import StreamReport
 from streammeta.storage.compaction.copy_plan import CopyRules
 from streammeta.storage.compaction.stream_objects import GroupRules, StreamCompaction
 from streammeta.v1 import common_pb2
@@ -50,12 +50,12 @@ def small_rules() -> dict[StreamCompaction, GroupRules]:
 
 
 @dataclass(frozen=True, slots=True)
-class TinyConfig(StreamObjectConfig):
+class TinyConfig(CompactionConfig):
     """Bounds for objects of a few hundred bytes."""
 
     whole_object_bytes: int = 250
     index_merge_bytes: int = 200
-    rules: dict[StreamCompaction, GroupRules] = field(default_factory=small_rules)
+    group_rules: dict[StreamCompaction, GroupRules] = field(default_factory=small_rules)
     store_patience_s: float = 0.0
 
     @property
@@ -71,7 +71,7 @@ TINY = TinyConfig()
 def compactor(
     world: World,
     steps: Steps,
-    config: StreamObjectConfig = TINY,
+    config: CompactionConfig = TINY,
     node_id: int = NODE,
 ) -> Iterator[StreamObjectCompactor]:
     """Yield a compactor whose calls are steps of one process of a node."""
@@ -94,14 +94,14 @@ async def compact(
     world: World,
     kinds: Sequence[StreamCompaction] = ALL_AT_ONCE,
     steps: Steps | None = None,
-    config: StreamObjectConfig = TINY,
+    config: CompactionConfig = TINY,
     node_id: int = NODE,
-) -> list[StreamReport] | None:
+) -> list[GroupReport] | None:
     """Live a life that compacts all streams of a node; None if it was killed."""
     steps = steps or Steps()
     with compactor(world, steps, config, node_id) as made:
 
-        async def work() -> list[StreamReport]:
+        async def work() -> list[GroupReport]:
             return [report async for report in made.compact_node(kinds)]
 
         return await steps.live(work())

@@ -9,10 +9,10 @@ import google_crc32c
 import numpy as np
 import pytest
 
+from streammeta.client.compaction.commit import WrittenObject
 from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.output_writer import WrittenObject
-from streammeta.client.compaction.resume import OutputJournal
-from streammeta.client.compaction.source_indexes import (
+from streammeta.client.compaction.output_writer import OutputJournal
+from streammeta.client.compaction.set_object_sources import (
     LeftOut,
     Source,
     SourceIndex,
@@ -202,7 +202,7 @@ def test_bounds_that_could_never_be_met_are_refused_and_budgets_are_kept() -> No
         {"part_bytes": 1 << 20},
         {"read_threads": 0},
         {"write_rate": -1.0},
-        {"ttl_ms": 5},
+        {"id_ttl_s": 0.005},
     ):
         with pytest.raises(ValueError, match=next(iter(bounds))):
             CompactionConfig(**bounds)
@@ -214,7 +214,7 @@ def test_bounds_that_could_never_be_met_are_refused_and_budgets_are_kept() -> No
         assert config.block_bytes(config.max_entries) >= budget // 4
         both = CompactionConfig(memory_budget=budget, overlap=True)
         assert both.block_bytes(0) == config.block_bytes(0) // 2
-    slow = CompactionConfig(write_rate=1_000_000.0, ttl_ms=400_000)
+    slow = CompactionConfig(write_rate=1_000_000.0, id_ttl_s=400.0)
     assert slow.group_limits.max_group_bytes == 100_000_000, "done long before ids expire"
     few = CompactionConfig(selection=SelectionConfig(max_group_ranges=7))
     assert few.group_limits.max_group_ranges == 7

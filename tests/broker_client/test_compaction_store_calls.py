@@ -10,11 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from streammeta.client.compaction import store_calls, throttle
+from streammeta.client.compaction import store_calls
 from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.store_calls import StoreCalls
-from streammeta.client.compaction.throttle import Throttle, give_way
-from streammeta.client.compaction.together import together
+from streammeta.client.compaction.store_calls import StoreCalls, Throttle, give_way, run_all
 from streammeta.storage.errors import ObjectNotFoundError, StoreUnavailableError
 from tests.broker_client.client_helpers import until
 from tests.kit.memory_store import MemoryObjectStore
@@ -61,7 +59,7 @@ async def test_it_waits_while_others_are_busy_but_not_for_ever() -> None:
     await give_way(busy_for(3), 1.0)
     assert asked == 4
     asked = 0
-    await give_way(busy_for(10_000), 4 * throttle._LOOK_AGAIN_S)
+    await give_way(busy_for(10_000), 4 * store_calls._LOOK_AGAIN_S)
     assert asked == 4
 
 
@@ -80,7 +78,7 @@ async def test_calls_of_others_on_the_same_store_go_first_and_own_calls_do_not_c
 
     store = Gated()
     with calls_of(store) as calls:
-        await together(read_own(calls, store) for _ in range(9))
+        await run_all(read_own(calls, store) for _ in range(9))
         other = asyncio.create_task(asyncio.to_thread(store.get_range, "slow"))
         await until(entered.is_set, "call of another")
         waiting = asyncio.create_task(read_own(calls, store))
@@ -145,9 +143,9 @@ async def test_work_side_by_side_ends_with_the_first_failure() -> None:
         raise ObjectNotFoundError("key")
 
     with pytest.raises(ObjectNotFoundError):
-        await together([wait("a"), fail(), wait("b")])
+        await run_all([wait("a"), fail(), wait("b")])
     assert sorted(cancelled) == ["a", "b"]
-    await together([])
+    await run_all([])
 
 
 async def test_who_is_cancelled_stays_cancelled_whatever_fails_then() -> None:
@@ -157,7 +155,7 @@ async def test_who_is_cancelled_stays_cancelled_whatever_fails_then() -> None:
         except asyncio.CancelledError:
             raise ObjectNotFoundError("key") from None
 
-    working = asyncio.create_task(together([fail_when_cancelled()]))
+    working = asyncio.create_task(run_all([fail_when_cancelled()]))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     working.cancel()
@@ -180,5 +178,5 @@ async def test_no_more_run_at_a_time_than_there_are_threads_for() -> None:
             running -= 1
 
     with calls_of(MemoryObjectStore(), CompactionConfig(read_threads=2)) as calls:
-        await together([calls.read(1, work) for _ in range(8)])
+        await run_all([calls.read(1, work) for _ in range(8)])
     assert most == 2

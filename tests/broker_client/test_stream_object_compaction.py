@@ -57,7 +57,7 @@ async def reads_stay(rng: random.Random) -> None:
         config = of_parts(
             server_side_copy=rng.random() < 0.7,
             whole_object_bytes=rng.choice([0, 250]),
-            max_entries=rng.choice([10, 200_000]),
+            max_source_entries=rng.choice([10, 200_000]),
             expired_batch=rng.choice([1, 1000]),
         )
         kinds = [rng.choice(KINDS) for _ in range(3)]

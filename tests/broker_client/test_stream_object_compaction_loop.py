@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from streammeta.client.compaction.stream_object_loop import StreamObjectLoop
 from streammeta.client.errors import ControllerUnavailableError, NodeEpochExpiredError
 from streammeta.storage.compaction.stream_objects import StreamSchedule
 from tests.broker_client.stream_object_lives import NODE, compactor, of_parts, stored_ranges
@@ -34,7 +33,7 @@ async def test_streams_stay_in_few_objects_while_they_grow(composites: bool) -> 
     check, steps = ReadCheck(world), Steps()
     made = 0
     with compactor(world, steps, of_parts()) as worker:
-        loop = StreamObjectLoop(worker, StreamSchedule(composites=composites))
+        schedule = StreamSchedule(composites=composites)
         for minute in range(MINUTES):
             if minute % 2 == 0:
                 chosen = rng.sample(streams, 2)
@@ -43,7 +42,7 @@ async def test_streams_stay_in_few_objects_while_they_grow(composites: bool) -> 
             if minute % 30 == 29:
                 stream = world.streams[rng.choice(streams)]
                 await world.trim(stream.stream_id, (stream.start + stream.end) // 2)
-            async for report in loop.look(minute * 60.0):
+            async for report in worker.look(minute * 60.0, schedule):
                 assert report.error is None
                 assert not report.left_out
                 made += len(report.made)
@@ -65,10 +64,10 @@ async def test_a_stream_that_was_just_opened_rests() -> None:
         await world.upload(NODE, {0: [(1, 9)]}, [0])
     steps = Steps()
     with compactor(world, steps) as worker:
-        loop = StreamObjectLoop(worker)
 
         async def made(now_s: float) -> int:
-            return sum([len(report.made) async for report in loop.look(now_s)])
+            looked = worker.look(now_s, StreamSchedule())
+            return sum([len(report.made) async for report in looked])
 
         assert await made(0.0) == 0
         assert await made(59.0) == 0
@@ -96,8 +95,7 @@ async def test_the_task_goes_on_after_a_failure_and_ends_when_cancelled() -> Non
     steps = Steps(hook=fail_first)
     with compactor(world, steps) as worker:
         schedule = StreamSchedule(0.01, 0.02, 0.03, rest_s=0.0)
-        loop = StreamObjectLoop(worker, schedule, lambda _report: done.set())
-        task = asyncio.ensure_future(loop.run())
+        task = asyncio.ensure_future(worker.run(schedule, lambda _report: done.set()))
         async with asyncio.timeout(20):
             await done.wait()
         task.cancel()
@@ -122,7 +120,6 @@ async def test_a_process_that_was_replaced_ends_its_task() -> None:
     with compactor(world, steps) as worker:
         await world.register(NODE)
         schedule = StreamSchedule(0.01, 0.02, 0.03, rest_s=0.0)
-        loop = StreamObjectLoop(worker, schedule)
         async with asyncio.timeout(20):
             with pytest.raises(NodeEpochExpiredError):
-                await loop.run()
+                await worker.run(schedule)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from streammeta.client.compaction.stream_object_config import StreamObjectConfig
-from streammeta.client.compaction.stream_object_listing import ListedRange, StreamObjectListing
-from streammeta.client.compaction.stream_object_report import MadeObject, StreamReport
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.listing import ListedRange, Listing
+from streammeta.client.compaction.report import GroupReport, MadeObject
 from streammeta.controller.metadata.values import ObjectState
 from streammeta.storage.compaction.stream_objects import (
     ANY_CRC,
@@ -22,6 +22,7 @@ from streammeta.storage.compaction.stream_objects import (
 )
 from streammeta.storage.errors import StorageError, StoreRejectedError, StoreUnavailableError
 from streammeta.storage.object_format.composite import decode_composite
+from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import Body, MultipartUpload, Tags, UploadedPart
 from tests.broker_client.stream_object_lives import (
@@ -42,7 +43,7 @@ from tests.kit.memory_store import MemoryObjectStore
 
 MIB = 1024 * 1024
 MERGE = StreamCompaction.MERGE_LARGE
-AS_IN_PRODUCT = StreamObjectConfig(store_patience_s=0.0)
+AS_IN_PRODUCT = CompactionConfig(store_patience_s=0.0)
 
 
 @pytest.fixture
@@ -95,8 +96,8 @@ async def world_of(sizes: Sequence[int], store: MemoryObjectStore | None = None)
 
 
 async def merged(
-    sizes: Sequence[int], config: StreamObjectConfig = AS_IN_PRODUCT, trim: int = 0
-) -> tuple[World, Traffic, StreamReport]:
+    sizes: Sequence[int], config: CompactionConfig = AS_IN_PRODUCT, trim: int = 0
+) -> tuple[World, Traffic, GroupReport]:
     """Merge a stream's objects into one; return what moved on the way."""
     traffic = Traffic()
     world = await world_of(sizes, traffic)
@@ -117,8 +118,8 @@ def test_small_objects_become_one_put() -> None:
     world, traffic, report = asyncio.run(merged([3 * MIB, 6 * MIB, 4 * MIB]))
     assert traffic.copied == []
     assert len(traffic.sent) == 1
-    assert (report.transfers.puts, report.transfers.parts) == (1, 0)
-    assert report.transfers.gets == len(traffic.gets) == 6, "an index and the blocks of each"
+    assert (report.figures.puts, report.figures.parts) == (1, 0)
+    assert report.figures.gets == len(traffic.gets) == 6, "an index and the blocks of each"
     (one,) = [each for each in world.committed() if each.object_id == report.made[0].object_id]
     assert one.crc32c >= 0, "what was sent has a checksum"
 
@@ -126,16 +127,16 @@ def test_small_objects_become_one_put() -> None:
 def test_large_objects_are_copied_inside_the_store() -> None:
     _, traffic, report = asyncio.run(merged([3 * MIB, 6 * MIB, 24 * MIB, MIB]))
     assert len(traffic.copied) == 1
-    assert report.transfers.bytes_copied == traffic.copied[0][1] - traffic.copied[0][0] > 24 * MIB
-    assert report.transfers.bytes_fetched == sum(traffic.gets) < 11 * MIB
-    assert report.transfers.bytes_written == sum(traffic.sent) < 11 * MIB
+    assert report.figures.bytes_copied == traffic.copied[0][1] - traffic.copied[0][0] > 24 * MIB
+    assert report.figures.bytes_read == sum(traffic.gets) < 11 * MIB
+    assert report.figures.bytes_written == sum(traffic.sent) < 11 * MIB
     assert [size > 5 * MIB for size in traffic.sent] == [True, False]
 
 
 def test_the_front_that_is_trimmed_is_cut_off_between_blocks() -> None:
     world, traffic, report = asyncio.run(merged([20 * MIB, 2 * MIB, 31 * MIB], trim=10))
     (made,) = report.made
-    assert made.start_offset == 10
+    assert made.range == StreamRange(0, 10, 106)
     index_block = 10 * (512 * 1024 + 10 + 33)
     assert sorted(traffic.copied)[-1][0] == index_block
     assert len(traffic.copied) == 2
@@ -147,15 +148,13 @@ async def test_what_the_store_copied_has_a_checksum_if_every_source_has(
     lacks: str, parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if lacks == "a checksum":
-        asked = StreamObjectListing.objects
+        asked = Listing.stream_objects
 
-        async def objects(
-            listing: StreamObjectListing, wanted: Iterable[ListedRange]
-        ) -> list[StreamObject]:
+        async def objects(listing: Listing, wanted: Iterable[ListedRange]) -> list[StreamObject]:
             first, *others = await asked(listing, wanted)
             return [replace(first, crc32c=ANY_CRC), *others]
 
-        monkeypatch.setattr(StreamObjectListing, "objects", objects)
+        monkeypatch.setattr(Listing, "stream_objects", objects)
 
     world = World(block_bytes=1)
     await world.register(NODE)
@@ -166,7 +165,7 @@ async def test_what_the_store_copied_has_a_checksum_if_every_source_has(
         await world.trim(0, 1)
     reports = await compact(world, [MERGE])
     assert reports is not None
-    assert reports[0].transfers.copies
+    assert reports[0].figures.copies
     (one,) = world.committed()
     assert (one.crc32c >= 0) == (lacks == "nothing")
     ReadCheck(world).run()
@@ -193,7 +192,7 @@ async def test_a_store_that_refuses_to_copy_is_asked_once(parts: None) -> None:
     (reports,) = [await compact(world, [MERGE])]
     assert reports is not None
     assert [one.error for one in reports] == [None]
-    assert reports[0].transfers.copies == 0
+    assert reports[0].figures.copies == 0
     ReadCheck(world).run()
     assert not list(world.store.list_multipart_uploads())
 
@@ -285,7 +284,7 @@ async def test_an_unusable_source_is_named_and_the_others_are_compacted(
     ReadCheck(world).run()
 
 
-async def test_an_object_that_holds_other_offsets_than_the_map_says_is_left_out(
+async def test_an_object_that_holds_other_offsets_than_its_metadata_is_left_out(
     parts: None,
 ) -> None:
 
@@ -299,7 +298,7 @@ async def test_an_object_that_holds_other_offsets_than_the_map_says_is_left_out(
     reports = await compact(world, [MERGE], config=of_parts(whole_object_bytes=0))
     assert reports is not None
     assert list(reports[0].left_out) == [ids[1]]
-    assert "the map says [1, 2)" in reports[0].left_out[ids[1]]
+    assert "its metadata [1, 2)" in reports[0].left_out[ids[1]]
     world.store.put(keys[1], right)
     ReadCheck(world).run()
 
@@ -311,7 +310,7 @@ async def test_a_group_with_too_many_entries_is_made_in_pieces(parts: None) -> N
     await world.create(NODE, 1)
     for _ in range(6):
         await world.upload(NODE, {0: [(1, 5)] * 4}, [0])
-    reports = await compact(world, [MERGE], config=of_parts(max_entries=9))
+    reports = await compact(world, [MERGE], config=of_parts(max_source_entries=9))
     assert reports is not None
     assert [len(one.source_ids) for one in reports[0].made] == [2, 2, 2]
     ReadCheck(world).run()
@@ -345,7 +344,7 @@ async def test_small_sources_are_fetched_once_as_far_as_there_is_room(parts: Non
         config = of_parts(whole_object_bytes=whole_bytes, server_side_copy=False)
         reports = await compact(world, [MERGE], config=config)
         assert reports is not None
-        assert reports[0].transfers.gets == 4 + blocks - kept, "300 bytes are room for one"
+        assert reports[0].figures.gets == 4 + blocks - kept, "300 bytes are room for one"
 
 
 # ---- composites ----
@@ -383,7 +382,7 @@ async def test_what_a_composite_no_longer_needs_is_let_go_of(parts: None) -> Non
     (reports,) = [await compact(world, [StreamCompaction.PRUNE_LINKS])]
     assert reports is not None
     (made,) = reports[0].made
-    assert (made.start_offset, made.end_offset, made.composite) == (2, 4, True)
+    assert (made.range, made.composite) == (StreamRange(0, 2, 4), True)
     await world.sweep()
     check.run()
     gone = [each for each in linked if world.state(each) is ObjectState.REMOVED]
@@ -462,17 +461,17 @@ async def _linked(world: World) -> list[MadeObject]:
         ({"fetched_bytes": MIB}, "2 \\* min_part_bytes"),
         ({"index_merge_bytes": 0}, "index_merge_bytes is 0"),
         ({"expired_batch": 20_000}, "at most 10000"),
-        ({"rules": {}}, "rules are missing for REMOVE_EXPIRED"),
-        ({"ttl_ms": 1}, "ttl_ms"),
+        ({"group_rules": {}}, "group_rules lack REMOVE_EXPIRED"),
+        ({"stream_object_id_ttl_s": 0.001}, "stream_object_id_ttl_s"),
     ],
 )
 def test_bounds_that_could_never_be_met_are_refused(fields: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        StreamObjectConfig(**fields)  # type: ignore[arg-type]
+        CompactionConfig(**fields)  # type: ignore[arg-type]
 
 
 def test_the_product_copies_by_tiers_and_links_as_it_is() -> None:
-    rules = StreamObjectConfig().rules
+    rules = CompactionConfig().group_rules
     assert {kind for kind in StreamCompaction if rules[kind].is_tiered} == {
         StreamCompaction.GATHER_SMALL,
         StreamCompaction.MERGE_SMALL,

@@ -18,7 +18,7 @@ from streammeta.cli.local_cluster import LocalCluster, start_child
 from streammeta.cli.main import cli
 from streammeta.cli.output import CommandError, Output, OutputFormat, run_cli
 from streammeta.client import ControllerClient
-from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.compaction.config import CompactionTarget
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.v1 import nodes_pb2

@@ -7,9 +7,10 @@ import pytest
 from streammeta.cli.compaction_figures import Change, CommitFigures, OutputFigures
 from streammeta.cli.compaction_view import SHOWN_ROWS, NodePlan, Totals, show_plan, show_totals
 from streammeta.cli.output import Output, OutputFormat
-from streammeta.client.compaction.report import Figures, GroupReport
+from streammeta.client.compaction.report import Figures, GroupReport, MadeObject
 from streammeta.storage.compaction.plan import OutputKind
 from streammeta.storage.compaction.selection import GroupKind
+from streammeta.storage.object_format.index_block import StreamRange
 
 SOURCES = 3 * SHOWN_ROWS
 
@@ -72,13 +73,22 @@ def test_people_get_the_beginning_of_a_long_table(capsys: pytest.CaptureFixture[
 def test_totals_add_up_over_passes_but_for_what_failed() -> None:
     totals = Totals()
     report = GroupReport(
-        GroupKind.MERGE, (1, 2), (3,), (4, 5), {9: "damaged"}, "the store is away",
-        Figures(bytes_read=10, commits=1),
-    )  # fmt: skip
+        GroupKind.MERGE,
+        source_ids=[1, 2],
+        made=[
+            MadeObject(3, 10, (1, 2)),
+            *(MadeObject(one, 10, (1, 2), StreamRange(7, 0, 5)) for one in (4, 5)),
+        ],
+        left_out={9: "damaged"},
+        failures=["the store is away"],
+        figures=Figures(bytes_read=10, commits=1),
+    )
     totals.add(7, report)
     assert totals.failures == {7: "node 7: the store is away"}
     totals.begin_pass()
-    totals.add(7, GroupReport(GroupKind.SPLIT, (3,), (), (6,), {}, "", Figures(bytes_read=5)))
+    split = [MadeObject(6, 10, (3,), StreamRange(7, 0, 5))]
+    figures = Figures(bytes_read=5)
+    totals.add(7, GroupReport(GroupKind.SPLIT, source_ids=[3], made=split, figures=figures))
     output = Output(OutputFormat.JSON)
     show_totals(output, totals)
     said = output.collected

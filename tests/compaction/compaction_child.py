@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from streammeta.client import ControllerClient
-from streammeta.client.compaction.compactor import SetObjectCompactor
-from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
+from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.client.methods import Method, RequestT, ResponseT
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.object_store.base import Body, MultipartUpload, Tags, UploadedPart
@@ -136,7 +135,7 @@ async def live(settings: Settings) -> dict[str, Any]:
         read_bytes=1 * MIB,
         part_bytes=5 * MIB,
         put_bytes=1 * MIB,
-        ttl_ms=settings.ttl_ms,
+        id_ttl_s=settings.ttl_ms / 1000,
         selection=SelectionConfig(growth=1, split_size=2 * MIB),
     )
     async with DoomedClient(settings.endpoints, rng=random.Random(1)) as client:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from streammeta.client.compaction.compactor import SetObjectCompactor
-from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.report import CompactionReport
-from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.v1 import common_pb2
 from tests.compaction.compaction_map import NAMESPACE

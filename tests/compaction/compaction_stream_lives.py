@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.report import GroupReport
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
-from streammeta.client.compaction.stream_object_config import StreamObjectConfig
-from streammeta.client.compaction.stream_object_report import StreamReport
 from streammeta.storage.compaction.copy_plan import CopyRules
 from streammeta.storage.compaction.stream_objects import GroupRules, StreamCompaction
 from tests.compaction.compaction_lives import identity
@@ -18,7 +18,7 @@ GATHERED_BYTES = 600
 
 
 @dataclass(frozen=True, slots=True)
-class TinyStreamConfig(StreamObjectConfig):
+class TinyStreamConfig(CompactionConfig):
     """Objects of a few hundred bytes are copied in parts by the store."""
 
     @property
@@ -30,7 +30,7 @@ class TinyStreamConfig(StreamObjectConfig):
 TINY_STREAMS = TinyStreamConfig(
     whole_object_bytes=150,
     store_patience_s=0.0,
-    rules={
+    group_rules={
         StreamCompaction.REMOVE_EXPIRED: GroupRules(1),
         StreamCompaction.MERGE_SMALL: GroupRules(2_000),
         StreamCompaction.MERGE_LARGE: GroupRules(20_000),
@@ -48,8 +48,8 @@ async def compact_stream(
     stream_id: int,
     kind: StreamCompaction,
     steps: Steps | None = None,
-    config: StreamObjectConfig = TINY_STREAMS,
-) -> StreamReport | None:
+    config: CompactionConfig = TINY_STREAMS,
+) -> GroupReport | None:
     """Live a life that compacts the objects of one stream, in its owner's name."""
     steps = steps or Steps()
     owner = world.streams[stream_id].owner

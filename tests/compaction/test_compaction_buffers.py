@@ -55,7 +55,7 @@ async def test_blocks_in_memory_are_within_the_budget(
     small_parts(monkeypatch)
     trailers = 36 * 15 + 48 * 5  # entries and outputs that one iteration can end with
     buffers = Buffers(BUDGET + PART_BYTES + trailers)
-    monkeypatch.setattr("streammeta.client.compaction.commit_run.new_buffer", buffers.new)
+    monkeypatch.setattr("streammeta.client.compaction.set_object_run.new_buffer", buffers.new)
 
     world = World(BLOCK)
     await world.register(1000)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from streammeta.client.compaction.commit_run import SourceFailedError
-from streammeta.client.compaction.source_indexes import Source
+from streammeta.client.compaction.set_object_run import SourceFailedError
+from streammeta.client.compaction.set_object_sources import Source
 from streammeta.controller.metadata.values import ObjectKind
 from streammeta.storage.compaction.entries import (
     EntryTable,

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from streammeta.client.compaction.commit import Replacement, commit
-from streammeta.client.compaction.commit_run import CommitRun, Workshop
-from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.node_map import NodeMap
+from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
+from streammeta.client.compaction.listing import Listing
+from streammeta.client.compaction.output_writer import OutputJournal
 from streammeta.client.compaction.report import Figures
-from streammeta.client.compaction.resume import OutputJournal
-from streammeta.client.compaction.source_indexes import Source, SourceIndex, SourceIndexes
+from streammeta.client.compaction.set_object_run import CommitRun, RunContext
+from streammeta.client.compaction.set_object_sources import Source, SourceIndex, SourceIndexes
 from streammeta.client.compaction.store_calls import StoreCalls
-from streammeta.client.compaction.target import CompactionTarget
 from streammeta.controller.metadata.requests import DescribeObjects, GetNodes, RegisterNode
 from streammeta.controller.metadata.values import NodeIdentity, ObjectKind, ObjectState
 from streammeta.storage.compaction.entries import EntryTable, contiguous_runs, stream_ranges
@@ -144,10 +143,10 @@ class Compactor:
         self._target = CompactionTarget(NODE.node_id, NODE.node_epoch)
         config = CompactionConfig(store_patience_s=0.0)
         self._calls = StoreCalls(stage.store, config)
-        node_map = NodeMap(self._client)
-        self._indexes = SourceIndexes(self._calls, node_map, key_of, config.index_cache_bytes)
-        self._shop = Workshop(
-            config, self._calls, node_map, self._target.identity, key_of, OutputJournal()
+        listing = Listing(self._client)
+        self._indexes = SourceIndexes(self._calls, listing, key_of, config.index_cache_bytes)
+        self._context = RunContext(
+            config, self._calls, self._client, self._target.identity, key_of, OutputJournal()
         )
 
     async def entries(
@@ -173,7 +172,7 @@ class Compactor:
 
     async def carry_out(self, plan: CommitPlan, expired_ids: Sequence[int]) -> None:
         """Write and commit what is planned."""
-        run = CommitRun(self._shop, self._target, plan, expired_ids, {}, Figures())
+        run = CommitRun(self._context, self._target, plan, expired_ids, {}, Figures())
         await commit(self._client, await run.run(), COMMIT_DEADLINE_S)
 
     async def remove(self, expired_ids: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from streammeta.client.compaction.stream_object_config import StreamObjectConfig
+from streammeta.client.compaction.config import CompactionConfig
 from streammeta.storage.compaction.stream_objects import (
     Group,
     GroupRules,
@@ -221,12 +221,12 @@ def _compact(args: Args, _: Mapping[str, Any], content: Mapping[str, Any]) -> di
     }
 
 
-def _config(config: Args, kind: StreamCompaction, **defaults: int) -> StreamObjectConfig:
+def _config(config: Args, kind: StreamCompaction, **defaults: int) -> CompactionConfig:
     """Return a configuration by the rules that the scenarios know: nothing is left for later."""
     rules = _rules(Args({**defaults, **_taken(config)}), kind)
-    return StreamObjectConfig(
+    return CompactionConfig(
         index_merge_bytes=config.take("block_group_size_threshold", 1024 * 1024),
-        rules={each: rules if each is kind else rules_for(each) for each in StreamCompaction},
+        group_rules={each: rules if each is kind else rules_for(each) for each in StreamCompaction},
     )
 
 

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, cast
 
+from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
-from streammeta.client.compaction.stream_object_config import StreamObjectConfig
 from streammeta.client.controller_client import ControllerClient
 from streammeta.storage.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.compaction.stream_objects import StreamCompaction, StreamObject
@@ -60,11 +60,11 @@ class StreamObjectWorld:
         self._listed = [objects[object_id].facts for object_id in listed]
         self._next_object_id = next_object_id
 
-    def compact(self, kind: StreamCompaction, config: StreamObjectConfig) -> None:
+    def compact(self, kind: StreamCompaction, config: CompactionConfig) -> None:
         """Compact the stream. Raises what ended it early, or that an object was left out."""
         asyncio.run(self._compact(kind, config))
 
-    async def _compact(self, kind: StreamCompaction, config: StreamObjectConfig) -> None:
+    async def _compact(self, kind: StreamCompaction, config: CompactionConfig) -> None:
         client = cast(ControllerClient, self)
         compactor = StreamObjectCompactor(client, _NODE, NAMESPACE, self.store, config)
         try:

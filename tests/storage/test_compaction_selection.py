@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from streammeta.storage.compaction.selection import (
-    HOUR_MS,
     MIB,
     Group,
     GroupKind,
@@ -19,6 +18,7 @@ from streammeta.storage.compaction.selection import (
     select_set_objects,
 )
 
+HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS
 DAY_MS = 24 * HOUR_MS
 Row = tuple[int, int, int, int, int]
@@ -103,7 +103,7 @@ def test_the_old_stay_while_none_is_overdue() -> None:
 
 
 def test_everything_can_be_asked_to_be_split_now() -> None:
-    config = SelectionConfig(split_after_ms=0, split_along_ms=0)
+    config = SelectionConfig(split_after_s=0, split_along_s=0)
     selection = select(rows_of([5, 6, 7]), config)
     assert selection.groups == (Group(GroupKind.SPLIT, (1, 2, 3), 0, 18),)
 
@@ -187,7 +187,7 @@ def test_laws_hold_for_any_objects(seed: int) -> None:
             assert len(group.object_ids) >= 2
             assert group.split_size == config.split_size
     split = {each for ids in ids_of(selection, GroupKind.SPLIT) for each in ids}
-    overdue = {each for each in order if age_of[each] >= config.split_after_ms}
+    overdue = {each for each in order if age_of[each] >= config.split_after_s * 1000}
     assert overdue - aside <= split, "nobody starves"
 
 
@@ -247,8 +247,8 @@ def test_a_hundred_thousand_objects_are_selected_from_in_a_moment() -> None:
         ({"max_group_bytes": 0}, "max_group_bytes is 0, wanted 1 or more"),
         ({"max_group_ranges": 0}, "max_group_ranges is 0, wanted 1 or more"),
         ({"split_size": -1}, "split_size is -1, wanted 0 or more"),
-        ({"split_along_ms": -1}, "split_along_ms is -1, wanted 0 or more"),
-        ({"split_after_ms": 5}, "split_after_ms is 5, wanted at least split_along_ms, 7200000"),
+        ({"split_along_s": -1}, "split_along_s is -1, wanted 0 or more"),
+        ({"split_after_s": 5}, "split_after_s is 5, wanted at least split_along_s, 7200"),
     ],
 )
 def test_what_can_not_work_is_refused(wrong: dict[str, int], said: str) -> None:
@@ -284,8 +284,8 @@ def random_config(dice: random.Random) -> SelectionConfig:
         max_group_objects=dice.choice([2, 10, 500]),
         max_group_bytes=dice.choice([100, 10**6, 10**11]),
         max_group_ranges=dice.choice([100, 10**6]),
-        split_along_ms=along,
-        split_after_ms=along + dice.choice([0, HOUR_MS, DAY_MS]),
+        split_along_s=along / 1000,
+        split_after_s=(along + dice.choice([0, HOUR_MS, DAY_MS])) / 1000,
     )
 
 

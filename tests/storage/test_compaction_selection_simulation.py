@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streammeta.storage.compaction.selection import HOUR_MS, MIB, SelectionConfig
+from streammeta.storage.compaction.selection import MIB, SelectionConfig
 from tests.storage.compaction_simulation import (
     SimulatedNode,
     automq_policy,
@@ -46,7 +46,7 @@ def test_the_model_of_automq_rewrites_as_often_as_is_known_of_it() -> None:
 
 @pytest.mark.parametrize("hours_to_split", [2, 24])
 def test_steady_slow_streams_are_rewritten_half_as_often_at_most(hours_to_split: int) -> None:
-    policy = streammeta_policy(SelectionConfig(split_after_ms=hours_to_split * HOUR_MS))
+    policy = streammeta_policy(SelectionConfig(split_after_s=hours_to_split * 3600.0))
     node = after(48, SimulatedNode(slow_streams(), policy))
     assert node.amplification().max() <= MOST_REWRITES
     # Every byte but those of the last hours has been in a merge and in a split.
@@ -109,7 +109,7 @@ def test_nobody_starves_and_objects_stay_few_however_uploads_come(seed: int) -> 
     rates = (10 ** shape.uniform(0, dice.uniform(2, 5), 50)).astype(np.int64)
     config = SelectionConfig(
         max_set_objects=dice.choice([10, 40]),
-        split_after_ms=6 * HOUR_MS,
+        split_after_s=6 * 3600.0,
         max_group_bytes=dice.choice([256 * MIB, 4096 * MIB]),
     )
     node = SimulatedNode(
@@ -118,7 +118,7 @@ def test_nobody_starves_and_objects_stay_few_however_uploads_come(seed: int) -> 
     # Nights without uploads, days with few or many.
     pace = [dice.choice([0.0, 0.02, 0.3, 1.0]) for _ in range(40)]
     node.run(40, lambda second: dice.random() < pace[second // 3600 % 40])
-    assert node.oldest_s * 1000 <= config.split_after_ms + 300_000
+    assert node.oldest_s * 1000 <= config.split_after_s * 1000 + 300_000
     full = -(-int(node.uploaded.sum()) // (config.max_group_bytes // 10))
     assert node.most_objects <= 2 * config.max_set_objects + full
     held = sum(each.held.sum() for each in node.objects)

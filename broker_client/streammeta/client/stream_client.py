@@ -20,13 +20,13 @@ from streammeta.client.arguments import (
     check_ints,
     check_store,
 )
-from streammeta.client.compaction.compactor import SetObjectCompactor
-from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.report import CompactionReport
+from streammeta.client.compaction.config import (
+    CompactionConfig,
+    CompactionTarget,
+)
+from streammeta.client.compaction.report import CompactionReport, GroupReport
+from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
-from streammeta.client.compaction.stream_object_config import StreamObjectConfig
-from streammeta.client.compaction.stream_object_report import StreamReport
-from streammeta.client.compaction.target import CompactionTarget
 from streammeta.client.config import ReaderConfig, UploadObserver, WriterConfig
 from streammeta.client.controller_client import DEFAULT_DEADLINE_S, ControllerClient
 from streammeta.client.errors import StreamNotFoundError, StreamNotOpenedError
@@ -56,8 +56,7 @@ class StreamClientConfig:
     reader: ReaderConfig | None = None
     wal_directory: str | os.PathLike[str] | None = None
     wal: LogConfig | None = None
-    set_objects: CompactionConfig | None = None
-    stream_objects: StreamObjectConfig | None = None
+    compaction: CompactionConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class NodeCompaction:
     """
 
     set_objects: tuple[CompactionReport, ...]
-    streams: tuple[StreamReport, ...]
+    streams: tuple[GroupReport, ...]
 
 
 class StreamClient:
@@ -333,8 +332,8 @@ class StreamClient:
         if self._compactors is None:
             place = (self._controllers, session.node, session.namespace, self._store)
             self._compactors = (
-                SetObjectCompactor(*place, self._config.set_objects),
-                StreamObjectCompactor(*place, self._config.stream_objects),
+                SetObjectCompactor(*place, self._config.compaction),
+                StreamObjectCompactor(*place, self._config.compaction),
             )
         set_objects, stream_objects = self._compactors
         own = CompactionTarget.of(session.node)

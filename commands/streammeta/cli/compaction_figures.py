@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.source_indexes import likely_index_start
+from streammeta.client.compaction.set_object_sources import likely_index_start
 from streammeta.storage.compaction.entries import (
     OUTPUT_INDEX_THRESHOLD,
     EntryTable,

@@ -22,12 +22,13 @@ from streammeta.cli.compaction_targets import Targets, find_targets
 from streammeta.cli.compaction_view import NodePlan, Totals, show_plan, show_totals
 from streammeta.cli.output import CommandError, Output
 from streammeta.client.bucket_check import BucketCheck
-from streammeta.client.compaction.compactor import SetObjectCompactor
-from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.group_planning import PlannedGroup
+from streammeta.client.compaction.config import (
+    CompactionConfig,
+    CompactionTarget,
+)
+from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
+from streammeta.client.compaction.set_object_planning import PlannedGroup
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
-from streammeta.client.compaction.stream_object_config import StreamObjectConfig
-from streammeta.client.compaction.target import CompactionTarget
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import (
     BrokerClientError,
@@ -173,7 +174,7 @@ class Workshop:
     async def _compact_stream_objects(
         self, target: CompactionTarget, totals: Totals, stopping: asyncio.Event
     ) -> None:
-        pace = StreamObjectConfig(read_rate=self._request.rate, write_rate=self._request.rate)
+        pace = CompactionConfig(read_rate=self._request.rate, write_rate=self._request.rate)
         compactor = StreamObjectCompactor(
             self._client, target.identity, self._namespace, self._store, pace
         )

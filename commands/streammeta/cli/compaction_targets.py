@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from streammeta.cli.compaction_request import NodeChoice
 from streammeta.cli.output import CommandError
-from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.compaction.config import CompactionTarget
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.methods import GET_NODES
 from streammeta.v1 import nodes_pb2

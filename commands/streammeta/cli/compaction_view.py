@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from streammeta.cli.compaction_figures import CommitFigures, OutputFigures, plan_figures
 from streammeta.cli.output import Output, OutputFormat
-from streammeta.client.compaction.report import Figures, GroupReport, summed
-from streammeta.client.compaction.stream_object_report import StreamReport
+from streammeta.client.compaction.report import Figures, GroupReport
 from streammeta.storage.compaction.plan import OutputKind
 
 SHOWN_ROWS = 20
@@ -84,13 +83,13 @@ class Totals:
         node.stream_objects += len(report.stream_object_ids)
         node.figures.add(report.figures)
         self.left_out.setdefault(node_id, {}).update(report.left_out)
-        if report.failure:
-            self.failures[node_id] = f"node {node_id}: {report.failure}"
+        if report.failures:
+            self.failures[node_id] = f"node {node_id}: {'; '.join(report.failures)}"
 
-    def add_stream(self, node_id: int, report: StreamReport) -> None:
+    def add_stream(self, node_id: int, report: GroupReport) -> None:
         """Add what became of the stream objects of one stream of a node."""
         node = self.nodes.setdefault(node_id, NodeTotals())
-        node.merged += len(report.removed_ids) + sum(len(one.source_ids) for one in report.made)
+        node.merged += len(report.source_ids)
         node.made += len(report.made)
         self.left_out.setdefault(node_id, {}).update(report.left_out)
         if report.error is not None:
@@ -99,7 +98,7 @@ class Totals:
 
     def summary(self) -> dict[str, object]:
         """Add the nodes up."""
-        sums = summed(one.figures for one in self.nodes.values())
+        sums = Figures.total(one.figures for one in self.nodes.values())
         return {
             "passes": self.passes,
             "commits": sums.commits,

@@ -1,1 +1,1 @@
-"""Rewriting a node's objects into fewer and larger ones, and telling the map."""
+"""Compaction of set objects and of stream objects: read sources, write outputs, commit."""

@@ -1,7 +1,8 @@
-"""Telling the map that outputs take the place of their sources: one commit, all or nothing.
+"""Commits of compaction: outputs replace their sources, all or nothing.
 
-Owns the request and what its answer means. When no answer comes the same request is sent again: a
-commit is known by the ids in it.
+Owns the requests and the meaning of their answers, and the ids that outputs are written under. A
+commit whose answer is lost is sent again: the controllers know it by its ids. They alone delete
+replaced objects, after the commit.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from streammeta.client import methods
-from streammeta.client.compaction.output_writer import WrittenObject
-from streammeta.client.compaction.target import CompactionTarget
+from streammeta.client.compaction.config import CompactionTarget
+from streammeta.client.compaction.listing import ListedStream
+from streammeta.client.compaction.report import MadeObject
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import (
     CompactedObjectsNotFoundError,
@@ -22,15 +24,35 @@ from streammeta.client.errors import (
     refusal,
 )
 from streammeta.storage.compaction.entries import EntryTable, stream_ranges
+from streammeta.storage.compaction.stream_objects import ANY_CRC, StreamObject
 from streammeta.storage.object_format.index_block import StreamRange
+from streammeta.storage.object_format.object_key import (
+    ObjectAttributes,
+    ObjectKind,
+    encode_attributes,
+)
 from streammeta.v1 import common_pb2, objects_pb2
 
-NO_OBJECT = -1
-LEAST_ORDER_OF_SOURCES = -1
+NONE = -1
+"""No object, no offset; as the order of a set object, the least order of its sources."""
+
+_IDS_PER_CALL = 10_000
 
 TimeBounds: TypeAlias = tuple[int, int]
-"""No record is older than the first or newer than the second, in ms since 1970."""
+"""The oldest and the newest time of a record, in ms since 1970."""
 UNKNOWN_BOUNDS = (-1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenObject:
+    """An object in the store that no commit names yet; `size` as the metadata is to record it.
+
+    `crc32c` is that of all its bytes, -1 if unknown.
+    """
+
+    object_id: int
+    size: int
+    crc32c: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +75,7 @@ class SetObjectWritten:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replacement:
-    """Outputs in the store, and the sources they replace."""
+    """Outputs that replace set objects of a node."""
 
     target: CompactionTarget
     source_ids: tuple[int, ...]
@@ -61,21 +83,30 @@ class Replacement:
     stream_objects: tuple[StreamObjectWritten, ...]
 
     @property
-    def output_ids(self) -> tuple[int, ...]:
-        """The ids of all outputs."""
-        shared = () if self.set_object is None else (self.set_object.written.object_id,)
-        return (*shared, *(one.written.object_id for one in self.stream_objects))
+    def made(self) -> list[MadeObject]:
+        """The outputs as reports name them."""
+        made = []
+        if self.set_object is not None:
+            one = self.set_object.written
+            made.append(MadeObject(one.object_id, one.size, self.source_ids))
+        for each in self.stream_objects:
+            one = each.written
+            made.append(MadeObject(one.object_id, one.size, self.source_ids, each.range))
+        return made
+
+    def __str__(self) -> str:
+        return f"compaction of {len(self.source_ids)} objects of {self.target}"
 
     def request(self) -> objects_pb2.CommitStreamSetObjectRequest:
-        """Make the request; for unknown time bounds the map has those of all sources."""
+        """Make the request; unknown time bounds become those of all sources."""
         request = objects_pb2.CommitStreamSetObjectRequest(
             node=self.target.identity,
-            on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
-            object_id=NO_OBJECT,
-            order_id=LEAST_ORDER_OF_SOURCES,
+            object_id=NONE,
+            order_id=NONE,
             stream_objects=_stream_objects(self.stream_objects),
             compacted_object_ids=self.source_ids,
             failover=self.target.failover,
+            on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
         )
         if self.set_object is not None:
             written = self.set_object.written
@@ -95,29 +126,110 @@ class Replacement:
         return request
 
 
-async def commit(client: ControllerClient, replacement: Replacement, deadline: float) -> None:
-    """Commit, or find that it has been committed; repeated for at most `deadline` seconds.
+@dataclass(frozen=True, slots=True)
+class StreamReplacement:
+    """An object that replaces objects of one stream; without `output` they are only removed.
 
-    Raises `OutcomeUnknownError` when no answer came: if it was made the sources are not listed any
-    more, and if it was not, the outputs may be committed until their ids expire. Raises
-    `CompactedObjectsNotFoundError` when a source is gone, and other refusals; nothing was changed
-    then.
+    A composite keeps the data of its normal sources, which it links; of a composite source only the
+    links are dropped. Objects that are removed go with everything they link.
     """
-    subject = f"compaction of {len(replacement.source_ids)} objects of {replacement.target}"
-    try:
-        answer = await client.call(
-            methods.COMMIT_STREAM_SET_OBJECT, replacement.request(), deadline
+
+    writer: common_pb2.NodeIdentity
+    stream: ListedStream
+    sources: Sequence[StreamObject]
+    output: StreamObjectWritten | None = None
+    composite: bool = False
+
+    def __str__(self) -> str:
+        if self.output is None:
+            return f"removal of {len(self.sources)} objects of {self.stream}"
+        object_id = self.output.written.object_id
+        return f"object {object_id} in place of {len(self.sources)} of {self.stream}"
+
+    def request(self) -> objects_pb2.CommitStreamObjectRequest:
+        """Make the request."""
+        request = objects_pb2.CommitStreamObjectRequest(
+            node=self.writer,
+            object_id=NONE,
+            stream_id=self.stream.stream_id,
+            stream_epoch=self.stream.epoch,
+            start_offset=NONE,
+            end_offset=NONE,
+            source_object_ids=[one.object_id for one in self.sources],
+            operations=[self._operation(one) for one in self.sources],
         )
+        if self.output is not None:
+            written, held = self.output.written, self.output.range
+            kind = ObjectKind.COMPOSITE if self.composite else ObjectKind.NORMAL
+            request.object_id = written.object_id
+            request.object_size = written.size
+            request.start_offset, request.end_offset = held.start_offset, held.end_offset
+            attributes = ObjectAttributes(kind, self.sources[0].bucket_id)
+            request.attributes = encode_attributes(attributes)
+            if written.crc32c != ANY_CRC:
+                request.crc32c = written.crc32c
+        return request
+
+    def _operation(self, source: StreamObject) -> objects_pb2.SourceOperation.ValueType:
+        if self.output is None:
+            return objects_pb2.SOURCE_OPERATION_DEEP_DELETE
+        keeps = self.composite and not source.composite
+        return (
+            objects_pb2.SOURCE_OPERATION_KEEP_DATA if keeps else objects_pb2.SOURCE_OPERATION_DELETE
+        )
+
+
+async def prepare_ids(
+    client: ControllerClient, writer: common_pb2.NodeIdentity, count: int, ttl_s: float
+) -> list[int]:
+    """Prepare object ids for outputs, in the name of the process that writes them."""
+    ids: list[int] = []
+    while len(ids) < count:
+        some = min(_IDS_PER_CALL, count - len(ids))
+        request = objects_pb2.PrepareObjectsRequest(
+            node=writer, count=some, ttl_ms=round(ttl_s * 1000)
+        )
+        answer = await client.call(methods.PREPARE_OBJECTS, request)
+        if answer.error != common_pb2.ERROR_CODE_NONE:
+            raise refusal(
+                answer.error,
+                f"preparing {some} objects for node {writer.node_id} at epoch {writer.node_epoch}",
+            )
+        ids.extend(range(answer.first_object_id, answer.first_object_id + some))
+    return ids
+
+
+async def commit(
+    client: ControllerClient, replacement: Replacement | StreamReplacement, deadline_s: float
+) -> None:
+    """Commit, or find that it has been committed; repeated for at most `deadline_s` seconds.
+
+    Raises `OutcomeUnknownError` when no answer came: after a commit the sources are not listed any
+    more, and otherwise the outputs may be committed until their ids expire. Raises
+    `CompactedObjectsNotFoundError` when a source of set objects is gone, and other refusals; a
+    refusal changed nothing.
+    """
+    try:
+        if isinstance(replacement, StreamReplacement):
+            answer = await client.call(
+                methods.COMMIT_STREAM_OBJECT, replacement.request(), deadline_s
+            )
+            if answer.error != common_pb2.ERROR_CODE_NONE:
+                raise refusal(answer.error, str(replacement))
+        else:
+            done = await client.call(
+                methods.COMMIT_STREAM_SET_OBJECT, replacement.request(), deadline_s
+            )
+            if done.error != common_pb2.ERROR_CODE_NONE:
+                raise _refused(done, replacement)
     except ControllerUnavailableError as error:
-        raise OutcomeUnknownError(subject, error) from error
-    if answer.error != common_pb2.ERROR_CODE_NONE:
-        raise _refused(answer, subject, replacement)
+        raise OutcomeUnknownError(str(replacement), error) from error
 
 
 def _refused(
-    answer: objects_pb2.CommitStreamSetObjectResponse, subject: str, replacement: Replacement
+    answer: objects_pb2.CommitStreamSetObjectResponse, replacement: Replacement
 ) -> RefusedError:
-    error = refusal(answer.error, subject)
+    error = refusal(answer.error, str(replacement))
     rows = [*answer.range_errors, *answer.stream_object_errors]
     bad = [row for row, code in enumerate(rows) if code != common_pb2.ERROR_CODE_NONE]
     if bad and not isinstance(error, CompactedObjectsNotFoundError):

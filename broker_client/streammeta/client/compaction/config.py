@@ -1,69 +1,133 @@
-"""The bounds of a compactor of set objects, and what of them could never work."""
+"""Bounds of compaction, and the nodes it works for."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from streammeta.client.arguments import check_kind, check_seconds
+from streammeta.storage.compaction.copy_plan import CopyRules
+from streammeta.storage.compaction.entries import OUTPUT_INDEX_THRESHOLD
 from streammeta.storage.compaction.selection import SelectionConfig
+from streammeta.storage.compaction.stream_objects import (
+    GroupRules,
+    StreamCompaction,
+    tiered_rules,
+)
 from streammeta.storage.object_store.base import MAX_PARTS, MIN_PART_SIZE
+from streammeta.v1.common_pb2 import NodeIdentity
 
 MIB = 1024 * 1024
 
 MEMORY_MIN = 16 * MIB
-"""With less, parts of the smallest size that stores take would leave no room for blocks."""
+"""Smallest budget: with less, parts of the smallest size would leave no room for blocks."""
 
 BYTES_PER_ENTRY = 320
-"""What an index entry of a source costs while it is planned with: columns, their copies, sorting;
-and the 36 bytes of its entry in an output."""
+"""Memory for an index entry of a source during planning: columns, their copies, sorting, and the 36
+bytes of its entry in an output."""
 
 SMALL_THINGS = 4 * MIB
-"""What threads and requests take besides."""
+"""Memory of threads and requests."""
 
 ALLOCATOR_SHARE = 10
-"""One part in so many of the budget is left to the allocator: freed memory that it has not given
-back yet, which grows with the thousands of reads of a large group."""
+"""One part in this many of the budget is left for freed memory that the allocator still holds; it
+grows with the thousands of reads of a large group."""
+
+_POSITIVE = (
+    *("read_bytes", "read_threads", "write_threads", "max_streams", "max_stream_objects"),
+    *("index_merge_bytes", "max_source_entries", "expired_batch"),
+)
+_NOT_NEGATIVE = ("read_rate", "write_rate", "store_patience_s", "put_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionTarget:
+    """A node and the epoch of its newest process, as the controllers know it.
+
+    With `failover` another node compacts the objects of a departed or fenced node; a node compacts
+    its own objects without it.
+    """
+
+    node_id: int
+    node_epoch: int
+    failover: bool = False
+
+    @classmethod
+    def of(cls, node: NodeIdentity, *, failover: bool = False) -> CompactionTarget:
+        """Make the target of a node's identity."""
+        return cls(node.node_id, node.node_epoch, failover)
+
+    @property
+    def identity(self) -> NodeIdentity:
+        """The identity that commits are made with."""
+        return NodeIdentity(node_id=self.node_id, node_epoch=self.node_epoch)
+
+    def __str__(self) -> str:
+        return f"node {self.node_id} at epoch {self.node_epoch}"
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionConfig:
-    """Bounds of a compactor; sizes in bytes, times in seconds unless named otherwise.
+    """Bounds of a compactor; sizes in bytes, rates in bytes per second.
 
-    `memory_budget` is all that compaction holds: blocks, parts on their way and indexes. What the
-    process has loaded besides, some 80 MB, is not in it. With `overlap` the next blocks are read
-    while the last ones are written, each with half of the memory: faster where the store is slow
-    to answer, but with about twice the reads.
+    `memory_budget` is all memory that the compaction of set objects holds: blocks, parts in flight
+    and indexes, besides some 80 MB that the process has loaded. With `overlap` the next blocks are
+    read while the last ones are written, each with half of the memory: faster on a slow store, at
+    about twice the reads.
+
+    The compaction of stream objects holds `fetched_bytes` of blocks, and some 200 bytes for each of
+    `max_source_entries`. Objects up to `whole_object_bytes` are fetched whole, index and all.
+
+    Ids of outputs are prepared for `id_ttl_s` or `stream_object_id_ttl_s`; a commit has to be made
+    within half of it.
     """
 
+    # Requests to the store and to the controllers
+    read_threads: int = 4
+    write_threads: int = 4
+    read_rate: float = 0.0  # 0: no limit
+    write_rate: float = 0.0
+    store_patience_s: float = 60.0  # how long a request that the store rejects for now is repeated
+    commit_deadline_s: float = 120.0  # how long one commit is repeated
+    # Set objects
     memory_budget: int = 200 * MIB
     overlap: bool = False
     read_bytes: int = 16 * MIB  # longest single read
-    read_threads: int = 4
-    part_bytes: int = 32 * MIB  # of an upload in parts; at most an eighth of the budget
+    part_bytes: int = 32 * MIB  # of a multipart upload; at most an eighth of the budget
     put_bytes: int = 32 * MIB  # longest object that is uploaded in one request
-    write_threads: int = 4
     max_streams: int = 20_000  # ranges of a set object
     max_stream_objects: int = 10_000  # of one commit
-    read_rate: float = 0.0  # bytes per second; 0: as fast as it goes
-    write_rate: float = 0.0
-    ttl_ms: int = 6 * 3_600_000  # how long prepared ids stay valid; a commit must be done by half
-    commit_deadline_s: float = 120.0  # how long one commit is repeated
-    store_patience_s: float = 60.0  # how long a read or write that the store turns away is repeated
+    id_ttl_s: float = 6 * 3600.0
     selection: SelectionConfig = field(default_factory=SelectionConfig)
+    # Stream objects
+    server_side_copy: bool = True  # False: all bytes are fetched and sent
+    copy_part_bytes: int = 512 * MIB  # longest copy inside the store
+    fetched_bytes: int = 32 * MIB
+    whole_object_bytes: int = 256 * 1024
+    index_merge_bytes: int = OUTPUT_INDEX_THRESHOLD
+    max_source_entries: int = 200_000
+    expired_batch: int = 1_000  # objects removed in one commit
+    stream_object_id_ttl_s: float = 3600.0
+    group_rules: Mapping[StreamCompaction, GroupRules] = field(default_factory=tiered_rules)
 
     def __post_init__(self) -> None:
         """Refuse bounds that could never be met."""
-        for name in ("read_bytes", "read_threads", "write_threads"):
+        for name in _POSITIVE:
             _check_at_least(name, getattr(self, name), 1)
-        for name in ("max_streams", "max_stream_objects"):
-            _check_at_least(name, getattr(self, name), 1)
-        for name in ("read_rate", "write_rate", "store_patience_s", "put_bytes"):
+        for name in _NOT_NEGATIVE:
             _check_at_least(name, getattr(self, name), 0)
         check_seconds("commit_deadline_s", self.commit_deadline_s)
         _check_at_least("memory_budget", self.memory_budget, MEMORY_MIN)
         _check_at_least("part_bytes", self.part_bytes, MIN_PART_SIZE)
-        if not 1_000 <= self.ttl_ms <= 7 * 24 * 3_600_000:
-            raise ValueError(f"ttl_ms is {self.ttl_ms}, wanted 1000..604800000")
+        for name in ("id_ttl_s", "stream_object_id_ttl_s"):
+            if not 1 <= check_seconds(name, getattr(self, name)) <= 7 * 24 * 3600:
+                raise ValueError(f"{name} is {getattr(self, name)}, wanted 1..604800 seconds")
+        if self.expired_batch > 10_000:
+            raise ValueError(f"expired_batch is {self.expired_batch}, wanted at most 10000")
+        missing = [kind.name for kind in StreamCompaction if kind not in self.group_rules]
+        if missing:
+            raise ValueError(f"group_rules lack {', '.join(missing)}; give rules for every kind")
+        self.copy_rules  # noqa: B018 - refuses sizes that leave parts out of their limits
 
     @property
     def part_size(self) -> int:
@@ -72,7 +136,7 @@ class CompactionConfig:
 
     @property
     def max_entries(self) -> int:
-        """Index entries that may be planned with at a time: a quarter of the budget is theirs."""
+        """Index entries of one plan of set objects, which take a quarter of the budget."""
         return self.memory_budget // 4 // BYTES_PER_ENTRY
 
     @property
@@ -82,24 +146,29 @@ class CompactionConfig:
 
     @property
     def group_limits(self) -> SelectionConfig:
-        """The policy, whose groups are no larger than memory and the time of prepared ids allow."""
+        """The policy, its groups limited by memory and by the validity of prepared ids."""
         most = min(self.selection.max_group_bytes, self.part_size * MAX_PARTS)
         if self.write_rate:
-            most = min(most, int(self.write_rate * self.ttl_ms / 4000))
+            most = min(most, int(self.write_rate * self.id_ttl_s / 4))
         return replace(
             self.selection,
             max_group_bytes=max(most, MIB),
             max_group_ranges=min(self.selection.max_group_ranges, self.max_entries),
         )
 
+    @property
+    def copy_rules(self) -> CopyRules:
+        """Layout of a merged stream object in parts."""
+        return CopyRules(max_part_bytes=self.copy_part_bytes, fetched_bytes=self.fetched_bytes)
+
     def buffer_bytes(self, entries: int) -> int:
-        """Return what is left for the buffers of blocks beside `entries` index entries."""
+        """Return the memory left for blocks beside `entries` index entries."""
         taken = self.index_cache_bytes + self.part_size + entries * BYTES_PER_ENTRY
         taken += SMALL_THINGS + self.memory_budget // ALLOCATOR_SHARE
         return max(self.memory_budget // 4, self.memory_budget - taken)
 
     def block_bytes(self, entries: int) -> int:
-        """Return how many bytes of blocks an iteration may have beside `entries` index entries."""
+        """Return the bytes of blocks of one iteration beside `entries` index entries."""
         left = self.buffer_bytes(entries)
         return left // 2 if self.overlap else left
 

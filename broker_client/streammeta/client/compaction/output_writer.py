@@ -1,32 +1,31 @@
-"""Writing one output object: in one request, or in parts as its bytes come.
+"""Uploads of outputs, and finished outputs that no commit names yet.
 
-Owns the choice between both, the numbers of parts, the bytes that wait because they do not make a
-part yet, and the checksum. Parts are slices of the buffer that the blocks were read into; only what
-waits for the next iteration is copied. Knows nothing of blocks and indexes.
+Owns the choice between one request and parts, part numbers, the checksum, and that no upload stays
+unfinished. Parts are slices of the buffer that the blocks were read into; only the bytes carried to
+the next iteration are copied. Knows nothing of blocks and indexes.
+
+Finished outputs may be used by a later attempt: an output is made of certain bytes of certain
+objects, which never change, and is good until its id expires. The journal lives in the process;
+after a crash the ids expire and the controllers delete the objects.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from streammeta.client.compaction.commit import WrittenObject
 from streammeta.client.compaction.report import Figures
-from streammeta.client.compaction.store_calls import StoreCalls
-from streammeta.client.compaction.together import together
+from streammeta.client.compaction.store_calls import StoreCalls, run_all
+from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_store.base import MultipartUpload, UploadedPart
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenObject:
-    """An object in the store that no commit names yet; `crc32c` is that of all its bytes."""
-
-    object_id: int
-    size: int
-    crc32c: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,57 +36,57 @@ class PartRules:
     put_bytes: int
 
 
-class OutputWriter:
-    """Writes the object `object_id` under `key`, piece by piece; calls come one after the other.
+class PartUpload:
+    """A multipart upload under `key`. Parts may be sent side by side once it has begun."""
 
-    Memory that is handed over must not change until the writer has ended.
-    """
-
-    def __init__(
-        self, calls: StoreCalls, key: str, object_id: int, rules: PartRules, figures: Figures
-    ) -> None:
+    def __init__(self, calls: StoreCalls, key: str, figures: Figures) -> None:
         self._calls = calls
         self._key = key
-        self._object_id = object_id
-        self._rules = rules
         self._figures = figures
-        self._has_begun = False
         self._upload: MultipartUpload | None = None
         self._parts: list[UploadedPart] = []
-        self._last_number = 0
-        self._carried = b""
-        self._checksum = ObjectChecksum()
+        self.has_begun = False
 
-    @property
-    def carried(self) -> bytes:
-        """What did not make a part yet: the bytes the next piece has to begin with."""
-        return self._carried
+    async def begin(self) -> MultipartUpload:
+        """Start the upload unless it has been started."""
+        if self._upload is None:
+            store, key = self._calls.store, self._key
+            self.has_begun = True
+            self._upload = await self._calls.write(0, lambda: store.start_multipart(key))
+            self._figures.multiparts += 1
+        return self._upload
 
-    async def write(self, piece: memoryview) -> None:
-        """Send the whole parts of `piece`, which begins with `carried`; keep the rest."""
-        whole = len(piece) - len(piece) % self._rules.part_size
-        await self._send(piece[:whole], piece[len(self._carried) :])
-        self._carried = bytes(piece[whole:])
+    async def send(self, number: int, data: memoryview) -> None:
+        """Send a part."""
+        store, upload = self._calls.store, await self.begin()
+        part = await self._calls.write(len(data), lambda: store.upload_part(upload, number, data))
+        self._parts.append(part)
+        self._figures.add_part(len(data))
 
-    async def finish(self, piece: memoryview) -> WrittenObject:
-        """Send `piece`, which begins with `carried`, as the end of the object."""
-        fresh = piece[len(self._carried) :]
-        self._carried = b""
-        if self._upload is None and len(piece) <= self._rules.put_bytes:
-            await self._put(piece, fresh)
-        else:
-            await self._send(piece, fresh)
-            await self._complete()
-        return WrittenObject(self._object_id, self._checksum.size, self._checksum.value)
+    async def copy(self, number: int, source_key: str, start: int, end: int) -> None:
+        """Have the store copy bytes `[start, end)` of another object as a part."""
+        store, upload = self._calls.store, await self.begin()
+        part = await self._calls.write(
+            0, lambda: store.copy_part(upload, number, source_key, start, end)
+        )
+        self._parts.append(part)
+        self._figures.add_copy(end - start)
+
+    async def complete(self) -> None:
+        """Make one object of all parts."""
+        store, upload = self._calls.store, await self.begin()
+        parts = sorted(self._parts, key=lambda part: part.number)
+        await self._calls.write(0, lambda: store.complete_multipart(upload, parts))
+        self.has_begun, self._upload = False, None
 
     async def abort(self) -> None:
-        """Drop what was uploaded of an object that is not finished.
+        """Drop the parts of an upload that is not complete.
 
         The store is asked for the uploads of the key, as the answer to their start may be lost.
         """
-        if not self._has_begun:
+        if not self.has_begun:
             return
-        self._has_begun, self._upload = False, None
+        self.has_begun, self._upload = False, None
         store, key = self._calls.store, self._key
 
         def drop() -> None:
@@ -105,47 +104,112 @@ class OutputWriter:
                 error,
             )
 
+
+class OutputWriter:
+    """Writes the object `object_id` under `key`, piece by piece; calls come one after the other.
+
+    Memory that is handed over must not change until the writer has ended.
+    """
+
+    def __init__(
+        self, calls: StoreCalls, key: str, object_id: int, rules: PartRules, figures: Figures
+    ) -> None:
+        self._calls = calls
+        self._key = key
+        self._object_id = object_id
+        self._rules = rules
+        self._figures = figures
+        self._upload = PartUpload(calls, key, figures)
+        self._last_number = 0
+        self._carried = b""
+        self._checksum = ObjectChecksum()
+
+    @property
+    def carried(self) -> bytes:
+        """Bytes of an unfinished part: the next piece has to begin with them."""
+        return self._carried
+
+    async def write(self, piece: memoryview) -> None:
+        """Send the whole parts of `piece`, which begins with `carried`; keep the rest."""
+        whole = len(piece) - len(piece) % self._rules.part_size
+        await self._send(piece[:whole], piece[len(self._carried) :])
+        self._carried = bytes(piece[whole:])
+
+    async def finish(self, piece: memoryview) -> WrittenObject:
+        """Send `piece`, which begins with `carried`, as the end of the object."""
+        fresh = piece[len(self._carried) :]
+        self._carried = b""
+        if not self._upload.has_begun and len(piece) <= self._rules.put_bytes:
+            await self._put(piece, fresh)
+        else:
+            await self._send(piece, fresh)
+            await self._upload.complete()
+        return WrittenObject(self._object_id, self._checksum.size, self._checksum.value)
+
+    async def abort(self) -> None:
+        """Drop the parts of an object that is not finished."""
+        await self._upload.abort()
+
     async def _put(self, data: memoryview, fresh: memoryview) -> None:
         store = self._calls.store
-        await self._add_up(fresh)
+        await self._sum_up(fresh)
         await self._calls.write(len(data), lambda: store.put(self._key, data))
-        self._figures.puts += 1
-        self._figures.bytes_written += len(data)
+        self._figures.add_put(len(data))
 
     async def _send(self, data: memoryview, fresh: memoryview) -> None:
-        """Send `data` in parts, of which `fresh` was never seen before."""
+        """Send `data` in parts, of which `fresh` is not in the checksum yet."""
         if not data:
-            await self._add_up(fresh)
+            await self._sum_up(fresh)
             return
-        upload = await self._begun()
-        work = [self._add_up(fresh)]
+        await self._upload.begin()
+        work = [self._sum_up(fresh)]
         for start in range(0, len(data), self._rules.part_size):
             self._last_number += 1
             part = data[start : start + self._rules.part_size]
-            work.append(self._send_part(upload, self._last_number, part))
-        await together(work)
+            work.append(self._upload.send(self._last_number, part))
+        await run_all(work)
 
-    async def _add_up(self, fresh: memoryview) -> None:
+    async def _sum_up(self, fresh: memoryview) -> None:
         await self._calls.compute(lambda: self._checksum.update(fresh))
 
-    async def _begun(self) -> MultipartUpload:
-        if self._upload is None:
-            store, key = self._calls.store, self._key
-            self._has_begun = True
-            self._upload = await self._calls.write(0, lambda: store.start_multipart(key))
-            self._figures.multiparts += 1
-        return self._upload
 
-    async def _send_part(self, upload: MultipartUpload, number: int, data: memoryview) -> None:
-        store = self._calls.store
-        part = await self._calls.write(len(data), lambda: store.upload_part(upload, number, data))
-        self._parts.append(part)
-        self._figures.parts += 1
-        self._figures.bytes_written += len(data)
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    written: WrittenObject
+    until: float
 
-    async def _complete(self) -> None:
-        upload = await self._begun()
-        parts = sorted(self._parts, key=lambda part: part.number)
-        store = self._calls.store
-        await self._calls.write(0, lambda: store.complete_multipart(upload, parts))
-        self._has_begun, self._upload = False, None
+
+class OutputJournal:
+    """Finished outputs by their sources. `clock` is monotonic, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kept: dict[bytes, _Kept] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, sources: EntryTable) -> WrittenObject | None:
+        """Return the output made of these blocks of the sources, if there is one."""
+        kept = self._kept.get(_recipe(sources)) if self._kept else None
+        return kept.written if kept is not None and self._clock() < kept.until else None
+
+    def keep(self, sources: EntryTable, written: WrittenObject, valid_s: float) -> None:
+        """Keep an output for the next `valid_s` seconds."""
+        self._kept[_recipe(sources)] = _Kept(written, self._clock() + valid_s)
+
+    def drop(self, object_ids: Iterable[int]) -> None:
+        """Forget outputs that were committed or refused, and those that expired."""
+        gone, now = set(object_ids), self._clock()
+        self._kept = {
+            recipe: kept
+            for recipe, kept in self._kept.items()
+            if kept.written.object_id not in gone and now < kept.until
+        }
+
+
+def _recipe(sources: EntryTable) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for column in (sources.object_id, sources.position, sources.size):
+        digest.update(column.tobytes())
+    return digest.digest()

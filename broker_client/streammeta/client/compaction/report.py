@@ -1,4 +1,4 @@
-"""What a compaction of set objects did, and what it left for another time."""
+"""Reports of compaction: one shape for groups of set objects and for stream objects."""
 
 from __future__ import annotations
 
@@ -6,54 +6,129 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from streammeta.storage.compaction.selection import GroupKind
+from streammeta.storage.compaction.stream_objects import StreamCompaction
+from streammeta.storage.object_format.index_block import StreamRange
 
 
 @dataclass(slots=True)
 class Figures:
-    """What was asked of the store and moved, in bytes.
+    """Requests to the store and bytes moved.
 
-    `reused` are outputs of an earlier attempt, `sources_checked` those held against their checksum.
+    `copies` and `bytes_copied` are parts that the store copied by itself, `reused` outputs of an
+    earlier attempt, `sources_checked` sources compared with their recorded checksum.
     """
 
     bytes_read: int = 0
     bytes_written: int = 0
+    bytes_copied: int = 0
     gets: int = 0
     puts: int = 0
     multiparts: int = 0
     parts: int = 0
+    copies: int = 0
     iterations: int = 0
     commits: int = 0
     reused: int = 0
     sources_checked: int = 0
+
+    def add_reads(self, gets: int, nbytes: int) -> None:
+        """Count reads."""
+        self.gets += gets
+        self.bytes_read += nbytes
+
+    def add_put(self, nbytes: int) -> None:
+        """Count an object written in one request."""
+        self.puts += 1
+        self.bytes_written += nbytes
+
+    def add_part(self, nbytes: int) -> None:
+        """Count a part that was sent."""
+        self.parts += 1
+        self.bytes_written += nbytes
+
+    def add_copy(self, nbytes: int) -> None:
+        """Count a part that the store copied by itself."""
+        self.copies += 1
+        self.bytes_copied += nbytes
 
     def add(self, other: Figures) -> None:
         """Add the figures of another compaction."""
         for name in Figures.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
+    @classmethod
+    def total(cls, figures: Iterable[Figures]) -> Figures:
+        """Return the sums."""
+        total = cls()
+        for one in figures:
+            total.add(one)
+        return total
+
 
 @dataclass(frozen=True, slots=True)
-class GroupReport:
-    """What became of objects that were to be compacted together.
+class MadeObject:
+    """A committed output; `size` as the metadata records it.
 
-    `source_ids` are gone from the map, replaced by `set_object_ids` and `stream_object_ids`. Those
-    in `left_out` stay for the reason given. `failure` says what went wrong with the rest, if it
-    did: commits that were made before stand.
+    `range` is that of a stream object, None for a set object. `source_ids` are the objects that its
+    commit replaced.
     """
 
-    kind: GroupKind
-    source_ids: tuple[int, ...] = ()
-    set_object_ids: tuple[int, ...] = ()
-    stream_object_ids: tuple[int, ...] = ()
-    left_out: Mapping[int, str] = field(default_factory=dict)
-    failure: str = ""
+    object_id: int
+    size: int
+    source_ids: tuple[int, ...]
+    range: StreamRange | None = None
+    composite: bool = False
+
+
+@dataclass(slots=True)
+class GroupReport:
+    """One compaction: of a group of set objects, or of the objects of stream `stream_id`.
+
+    The metadata no longer lists `source_ids`; `removed_ids` are those of a stream that held only
+    trimmed offsets. Objects in `left_out` stay for the reason given. `failures` ended the
+    compaction early, the last with `error`; what is listed was committed all the same.
+    """
+
+    kind: GroupKind | StreamCompaction
+    stream_id: int | None = None
+    source_ids: list[int] = field(default_factory=list)
+    removed_ids: list[int] = field(default_factory=list)
+    made: list[MadeObject] = field(default_factory=list)
+    left_out: dict[int, str] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    error: Exception | None = None
     figures: Figures = field(default_factory=Figures)
     seconds: float = 0.0
+
+    @property
+    def set_object_ids(self) -> tuple[int, ...]:
+        """New set objects."""
+        return tuple(one.object_id for one in self.made if one.range is None)
+
+    @property
+    def stream_object_ids(self) -> tuple[int, ...]:
+        """New stream objects, composites included."""
+        return tuple(one.object_id for one in self.made if one.range is not None)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether a commit was made."""
+        return bool(self.source_ids)
+
+    @property
+    def says_anything(self) -> bool:
+        """Whether something was committed, left out or failed."""
+        return bool(self.source_ids or self.left_out or self.failures)
+
+    def fail(self, error: Exception, message: str | None = None) -> None:
+        """Add a failure, described by `message` or else by the error itself."""
+        self.failures.append(str(error) if message is None else message)
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """What one cycle did for a node. `set_aside` are objects not to be tried again for a while."""
+    """One cycle of a node. `set_aside` are objects not to be tried again for a while."""
 
     node_id: int
     groups: tuple[GroupReport, ...]
@@ -62,7 +137,7 @@ class CompactionReport:
 
     @property
     def left_out(self) -> dict[int, str]:
-        """Objects that stay though they were to be compacted, and why."""
+        """Objects that stay although they were due, each with the reason."""
         found = dict(self.set_aside)
         for one in self.groups:
             found |= one.left_out
@@ -70,18 +145,10 @@ class CompactionReport:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What went wrong."""
-        return tuple(one.failure for one in self.groups if one.failure)
+        """Failures of all groups."""
+        return tuple(failure for one in self.groups for failure in one.failures)
 
     @property
     def figures(self) -> Figures:
-        """The sums over all groups."""
-        return summed(one.figures for one in self.groups)
-
-
-def summed(figures: Iterable[Figures]) -> Figures:
-    """Return the sums."""
-    total = Figures()
-    for one in figures:
-        total.add(one)
-    return total
+        """Sums over all groups."""
+        return Figures.total(one.figures for one in self.groups)

@@ -1,28 +1,111 @@
-"""Requests of a compactor to the object store: few at a time, paced, behind all others.
+"""Requests of a compactor to the object store: few at a time, rate-limited, behind all others.
 
-Owns the threads they run in, how often one is repeated that the store turned away, and the count of
-what was moved. A thread can't be stopped: who is cancelled waits in `settled` until what it started
-has ended, so that nothing arrives after an upload was dropped.
+Owns the threads, the repetition of rejected requests, the rate limiter, and groups of tasks that
+end together. A thread cannot be stopped: `settled` waits until the calls of cancelled tasks have
+ended, so that nothing is written after an upload was dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.throttle import Throttle, give_way
 from streammeta.client.resources import start_in
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import ObjectStore
 
+_LOOK_AGAIN_S = 0.005
+
+
+class Throttle:
+    """Rate limiter of `rate` bytes per second, 0: no limit. Unused time is not saved up."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._free_at = 0.0
+
+    async def take(self, nbytes: int) -> None:
+        """Wait for the turn of a transfer of `nbytes`; calls are served in order."""
+        wait = self.reserve(nbytes, asyncio.get_running_loop().time())
+        if wait > 0:
+            await asyncio.sleep(wait)
+
+    def reserve(self, nbytes: int, now: float) -> float:
+        """Reserve the next turn for a transfer; return the seconds until then."""
+        if not self._rate:
+            return 0.0
+        turn = max(now, self._free_at)
+        self._free_at = turn + nbytes / self._rate
+        return turn - now
+
+
+async def give_way(is_busy: Callable[[], bool], longest_s: float) -> None:
+    """Wait while others are busy, at most about `longest_s` seconds."""
+    for _ in range(int(longest_s / _LOOK_AGAIN_S)):
+        if not is_busy():
+            return
+        await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+ItemT = TypeVar("ItemT")
+
+
+async def run_all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all of `work`; when one fails cancel the others, and raise its error once all have ended.
+
+    A cancelled caller stays cancelled, whatever fails in the course of that.
+    """
+    tasks = [asyncio.create_task(one) for one in work]
+    if not tasks:
+        return
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        failed = [one for one in tasks if not one.cancelled() and one.exception() is not None]
+    for task in (one for one in failed if one in ended):
+        task.result()
+    if any(task.cancelled() for task in ended):
+        raise asyncio.CancelledError
+
+
+async def run_each(
+    most: int, items: Iterable[ItemT], work: Callable[[ItemT], Coroutine[Any, Any, None]]
+) -> None:
+    """Run `work` for each item in order, for at most `most` at once."""
+    left = iter(items)
+
+    async def work_off() -> None:
+        for one in left:
+            await work(one)
+
+    await run_all(work_off() for _ in range(most))
+
+
+async def run_to_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end even if the caller is cancelled, then raise the cancellation."""
+    task = asyncio.create_task(work)
+    is_cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        raise asyncio.CancelledError
+    task.result()
+
+
 ResultT = TypeVar("ResultT")
 
-LONGEST_WAIT_FOR_OTHERS = 1.0
-"""Seconds that one request lets others go before it: it moves megabytes, so compaction goes on."""
+WAIT_FOR_OTHERS_MAX_S = 1.0
+"""Maximum wait of one request for others, in seconds; each moves megabytes, so work goes on."""
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
@@ -31,8 +114,8 @@ _LONGEST_PAUSE = 10.0
 class StoreCalls:
     """Runs reads and writes of one compactor.
 
-    `is_busy` tells whether others want the store now; without it, those are others whose calls of
-    the same store are under way.
+    `is_busy` tells whether others want the store now; by default, whether calls of others to the
+    same store are in flight.
     """
 
     def __init__(
@@ -56,26 +139,26 @@ class StoreCalls:
         self._calling = 0
 
     async def read(self, nbytes: int, work: Callable[[], ResultT]) -> ResultT:
-        """Run a read of `nbytes` in a thread; repeat it while the store turns it away."""
+        """Run a read of `nbytes` in a thread; repeat it while the store rejects it for now."""
         async with self._may_read:
             return await self._repeated(self._reads, nbytes, work)
 
     async def write(self, nbytes: int, work: Callable[[], ResultT]) -> ResultT:
-        """Run a write of `nbytes` in a thread; repeat it while the store turns it away."""
+        """Run a write of `nbytes` in a thread; repeat it while the store rejects it for now."""
         async with self._may_write:
             return await self._repeated(self._writes, nbytes, work)
 
     async def compute(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run in a thread what needs no store."""
+        """Run CPU work in a thread."""
         return await self._in_thread(work)
 
     async def drop(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run a clean-up when everything that was begun has ended; it waits for nobody else."""
+        """Run a clean-up once all calls have ended, without waiting for others."""
         await self.settled()
         return await self._in_thread(work)
 
     async def settled(self) -> None:
-        """Wait until no call is under way."""
+        """Wait until no call is in flight."""
         while self._running:
             await asyncio.wait(self._running)
 
@@ -90,7 +173,7 @@ class StoreCalls:
         loop = asyncio.get_running_loop()
         until, pause = loop.time() + self._patience, _FIRST_PAUSE
         while True:
-            await give_way(self._is_busy, LONGEST_WAIT_FOR_OTHERS)
+            await give_way(self._is_busy, WAIT_FOR_OTHERS_MAX_S)
             self._calling += 1
             try:
                 return await self._in_thread(work)
@@ -112,7 +195,7 @@ class StoreCalls:
     def _ended(self, running: asyncio.Future[Any]) -> None:
         self._running.discard(running)
         if not running.cancelled():
-            running.exception()  # seen: who awaited it may be gone
+            running.exception()  # retrieved: the awaiting task may be gone
 
     def _others_are_calling(self) -> bool:
         return self.store.metrics().in_flight > self._calling

@@ -1,28 +1,25 @@
 """Compaction of the stream objects of a node's streams: one stream, one kind at a time.
 
-Owns the order of things: list, remove what is expired, then group by group load, make, commit. Each
-group is a commit of its own, so what was done stays done whatever comes after. What can't be read
-is left out of its group, and the rest is compacted without it. Nothing is deleted here: objects
-that were not committed expire, objects that were replaced are the controllers' to delete.
+Owns the order of the steps: list, remove what is expired, then group by group load, write, commit;
+and the turns that each stream had. Each group is a commit of its own, so earlier ones stand
+whatever fails later. An unreadable object is left out of its group. Nothing is deleted here:
+objects that were not committed expire, and the controllers delete replaced ones.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
-from streammeta.client.bucket_check import BucketCheck
-from streammeta.client.compaction.store_calls import StoreCalls
-from streammeta.client.compaction.stream_object_commit import StreamObjectCommits
-from streammeta.client.compaction.stream_object_config import StreamObjectConfig
-from streammeta.client.compaction.stream_object_listing import (
-    ListedRange,
-    ListedStream,
-    StreamObjectListing,
-)
+from streammeta.client.compaction.commit import StreamReplacement, commit
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.listing import ListedRange, ListedStream
+from streammeta.client.compaction.report import GroupReport, MadeObject
+from streammeta.client.compaction.runner import BARRED, Compactor, repeat
 from streammeta.client.compaction.stream_object_output import StreamObjectOutput, live_links
-from streammeta.client.compaction.stream_object_report import MadeObject, StreamReport
 from streammeta.client.compaction.stream_object_sources import (
     CompositeSource,
     NormalSource,
@@ -31,26 +28,24 @@ from streammeta.client.compaction.stream_object_sources import (
     UnusableSourceError,
 )
 from streammeta.client.controller_client import ControllerClient
-from streammeta.client.errors import (
-    BrokerClientError,
-    NodeFencedError,
-    NodeNotRegisteredError,
-    ObjectExpiredError,
-    StreamNotFoundError,
-)
+from streammeta.client.errors import BrokerClientError, ObjectExpiredError, StreamNotFoundError
 from streammeta.client.object_ids import ObjectIds
 from streammeta.client.session import BrokerSession
 from streammeta.storage.compaction.stream_objects import (
     Group,
     StreamCompaction,
     StreamPlan,
+    StreamSchedule,
+    StreamTurns,
+    after_turn,
     cut_groups,
+    due_kind,
+    first_turns,
     is_worth_compacting,
     may_have_work,
     plan_stream,
 )
 from streammeta.storage.errors import StorageError, WrongBucketError
-from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import ObjectStore
 from streammeta.v1 import common_pb2
 
@@ -59,15 +54,27 @@ ALL_AT_ONCE = (
     StreamCompaction.GATHER_SMALL,
     StreamCompaction.LINK,
 )
-"""Everything that is to be done for a stream, in this order."""
+"""Kinds that a complete compaction of a stream takes, in order."""
 
 _log = logging.getLogger(__name__)
 
 
-class StreamObjectCompactor:
-    """Compacts in the name of `writer`, the process that owns the streams.
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A stream's epoch, its turns, and its start when it was last cleaned up.
 
-    `is_busy` tells whether others want the store now, see `StoreCalls`.
+    The start is None before the first clean-up, and after a turn that failed.
+    """
+
+    epoch: int
+    turns: StreamTurns
+    start_offset: int | None = None
+
+
+class StreamObjectCompactor(Compactor):
+    """Compacts in the name of `writer`, the process that owns the streams; see `Compactor`.
+
+    One stream is compacted at a time, so memory is that of one compaction.
     """
 
     def __init__(
@@ -76,77 +83,43 @@ class StreamObjectCompactor:
         writer: common_pb2.NodeIdentity,
         namespace: str,
         store: ObjectStore,
-        config: StreamObjectConfig | None = None,
+        config: CompactionConfig | None = None,
         *,
         is_busy: Callable[[], bool] | None = None,
     ) -> None:
-        self._config = config or StreamObjectConfig()
-        self._writer = writer
-        self._bucket = BucketCheck(client, store, namespace)
-        self._calls = StoreCalls(store, self._config.pace, is_busy)
-        self._listing = StreamObjectListing(client)
+        super().__init__(client, writer, namespace, store, config, is_busy=is_busy)
         session = BrokerSession(client, writer.node_id, writer.node_epoch, namespace, ())
-        self._ids = ObjectIds(session, self._config.ttl_ms / 1000)
-        self._commits = StreamObjectCommits(client, writer, self._config.commit_deadline_s)
-
-        def key_of(object_id: int) -> str:
-            return key_for(object_id, namespace)
-
-        self._loader = SourceLoader(self._calls, key_of, self._config)
-        self._output = StreamObjectOutput(self._calls, key_of, self._config)
-
-    def close(self) -> None:
-        """Start no more; nothing may be under way."""
-        self._calls.close()
+        self._ids = ObjectIds(session, self._config.stream_object_id_ttl_s)
+        self._loader = SourceLoader(self._calls, self._key_of, self._config)
+        self._output = StreamObjectOutput(self._calls, self._key_of, self._config)
+        self._known: dict[int, _Known] = {}
 
     async def plan(self, stream_id: int, kind: StreamCompaction) -> StreamPlan:
-        """Tell what `compact` would do now, changing nothing."""
+        """Return the plan of a stream as of now, changing nothing."""
         return await self._plan(await self._listing.stream(stream_id), kind)
 
-    async def compact(self, stream_id: int, kind: StreamCompaction) -> StreamReport:
-        """List a stream's objects and compact them."""
-        return await self.compact_listed(await self._listing.stream(stream_id), kind)
-
-    async def compact_listed(self, stream: ListedStream, kind: StreamCompaction) -> StreamReport:
-        """Compact the stream objects of a stream that was just listed.
+    async def compact(self, stream_id: int, kind: StreamCompaction) -> GroupReport:
+        """Compact the objects of a stream.
 
         Raises what bars the node as such (`NodeFencedError`, `NodeNotRegisteredError`) or the
-        bucket (`streammeta.storage.errors.WrongBucketError`); any other
+        bucket (`streammeta.storage.errors.WrongBucketError`), and `StreamNotFoundError`; any other
         failure ends the compaction of this stream and is in the report.
         """
-        report = StreamReport(stream.stream_id, kind)
-        try:
-            plan = await self._plan(stream, kind)
-            await self._remove(stream, [one.object_id for one in plan.expired], report)
-            for group in plan.groups:
-                await self._compact_group(stream, plan, group, report)
-        except (NodeFencedError, NodeNotRegisteredError, WrongBucketError):
-            raise
-        except (BrokerClientError, StorageError) as error:
-            if isinstance(error, ObjectExpiredError):
-                self._ids.discard()
-            _log.warning("compaction of stream %d ended early: %s", stream.stream_id, error)
-            report.error = error
-        return report
-
-    async def owned_streams(self) -> AsyncIterator[ListedStream]:
-        """List the streams that the writer's node owns."""
-        async for stream in self._listing.owned_by(self._writer.node_id):
-            yield stream
+        return await self._compact_listed(await self._listing.stream(stream_id), kind)
 
     async def compact_node(
         self, kinds: Sequence[StreamCompaction] = ALL_AT_ONCE
-    ) -> AsyncGenerator[StreamReport, None]:
+    ) -> AsyncGenerator[GroupReport, None]:
         """Compact every stream that the node owns, with each kind in turn.
 
-        Reports come as streams are done; those about nothing are left out.
+        Yields the reports that say anything. Raises as `compact`.
         """
-        async for stream in self.owned_streams():
+        async for stream in self._listing.owned_by(self._writer.node_id):
             for kind in kinds:
-                if not has_work(stream, kind):
+                if not _may_have_work(stream, kind):
                     continue
-                report = await self.compact_listed(stream, kind)
-                if report.has_changed or report.left_out or report.error is not None:
+                report = await self._compact_listed(stream, kind)
+                if report.says_anything:
                     yield report
                 if report.has_changed:
                     try:
@@ -154,31 +127,108 @@ class StreamObjectCompactor:
                     except StreamNotFoundError:
                         break
 
+    # -- on schedule
+
+    async def run(
+        self,
+        schedule: StreamSchedule | None = None,
+        on_report: Callable[[GroupReport], None] = lambda _: None,
+    ) -> None:
+        """Look at all streams of the node every interval of `schedule`, until cancelled.
+
+        Raises what bars the node or the bucket; any other failure is tried again at the next look.
+        """
+        chosen = schedule or StreamSchedule()
+
+        async def cycle(now_s: float) -> None:
+            async for report in self.look(now_s, chosen):
+                on_report(report)
+
+        await repeat(chosen.interval_s, cycle)
+
+    async def look(self, now_s: float, schedule: StreamSchedule) -> AsyncIterator[GroupReport]:
+        """Give every stream the turn that is due at `now_s`; yield reports that say anything."""
+        seen: dict[int, _Known] = {}
+        async for stream in self._listing.owned_by(self._writer.node_id):
+            known = self._recognised(stream, now_s, schedule)
+            kind = due_kind(known.turns, now_s, schedule)
+            if kind is not None:
+                report = await self._turn(stream, known, kind, schedule)
+                start = known.start_offset
+                if report is not None and report.error is not None:
+                    start = None
+                elif kind is schedule.kinds[0]:
+                    start = stream.start_offset
+                turns = after_turn(known.turns, kind, now_s, schedule)
+                known = _Known(known.epoch, turns, start)
+            else:
+                report = None
+            seen[stream.stream_id] = self._known[stream.stream_id] = known
+            if report is not None:
+                yield report
+        self._known = seen
+
+    def _recognised(self, stream: ListedStream, now_s: float, schedule: StreamSchedule) -> _Known:
+        """Return the state kept of a stream; one that was opened again is a new one."""
+        known = self._known.get(stream.stream_id)
+        if known is None or known.epoch != stream.epoch:
+            known = _Known(stream.epoch, first_turns(stream.stream_id, now_s, schedule))
+        return known
+
+    async def _turn(
+        self, stream: ListedStream, known: _Known, kind: StreamCompaction, schedule: StreamSchedule
+    ) -> GroupReport | None:
+        """Compact, unless nothing can come of it; None also if nothing did."""
+        if not _may_have_work(stream, kind):
+            return None
+        if kind is schedule.kinds[0] and stream.start_offset == known.start_offset:
+            return None  # only a trim gives work to every look
+        report = await self._compact_listed(stream, kind)
+        return report if report.says_anything else None
+
+    # -- one stream
+
+    async def _compact_listed(self, stream: ListedStream, kind: StreamCompaction) -> GroupReport:
+        started = time.monotonic()
+        report = GroupReport(kind, stream.stream_id)
+        try:
+            plan = await self._plan(stream, kind)
+            await self._remove(stream, plan.expired, report)
+            for group in plan.groups:
+                await self._compact_group(stream, plan, group, report)
+        except (*BARRED, WrongBucketError):
+            raise
+        except (BrokerClientError, StorageError) as error:
+            if isinstance(error, ObjectExpiredError):
+                self._ids.discard()
+            _log.warning("compaction of stream %d ended early: %s", stream.stream_id, error)
+            report.fail(error)
+        report.seconds = time.monotonic() - started
+        return report
+
     async def _plan(self, stream: ListedStream, kind: StreamCompaction) -> StreamPlan:
         await self._bucket.passed()
-        objects = await self._listing.objects(_concerned(stream, kind))
-        return plan_stream(objects, stream.start_offset, kind, self._config.rules[kind])
+        objects = await self._listing.stream_objects(_concerned(stream, kind))
+        return plan_stream(objects, stream.start_offset, kind, self._config.group_rules[kind])
 
-    async def _remove(
-        self, stream: ListedStream, object_ids: Sequence[int], report: StreamReport
-    ) -> None:
+    async def _remove(self, stream: ListedStream, expired: Group, report: GroupReport) -> None:
         batch = self._config.expired_batch
-        for at in range(0, len(object_ids), batch):
-            some = object_ids[at : at + batch]
-            await self._commits.remove(stream, some)
-            report.removed_ids.extend(some)
+        for at in range(0, len(expired), batch):
+            some = expired[at : at + batch]
+            await self._commit(StreamReplacement(self._writer, stream, some), report)
+            report.removed_ids.extend(one.object_id for one in some)
 
     async def _compact_group(
-        self, stream: ListedStream, plan: StreamPlan, group: Group, report: StreamReport
+        self, stream: ListedStream, plan: StreamPlan, group: Group, report: GroupReport
     ) -> None:
         """Make one object of a group; of several, if some of it is unusable or it is too much."""
-        rules = self._config.rules[plan.kind]
+        rules = self._config.group_rules[plan.kind]
         waiting = deque([group])
         while waiting:
             objects = waiting.popleft()
             if not is_worth_compacting(objects, plan.kind, plan.stream_start, rules):
                 continue
-            loaded = await self._loader.load(stream.stream_id, objects, report.transfers)
+            loaded = await self._loader.load(stream.stream_id, objects, report.figures)
             if loaded.rest:
                 waiting.append(loaded.rest)
             sources = {one.listed.object_id: one for one in loaded.sources}
@@ -201,41 +251,40 @@ class StreamObjectCompactor:
         stream: ListedStream,
         plan: StreamPlan,
         sources: Sequence[Source],
-        report: StreamReport,
+        report: GroupReport,
     ) -> None:
         """Make one object of sources and commit it."""
         composite = plan.kind.is_composite
         links = live_links(sources, plan.stream_start) if composite else []
         if plan.kind is StreamCompaction.PRUNE_LINKS and len(links) == _link_count(sources):
-            return  # what is dirty is a part of objects that are still needed
-        ((object_id,), moved) = (await self._ids.take(1)).ids, report.transfers
+            return  # the trimmed offsets are a part of objects that are still needed
+        ((object_id,), moved) = (await self._ids.take(1)).ids, report.figures
         if composite:
-            new = await self._output.link(object_id, links, moved)
+            output = await self._output.link(object_id, links, moved)
         else:
             normal = [one for one in sources if isinstance(one, NormalSource)]
-            new = await self._output.merge(object_id, normal, plan.stream_start, moved)
+            output = await self._output.merge(object_id, normal, plan.stream_start, moved)
         listed = [one.listed for one in sources]
-        await self._commits.replace(stream, object_id, new, listed, composite=composite)
-        report.made.append(
-            MadeObject(
-                object_id,
-                composite,
-                new.start_offset,
-                new.end_offset,
-                new.size,
-                tuple(one.object_id for one in listed),
-            )
-        )
+        replacement = StreamReplacement(self._writer, stream, listed, output, composite)
+        await self._commit(replacement, report)
+        source_ids = tuple(one.object_id for one in listed)
+        size = output.written.size
+        report.made.append(MadeObject(object_id, size, source_ids, output.range, composite))
+
+    async def _commit(self, replacement: StreamReplacement, report: GroupReport) -> None:
+        await commit(self._client, replacement, self._config.commit_deadline_s)
+        report.figures.commits += 1
+        report.source_ids.extend(one.object_id for one in replacement.sources)
 
 
-def has_work(stream: ListedStream, kind: StreamCompaction) -> bool:
-    """Tell whether a compaction could do anything, by what the listing says."""
+def _may_have_work(stream: ListedStream, kind: StreamCompaction) -> bool:
+    """Tell whether a compaction could do anything, by the listed offsets."""
     spans = [(one.start_offset, one.end_offset) for one in stream.objects]
     return may_have_work(kind, stream.start_offset, spans)
 
 
 def _concerned(stream: ListedStream, kind: StreamCompaction) -> Sequence[ListedRange]:
-    """Return the objects that a kind has to know more of than their offsets."""
+    """Return the objects of which a kind needs more than their offsets."""
     if kind not in (StreamCompaction.REMOVE_EXPIRED, StreamCompaction.PRUNE_LINKS):
         return stream.objects
     expired = sum(one.end_offset <= stream.start_offset for one in stream.objects)

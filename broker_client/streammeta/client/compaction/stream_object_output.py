@@ -1,24 +1,24 @@
-"""Making one object of a group of sources: by copying their blocks, or by linking them.
+"""Outputs of stream object compaction: blocks of a group copied into one object, or linked.
 
-Owns the bytes: which of them the store copies, which are fetched and sent, and that no upload stays
-half done. Blocks are copied as they are. What passes through here is held against the checksum of
-its source; that of the new object is computed as its bytes pass by, or from those of its sources.
+Owns which bytes the store copies and which are fetched and sent. Blocks are copied as they are.
+Fetched bytes are compared with the checksum of their source; the checksum of the new object is
+computed from the bytes that pass, or from the checksums of its sources.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from streammeta.client.compaction.store_calls import StoreCalls
-from streammeta.client.compaction.stream_object_config import StreamObjectConfig
-from streammeta.client.compaction.stream_object_report import Transfers
+from streammeta.client.compaction.commit import StreamObjectWritten, WrittenObject
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.output_writer import PartUpload
+from streammeta.client.compaction.report import Figures
+from streammeta.client.compaction.store_calls import StoreCalls, run_all, run_to_end
 from streammeta.client.compaction.stream_object_sources import (
     CompositeSource,
     NormalSource,
@@ -35,21 +35,18 @@ from streammeta.storage.compaction.copy_plan import (
 from streammeta.storage.compaction.entries import (
     EntryTable,
     MergeRule,
-    encode_entries,
-    merged_index,
+    encode_trailer,
 )
 from streammeta.storage.compaction.stream_objects import ANY_CRC
 from streammeta.storage.errors import (
     CorruptObjectError,
     ObjectNotFoundError,
     RangeNotSatisfiableError,
-    StorageError,
     StoreRejectedError,
 )
 from streammeta.storage.object_format.checksum import ObjectChecksum, crc_without_tail, joined_crc
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
-from streammeta.storage.object_format.index_block import Footer, encode_footer
-from streammeta.storage.object_store.base import MultipartUpload, UploadedPart
+from streammeta.storage.object_format.index_block import StreamRange
 
 _log = logging.getLogger(__name__)
 
@@ -58,25 +55,11 @@ class _CopyRefusedError(StoreRejectedError):
     """The store will never copy a part by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewObject:
-    """An object in the store that no commit names yet; `size` as the map is to record it.
-
-    `crc32c` is that of all its bytes; -1: not known, as the store copied a part of a source, or a
-    source without a checksum.
-    """
-
-    start_offset: int
-    end_offset: int
-    size: int
-    crc32c: int
-
-
 class StreamObjectOutput:
     """Makes objects of one cluster; `key_of` gives the key of an object id."""
 
     def __init__(
-        self, calls: StoreCalls, key_of: Callable[[int], str], config: StreamObjectConfig
+        self, calls: StoreCalls, key_of: Callable[[int], str], config: CompactionConfig
     ) -> None:
         self._calls = calls
         self._key_of = key_of
@@ -84,22 +67,23 @@ class StreamObjectOutput:
         self._may_copy = config.server_side_copy
 
     async def link(
-        self, object_id: int, links: Sequence[LinkedObject], moved: Transfers
-    ) -> NewObject:
+        self, object_id: int, links: Sequence[LinkedObject], moved: Figures
+    ) -> StreamObjectWritten:
         """Store a composite of `links`, which are in offset order and without a gap."""
         data = await self._calls.compute(lambda: encode_composite(links))
         await self._put(object_id, data, moved)
         first, last = links[0].entries[0], links[-1].entries[-1]
+        held = StreamRange(first.stream_id, first.start_offset, last.end_offset)
         size = sum(entry.size for link in links for entry in link.entries)
-        return NewObject(first.start_offset, last.end_offset, size, _crc_of(data))
+        return StreamObjectWritten(WrittenObject(object_id, size, _crc_of(data)), held)
 
     async def merge(
         self,
         object_id: int,
         sources: Sequence[NormalSource],
         stream_start: int,
-        moved: Transfers,
-    ) -> NewObject:
+        moved: Figures,
+    ) -> StreamObjectWritten:
         """Store one object of the blocks of `sources`, but for those below `stream_start`.
 
         A store that refuses to copy by itself is not asked again. Raises `UnusableSourceError` for
@@ -118,8 +102,8 @@ class StreamObjectOutput:
         object_id: int,
         sources: Sequence[NormalSource],
         stream_start: int,
-        moved: Transfers,
-    ) -> NewObject:
+        moved: Figures,
+    ) -> StreamObjectWritten:
         live = [_live_entries(source, stream_start) for source in sources]
         ranges = [
             SourceRange(
@@ -131,24 +115,22 @@ class StreamObjectOutput:
         plan = plan_copy(ranges, len(trailer), self._config.copy_rules)
         job = _MergeJob(self._calls, self._key_of, plan, sources, trailer, moved)
         crc32c = await (job.put(object_id) if plan.is_single else job.upload(object_id))
-        start, end = int(live[0].start_offset[0]), int(live[-1].end_offset[-1])
-        return NewObject(start, end, plan.size, crc32c)
+        first, end = live[0].row(0), int(live[-1].end_offset[-1])
+        held = StreamRange(first.stream_id, first.start_offset, end)
+        return StreamObjectWritten(WrittenObject(object_id, plan.size, crc32c), held)
 
     def _trailer(self, live: Sequence[EntryTable]) -> bytes:
         placed = EntryTable.concatenate(live).placed()
-        index = encode_entries(
-            merged_index(placed, self._config.index_merge_bytes, MergeRule.UP_TO)
-        )
-        return index + encode_footer(Footer(placed.data_size, len(index)))
+        return encode_trailer(placed, self._config.index_merge_bytes, MergeRule.UP_TO)
 
-    async def _put(self, object_id: int, data: bytes, moved: Transfers) -> None:
+    async def _put(self, object_id: int, data: bytes, moved: Figures) -> None:
         key, store = self._key_of(object_id), self._calls.store
         await self._calls.write(len(data), lambda: store.put(key, data))
         moved.add_put(len(data))
 
 
 def live_links(sources: Sequence[Source], stream_start: int) -> list[LinkedObject]:
-    """Return what a composite of `sources` links: of a composite what can still be read."""
+    """Return the links of a composite of `sources`: of a composite only those still readable."""
     links: list[LinkedObject] = []
     for source in sources:
         if isinstance(source, CompositeSource):
@@ -165,7 +147,7 @@ def _live_entries(source: NormalSource, stream_start: int) -> EntryTable:
 
 
 class _MergeJob:
-    """One new object on its way into the store."""
+    """One new object and its upload."""
 
     def __init__(
         self,
@@ -174,7 +156,7 @@ class _MergeJob:
         plan: CopyPlan,
         sources: Sequence[NormalSource],
         trailer: bytes,
-        moved: Transfers,
+        moved: Figures,
     ) -> None:
         self._calls = calls
         self._key_of = key_of
@@ -198,14 +180,14 @@ class _MergeJob:
         return self._checksum.value
 
     async def upload(self, object_id: int) -> int:
-        """Copy and send parts; return the checksum, as `NewObject` has it."""
-        store, key = self._calls.store, self._key_of(object_id)
-        upload = await self._calls.write(0, lambda: store.start_multipart(key))
+        """Copy and send parts; return the checksum, `ANY_CRC` if it cannot be known."""
+        upload = PartUpload(self._calls, self._key_of(object_id), self._moved)
         try:
-            parts = await self._all_parts(upload)
-            await self._calls.write(0, lambda: store.complete_multipart(upload, parts))
-        except BaseException as error:
-            await self._abort(upload, error)
+            await upload.begin()
+            await self._send_parts(upload)
+            await upload.complete()
+        except BaseException:
+            await run_to_end(upload.abort())
             raise
         if not self._plan.copies:
             return self._checksum.value
@@ -223,47 +205,29 @@ class _MergeJob:
             crc = joined_crc(crc, blocks, source.data_size)
         return joined_crc(crc, _crc_of(self._trailer), len(self._trailer))
 
-    async def _all_parts(self, upload: MultipartUpload) -> list[UploadedPart]:
-        """Make all parts: copies beside each other, written ones one by one, to bound memory."""
+    async def _send_parts(self, upload: PartUpload) -> None:
+        """Send all parts: copies beside each other, written ones one by one, to bound memory."""
         numbered = list(enumerate(self._plan.parts, start=1))
-        written = [(n, part) for n, part in numbered if isinstance(part, WrittenPart)]
-        jobs: list[Coroutine[Any, Any, list[UploadedPart]]] = [
-            self._copied(upload, n, part) for n, part in numbered if isinstance(part, CopiedPart)
-        ]
-        jobs.append(self._all_written(upload, written))
-        done = await _together(jobs)
-        return sorted((part for some in done for part in some), key=lambda part: part.number)
 
-    async def _copied(
-        self, upload: MultipartUpload, number: int, part: CopiedPart
-    ) -> list[UploadedPart]:
-        store, source = self._calls.store, part.source
-        key = self._key_of(source.object_id)
+        async def write_all() -> None:
+            for number, part in numbered:
+                if isinstance(part, WrittenPart):
+                    await upload.send(number, await self._assembled(part))
+
+        copies = [
+            self._copy(upload, number, part.source)
+            for number, part in numbered
+            if isinstance(part, CopiedPart)
+        ]
+        await run_all([*copies, write_all()])
+
+    async def _copy(self, upload: PartUpload, number: int, source: SourceRange) -> None:
         with _naming(source):
             try:
-                copied = await self._calls.write(
-                    0, lambda: store.copy_part(upload, number, key, source.start, source.end)
-                )
+                key = self._key_of(source.object_id)
+                await upload.copy(number, key, source.start, source.end)
             except StoreRejectedError as error:
                 raise _CopyRefusedError(str(error)) from error
-        self._moved.add_copy(part.size)
-        return [copied]
-
-    async def _all_written(
-        self, upload: MultipartUpload, parts: Sequence[tuple[int, WrittenPart]]
-    ) -> list[UploadedPart]:
-        done: list[UploadedPart] = []
-        for number, part in parts:
-            done.append(await self._written(upload, number, part))
-        return done
-
-    async def _written(
-        self, upload: MultipartUpload, number: int, part: WrittenPart
-    ) -> UploadedPart:
-        store, data = self._calls.store, await self._assembled(part)
-        sent = await self._calls.write(len(data), lambda: store.upload_part(upload, number, data))
-        self._moved.add_part(len(data))
-        return sent
 
     async def _assembled(self, part: WrittenPart) -> memoryview:
         """Fetch the ranges of a part into the buffer; the trailer is behind those of the last.
@@ -275,7 +239,7 @@ class _MergeJob:
         for source in part.sources:
             jobs.append(self._fetch(source, view[at : at + source.size]))
             at += source.size
-        await _together(jobs)
+        await run_all(jobs)
         if part.trailer_size:
             view[at:] = self._trailer
         await self._calls.compute(lambda: self._check(part, view))
@@ -305,19 +269,9 @@ class _MergeJob:
             at += source.size
         self._checksum.update(view)
 
-    async def _abort(self, upload: MultipartUpload, error: BaseException) -> None:
-        store = self._calls.store
-        try:
-            await self._calls.drop(lambda: store.abort_multipart(upload))
-        except StorageError as second:
-            error.add_note(
-                f"upload {upload.upload_id!r} of {upload.key!r} could not be aborted ({second});"
-                " its parts stay in the store until a rule of the bucket drops them"
-            )
-
 
 class _SourceChecks:
-    """Holds sources of which every byte passes by against their recorded checksums."""
+    """Compares sources that are fetched completely with their recorded checksums."""
 
     def __init__(self, sources: dict[int, NormalSource], key_of: Callable[[int], str]) -> None:
         self._sources = sources
@@ -350,18 +304,8 @@ def _crc_of(data: bytes) -> int:
 
 @contextmanager
 def _naming(source: SourceRange) -> Iterator[None]:
-    """Say of which source it was that it is gone, or smaller than its index says."""
+    """Name the source that is missing, or smaller than its index says."""
     try:
         yield
     except (ObjectNotFoundError, RangeNotSatisfiableError) as error:
         raise UnusableSourceError(source.object_id, str(error)) from error
-
-
-async def _together(jobs: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run jobs beside each other and return what they return; the first failure ends the others."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(job) for job in jobs]
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]

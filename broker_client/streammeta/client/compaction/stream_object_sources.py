@@ -1,8 +1,8 @@
-"""Reading what the stream objects of one group hold: their indexes, and small ones whole.
+"""Sources of stream object compaction: their indexes, and small ones whole.
 
-Owns what makes an object unusable as a source: its bytes are gone or broken, or are not what the
-map says. Such an object is named and left out; it never ends in something new. How much of a group
-is loaded at a time is bounded.
+Owns what makes an object unusable as a source: bytes that are missing, damaged, or differ from the
+metadata. Such an object is named and left out. The part of a group that is loaded at a time is
+bounded.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from streammeta.client.compaction.config import CompactionConfig
+from streammeta.client.compaction.report import Figures
 from streammeta.client.compaction.store_calls import StoreCalls
-from streammeta.client.compaction.stream_object_config import StreamObjectConfig
-from streammeta.client.compaction.stream_object_report import Transfers
 from streammeta.storage.compaction.entries import EntryTable, contiguous_runs
 from streammeta.storage.compaction.stream_objects import ANY_CRC, Group, StreamObject
 from streammeta.storage.errors import (
@@ -29,11 +29,11 @@ from streammeta.storage.object_format.object_reader import ByteRange, ObjectRead
 from streammeta.storage.object_store.base import ObjectStore
 
 _AT_A_TIME = 32
-"""Objects whose indexes are fetched before it is looked how much they hold."""
+"""Objects whose indexes are fetched before their entries are counted."""
 
 
 class UnusableSourceError(Exception):
-    """An object that can't be compacted, and why."""
+    """An object that cannot be compacted, with the reason."""
 
     def __init__(self, object_id: int, reason: str) -> None:
         self.object_id = object_id
@@ -56,7 +56,7 @@ class NormalSource:
         return self.listed.size - len(self.tail)
 
     def link(self) -> LinkedObject:
-        """Return it as a composite links it: all of it, whatever is trimmed."""
+        """Return its link in a composite: all of it, whatever is trimmed."""
         rows = self.entries.rows()
         entries = tuple(
             IndexEntry(
@@ -69,7 +69,7 @@ class NormalSource:
 
 @dataclass(frozen=True, slots=True)
 class CompositeSource:
-    """A composite: what it links."""
+    """A composite and its links."""
 
     listed: StreamObject
     links: tuple[LinkedObject, ...]
@@ -80,7 +80,7 @@ Source: TypeAlias = NormalSource | CompositeSource
 
 @dataclass(slots=True)
 class LoadedGroup:
-    """The first sources of a group, what of them is unusable and why, and what was not loaded."""
+    """The first sources of a group, unusable ones with the reason, and the rest, not loaded."""
 
     sources: list[Source] = field(default_factory=list)
     unusable: dict[int, str] = field(default_factory=dict)
@@ -91,14 +91,14 @@ class SourceLoader:
     """Loads groups of one cluster's objects; `key_of` gives the key of an object id."""
 
     def __init__(
-        self, calls: StoreCalls, key_of: Callable[[int], str], config: StreamObjectConfig
+        self, calls: StoreCalls, key_of: Callable[[int], str], config: CompactionConfig
     ) -> None:
         self._calls = calls
         self._key_of = key_of
         self._config = config
 
-    async def load(self, stream_id: int, group: Group, moved: Transfers) -> LoadedGroup:
-        """Load a group, or as much of its front as has `max_entries` entries at most.
+    async def load(self, stream_id: int, group: Group, moved: Figures) -> LoadedGroup:
+        """Load a group, or as much of its front as has `max_source_entries` entries at most.
 
         At least two sources are loaded if there are as many. Bytes of small ones are kept as long
         as they are not more than `fetched_bytes` together.
@@ -112,7 +112,7 @@ class SourceLoader:
                     loaded.unusable[source.object_id] = source.reason
                     continue
                 entries += _entry_count(source)
-                if entries > self._config.max_entries and len(loaded.sources) > 1:
+                if entries > self._config.max_source_entries and len(loaded.sources) > 1:
                     loaded.rest = group[at + number :]
                     return loaded
                 room -= _kept_bytes(source)
@@ -120,12 +120,12 @@ class SourceLoader:
         return loaded
 
     async def _load_some(
-        self, stream_id: int, some: Sequence[StreamObject], moved: Transfers
+        self, stream_id: int, some: Sequence[StreamObject], moved: Figures
     ) -> list[Source | UnusableSourceError]:
         return await asyncio.gather(*(self._load_one(stream_id, one, moved) for one in some))
 
     async def _load_one(
-        self, stream_id: int, one: StreamObject, moved: Transfers
+        self, stream_id: int, one: StreamObject, moved: Figures
     ) -> Source | UnusableSourceError:
         read = _read_composite if one.composite else _read_normal
         key, fetched = self._key_of(one.object_id), _Fetched(self._calls.store, self._config)
@@ -152,7 +152,7 @@ class SourceLoader:
 class _Fetched:
     """Reads for one object, counted."""
 
-    def __init__(self, store: ObjectStore, config: StreamObjectConfig) -> None:
+    def __init__(self, store: ObjectStore, config: CompactionConfig) -> None:
         self._store = store
         self.config = config
         self.gets = 0
@@ -175,7 +175,7 @@ def _read_normal(fetched: _Fetched, key: str, one: StreamObject) -> NormalSource
         _check_crc(one, whole, key)
     data: bytes | memoryview = b""
     while (needed := parser.needed) is not None:
-        _check_index_size(one, needed.end - needed.start, fetched.config.max_entries)
+        _check_index_size(one, needed.end - needed.start, fetched.config.max_source_entries)
         if whole is None:
             data = fetched.get(key, needed.start, needed.end)
         else:
@@ -188,23 +188,23 @@ def _read_normal(fetched: _Fetched, key: str, one: StreamObject) -> NormalSource
 
 def _read_composite(fetched: _Fetched, key: str, one: StreamObject) -> CompositeSource:
     """Read a link table; only the size of what it links is recorded, so its own is bounded."""
-    most = _most_index_bytes(fetched.config.max_entries)
+    most = _most_index_bytes(fetched.config.max_source_entries)
     data = fetched.get(key, 0, most + 1)
-    _check_index_size(one, len(data), fetched.config.max_entries)
+    _check_index_size(one, len(data), fetched.config.max_source_entries)
     _check_crc(one, data, key)
     return CompositeSource(one, decode_composite(data, source=key).links)
 
 
-def _most_index_bytes(max_entries: int) -> int:
-    return max_entries * INDEX_ENTRY_SIZE + 1024 * 1024
+def _most_index_bytes(max_source_entries: int) -> int:
+    return max_source_entries * INDEX_ENTRY_SIZE + 1024 * 1024
 
 
-def _check_index_size(one: StreamObject, size: int, max_entries: int) -> None:
-    most = _most_index_bytes(max_entries)
+def _check_index_size(one: StreamObject, size: int, max_source_entries: int) -> None:
+    most = _most_index_bytes(max_source_entries)
     if size > most:
         raise UnusableSourceError(
             one.object_id,
-            f"its index has {size} bytes or more, wanted at most {most}; raise max_entries",
+            f"its index has {size} bytes or more, wanted at most {most}; raise max_source_entries",
         )
 
 
@@ -232,7 +232,7 @@ def _without_bytes(source: Source) -> Source:
 
 
 def _check_range(source: Source, stream_id: int) -> None:
-    """Refuse an object that does not hold exactly what the map says it does."""
+    """Refuse an object that does not hold exactly the range in its metadata."""
     one = source.listed
     if isinstance(source, NormalSource):
         entries = source.entries
@@ -247,6 +247,6 @@ def _check_range(source: Source, stream_id: int) -> None:
         gap = "" if is_one_run else ", with gaps"
         raise UnusableSourceError(
             one.object_id,
-            f"its index holds offsets [{held[1]}, {held[2]}) of stream {held[0]}{gap}, the map says"
-            f" [{one.start_offset}, {one.end_offset}) of stream {stream_id}; inspect the object",
+            f"its index holds offsets [{held[1]}, {held[2]}) of stream {held[0]}{gap}, its"
+            f" metadata [{one.start_offset}, {one.end_offset}) of stream {stream_id}; inspect it",
         )

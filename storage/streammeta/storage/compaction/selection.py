@@ -10,7 +10,7 @@ Two rules:
   every rewrite puts a byte into an object that much larger. A byte is therefore rewritten about
   log(all / upload) / log(growth) times however often one asks, as in a size-tiered LSM tree
   (Lucene's `LogByteSizeMergePolicy` merges neighbours for the same reason: order is kept).
-- An object that is too large to grow, or older than `split_after_ms`, is split: every stream in it
+- An object that is too large to grow, or older than `split_after_s`, is split: every stream in it
   gets a stream object. Its neighbours that are old go with it, so that a stream gets one stream
   object for them all. Slow streams wait that long because a tiny stream object costs more than a
   range of a set object, and every one that is made has to be compacted again.
@@ -33,7 +33,6 @@ from streammeta.storage.compaction.entries import Column, Mask
 
 MIB = 1 << 20
 GIB = 1 << 30
-HOUR_MS = 3_600_000
 
 _Span: TypeAlias = tuple[int, int]
 """Neighbouring rows `[start, stop)` of the objects in order."""
@@ -80,7 +79,7 @@ class SetObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionConfig:
-    """Policy of the selection; sizes in bytes, times in ms. Raises `ValueError` on bad bounds."""
+    """Policy of the selection; sizes in bytes. Raises `ValueError` on bad bounds."""
 
     growth: float = 8.0
     """A merge is this many times as large as its largest source; 1: merge everything possible."""
@@ -94,9 +93,9 @@ class SelectionConfig:
     them in one step, during which it answers nothing else (some 0.1 s for so many)."""
     split_size: int = 8 * MIB
     """A stream with more bytes in a merge gets a stream object."""
-    split_after_ms: int = 24 * HOUR_MS
+    split_after_s: float = 24 * 3600.0
     """Age at which an object is split."""
-    split_along_ms: int = 2 * HOUR_MS
+    split_along_s: float = 2 * 3600.0
     """Age at which an object is split together with a neighbour."""
 
     def __post_init__(self) -> None:
@@ -108,14 +107,14 @@ class SelectionConfig:
             ("max_group_bytes", 1),
             ("max_group_ranges", 1),
             ("split_size", 0),
-            ("split_along_ms", 0),
+            ("split_along_s", 0),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted {least} or more")
-        if self.split_after_ms < self.split_along_ms:
+        if self.split_after_s < self.split_along_s:
             raise ValueError(
-                f"split_after_ms is {self.split_after_ms}, wanted at least split_along_ms,"
-                f" {self.split_along_ms}"
+                f"split_after_s is {self.split_after_s}, wanted at least split_along_s,"
+                f" {self.split_along_s}"
             )
 
     @property
@@ -166,7 +165,7 @@ def select_set_objects(
     """Choose what to compact at `now_ms`, in ms since 1970.
 
     Neither a group nor those left for later have an object of `set_aside`: ids that could not be
-    compacted lately. No group reaches across one. Nobody starves: what is `split_after_ms` old is
+    compacted lately. No group reaches across one. Nobody starves: what is `split_after_s` old is
     always in a group, and no more than `max_set_objects` stay that could be merged, as far as the
     limits of a group allow.
     """
@@ -235,8 +234,8 @@ def _overdue(age_ms: Column, free: Mask, config: SelectionConfig, limits: _Limit
     """Return what is split for its age, with its neighbours that are old."""
     return [
         group
-        for start, stop in _runs(free & (age_ms >= config.split_along_ms))
-        if (age_ms[start:stop] >= config.split_after_ms).any()
+        for start, stop in _runs(free & (age_ms >= config.split_along_s * 1000))
+        if (age_ms[start:stop] >= config.split_after_s * 1000).any()
         for group in limits.cut((start, stop))
     ]
 

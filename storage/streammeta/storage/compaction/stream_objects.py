@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from streammeta.storage.object_format.record import INT32_MAX
@@ -125,6 +125,18 @@ def rules_for(kind: StreamCompaction, group_bytes: int | None = None) -> GroupRu
     if kind is StreamCompaction.GATHER_SMALL:
         return GroupRules(size, is_soft=True, absorbed_bytes=ABSORBED_FACTOR * size)
     return GroupRules(size)
+
+
+_TIERED = (
+    StreamCompaction.GATHER_SMALL,
+    StreamCompaction.MERGE_SMALL,
+    StreamCompaction.MERGE_LARGE,
+)
+
+
+def tiered_rules() -> dict[StreamCompaction, GroupRules]:
+    """Return the rules of every kind; those of kinds that copy bytes are tiered."""
+    return {kind: replace(rules_for(kind), is_tiered=kind in _TIERED) for kind in StreamCompaction}
 
 
 Group = tuple[StreamObject, ...]

@@ -1,8 +1,8 @@
-"""From a group of objects that are to be compacted together to a plan of it.
+"""Plans for groups of set objects: their sources are read, faulty ones left out.
 
-Owns what is asked for the plan, indexes of the objects and starts of their streams, and who is left
-out. An object that can't be compacted parts its group: the policy put neighbours together, and what
-is no neighbour any more would be compacted around a gap.
+Owns the questions a plan needs answered, indexes of the objects and starts of their streams, and
+the objects set aside. An object that cannot be compacted divides its group: the policy grouped
+neighbours, and the rest would be compacted around a gap.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.node_map import NodeListing, NodeMap
-from streammeta.client.compaction.source_indexes import (
+from streammeta.client.compaction.listing import Listing, NodeListing
+from streammeta.client.compaction.set_object_sources import (
     LeftOut,
     Source,
     SourceIndex,
@@ -27,7 +27,6 @@ from streammeta.storage.compaction.entries import EntryTable, live_entries, obje
 from streammeta.storage.compaction.plan import (
     CompactionLimits,
     CompactionPlan,
-    Exclusion,
     ExclusionReason,
 )
 from streammeta.storage.compaction.planner import plan_compaction, plan_force_split
@@ -35,20 +34,21 @@ from streammeta.storage.compaction.selection import Group, GroupKind
 from streammeta.storage.compaction.verification import RecordedChecksum
 
 SET_ASIDE_S = 3600.0
-"""How long an object that could not be compacted is not tried again."""
+"""Time until an object that could not be compacted is tried again, in seconds."""
 
 SET_ASIDE_SHORTLY_S = 300.0
-"""How long, if the reason may pass: the others come first."""
+"""The same in seconds if the reason may pass."""
 
 _FAULTS = (ExclusionReason.OVERSIZED_ENTRY, ExclusionReason.OVERLAP)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedGroup:
-    """A group, the live entries of its objects, and what is to be done.
+    """A group, the live entries of its objects, and the plan for them.
 
-    `expired_ids` hold nothing that can be read any more: they go without being replaced. `left_out`
-    says which objects stay and why, `checksums` are those of objects that have one.
+    Objects in `expired_ids` hold only trimmed offsets and are removed without replacement.
+    `left_out` has the objects that stay, each with the reason, and `checksums` those of objects
+    that have one.
     """
 
     kind: GroupKind
@@ -61,7 +61,7 @@ class PlannedGroup:
 
 
 class SetAside:
-    """Objects that could not be compacted lately, each until its time is over."""
+    """Objects that could not be compacted lately, each until a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -73,7 +73,7 @@ class SetAside:
         self._until[object_id] = (self._clock() + seconds, reason)
 
     def reasons(self) -> dict[int, str]:
-        """Return the objects and why they were set aside."""
+        """Return the objects, each with the reason."""
         now = self._clock()
         self._until = {key: kept for key, kept in self._until.items() if kept[0] > now}
         return {key: reason for key, (_, reason) in self._until.items()}
@@ -85,19 +85,19 @@ class GroupPlanner:
     def __init__(
         self,
         config: CompactionConfig,
-        node_map: NodeMap,
+        listing: Listing,
         indexes: SourceIndexes,
         set_aside: SetAside,
         calls: StoreCalls,
     ) -> None:
         self._config = config
         self._calls = calls
-        self._map = node_map
+        self._listing = listing
         self._indexes = indexes
         self._set_aside = set_aside
 
     async def plan(self, group: Group, listing: NodeListing) -> PlannedGroup:
-        """Plan what becomes of a group. Raises what bars asking the map."""
+        """Plan a group. Raises errors of the controllers."""
         left_out: dict[int, str] = {}
         sources = _sources(group.object_ids, listing)
         indexes = self._readable(await self._indexes.load(sources), left_out)
@@ -134,7 +134,7 @@ class GroupPlanner:
         return readable
 
     def _limit_entries(self, indexes: dict[int, SourceIndex], left_out: dict[int, str]) -> None:
-        """Leave for later what has no room beside the indexes before it."""
+        """Leave for later the objects without room beside the indexes before them."""
         most, total = self._config.max_entries, 0
         is_full = False
         for object_id, index in list(indexes.items()):
@@ -155,12 +155,12 @@ class GroupPlanner:
     async def _starts(self, indexes: Iterable[SourceIndex]) -> dict[int, int]:
         streams = [one.entries.stream_id for one in indexes]
         distinct = np.unique(np.concatenate(streams)) if streams else np.empty(0, dtype=np.int64)
-        return await self._map.stream_starts(distinct.tolist())
+        return await self._listing.stream_starts(distinct.tolist())
 
     def _planned(
         self, group: Group, live: dict[int, EntryTable], left_out: dict[int, str]
     ) -> PlannedGroup:
-        """Plan each stretch of neighbours that are left; again without those found faulty."""
+        """Plan each stretch of neighbours; again without objects found faulty."""
         while True:
             stretches = list(_stretches(group.object_ids, live))
             tables = [EntryTable.concatenate([live[key] for key in one]) for one in stretches]
@@ -178,7 +178,11 @@ class GroupPlanner:
             group.kind,
             group.object_ids,
             entries,
-            _together(plans, excluded),
+            CompactionPlan(
+                tuple(commit for plan in plans for commit in plan.commits),
+                tuple(excluded),
+                tuple(object_id for plan in plans for object_id in plan.left_alone),
+            ),
             objects_without_entries(live, entries),
             left_out,
         )
@@ -201,13 +205,13 @@ class GroupPlanner:
 
 
 _NOT_WHOLE = (
-    "its index lacks offsets that the map says it holds; compare it with `streammeta object`, and"
+    "its index lacks offsets that the metadata lists; compare it with `streammeta object`, and"
     " keep it"
 )
 
 
 def _sources(object_ids: Collection[int], listing: NodeListing) -> list[Source]:
-    """Return how these objects are listed, in the order given."""
+    """Return these objects as listed, in the order given."""
     objects = listing.objects
     rows = zip(
         objects.object_id.tolist(),
@@ -230,11 +234,3 @@ def _stretches(object_ids: Sequence[int], live: Collection[int]) -> Iterator[lis
             stretch = []
     if stretch:
         yield stretch
-
-
-def _together(plans: Sequence[CompactionPlan], excluded: Sequence[Exclusion]) -> CompactionPlan:
-    return CompactionPlan(
-        tuple(commit for plan in plans for commit in plan.commits),
-        tuple(excluded),
-        tuple(object_id for plan in plans for object_id in plan.left_alone),
-    )

@@ -1,13 +1,14 @@
-"""Carrying out one planned commit: read, write, check, commit; iteration after iteration.
+"""Execution of one planned commit of set objects: read, write, check, iteration by iteration.
 
-Owns the order of things and what is in memory: the buffer of one iteration, or of two if both fit.
-Everything that was begun in the store and not finished is dropped when something fails; outputs
-that were finished are left to the journal. Knows nothing of where plans come from.
+Owns the order of the steps and the memory: the buffer of one iteration, or of two if both fit. On a
+failure unfinished uploads are dropped; finished outputs stay in the journal. Knows nothing of where
+plans come from.
 """
 
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,22 +16,24 @@ from functools import partial
 
 import numpy as np
 
-from streammeta.client.compaction.buffers import new_buffer
 from streammeta.client.compaction.commit import (
     UNKNOWN_BOUNDS,
     Replacement,
     SetObjectWritten,
     StreamObjectWritten,
     TimeBounds,
+    WrittenObject,
+    prepare_ids,
 )
-from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.node_map import NodeMap
-from streammeta.client.compaction.output_writer import OutputWriter, PartRules, WrittenObject
+from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
+from streammeta.client.compaction.output_writer import (
+    OutputJournal,
+    OutputWriter,
+    PartRules,
+)
 from streammeta.client.compaction.report import Figures
-from streammeta.client.compaction.resume import OutputJournal
-from streammeta.client.compaction.store_calls import StoreCalls
-from streammeta.client.compaction.target import CompactionTarget
-from streammeta.client.compaction.together import some_at_a_time, to_its_end
+from streammeta.client.compaction.store_calls import StoreCalls, run_each, run_to_end
+from streammeta.client.controller_client import ControllerClient
 from streammeta.client.resources import give_back
 from streammeta.storage.compaction.entries import EntryTable, stream_ranges
 from streammeta.storage.compaction.layout import (
@@ -54,9 +57,26 @@ from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.v1.common_pb2 import NodeIdentity
 
+HUGE_PAGE_WORTH = 8 * 1024 * 1024
+"""Smallest buffer, in bytes, for which pages of 2 MiB waste little."""
+
+
+def new_buffer(size: int) -> memoryview:
+    """Return `size` writable bytes of 0, freed with the last view of them.
+
+    They come from the system itself: the allocator of the C library keeps freed memory, and cannot
+    use it again when something small has settled in it.
+    """
+    if not size:
+        return memoryview(b"")
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= HUGE_PAGE_WORTH:
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(pages)
+
 
 class SourceFailedError(Exception):
-    """A source could not be read; `reason` is for people. `passing`: it may be, another time."""
+    """A source could not be read; `passing` if it may be readable another time."""
 
     def __init__(self, object_id: int, reason: str, *, passing: bool = False) -> None:
         self.object_id = object_id
@@ -66,12 +86,12 @@ class SourceFailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
-    """What commits of one compactor are carried out with; ids are prepared in `writer`'s name."""
+class RunContext:
+    """The means of one compactor; ids are prepared in the name of `writer`."""
 
     config: CompactionConfig
     calls: StoreCalls
-    node_map: NodeMap
+    client: ControllerClient
     writer: NodeIdentity
     key_of: Callable[[int], str]
     journal: OutputJournal
@@ -79,22 +99,22 @@ class Workshop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """What one iteration has to write; the set object may end with it."""
+    """Outputs that one iteration has to write; the set object may end with it."""
 
     outputs: tuple[Output, ...]
     ends_set_object: bool
 
 
 class CommitRun:
-    """One planned commit of a target, up to the point where it only has to be committed.
+    """One planned commit of a target: brings all outputs into the store.
 
-    `expired_ids` are sources that go without being replaced; `time_bounds` and `checksums` are
-    those of sources that have some. `figures` are kept up while it runs.
+    `expired_ids` are sources that nothing replaces; `time_bounds` and `checksums` are those of
+    sources that have some. `figures` are counted up while it runs.
     """
 
     def __init__(
         self,
-        workshop: Workshop,
+        context: RunContext,
         target: CompactionTarget,
         plan: CommitPlan,
         expired_ids: Sequence[int],
@@ -102,15 +122,15 @@ class CommitRun:
         figures: Figures,
         checksums: Mapping[int, RecordedChecksum] | None = None,
     ) -> None:
-        self._shop = workshop
+        self._context = context
         self._target = target
         self._plan = plan
         self._expired_ids = tuple(expired_ids)
         self._time_bounds = time_bounds
         self._figures = figures
         self._checks = SourceChecks(checksums or {})
-        self._rules = PartRules(workshop.config.part_size, workshop.config.put_bytes)
-        self._room = workshop.config.buffer_bytes(len(plan.entries))
+        self._rules = PartRules(context.config.part_size, context.config.put_bytes)
+        self._room = context.config.buffer_bytes(len(plan.entries))
         self._ids: deque[int] = deque()
         self._unfinished: set[OutputWriter] = set()
         self._split: list[tuple[Output, WrittenObject]] = []
@@ -120,7 +140,7 @@ class CommitRun:
         self._set_object: WrittenObject | None = None
 
     async def run(self) -> Replacement:
-        """Bring all outputs into the store and check them; what fails leaves nothing unfinished.
+        """Write and check all outputs; a failure leaves no unfinished upload.
 
         Raises `SourceFailedError`, `storage.errors` of the store, `CoverageError`, and what bars
         the writer from preparing ids.
@@ -130,17 +150,17 @@ class CommitRun:
         try:
             await self._work_off(steps)
         except BaseException:
-            await to_its_end(self._abort())
+            await run_to_end(self._abort())
             raise
-        await self._shop.calls.compute(self._check_sources)
-        return await self._shop.calls.compute(self._replacement)
+        await self._context.calls.compute(self._check_sources)
+        return await self._context.calls.compute(self._replacement)
 
-    # -- what is to be done
+    # -- steps
 
     def _steps(self) -> list[_Step]:
-        """Return what is left to write: outputs of an earlier attempt are used again."""
+        """Return the outputs left to write: those of an earlier attempt are used again."""
         if self._pieces:
-            self._set_object = self._shop.journal.find(self._set_entries())
+            self._set_object = self._context.journal.find(self._set_entries())
         last_piece = self._pieces[-1] if self._pieces else None
         steps: list[_Step] = []
         for iteration in self._plan.iterations:
@@ -153,7 +173,7 @@ class CommitRun:
     def _is_written(self, output: Output) -> bool:
         if output.kind is OutputKind.COMPACT:
             return self._set_object is not None
-        written = self._shop.journal.find(output.entries)
+        written = self._context.journal.find(output.entries)
         if written is not None:
             self._split.append((output, written))
         return written is not None
@@ -165,10 +185,12 @@ class CommitRun:
     async def _take_ids(self, steps: Sequence[_Step]) -> None:
         splits = [one for step in steps for one in step.outputs if one.kind is OutputKind.SPLIT]
         count = len(splits) + any(step.ends_set_object for step in steps)
-        config = self._shop.config
-        self._ids.extend(await self._shop.node_map.prepare(self._shop.writer, count, config.ttl_ms))
+        context = self._context
+        self._ids.extend(
+            await prepare_ids(context.client, context.writer, count, context.config.id_ttl_s)
+        )
 
-    # -- iteration after iteration
+    # -- iterations
 
     async def _work_off(self, steps: Iterable[_Step]) -> None:
         """Read an iteration while the one before is written, if there is room for both."""
@@ -176,7 +198,7 @@ class CommitRun:
         held = 0
         try:
             for step in steps:
-                layout = await self._shop.calls.compute(partial(self._lay_out, step))
+                layout = await self._context.calls.compute(partial(self._lay_out, step))
                 if writing is not None and held + layout.size > self._room:
                     await writing
                 buffer = await self._read(layout)
@@ -198,27 +220,27 @@ class CommitRun:
             self._so_far,
             ends_set_object=step.ends_set_object,
             part_size=self._rules.part_size,
-            max_read_bytes=self._shop.config.read_bytes,
+            max_read_bytes=self._context.config.read_bytes,
         )
 
     async def _read(self, layout: Layout) -> memoryview:
-        give_back()  # what the requests of the iteration before took, in many small pieces
+        give_back()  # many small pieces of the iteration before
         view, dropped = new_buffer(layout.size), memoryview(bytearray(DEAD_BYTES_MAX))
-        await some_at_a_time(
-            2 * self._shop.config.read_threads,
+        await run_each(
+            2 * self._context.config.read_threads,
             layout.reads,
             lambda one: self._read_one(one, view, dropped),
         )
         try:
-            await self._shop.calls.compute(
-                lambda: check_blocks(view, layout.places, layout.entries, self._shop.key_of)
+            await self._context.calls.compute(
+                lambda: check_blocks(view, layout.places, layout.entries, self._context.key_of)
             )
         except DamagedBlockError as error:
             raise SourceFailedError(error.object_id, str(error)) from error
         return view
 
     async def _read_one(self, read: PlacedRead, view: memoryview, dropped: memoryview) -> None:
-        store, key = self._shop.calls.store, self._shop.key_of(read.object_id)
+        store, key = self._context.calls.store, self._context.key_of(read.object_id)
         checked = self._checks.wants(read.object_id) and not read.drops
 
         def fetch() -> tuple[int, int]:
@@ -229,7 +251,7 @@ class CommitRun:
             return got, checksum.value
 
         try:
-            got, crc32c = await self._shop.calls.read(read.size, fetch)
+            got, crc32c = await self._context.calls.read(read.size, fetch)
         except StorageError as error:
             passing = isinstance(error, StoreUnavailableError)
             raise SourceFailedError(read.object_id, str(error), passing=passing) from error
@@ -239,14 +261,13 @@ class CommitRun:
             raise SourceFailedError(read.object_id, reason)
         if checked:
             self._checks.add(read.object_id, read.position, got, crc32c)
-        self._figures.gets += 1
-        self._figures.bytes_read += got
+        self._figures.add_reads(1, got)
 
     async def _write(self, layout: Layout, view: memoryview) -> None:
-        """Write the outputs, the set object, which may have most of the bytes, first."""
-        await self._shop.calls.compute(lambda: _put_trailers(layout, view))
-        await some_at_a_time(
-            2 * self._shop.config.write_threads,
+        """Write the outputs; first the set object, which may have most of the bytes."""
+        await self._context.calls.compute(lambda: _put_trailers(layout, view))
+        await run_each(
+            2 * self._context.config.write_threads,
             reversed(layout.outputs),
             lambda one: self._write_one(one, view[one.start : one.end]),
         )
@@ -275,27 +296,27 @@ class CommitRun:
 
     def _begin(self) -> OutputWriter:
         object_id = self._ids.popleft()
-        key = self._shop.key_of(object_id)
-        writer = OutputWriter(self._shop.calls, key, object_id, self._rules, self._figures)
+        key = self._context.key_of(object_id)
+        writer = OutputWriter(self._context.calls, key, object_id, self._rules, self._figures)
         self._unfinished.add(writer)
         return writer
 
     def _keep(self, sources: EntryTable, written: WrittenObject) -> None:
-        self._shop.journal.keep(sources, written, self._shop.config.ttl_ms / 2000)
+        self._context.journal.keep(sources, written, self._context.config.id_ttl_s / 2)
 
     async def _abort(self) -> None:
-        await self._shop.calls.settled()
+        await self._context.calls.settled()
         for writer in tuple(self._unfinished):
             await writer.abort()
 
-    # -- what is committed
+    # -- the commit
 
     def _check_sources(self) -> None:
-        """Refuse to commit, and to use again, what was made of a source that is damaged."""
+        """Refuse outputs of a damaged source, now and in later attempts."""
         for object_id, reason in self._checks.damaged().items():
             made = [written for _, written in self._split]
             made += [] if self._set_object is None else [self._set_object]
-            self._shop.journal.drop(one.object_id for one in made)
+            self._context.journal.drop(one.object_id for one in made)
             raise SourceFailedError(object_id, reason)
         self._figures.sources_checked += self._checks.checked
 
@@ -319,7 +340,7 @@ class CommitRun:
         return held, self._bounds(entries)
 
     def _bounds(self, entries: EntryTable) -> TimeBounds:
-        """Return the time bounds of what was made of these entries, if all sources have some."""
+        """Return the time bounds of these entries, if all their sources have some."""
         bounds = [self._time_bounds.get(one, UNKNOWN_BOUNDS) for one in entries.object_ids()]
         if UNKNOWN_BOUNDS in bounds:
             return UNKNOWN_BOUNDS

@@ -1,8 +1,8 @@
-"""The indexes of source objects: read once, kept for the next cycle, and held against the map.
+"""Indexes of source set objects: read once, kept for the next cycle, compared with the metadata.
 
-Owns the cache, how an index is fetched, and what a fault of one object means: it is left out, the
-others are not. An index may name more than the map knows of its object (a range that was refused
-when it was committed): what the map does not know is not the object's, and never copied.
+Owns the cache, the fetch of an index, and the fault of one object, which is left out alone. An
+index may name ranges that the metadata lacks (refused at the commit): they are not the object's,
+and never copied.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from streammeta.client.compaction.node_map import NodeMap
+from streammeta.client.compaction.listing import Listing
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.client.resources import all_of
 from streammeta.storage.compaction.entries import Column, EntryTable, Mask, contiguous_runs
@@ -33,7 +33,7 @@ _BYTES_PER_INDEX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A set object as it is listed."""
+    """A set object as the metadata lists it."""
 
     object_id: int
     size: int
@@ -42,35 +42,35 @@ class Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceIndex:
-    """The entries of an object that the map knows of.
+    """Entries of an object that its metadata has too.
 
-    Behind `data_size` bytes of blocks come `tail_size` bytes, which have the CRC-32C `tail_crc32c`.
-    `map_ranges` are set where index and map differ: rows of stream, start and end.
+    Behind `data_size` bytes of blocks come `tail_size` bytes with the CRC-32C `tail_crc32c`.
+    `known_ranges` are set where index and metadata differ: rows of stream, start and end.
     """
 
     entries: EntryTable
     data_size: int
     tail_size: int
     tail_crc32c: int
-    map_ranges: Column | None = None
+    known_ranges: Column | None = None
 
     @property
     def cost(self) -> int:
-        """About what it takes in memory, in bytes."""
-        known = 0 if self.map_ranges is None else self.map_ranges.nbytes
+        """Approximate memory in bytes."""
+        known = 0 if self.known_ranges is None else self.known_ranges.nbytes
         return _BYTES_PER_INDEX + _BYTES_PER_ENTRY * len(self.entries) + known
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Why an object is not compacted. `passing`: it may well be the next time."""
+    """Reason to leave an object out; `passing` if it may be usable the next time."""
 
     reason: str
     passing: bool = False
 
 
 def likely_index_start(size: int, range_count: int, key: str) -> int:
-    """Return from where on an object is read to have its index, footer included, in one request.
+    """Return the start of a read that has index and footer of an object in one request.
 
     Raises `CorruptObjectError` when the object is too small to have a footer.
     """
@@ -82,10 +82,10 @@ class SourceIndexes:
     """Reads indexes of one cluster's set objects, and caches up to `cache_bytes` of them."""
 
     def __init__(
-        self, calls: StoreCalls, node_map: NodeMap, key_of: Callable[[int], str], cache_bytes: int
+        self, calls: StoreCalls, listing: Listing, key_of: Callable[[int], str], cache_bytes: int
     ) -> None:
         self._calls = calls
-        self._map = node_map
+        self._listing = listing
         self._key_of = key_of
         self._cache_bytes = cache_bytes
         self._cached_bytes = 0
@@ -95,7 +95,7 @@ class SourceIndexes:
         self.bytes_read = 0
 
     async def load(self, sources: Iterable[Source]) -> dict[int, SourceIndex | LeftOut]:
-        """Return the index of each source, or why there is none."""
+        """Return the index of each source, or the reason that there is none."""
         wanted = list(sources)
         loaded = dict(
             zip(
@@ -104,14 +104,14 @@ class SourceIndexes:
                 strict=True,
             )
         )
-        await self._match_with_map(wanted, loaded)
+        await self._match_with_metadata(wanted, loaded)
         for object_id, one in loaded.items():
             if isinstance(one, SourceIndex):
                 self._remember(object_id, one)
         return loaded
 
     def suspect(self, object_ids: Sequence[int]) -> bool:
-        """Have these objects' indexes held against the map; return whether any of them was not."""
+        """Compare these objects' indexes with the metadata from now on; tell whether any is new."""
         is_new = not self._suspects.issuperset(object_ids)
         self._suspects.update(object_ids)
         for object_id in object_ids:
@@ -119,7 +119,7 @@ class SourceIndexes:
         return is_new
 
     def forget(self, object_id: int) -> None:
-        """Drop what is cached of an object."""
+        """Drop the cached index of an object."""
         dropped = self._cache.pop(object_id, None)
         if dropped is not None:
             self._cached_bytes -= dropped.cost
@@ -142,7 +142,7 @@ class SourceIndexes:
             return LeftOut(f"its index could not be read: {error}", passing=True)
 
     async def _fetch(self, source: Source, key: str) -> SourceIndex:
-        """Read the index, nearly always with one request: the map tells how many ranges it has."""
+        """Read the index, nearly always with one request, as the number of ranges is known."""
         parser = ObjectReader(key, source.size)
         start = likely_index_start(source.size, source.range_count, key)
         tail = memoryview(await self._get(key, start, source.size))
@@ -168,26 +168,26 @@ class SourceIndexes:
         self.bytes_read += len(data)
         return data
 
-    async def _match_with_map(
+    async def _match_with_metadata(
         self, sources: Iterable[Source], loaded: dict[int, SourceIndex | LeftOut]
     ) -> None:
-        """Drop entries that the map does not know, where numbers of ranges differ."""
+        """Drop entries that the metadata lacks, where numbers of ranges differ."""
         differing: dict[int, SourceIndex] = {}
         for source in sources:
             one = loaded[source.object_id]
-            if isinstance(one, SourceIndex) and one.map_ranges is None:
+            if isinstance(one, SourceIndex) and one.known_ranges is None:
                 ranges = len(contiguous_runs(one.entries))
                 if ranges != source.range_count or source.object_id in self._suspects:
                     differing[source.object_id] = one
         if not differing:
             return
-        known = await self._map.ranges(list(differing))
+        known = await self._listing.ranges(list(differing))
         for object_id, one in differing.items():
             if object_id not in known:
                 loaded[object_id] = LeftOut("it was replaced meanwhile", passing=True)
                 continue
             inside = one.entries.take(_inside(one.entries, known[object_id]))
-            loaded[object_id] = replace(one, entries=inside, map_ranges=known[object_id])
+            loaded[object_id] = replace(one, entries=inside, known_ranges=known[object_id])
 
     def _remember(self, object_id: int, index: SourceIndex) -> None:
         if object_id in self._cache:
@@ -199,13 +199,13 @@ class SourceIndexes:
 
 
 def is_whole(index: SourceIndex, starts: dict[int, int]) -> bool:
-    """Tell whether the entries hold every live offset that the map has of the object.
+    """Tell whether the entries hold every live offset that the metadata has of the object.
 
     `starts` has the first readable offset of each stream there is.
     """
-    if index.map_ranges is None:
+    if index.known_ranges is None:
         return True
-    entries, ranges = index.entries, index.map_ranges
+    entries, ranges = index.entries, index.known_ranges
     held = _live_offsets(entries.stream_id, entries.start_offset, entries.end_offset, starts)
     return held == _live_offsets(ranges[:, 0], ranges[:, 1], ranges[:, 2], starts)
 

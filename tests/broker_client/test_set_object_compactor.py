@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from streammeta.client.compaction import commit_run, group_planning, store_calls
-from streammeta.client.compaction.compactor import SetObjectCompactor
+from streammeta.client.compaction import set_object_planning, set_object_run, store_calls
 from streammeta.client.compaction.report import CompactionReport
+from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.client.errors import NodeEpochExpiredError
 from streammeta.controller.metadata.values import ObjectState
 from streammeta.storage.compaction.entries import EntryTable
@@ -304,7 +304,7 @@ async def test_damage_that_only_the_checksum_shows_never_gets_a_new_one() -> Non
 async def test_nothing_made_of_a_damaged_source_is_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_planning, "SET_ASIDE_S", 0.0)  # it is tried again at once
+    monkeypatch.setattr(set_object_planning, "SET_ASIDE_S", 0.0)  # it is tried again at once
 
     world, ids = await world_of(5)
     key = key_for(ids[2], NAMESPACE)
@@ -360,7 +360,7 @@ async def test_a_group_that_meets_what_should_not_happen_does_not_stop_the_other
             raise error
         check_coverage(sources, outputs)
 
-    monkeypatch.setattr(commit_run, "check_coverage", check_or_fail)
+    monkeypatch.setattr(set_object_run, "check_coverage", check_or_fail)
     with compactor(world, NODE, Steps(), PAIRS) as made:
         report = await cycle(made, world)
         assert str(error) in report.failures[0]
@@ -388,7 +388,7 @@ async def test_an_object_that_is_not_what_the_map_says_is_found_and_left_out() -
         assert "OFFSET_NOT_MATCHED" in first.failures[0]
         assert "the first refused row is stream" in first.failures[0]
         second = await cycle(made, world)
-    assert "lacks offsets that the map says it holds" in second.left_out[ids[1]]
+    assert "lacks offsets that the metadata lists" in second.left_out[ids[1]]
     assert second.failures == ()
     world.store.put(key, good)
     ReadCheck(world).run()

@@ -1,0 +1,196 @@
+"""Metadata of sources: set objects of a node, streams, stream objects, and the ranges they hold.
+
+Owns the calls and their pages. Answers are of different moments; a change in between shows when the
+compaction is committed, and an object that is no longer committed is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from streammeta.client import methods
+from streammeta.client.compaction.config import CompactionTarget
+from streammeta.client.controller_client import ControllerClient
+from streammeta.client.errors import refusal
+from streammeta.storage.compaction.entries import Column
+from streammeta.storage.compaction.selection import SetObjects
+from streammeta.storage.compaction.stream_objects import ANY_CRC, StreamObject
+from streammeta.storage.object_format.object_key import decode_attributes
+from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
+from streammeta.v1.common_pb2 import ErrorCode
+
+_PAGE_SIZE = 10_000
+_STREAMS_PER_CALL = 10_000
+
+_OBJECTS_PER_CALL = 20
+"""Set objects described in one call: each may have 20000 ranges, and an answer fits one message."""
+
+_STREAMS_PER_PAGE = 200
+"""Streams listed with their objects: each may have thousands, and an answer fits one message."""
+
+_STREAM_OBJECTS_PER_CALL = 5_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeListing:
+    """Committed set objects of a node; time bounds (ms) and CRC-32C of those that have them."""
+
+    objects: SetObjects
+    time_bounds: Mapping[int, tuple[int, int]]
+    checksums: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRange:
+    """A stream object and the offsets `[start_offset, end_offset)` that it holds."""
+
+    object_id: int
+    start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListedStream:
+    """A stream, its first visible offset, and its stream objects by start offset."""
+
+    stream_id: int
+    epoch: int
+    start_offset: int
+    objects: tuple[ListedRange, ...]
+
+    def __str__(self) -> str:
+        return f"stream {self.stream_id} at epoch {self.epoch}"
+
+
+class Listing:
+    """Lists the sources of one cluster."""
+
+    def __init__(self, client: ControllerClient) -> None:
+        self._client = client
+
+    async def set_objects(self, target: CompactionTarget) -> NodeListing:
+        """List the committed set objects of a node. Raises what bars the node."""
+        rows: list[tuple[int, int, int, int, int]] = []
+        bounds: dict[int, tuple[int, int]] = {}
+        checksums: dict[int, int] = {}
+        token = ""
+        while True:
+            page = common_pb2.PageRequest(page_size=_PAGE_SIZE, page_token=token)
+            request = nodes_pb2.ListStreamSetObjectsRequest(node_id=target.node_id, page=page)
+            answer = await self._client.call(methods.LIST_STREAM_SET_OBJECTS, request)
+            if answer.error != common_pb2.ERROR_CODE_NONE:
+                raise refusal(answer.error, f"listing the set objects of node {target.node_id}")
+            for one in answer.objects:
+                rows.append(
+                    (
+                        one.object_id,
+                        one.order_id,
+                        one.data_time_ms,
+                        one.object_size,
+                        one.range_count,
+                    )
+                )
+                if one.HasField("max_timestamp_ms"):
+                    bounds[one.object_id] = (one.min_timestamp_ms, one.max_timestamp_ms)
+                if one.HasField("crc32c"):
+                    checksums[one.object_id] = one.crc32c
+            token = answer.next_page_token
+            if not token:
+                return NodeListing(SetObjects.of_rows(rows), bounds, checksums)
+
+    async def stream_starts(self, stream_ids: Sequence[int]) -> dict[int, int]:
+        """Return the first readable offset of each of these streams that exists."""
+        starts: dict[int, int] = {}
+        for at in range(0, len(stream_ids), _STREAMS_PER_CALL):
+            some = stream_ids[at : at + _STREAMS_PER_CALL]
+            async for one in self._client.describe_streams(some):
+                starts[one.stream_id] = one.start_offset
+        return starts
+
+    async def ranges(self, object_ids: Sequence[int]) -> dict[int, Column]:
+        """Return the ranges of these set objects: rows of stream, start and end."""
+        found: dict[int, Column] = {}
+        async for one in self._committed(object_ids, _OBJECTS_PER_CALL):
+            ranges = one.ranges
+            columns = (ranges.stream_id, ranges.start_offset, ranges.end_offset)
+            found[one.object_id] = np.array(columns, dtype=np.int64).T
+        return found
+
+    async def stream(self, stream_id: int) -> ListedStream:
+        """Describe one stream and its objects. Raises `StreamNotFoundError`."""
+        request = streams_pb2.DescribeStreamsRequest(
+            stream_ids=[stream_id], include_stream_objects=True
+        )
+        answer = await self._client.call(methods.DESCRIBE_STREAMS, request)
+        if not answer.streams:
+            raise refusal(
+                ErrorCode.ERROR_CODE_STREAM_NOT_EXIST, f"compaction of stream {stream_id}"
+            )
+        return _listed(answer.streams[0])
+
+    async def owned_by(self, node_id: int) -> AsyncIterator[ListedStream]:
+        """Describe the streams that a node was the last to open, in id order."""
+        token = ""
+        while True:
+            request = streams_pb2.DescribeStreamsRequest(
+                owner_node_id=node_id,
+                include_stream_objects=True,
+                page=common_pb2.PageRequest(page_size=_STREAMS_PER_PAGE, page_token=token),
+            )
+            answer = await self._client.call(methods.DESCRIBE_STREAMS, request)
+            for stream in answer.streams:
+                yield _listed(stream)
+            token = answer.next_page_token
+            if not token:
+                return
+
+    async def stream_objects(self, wanted: Iterable[ListedRange]) -> list[StreamObject]:
+        """Describe the listed stream objects, in their order."""
+        listed = {one.object_id: one for one in wanted}
+        found = {
+            one.object_id: _stream_object(listed[one.object_id], one)
+            async for one in self._committed(list(listed), _STREAM_OBJECTS_PER_CALL)
+            if one.kind in (common_pb2.OBJECT_KIND_STREAM, common_pb2.OBJECT_KIND_COMPOSITE)
+        }
+        return [found[object_id] for object_id in listed if object_id in found]
+
+    async def _committed(
+        self, object_ids: Sequence[int], per_call: int
+    ) -> AsyncIterator[objects_pb2.ObjectDescription]:
+        """Describe those of the objects that are committed, in any order."""
+        for at in range(0, len(object_ids), per_call):
+            request = objects_pb2.DescribeObjectsRequest(
+                object_ids=object_ids[at : at + per_call],
+                page=common_pb2.PageRequest(page_size=_PAGE_SIZE),
+            )
+            answer = await self._client.call(methods.DESCRIBE_OBJECTS, request)
+            for one in answer.objects:
+                if one.state == common_pb2.OBJECT_STATE_COMMITTED:
+                    yield one
+
+
+def _listed(stream: streams_pb2.StreamDescription) -> ListedStream:
+    return ListedStream(
+        stream.stream_id,
+        stream.epoch,
+        stream.start_offset,
+        tuple(
+            ListedRange(one.object_id, one.start_offset, one.end_offset)
+            for one in stream.stream_objects
+        ),
+    )
+
+
+def _stream_object(listed: ListedRange, described: objects_pb2.ObjectDescription) -> StreamObject:
+    return StreamObject(
+        listed.object_id,
+        listed.start_offset,
+        listed.end_offset,
+        described.object_size,
+        composite=described.kind == common_pb2.OBJECT_KIND_COMPOSITE,
+        bucket_id=decode_attributes(described.attributes).bucket_id,
+        crc32c=described.crc32c if described.HasField("crc32c") else ANY_CRC,
+    )
