@@ -57,7 +57,8 @@ def test_an_older_directory_gets_its_reserve_durably_and_written_byte_for_byte(
     assert journal.shortage is None
     assert reserved(disk.after_crash(Left.NOTHING)) == RESERVE_BYTES
     assert set(disk.contents()[RESERVE]) - {0}, "nothing that a file system leaves out"
-    facts = Inspection(DIRECTORY, disk, journal.identity).run()
+    facts = Inspection(DIRECTORY, disk, journal.identity)
+    facts.run()
     assert facts.reserve_bytes == RESERVE_BYTES
     assert not facts.findings
 

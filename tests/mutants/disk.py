@@ -143,7 +143,7 @@ DISK = (
         (
             Edit(
                 _RECOVERY,
-                "return self._flushed_end > end_offset or segment.vouches_beyond(end_offset)",
+                "return self.mark.end_offset > end_offset or segment.vouches_beyond(end_offset)",
                 "return False",
             ),
         ),
@@ -326,7 +326,7 @@ DISK = (
                 "from None",
                 "return QuorumState(Epoch(0), None, None)",
             ),
-            Edit(_RECOVERY, "if last_epoch > self._state.epoch:", "if False:"),
+            Edit(_RECOVERY, "if last_epoch > self.state.epoch:", "if False:"),
         ),
         Tested(
             "tests/journal/test_journal_recovery.py::test_a_missing_quorum_state_is_never_made_anew"

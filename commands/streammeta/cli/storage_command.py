@@ -13,11 +13,11 @@ import click
 
 from streammeta.cli.output import (
     CommandError,
+    Output,
     OutputFormat,
     command_output,
     format_option,
 )
-from streammeta.cli.storage_report import DAMAGE_COLUMNS, damage_rows, tell_facts
 from streammeta.controller.config import (
     ConfigError,
     check_cluster_id,
@@ -37,6 +37,7 @@ from streammeta.controller.journal.inspection import Inspection, stopped_directo
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.storage.durable_files import PosixFileSystem
 
+_DAMAGE_COLUMNS = ("file", "byte", "offset", "what")
 _VOTER = re.compile(r"(?P<peer>[^/]+)(/(?P<directory>.+))?")
 
 
@@ -190,7 +191,8 @@ def info_command(*, data_dir: Path, output_format: OutputFormat) -> None:
       streammeta storage info --data-dir /var/lib/streammeta
     """
     with command_output(output_format) as output, _inspected(data_dir) as inspection:
-        tell_facts(output, inspection.run())
+        inspection.run()
+        _print_facts(output, inspection)
 
 
 @storage.command("verify")
@@ -211,18 +213,18 @@ def verify_command(*, data_dir: Path, output_format: OutputFormat) -> None:
         # Arrow comes along with it; `--help` need not wait.
         from streammeta.controller.runtime.map_checkpoint import snapshot_check
 
-        facts = inspection.run(snapshot_check(inspection.identity.cluster_id))
+        inspection.run(snapshot_check(inspection.identity.cluster_id))
         output.summary(
             {
-                "batches": facts.batch_count,
-                "segments": len(facts.segments),
-                "snapshots": len(facts.snapshots),
-                "damages": len(facts.findings),
+                "batches": inspection.batch_count,
+                "segments": len(inspection.segments),
+                "snapshots": len(inspection.snapshots),
+                "damages": len(inspection.findings),
             }
         )
-        output.rows("damage", DAMAGE_COLUMNS, damage_rows(facts))
-        if facts.findings:
-            raise _damaged(len(facts.findings))
+        output.rows("damage", _DAMAGE_COLUMNS, _damage_rows(inspection))
+        if inspection.findings:
+            raise _damaged(len(inspection.findings))
 
 
 def _damaged(count: int) -> CommandError:
@@ -244,3 +246,72 @@ def _inspected(data_dir: Path) -> Iterator[Inspection]:
             str(error),
             "stop the controller first, or ask it while it runs: `streammeta quorum describe`",
         ) from error
+
+
+def _damage_rows(facts: Inspection) -> Iterator[tuple[object, ...]]:
+    """Return one row for each damaged place; `offset` is the end of the good log before it."""
+    for finding in facts.findings:
+        yield finding.file, finding.byte, finding.offset, finding.what
+
+
+def _print_facts(output: Output, facts: Inspection) -> None:
+    """Print all that is known of a directory."""
+    output.summary(_identity_facts(facts) | _log_facts(facts))
+    tables = (
+        (
+            "bootstrap_voters",
+            ("node_id", "endpoint", "directory_id"),
+            [
+                (voter.key.node_id, voter.endpoint, voter.key.directory_id)
+                for voter in facts.identity.bootstrap_voters
+            ],
+        ),
+        ("epochs", ("epoch", "start_offset"), [(e.epoch, e.start_offset) for e in facts.epochs]),
+        (
+            "segments",
+            ("file", "base_offset", "end_offset", "bytes"),
+            [(s.name, s.base_offset, s.end_offset, s.size) for s in facts.segments],
+        ),
+        (
+            "snapshots",
+            ("file", "end_offset", "epoch", "bytes"),
+            [
+                (s.name, s.snapshot_id.end_offset, s.snapshot_id.epoch, s.size)
+                for s in facts.snapshots
+            ],
+        ),
+        ("damage", _DAMAGE_COLUMNS, list(_damage_rows(facts))),
+        ("put_aside", ("file",), [(name,) for name in facts.put_aside]),
+    )
+    for name, columns, rows in tables:
+        if rows:
+            output.note("")
+        if rows or output.format == "json":
+            output.rows(name, columns, rows)
+
+
+def _identity_facts(facts: Inspection) -> dict[str, object]:
+    identity, state = facts.identity, facts.state
+    vote = state.vote if state else None
+    return {
+        "cluster_id": identity.cluster_id,
+        "node_id": identity.node_id,
+        "directory_id": identity.directory_id,
+        "epoch": state.epoch if state else None,
+        "leader_id": state.leader_id if state else None,
+        "voted_id": vote.node_id if vote else None,
+        "voted_directory_id": vote.directory_id if vote else None,
+    }
+
+
+def _log_facts(facts: Inspection) -> dict[str, object]:
+    lost = facts.record.lost if facts.record else None
+    return {
+        "log_start_offset": facts.start_offset,
+        "log_end_offset": facts.end_offset,
+        "flushed_end_offset": facts.flushed_end,
+        "batches": facts.batch_count,
+        "unflushed_torn_bytes": facts.torn_bytes,
+        "reserve_bytes": facts.reserve_bytes,
+        "repairs_up_to_offset": lost.end_offset if lost else None,
+    }

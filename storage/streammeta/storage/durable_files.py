@@ -35,30 +35,24 @@ class File(Protocol):
 
     def read(self, position: int, size: int) -> bytes:
         """Return up to `size` bytes; fewer only at the end of the file."""
-        ...
 
     def write(self, position: int, data: bytes) -> None:
         """Write all of `data`; durable after `sync`.
 
         Raises DiskFullError when there is no room; any part of `data` may have been written.
         """
-        ...
 
     def size(self) -> int:
         """Return the file's length."""
-        ...
 
     def truncate(self, size: int) -> None:
         """Cut the file, never lengthen it; durable after `sync`."""
-        ...
 
     def sync(self) -> None:
         """Make everything written durable, with the length."""
-        ...
 
     def close(self) -> None:
         """Release the file; does not sync."""
-        ...
 
 
 class Lock(Protocol):
@@ -66,7 +60,6 @@ class Lock(Protocol):
 
     def release(self) -> None:
         """Let others have it."""
-        ...
 
 
 class FileSystem(Protocol):
@@ -74,37 +67,30 @@ class FileSystem(Protocol):
 
     def names(self, directory: Path) -> list[str]:
         """Return the names in a directory; none if it does not exist."""
-        ...
 
     def make_directory(self, directory: Path) -> None:
         """Create a directory with its parents, durably, unless it exists.
 
         Raises DiskFullError when there is no room for its name.
         """
-        ...
 
     def open(self, path: Path, *, create: bool = False) -> File:
         """Open for reading and writing; raises FileNotFoundError unless `create`.
 
         Raises DiskFullError when there is no room for a new name.
         """
-        ...
 
     def rename(self, source: Path, target: Path) -> None:
         """Replace `target` atomically; raises DiskFullError, with nothing changed."""
-        ...
 
     def remove(self, path: Path) -> None:
         """Remove a file that exists."""
-        ...
 
     def sync_directory(self, directory: Path) -> None:
         """Make the names in a directory durable."""
-        ...
 
     def lock(self, path: Path) -> Lock:
         """Claim the lock file `path`, creating it; raises DirectoryInUseError."""
-        ...
 
 
 class PosixFile:

@@ -1,15 +1,15 @@
-"""Looks into the data directory of a stopped node, and changes nothing in it.
+"""Read-only inspection of the data directory of a stopped node.
 
-Unlike recovery it goes on after the first damage: an operator wants to know of all of it.
+Unlike recovery it goes on after the first damage, so that an operator learns of all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.journal.directory import (
@@ -38,6 +38,8 @@ from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.storage.durable_files import FileSystem, PosixFileSystem, as_binary_io
 from streammeta.storage.segmented_log import Damage, FrameHeader
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
@@ -56,31 +58,6 @@ class SnapshotFacts:
     name: str
     snapshot_id: SnapshotId
     size: int
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryFacts:
-    """What a data directory holds. `state` and `flushed_end` are None where they can't be read.
-
-    `reserve_bytes` is the room kept for a full disk: less than the whole once that was needed.
-    `findings` are all damages; bytes behind the last good batch that were never flushed are no
-    damage but `torn_bytes`.
-    """
-
-    identity: DirectoryIdentity
-    state: QuorumState | None
-    flushed_end: EndOffset | None
-    start_offset: EndOffset
-    end_offset: EndOffset
-    epochs: tuple[EpochStart, ...]
-    segments: tuple[SegmentFacts, ...]
-    snapshots: tuple[SnapshotFacts, ...]
-    torn_bytes: int
-    batch_count: int
-    record: DamageRecord | None
-    put_aside: tuple[str, ...]
-    reserve_bytes: int
-    findings: tuple[Finding, ...]
 
 
 @contextmanager
@@ -103,94 +80,71 @@ def stopped_directory(path: Path) -> Iterator[tuple[FileSystem, DirectoryIdentit
         lock.release()
 
 
+@dataclass(slots=True)
 class Inspection:
-    """Reads one directory from front to end, once."""
+    """What a data directory holds, once `run` has read it from front to end.
 
-    def __init__(self, path: Path, files: FileSystem, identity: DirectoryIdentity) -> None:
-        self._path = path
-        self._files = files
-        self.identity = identity
-        self._findings: list[Finding] = []
-        self._flushed_end: EndOffset | None = None
-        self._epochs: list[EpochStart] = []
-        self._batch_count = 0
-        self._torn_bytes = 0
+    `state` and `flushed_end` are None where they can't be read. `reserve_bytes` is the room kept
+    for a full disk: less than the whole once that was needed. `findings` are all damages; bytes
+    behind the last good batch that were never flushed are no damage but `torn_bytes`.
+    """
 
-    def run(self, check_snapshot: SnapshotCheck | None = None) -> DirectoryFacts:
+    path: Path
+    files: FileSystem
+    identity: DirectoryIdentity
+    state: QuorumState | None = None
+    flushed_end: EndOffset | None = None
+    start_offset: EndOffset = field(init=False)
+    end_offset: EndOffset = field(init=False)
+    epochs: list[EpochStart] = field(default_factory=list)
+    segments: list[SegmentFacts] = field(default_factory=list)
+    snapshots: list[SnapshotFacts] = field(default_factory=list)
+    torn_bytes: int = 0
+    batch_count: int = 0
+    record: DamageRecord | None = None
+    put_aside: tuple[str, ...] = ()
+    reserve_bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    def run(self, check_snapshot: SnapshotCheck | None = None) -> None:
         """Read every batch, and with `check_snapshot` every byte of every snapshot."""
-        state = self._read_state()
-        self._read_mark()
-        record = self._read_record()
-        snapshots = self._read_snapshots(check_snapshot)
-        found = open_segments(self._files, self._path, self.identity.log_id)
-        segments = self._read_segments(found)
-        newest = snapshots[-1].snapshot_id.end_offset if snapshots else EndOffset(0)
-        start = segments[0].base_offset if segments else newest
-        end = segments[-1].end_offset if segments else newest
-        self._check_ends(start, max(end, newest), newest)
-        self._check_epoch(state)
-        names = self._files.names(self._path)
-        return DirectoryFacts(
-            identity=self.identity,
-            state=state,
-            flushed_end=self._flushed_end,
-            start_offset=start,
-            end_offset=end,
-            epochs=tuple(self._epochs),
-            segments=tuple(segments),
-            snapshots=snapshots,
-            torn_bytes=self._torn_bytes,
-            batch_count=self._batch_count,
-            record=record,
-            put_aside=tuple(name for name in names if name.endswith(".damaged")),
-            reserve_bytes=self._reserve_bytes(),
-            findings=tuple(self._findings),
-        )
+        files, path = self.files, self.path
+        self.state = self._intact(STATE_NAME, lambda: read_quorum_state(files, path / STATE_NAME))
+        log_id = self.identity.log_id
+        mark = self._intact(MARK_NAME, lambda: FlushedMark.open(files, path / MARK_NAME, log_id))
+        self.flushed_end = mark.end_offset if mark else None
+        self.record = self._intact(DAMAGE_NAME, lambda: read_damage(files, path))
+        self.findings.extend(self.record.findings if self.record else ())
+        self._read_snapshots(check_snapshot)
+        self._read_segments(open_segments(files, path, log_id))
+        newest = self.snapshots[-1].snapshot_id.end_offset if self.snapshots else EndOffset(0)
+        self.start_offset = self.segments[0].base_offset if self.segments else newest
+        self.end_offset = self.segments[-1].end_offset if self.segments else newest
+        self._check_ends(self.start_offset, max(self.end_offset, newest), newest)
+        self._check_epoch()
+        names = files.names(path)
+        self.put_aside = tuple(name for name in names if name.endswith(".damaged"))
+        self.reserve_bytes = _size(files, path / RESERVE_NAME) if RESERVE_NAME in names else 0
 
-    # -- small files
-
-    def _read_state(self) -> QuorumState | None:
+    def _intact(self, name: str, read: Callable[[], _T]) -> _T | None:
+        """Return what `read` returns, or None, with a finding, if the file is damaged."""
         try:
-            return read_quorum_state(self._files, self._path / STATE_NAME)
+            return read()
         except JournalDamagedError as error:
-            self._note(STATE_NAME, error.offset, EndOffset(0), error.what)
+            self._note(name, error.offset, EndOffset(0), error.what)
             return None
-
-    def _read_mark(self) -> None:
-        try:
-            mark = FlushedMark.open(self._files, self._path / MARK_NAME, self.identity.log_id)
-        except JournalDamagedError as error:
-            self._note(MARK_NAME, error.offset, EndOffset(0), error.what)
-        else:
-            self._flushed_end = mark.end_offset
-
-    def _read_record(self) -> DamageRecord | None:
-        try:
-            record = read_damage(self._files, self._path)
-        except JournalDamagedError as error:
-            self._note(DAMAGE_NAME, error.offset, EndOffset(0), error.what)
-            return None
-        if record is not None:
-            self._findings.extend(record.findings)
-        return record
-
-    def _reserve_bytes(self) -> int:
-        path = self._path / RESERVE_NAME
-        return _size(self._files, path) if path.name in self._files.names(self._path) else 0
 
     # -- snapshots
 
-    def _read_snapshots(self, check: SnapshotCheck | None) -> tuple[SnapshotFacts, ...]:
-        facts = []
-        for name in self._files.names(self._path):
+    def _read_snapshots(self, check: SnapshotCheck | None) -> None:
+        for name in self.files.names(self.path):
             snapshot_id = parse_snapshot_name(name)
             if snapshot_id is None:
                 continue
-            with as_binary_io(self._files.open(self._path / name)) as file:
-                facts.append(SnapshotFacts(name, snapshot_id, file.seek(0, 2)))
+            with as_binary_io(self.files.open(self.path / name)) as file:
+                self.snapshots.append(SnapshotFacts(name, snapshot_id, file.seek(0, 2)))
                 if check is not None:
                     self._check_snapshot(name, snapshot_id, file, check)
-        return tuple(facts)
 
     def _check_snapshot(
         self, name: str, snapshot_id: SnapshotId, file: BinaryIO, check: SnapshotCheck
@@ -203,8 +157,7 @@ class Inspection:
 
     # -- the log
 
-    def _read_segments(self, found: list[SegmentFile]) -> list[SegmentFacts]:
-        segments: list[SegmentFacts] = []
+    def _read_segments(self, found: list[SegmentFile]) -> None:
         end: EndOffset | None = None
         for index, file in enumerate(found):
             if end is not None and file.base_offset != end:
@@ -212,14 +165,13 @@ class Inspection:
             if file.segment is None:
                 self._note(file.path.name, 0, file.base_offset, file.problem)
                 end = file.base_offset
-                size = _size(self._files, file.path)
+                size = _size(self.files, file.path)
             else:
                 is_last = index + 1 == len(found)
                 end = self._read_segment(file.segment, is_last=is_last)
                 size = file.segment.file.size()
-            segments.append(SegmentFacts(file.path.name, file.base_offset, end, size))
+            self.segments.append(SegmentFacts(file.path.name, file.base_offset, end, size))
             file.close()
-        return segments
 
     def _read_segment(self, segment: JournalSegment, *, is_last: bool) -> EndOffset:
         """Read one segment, past every damage; return where its last good batch ends."""
@@ -228,7 +180,7 @@ class Inspection:
             if isinstance(frame, Damage):
                 segment.size = position
                 if is_last and self._is_torn(segment, end):
-                    self._torn_bytes = segment.file.size() - position
+                    self.torn_bytes = segment.file.size() - position
                     break
                 what = f"the batch at offset {end}: {frame.problem}"
                 self._note(segment.path.name, position, EndOffset(end), what)
@@ -237,7 +189,7 @@ class Inspection:
             header, _ = frame
             self._check_order(segment, position, end, header)
             end = header.end_offset
-            self._batch_count += 1
+            self.batch_count += 1
         return EndOffset(end)
 
     def _check_order(
@@ -247,32 +199,33 @@ class Inspection:
         if header.base_offset != end:
             what = f"a batch at offset {header.base_offset}, the log before it ends at {end}"
             self._note(name, byte, EndOffset(end), what)
-        last_epoch = self._epochs[-1].epoch if self._epochs else segment.previous_epoch
+        last_epoch = self.epochs[-1].epoch if self.epochs else segment.previous_epoch
         if header.epoch < last_epoch:
             what = f"a batch of epoch {header.epoch} follows one of epoch {last_epoch}"
             self._note(name, byte, EndOffset(end), what)
-        elif header.epoch > last_epoch or not self._epochs:
-            self._epochs.append(EpochStart(Epoch(header.epoch), EndOffset(header.base_offset)))
+        elif header.epoch > last_epoch or not self.epochs:
+            self.epochs.append(EpochStart(Epoch(header.epoch), EndOffset(header.base_offset)))
 
     def _is_torn(self, segment: JournalSegment, end: int) -> bool:
-        return (self._flushed_end or 0) <= end and not segment.vouches_beyond(end)
+        return (self.flushed_end or 0) <= end and not segment.vouches_beyond(end)
 
     def _check_ends(self, start: EndOffset, end: EndOffset, newest: EndOffset) -> None:
         if start > newest:
             what = f"the log begins at offset {start}, the newest snapshot ends at {newest}"
             self._note("*.log", 0, newest, what)
-        if self._flushed_end is not None and end < self._flushed_end and not self._findings:
-            what = f"the log ends at offset {end}, {self._flushed_end} was flushed"
+        if self.flushed_end is not None and end < self.flushed_end and not self.findings:
+            what = f"the log ends at offset {end}, {self.flushed_end} was flushed"
             self._note("*.log", 0, end, what)
 
-    def _check_epoch(self, state: QuorumState | None) -> None:
-        if state is not None and self._epochs and self._epochs[-1].epoch > state.epoch:
-            last = self._epochs[-1]
+    def _check_epoch(self) -> None:
+        state = self.state
+        if state is not None and self.epochs and self.epochs[-1].epoch > state.epoch:
+            last = self.epochs[-1]
             what = f"it is of epoch {state.epoch}, the log of epoch {last.epoch}: votes are missing"
             self._note(STATE_NAME, 0, last.start_offset, what)
 
     def _note(self, file: str, byte: int, offset: EndOffset, what: str) -> None:
-        self._findings.append(Finding(file, byte, offset, what))
+        self.findings.append(Finding(file, byte, offset, what))
 
 
 def _size(files: FileSystem, path: Path) -> int:

@@ -63,11 +63,9 @@ class Journal:
         self._has_failed = False
         self.quorum_state = read_quorum_state(files, directory / STATE_NAME)
         self._mark = FlushedMark.open(files, directory / MARK_NAME, identity.log_id)
-        recovered = Recovery(
+        self._segments, self.log_start = Recovery(
             directory, files, identity.log_id, self._mark, self.quorum_state, snapshots
         ).run()
-        self._segments = recovered.segments
-        self.log_start = recovered.start
         self.end_offset = self.log_start.end_offset
         self.flushed_end = self.end_offset
         epochs = self.log_start.epoch_starts

@@ -53,7 +53,7 @@ _logger = structlog.get_logger(component="journal")
 
 
 @dataclass(slots=True)
-class ScannedLog:
+class _ScannedLog:
     """What batches read in order add up to; `tail` are the newest."""
 
     start_offset: EndOffset
@@ -94,7 +94,7 @@ class ScannedLog:
 
 
 @dataclass(frozen=True, slots=True)
-class ScanDamage:
+class _ScanDamage:
     """The first place that is not what was flushed: byte `byte` of the `index`-th file."""
 
     index: int
@@ -102,121 +102,43 @@ class ScanDamage:
     what: str
 
 
-@dataclass(slots=True)
-class RecoveredLog:
-    """The segments to go on with, and what the core is told of them."""
-
-    segments: list[JournalSegment]
-    start: LogStart
-
-
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """What reading the segments from the `first` on came to; those before it are of no use."""
 
     first: int
-    log: ScannedLog
-    damage: ScanDamage | None
+    log: _ScannedLog
+    damage: _ScanDamage | None
     skipped: frozenset[int]
 
 
-class LogScanner:
-    """Reads the segments of one log; the mark tells damage from a torn tail.
-
-    Where the mark says that the log is being cut, what lies beyond is left from that.
-    """
-
-    def __init__(self, found: list[SegmentFile], mark: FlushedMark) -> None:
-        self._found = found
-        self._flushed_end = mark.end_offset
-        self._cut_end = mark.end_offset if mark.is_cutting else None
-
-    def scan(self, first: int) -> tuple[ScannedLog, ScanDamage | None]:
-        """Read from the `first` segment on, up to the end or the first damage."""
-        segment = self._found[first].segment
-        base_offset = self._found[first].base_offset
-        previous_epoch = segment.previous_epoch if segment else Epoch(0)
-        log = ScannedLog(base_offset, previous_epoch, base_offset)
-        for index in range(first, len(self._found)):
-            damage = self._scan_one(index, log)
-            if damage is not None:
-                return log, damage
-        return log, None
-
-    def _scan_one(self, index: int, log: ScannedLog) -> ScanDamage | None:
-        file = self._found[index]
-        segment = file.segment
-        if segment is None:
-            return ScanDamage(index, 0, file.problem)
-        if file.base_offset != log.end_offset:
-            return ScanDamage(index, 0, f"the log before it ends at offset {log.end_offset}")
-        if segment.previous_epoch != log.last_epoch:
-            return ScanDamage(
-                index,
-                0,
-                f"it follows epoch {segment.previous_epoch}, the log before it ends in "
-                f"{log.last_epoch}",
-            )
-        good_size = segment.size
-        try:
-            for batch in segment.scan():
-                if self._cut_end is not None and batch.base_offset >= self._cut_end:
-                    break
-                log.take(batch)
-                good_size = segment.size
-        except BadFrameError as error:
-            segment.rewind(good_size)
-            if self._was_flushed(index, log.end_offset):
-                return ScanDamage(index, good_size, f"the batch at {log.end_offset}: {error}")
-        if segment.file.size() > good_size:
-            segment.cut(good_size)
-        return None
-
-    def _was_flushed(self, index: int, end_offset: EndOffset) -> bool:
-        if self._cut_end is not None and end_offset >= self._cut_end:
-            return False
-        if index + 1 < len(self._found):
-            return True  # the next segment was begun after this one had been flushed
-        segment = self._found[index].segment
-        assert segment is not None
-        return self._flushed_end > end_offset or segment.vouches_beyond(end_offset)
-
-
+@dataclass(slots=True)
 class Recovery:
-    """Recovers one directory, once."""
+    """Recovers one directory, once. The mark tells damage from a torn tail."""
 
-    def __init__(
-        self,
-        directory: Path,
-        files: FileSystem,
-        log_id: bytes,
-        mark: FlushedMark,
-        state: QuorumState,
-        snapshots: SnapshotStore,
-    ) -> None:
-        self._directory = directory
-        self._files = files
-        self._log_id = log_id
-        self._mark = mark
-        self._state = state
-        self._snapshots = snapshots
-        self._record: DamageRecord | None = None
-        self._base = NO_SNAPSHOT
-        self._found: list[SegmentFile] = []
+    directory: Path
+    files: FileSystem
+    log_id: bytes
+    mark: FlushedMark
+    state: QuorumState
+    snapshots: SnapshotStore
+    _record: DamageRecord | None = None
+    _base: SnapshotId = NO_SNAPSHOT
+    _found: list[SegmentFile] = field(default_factory=list)
 
-    def run(self) -> RecoveredLog:
-        """Find the snapshots and the log; put aside what is damaged.
+    def run(self) -> tuple[list[JournalSegment], LogStart]:
+        """Find the snapshots and the log, and put damage aside; return the segments and the start.
 
         Raises:
             JournalDamagedError: the quorum-state is older than the log: its vote is not the last.
         """
         self._remove_leftovers()
         # A process that ended may have left what a power failure would still take back.
-        self._mark.sync()
-        self._record = read_damage(self._files, self._directory)
-        self._snapshots.recover()
-        self._base = self._snapshots.kept[-1] if self._snapshots.kept else NO_SNAPSHOT
-        self._found = open_segments(self._files, self._directory, self._log_id)
+        self.mark.sync()
+        self._record = read_damage(self.files, self.directory)
+        self.snapshots.recover()
+        self._base = self.snapshots.kept[-1] if self.snapshots.kept else NO_SNAPSHOT
+        self._found = open_segments(self.files, self.directory, self.log_id)
         try:
             self._remove_truncated_segments()
             log = self._settle(self._read())
@@ -226,32 +148,31 @@ class Recovery:
             raise
         segments = [file.segment for file in self._found if file.segment is not None]
         self._catch_up_mark(segments, log.end_offset)
-        self._snapshots.forget_below(log.start_offset)
-        return RecoveredLog(segments, self._log_start(log))
+        self.snapshots.forget_below(log.start_offset)
+        return segments, self._log_start(log)
 
     # -- reading
 
     def _remove_leftovers(self) -> None:
-        for name in self._files.names(self._directory):
+        for name in self.files.names(self.directory):
             if is_temporary_segment(name) or name in _TEMPORARY_NAMES:
-                self._files.remove(self._directory / name)
+                self.files.remove(self.directory / name)
 
     def _remove_truncated_segments(self) -> None:
         """Go on with a truncation that a crash interrupted."""
-        if self._mark.is_cutting:
-            while len(self._found) > 1 and self._found[-1].base_offset >= self._mark.end_offset:
+        if self.mark.is_cutting:
+            while len(self._found) > 1 and self._found[-1].base_offset >= self.mark.end_offset:
                 self._remove(self._found.pop())
 
     def _read(self) -> _Reading:
         """Read the longest log that the newest snapshot can be followed by."""
-        scanner = LogScanner(self._found, self._mark)
         first = 0
         skipped: set[int] = set()
         while first < len(self._found):
-            log, damage = scanner.scan(first)
+            log, damage = self._scan(first)
             if self._found[first].base_offset > self._base.end_offset:
                 before = f"the newest snapshot ends at {self._base.end_offset}"
-                damage = ScanDamage(first, 0, f"what is before it is missing: {before}")
+                damage = _ScanDamage(first, 0, f"what is before it is missing: {before}")
                 log = self._empty_log()
             if damage is None:
                 return _Reading(first, log, None, frozenset(skipped))
@@ -263,6 +184,62 @@ class Recovery:
             first = later
         return _Reading(first, self._empty_log(), None, frozenset(skipped))
 
+    def _scan(self, first: int) -> tuple[_ScannedLog, _ScanDamage | None]:
+        """Read from the `first` segment on, up to the end or the first damage."""
+        segment = self._found[first].segment
+        base_offset = self._found[first].base_offset
+        previous_epoch = segment.previous_epoch if segment else Epoch(0)
+        log = _ScannedLog(base_offset, previous_epoch, base_offset)
+        for index in range(first, len(self._found)):
+            damage = self._scan_one(index, log)
+            if damage is not None:
+                return log, damage
+        return log, None
+
+    def _scan_one(self, index: int, log: _ScannedLog) -> _ScanDamage | None:
+        file = self._found[index]
+        segment = file.segment
+        if segment is None:
+            return _ScanDamage(index, 0, file.problem)
+        if file.base_offset != log.end_offset:
+            return _ScanDamage(index, 0, f"the log before it ends at offset {log.end_offset}")
+        if segment.previous_epoch != log.last_epoch:
+            return _ScanDamage(
+                index,
+                0,
+                f"it follows epoch {segment.previous_epoch}, the log before it ends in "
+                f"{log.last_epoch}",
+            )
+        good_size = segment.size
+        cut_end = self._cut_end
+        try:
+            for batch in segment.scan():
+                if cut_end is not None and batch.base_offset >= cut_end:
+                    break
+                log.take(batch)
+                good_size = segment.size
+        except BadFrameError as error:
+            segment.rewind(good_size)
+            if self._was_flushed(index, log.end_offset):
+                return _ScanDamage(index, good_size, f"the batch at {log.end_offset}: {error}")
+        if segment.file.size() > good_size:
+            segment.cut(good_size)
+        return None
+
+    @property
+    def _cut_end(self) -> EndOffset | None:
+        """Where the log is being cut: what lies beyond is left from that."""
+        return self.mark.end_offset if self.mark.is_cutting else None
+
+    def _was_flushed(self, index: int, end_offset: EndOffset) -> bool:
+        if self._cut_end is not None and end_offset >= self._cut_end:
+            return False
+        if index + 1 < len(self._found):
+            return True  # the next segment was begun after this one had been flushed
+        segment = self._found[index].segment
+        assert segment is not None
+        return self.mark.end_offset > end_offset or segment.vouches_beyond(end_offset)
+
     def _first_after(self, index: int) -> int | None:
         """Return the first segment after a damaged one that a snapshot spares us the latter for."""
         for later in range(index + 1, len(self._found)):
@@ -271,13 +248,13 @@ class Recovery:
                 return later
         return None
 
-    def _empty_log(self) -> ScannedLog:
+    def _empty_log(self) -> _ScannedLog:
         end_offset, epoch = self._base.end_offset, self._base.epoch
-        return ScannedLog(end_offset, epoch, end_offset)
+        return _ScannedLog(end_offset, epoch, end_offset)
 
     # -- deciding
 
-    def _settle(self, reading: _Reading) -> ScannedLog:
+    def _settle(self, reading: _Reading) -> _ScannedLog:
         """Make the directory such that the log is what `reading` found good."""
         log, damage = reading.log, reading.damage
         self._check_epoch(log)
@@ -296,30 +273,30 @@ class Recovery:
         if damage is not None:
             self._put_aside_from(damage.index - reading.first, damage.byte, keeps=reaches_base)
         if reaches_base:
-            self._mark.lower(new_end)
+            self.mark.lower(new_end)
             return log
         # With nothing put aside the mark goes first: what is removed is no promise then.
-        self._mark.lower(new_end)
+        self.mark.lower(new_end)
         while self._found:
             self._remove(self._found.pop())
         return self._empty_log()
 
-    def _check_epoch(self, log: ScannedLog) -> None:
+    def _check_epoch(self, log: _ScannedLog) -> None:
         last_epoch = max(log.last_epoch, self._base.epoch)
-        if last_epoch > self._state.epoch:
+        if last_epoch > self.state.epoch:
             raise JournalDamagedError(
-                self._directory / STATE_NAME,
+                self.directory / STATE_NAME,
                 0,
-                f"it is of epoch {self._state.epoch}, the log of epoch {last_epoch}: an old file "
+                f"it is of epoch {self.state.epoch}, the log of epoch {last_epoch}: an old file "
                 "was put in its place, and votes were forgotten",
             )
 
-    def _promised_end(self, damage: ScanDamage | None) -> EndOffset:
+    def _promised_end(self, damage: _ScanDamage | None) -> EndOffset:
         """Return how far the log may have been acknowledged; too far costs nothing but patience.
 
         The mark may be older than the last flush, so every batch behind the damage counts too.
         """
-        promised_end = self._mark.end_offset
+        promised_end = self.mark.end_offset
         if damage is None:
             return promised_end
         promised_end = max(promised_end, self._found[-1].base_offset)
@@ -331,15 +308,15 @@ class Recovery:
 
     def _last_end_in(self, file: SegmentFile, position: int) -> EndOffset:
         """Return the highest end of the batches from a byte on, also behind a bad header."""
-        opened = file.segment.file if file.segment else self._files.open(file.path)
-        headers = batch_codec(self._log_id).headers_from(opened, position)
+        opened = file.segment.file if file.segment else self.files.open(file.path)
+        headers = batch_codec(self.log_id).headers_from(opened, position)
         ends = [header.end_offset for _, header in headers]
         if file.segment is None:
             opened.close()
         return EndOffset(max(ends, default=0))
 
     def _note_lost(
-        self, damage: ScanDamage | None, end_offset: EndOffset, promised_end: EndOffset
+        self, damage: _ScanDamage | None, end_offset: EndOffset, promised_end: EndOffset
     ) -> None:
         if damage is None:
             last = self._found[-1] if self._found else None
@@ -350,11 +327,11 @@ class Recovery:
             self._tell(damage, end_offset, promised_end=promised_end)
             name, byte, what = self._found[damage.index].path.name, damage.byte, damage.what
         finding = Finding(name, byte, end_offset, what)
-        lost = LostPromise(promised_end, self._state.epoch)
-        self._record = note_damage(self._files, self._directory, self._record, finding, lost)
+        lost = LostPromise(promised_end, self.state.epoch)
+        self._record = note_damage(self.files, self.directory, self._record, finding, lost)
 
     def _tell(
-        self, damage: ScanDamage, end_offset: EndOffset, *, promised_end: EndOffset | None
+        self, damage: _ScanDamage, end_offset: EndOffset, *, promised_end: EndOffset | None
     ) -> None:
         _logger.error(
             "log_damaged",
@@ -384,30 +361,30 @@ class Recovery:
         file = self._found[index]
         if keeps and file.segment is not None and good_size > 0:
             copy = file.path.with_name(file.path.name + ".damaged")
-            replace_file(self._files, copy, pieces_of(file.segment.file))
+            replace_file(self.files, copy, pieces_of(file.segment.file))
             file.segment.cut(good_size)
         else:
             self._rename_aside(self._found.pop())
 
     def _rename_aside(self, file: SegmentFile) -> None:
         file.close()
-        self._files.rename(file.path, file.path.with_name(file.path.name + ".damaged"))
-        self._files.sync_directory(self._directory)
+        self.files.rename(file.path, file.path.with_name(file.path.name + ".damaged"))
+        self.files.sync_directory(self.directory)
 
     def _remove(self, file: SegmentFile) -> None:
         file.close()
-        self._files.remove(file.path)
-        self._files.sync_directory(self._directory)
+        self.files.remove(file.path)
+        self.files.sync_directory(self.directory)
 
     def _catch_up_mark(self, segments: list[JournalSegment], end_offset: EndOffset) -> None:
-        self._mark.end_cut()
-        if end_offset > self._mark.end_offset:
+        self.mark.end_cut()
+        if end_offset > self.mark.end_offset:
             # The tail may have reached the disk unflushed; from here on it counts as flushed.
             if segments:
                 segments[-1].sync()
-            self._mark.advance(end_offset)
+            self.mark.advance(end_offset)
 
-    def _log_start(self, log: ScannedLog) -> LogStart:
+    def _log_start(self, log: _ScannedLog) -> LogStart:
         return LogStart(
             start_offset=log.start_offset,
             end_offset=log.end_offset,
@@ -415,7 +392,7 @@ class Recovery:
             tail=tuple(log.tail),
             start_epoch=log.start_epoch,
             control=tuple(log.control),
-            snapshots=self._snapshots.kept,
-            snapshot_voters=self._snapshots.newest_voters,
+            snapshots=self.snapshots.kept,
+            snapshot_voters=self.snapshots.newest_voters,
             lost=self._record.lost if self._record else None,
         )
