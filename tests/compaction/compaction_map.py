@@ -23,9 +23,13 @@ from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import ReadRequest, WriteRequest
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.convert_nodes import LeaderView
-from streammeta.controller.rpc.metadata_service import MetadataHandlers
-from streammeta.controller.rpc.node_service import NodeHandlers
-from streammeta.controller.rpc.routes import routed, routes, service_handler
+from streammeta.controller.rpc.services import (
+    MetadataHandlers,
+    NodeHandlers,
+    routed,
+    routes,
+    service_handler,
+)
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.rpc.connections import listen, new_server
 from streammeta.storage.object_format.object_key import cluster_namespace

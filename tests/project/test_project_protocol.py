@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from streammeta.controller.quorum.messages import QuorumError
-from streammeta.controller.rpc import status
+from streammeta.controller.rpc import request_guard
 from streammeta.controller.runtime.quorum_errors import VoterChangeError
 from streammeta.rpc.failures import Reason
 from streammeta.v1.common_pb2 import ErrorCode
@@ -28,8 +28,8 @@ def documented() -> list[Row]:
 
 
 def written() -> Iterator[Row]:
-    """What the functions of `status` return, read from their source."""
-    tree = ast.parse(Path(status.__file__).read_text())
+    """What the functions of `request_guard` return, read from their source."""
+    tree = ast.parse(Path(request_guard.__file__).read_text())
     for case in (one for one in ast.walk(tree) if isinstance(one, ast.match_case)):
         names = {
             ast.unparse(one.targets[0]): one.value
@@ -62,7 +62,7 @@ def voter_changes() -> Iterator[Row]:
         if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "QuorumError"
     }
     for name in named - {"NONE", "NOT_LEADER"}:
-        code, reason, metadata = status.classify(VoterChangeError(QuorumError[name], ""))
+        code, reason, metadata = request_guard.classify(VoterChangeError(QuorumError[name], ""))
         yield code.name, reason, frozenset(metadata)
 
 
@@ -79,9 +79,9 @@ def test_the_reader_of_the_code_finds_what_it_is_to_find() -> None:
     )
     assert ("ALREADY_EXISTS", "DUPLICATE_VOTER", frozenset()) in found
     assert ("RESOURCE_EXHAUSTED", "DISK_FULL", frozenset()) in found
-    returns = [one for one in ast.walk(ast.parse(Path(status.__file__).read_text()))
+    returns = [one for one in ast.walk(ast.parse(Path(request_guard.__file__).read_text()))
                if isinstance(one, ast.Return) and isinstance(one.value, ast.Tuple)]  # fmt: skip
-    cases = [one for one in ast.walk(ast.parse(Path(status.__file__).read_text()))
+    cases = [one for one in ast.walk(ast.parse(Path(request_guard.__file__).read_text()))
              if isinstance(one, ast.match_case)]  # fmt: skip
     assert len(returns) == sum(
         isinstance(one.body[-1], ast.Return) and isinstance(one.body[-1].value, ast.Tuple)
@@ -95,7 +95,7 @@ def test_reasons_are_given_in_one_place() -> None:
         for path in CONTROLLER.rglob("*.py")
         if re.search(r"details_trailer\(|context\.abort\(", path.read_text())
     ]
-    assert makers == ["controller/streammeta/controller/rpc/status.py"]
+    assert makers == ["controller/streammeta/controller/rpc/request_guard.py"]
 
 
 def test_verdicts_on_the_page_are_codes_of_the_contract() -> None:

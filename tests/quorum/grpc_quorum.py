@@ -24,10 +24,9 @@ from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.rpc.peer_addresses import PeerAddresses
-from streammeta.controller.rpc.quorum_peers import GrpcPeerTransport
+from streammeta.controller.rpc.peer_transport import GrpcPeerTransport, PeerAddresses
 from streammeta.controller.rpc.quorum_service import QuorumServicer
-from streammeta.controller.rpc.routes import service_handler
+from streammeta.controller.rpc.services import service_handler
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.interfaces import SnapshotPoint

@@ -25,9 +25,12 @@ from streammeta.controller.quorum.messages import (
     VoteRequest,
 )
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from streammeta.controller.rpc.peer_addresses import PeerAddresses
-from streammeta.controller.rpc.quorum_peers import IN_FLIGHT_PER_PEER_MAX, GrpcPeerTransport
-from streammeta.controller.rpc.routes import service_handler
+from streammeta.controller.rpc.peer_transport import (
+    IN_FLIGHT_PER_PEER_MAX,
+    GrpcPeerTransport,
+    PeerAddresses,
+)
+from streammeta.controller.rpc.services import service_handler
 from streammeta.rpc.connections import listen, new_server
 from streammeta.v1 import quorum_pb2 as pb
 from tests.quorum.stubborn_peer import answer_header

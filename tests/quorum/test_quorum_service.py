@@ -21,7 +21,7 @@ from streammeta.controller.quorum.messages import (
     VoteResponse,
 )
 from streammeta.controller.rpc.quorum_service import QuorumServicer
-from streammeta.controller.rpc.routes import service_handler
+from streammeta.controller.rpc.services import service_handler
 from streammeta.rpc.connections import REQUEST_BYTES_MAX, client_channel, listen, new_server
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.v1 import quorum_pb2 as pb

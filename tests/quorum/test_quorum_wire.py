@@ -34,8 +34,7 @@ from streammeta.controller.quorum.messages import (
     VoteResponse,
 )
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
-from streammeta.controller.rpc.quorum_wire import EXCHANGES
-from streammeta.controller.rpc.quorum_wire_parts import BadMessageError, batch_to_pb
+from streammeta.controller.rpc.quorum_wire import EXCHANGES, BadMessageError, batch_to_pb
 from streammeta.v1 import quorum_pb2 as pb
 
 ASK = RequestHeader(

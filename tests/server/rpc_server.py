@@ -17,9 +17,13 @@ from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.convert_nodes import LeaderView
-from streammeta.controller.rpc.metadata_service import MetadataHandlers
-from streammeta.controller.rpc.node_service import NodeHandlers
-from streammeta.controller.rpc.routes import routed, routes, service_handler
+from streammeta.controller.rpc.services import (
+    MetadataHandlers,
+    NodeHandlers,
+    routed,
+    routes,
+    service_handler,
+)
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.rpc.connections import client_channel, listen, new_server
 from streammeta.rpc.failures import read_failure

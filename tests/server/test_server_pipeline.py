@@ -13,7 +13,7 @@ from streammeta.controller.metadata.answers import CreateStreamsAnswer, PrepareO
 from streammeta.controller.metadata.requests import OpenStreams, PrepareObjects, StreamToOpen
 from streammeta.controller.rpc import commit_pipeline
 from streammeta.controller.rpc.commit_pipeline import ROWS_A_COMMIT, ROWS_A_PART, CommitPipeline
-from streammeta.controller.rpc.routes import service_handler
+from streammeta.controller.rpc.services import service_handler
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.rpc.connections import client_channel, listen, new_server
 from streammeta.rpc.failures import read_failure

@@ -10,7 +10,7 @@ import pytest
 
 from streammeta.cli.client import ControllerClient
 from streammeta.cli.local_cluster import LocalCluster, free_ports
-from streammeta.controller.rpc.session import OFFSET_KEY, READ_AFTER_KEY
+from streammeta.controller.rpc.request_guard import OFFSET_KEY, READ_AFTER_KEY
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import kv_pb2

@@ -19,7 +19,6 @@ from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.records.record import KVsPut, Record, StreamsTrimmed
 from streammeta.controller.rpc import watch as watch_module
-from streammeta.controller.rpc import watch_fanout
 from streammeta.controller.rpc.watch import WatchHandler
 from streammeta.controller.runtime.change_feed import ChangeFeed
 from streammeta.rpc.connections import client_channel, listen, new_server
@@ -233,7 +232,7 @@ async def test_a_watcher_that_does_not_read_is_cut_off_and_told_where_to_resume(
 async def test_a_watcher_that_never_reads_again_does_not_keep_his_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watch_fanout, "PROGRESS_S", 0.1)
+    monkeypatch.setattr(watch_module, "PROGRESS_S", 0.1)
     monkeypatch.setattr(watch_module, "ABORT_PATIENCE_S", 0.1)
     monkeypatch.setattr(watch_module, "WATCHERS_MAX", 1)
 
@@ -292,7 +291,7 @@ async def test_the_client_goes_on_elsewhere_without_gap_or_repeat() -> None:
 
 
 async def test_the_client_gives_up_a_controller_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_fanout, "PROGRESS_S", 3600.0)  # silent as a machine that hangs
+    monkeypatch.setattr(watch_module, "PROGRESS_S", 3600.0)  # silent as a machine that hangs
 
     async with nodes(2) as cluster:
         for node in cluster:

@@ -13,8 +13,9 @@ from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import KVsPut, Record, StreamsTrimmed
 from streammeta.controller.records.selection import Kind, Selection, select
-from streammeta.controller.rpc import watch_fanout, watch_messages
-from streammeta.controller.rpc.watch_fanout import Fanout
+from streammeta.controller.rpc import watch as watch_module
+from streammeta.controller.rpc import watch_messages
+from streammeta.controller.rpc.watch import Fanout
 from streammeta.controller.runtime.change_feed import ChangeFeed, WatcherTooSlowError
 from streammeta.v1 import metadata_pb2 as pb
 from streammeta.v1 import records_pb2
@@ -203,7 +204,7 @@ async def test_others_go_on_between_the_watches_of_a_backlog() -> None:
     for _ in range(steps):
         await asyncio.sleep(0)
     sent = sum(len(watch.messages) for watch in watches) - before
-    assert sent <= (steps + 1) * watch_fanout.WATCHES_PER_TURN
+    assert sent <= (steps + 1) * watch_module.WATCHES_PER_TURN
     await until(lambda: all(len(watch.changes) == 10 for watch in watches), "the messages")
     await leave(*watches)
 
@@ -266,8 +267,8 @@ async def test_a_watch_that_takes_nothing_makes_room_when_others_need_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Messages that nobody takes hold bounded memory; the oldest of them is given up first."""
-    monkeypatch.setattr(watch_fanout, "SENDING_BYTES_MAX", 1_000)
-    monkeypatch.setattr(watch_fanout, "SENDING_S_MAX", 0.0)
+    monkeypatch.setattr(watch_module, "SENDING_BYTES_MAX", 1_000)
+    monkeypatch.setattr(watch_module, "SENDING_S_MAX", 0.0)
 
     feed = ChangeFeed()
     fanout = Fanout(feed)

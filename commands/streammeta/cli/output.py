@@ -26,7 +26,7 @@ from streammeta.cli.client import CallError, call_error
 from streammeta.controller.config import ConfigError
 from streammeta.controller.errors import ApiError
 from streammeta.controller.journal.errors import DirectoryNotFormattedError, JournalError
-from streammeta.controller.rpc.status import classify
+from streammeta.controller.rpc.request_guard import classify
 from streammeta.rpc.failures import read_failure
 from streammeta.shell.render import cell
 from streammeta.storage.errors import StorageError

@@ -31,15 +31,18 @@ from streammeta.controller.lifecycle.sweeps import Expiry, SetObjectSweep, Strea
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.voters import ReplicaKey
-from streammeta.controller.rpc.admin_service import AdminHandlers
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
 from streammeta.controller.rpc.convert_nodes import LeaderView
-from streammeta.controller.rpc.metadata_service import MetadataHandlers
-from streammeta.controller.rpc.node_service import NodeHandlers
-from streammeta.controller.rpc.peer_addresses import PeerAddresses
-from streammeta.controller.rpc.quorum_peers import GrpcPeerTransport
+from streammeta.controller.rpc.peer_transport import GrpcPeerTransport, PeerAddresses
 from streammeta.controller.rpc.quorum_service import QuorumServicer
-from streammeta.controller.rpc.routes import routed, routes, service_handler
+from streammeta.controller.rpc.services import (
+    AdminHandlers,
+    MetadataHandlers,
+    NodeHandlers,
+    routed,
+    routes,
+    service_handler,
+)
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.controller import MetadataController

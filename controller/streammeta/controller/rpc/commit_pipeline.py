@@ -20,7 +20,7 @@ from streammeta.controller.metadata.answers import (
     CommitUploadsAnswer,
 )
 from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
-from streammeta.controller.rpc.status import Context, abort
+from streammeta.controller.rpc.request_guard import Context, abort
 from streammeta.controller.rpc.wire_columns import (
     commit_stream_set_object_in,
     commit_stream_set_object_out,

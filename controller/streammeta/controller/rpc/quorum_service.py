@@ -25,16 +25,15 @@ from streammeta.controller.quorum.messages import (
     UpdateVoterRequest,
     VoteRequest,
 )
-from streammeta.controller.rpc.door import UnaryHandler
-from streammeta.controller.rpc.quorum_wire import EXCHANGES
-from streammeta.controller.rpc.quorum_wire_parts import (
+from streammeta.controller.rpc.quorum_wire import (
+    EXCHANGES,
     BadMessageError,
     key_from_pb,
     key_to_pb,
     snapshot_id_to_pb,
     voter_from_pb,
 )
-from streammeta.controller.rpc.status import abort
+from streammeta.controller.rpc.request_guard import UnaryHandler, abort
 from streammeta.controller.runtime.operations import QuorumDescription, ReplicaDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.v1 import quorum_pb2 as pb

@@ -1,22 +1,250 @@
-"""MetadataService.Watch: sends what is committed here, as it is committed, to who follows it.
+"""MetadataService.Watch: fan-out of committed changes in bounded turns of the event loop.
 
-Reads the request and ends the call; `watch_fanout` decides when a watcher is served, and
-`watch_messages` what is sent. When the ring has moved beyond what a watcher was to get next, it is
-cut off and told where to resume. Any controller answers, leader or not.
+A watch that waits for changes stands in a queue. A turn serves the first few and then leaves the
+event loop to everything else for as long as it held it itself, messages sent included; so commits
+and the quorum's own messages always come between, however many watch. Nothing waits for a slow
+connection: a watch costs a cursor and the one message that is being sent. A watch whose next
+change has left the ring is cut off and told where to resume. Any controller serves watches, leader
+or not; `watch_messages` encodes what is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Awaitable, Iterator
+from heapq import heappop, heappush
 
 from streammeta.controller.errors import BusyError, InvalidRequestError
 from streammeta.controller.records.selection import Kind, Selection
-from streammeta.controller.rpc.status import Context, abort
-from streammeta.controller.rpc.watch_fanout import Fanout, Follower
+from streammeta.controller.rpc.request_guard import Context, abort
+from streammeta.controller.rpc.watch_messages import WatchMessages
 from streammeta.controller.runtime.change_feed import ChangeFeed, Cursor, WatcherTooSlowError
 from streammeta.v1 import metadata_pb2 as pb
+
+PROGRESS_S = 1.0
+"""Longest time between two messages to a watch without changes, in seconds, unless others wait."""
+
+WATCHES_PER_TURN = 16
+"""Watches served in one turn of the event loop."""
+
+TURN_S = 0.002
+"""A turn that has taken so long, in seconds, serves no further watch."""
+
+PAUSE_S_MAX = 0.02
+"""Longest time, in seconds, that the event loop is left to others between two turns."""
+
+SENDING_BYTES_MAX = 64 << 20
+"""Bytes of messages being sent beyond which no further watch is served."""
+
+SENDING_S_MAX = 5.0
+"""Time that a message may take to send while others wait for room, in seconds."""
+
+_DUE_PER_TURN = 256
+_NOT_TAKEN = (
+    f"this watcher did not take a message for {SENDING_S_MAX:g} s while others wait for the memory"
+)
+
+
+class Follower:
+    """One watch: where it stands, and the message it waits for or sends."""
+
+    def __init__(
+        self, fanout: Fanout, selection: Selection, combines: bool, cursor: Cursor
+    ) -> None:
+        self.cursor = cursor
+        self.group = fanout.messages.join(selection, combines=combines)
+        self._fanout = fanout
+        self._sending: asyncio.Timeout | None = None
+        self._cut_off: WatcherTooSlowError | None = None
+        self.message: asyncio.Future[bytes | None] | None = None
+        self.message_bytes = 0
+        self.told_at = self.sending_since = asyncio.get_running_loop().time()
+        self.has_left = False
+
+    async def next(self) -> bytes | None:
+        """Return the next message; None: what comes next is gone from the feed."""
+        self.message = asyncio.get_running_loop().create_future()
+        self._fanout.enqueue(self)
+        return await self.message
+
+    async def send(self, sending: Awaitable[None]) -> None:
+        """Wait until the message is sent.
+
+        Raises:
+            WatcherTooSlowError: it was not, and what comes next is gone, or others wait for room.
+        """
+        try:
+            async with asyncio.timeout(None) as self._sending:
+                await sending
+        except TimeoutError:
+            if self._cut_off is not None:
+                raise self._cut_off from None
+            raise
+        finally:
+            self._sending = None
+        self._fanout.sent(self)
+
+    def cut_off(self, error: WatcherTooSlowError) -> None:
+        """End `send`, if the message is still being sent."""
+        if self._sending is not None and self._cut_off is None:
+            self._cut_off = error
+            self._sending.reschedule(asyncio.get_running_loop().time())
+
+
+class Fanout:
+    """All watches of one controller. Each follower is idle, queued, or sending a message."""
+
+    def __init__(self, changes: ChangeFeed) -> None:
+        self.messages = WatchMessages(changes)
+        self._changes = changes
+        self._queue: deque[Follower] = deque()
+        self._idle: dict[Follower, None] = {}
+        self._sending: dict[Follower, None] = {}
+        self._sending_bytes = 0
+        self._alarms: list[tuple[float, int, Follower]] = []
+        self._joined = 0
+        self._has_news = False
+        self._is_turn_scheduled = False
+        self._alarm: asyncio.TimerHandle | None = None
+        changes.subscribe(self._on_news)
+
+    @contextlib.contextmanager
+    def following(self, selection: Selection, combines: bool, cursor: Cursor) -> Iterator[Follower]:
+        """Serve a watch while the block runs."""
+        follower = Follower(self, selection, combines, cursor)
+        self._set_alarm(follower, follower.told_at + PROGRESS_S)
+        self._schedule_alarm()
+        try:
+            yield follower
+        finally:
+            follower.has_left = True
+            self._idle.pop(follower, None)
+            self._forget_sending(follower)
+            self.messages.leave(follower.group)
+
+    def enqueue(self, follower: Follower) -> None:
+        """Serve a follower that waits, when its turn comes."""
+        self._queue.append(follower)
+        self._schedule_turn()
+
+    def sent(self, follower: Follower) -> None:
+        """Take note that a message is sent."""
+        follower.told_at = asyncio.get_running_loop().time()
+        self._forget_sending(follower)
+
+    def _on_news(self) -> None:
+        self._has_news = True
+        if self._idle:
+            self._schedule_turn()
+
+    def _schedule_turn(self) -> None:
+        if not self._is_turn_scheduled:
+            self._is_turn_scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if self._has_news:
+            self._has_news = False
+            self._queue.extend(self._idle)
+            self._idle.clear()
+        self._wake_due(began)
+        has_room = True
+        for _ in range(min(len(self._queue), WATCHES_PER_TURN)):
+            has_room = self._has_room(began)
+            if not has_room:
+                break
+            self._serve(self._queue.popleft(), began)
+            if loop.time() - began >= TURN_S:
+                break
+        # The watches served now go on in the next turn of the event loop, before this call.
+        loop.call_soon(self._pause, began, 0.0 if has_room else PAUSE_S_MAX)
+
+    def _pause(self, began: float, at_least_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._queue or (self._has_news and self._idle):
+            pause_s = min(max(loop.time() - began, at_least_s), PAUSE_S_MAX)
+            loop.call_later(pause_s, self._turn)
+        else:
+            self._is_turn_scheduled = False
+            self._schedule_alarm()
+
+    def _has_room(self, now: float) -> bool:
+        if self._sending_bytes < SENDING_BYTES_MAX:
+            return True
+        oldest = next(iter(self._sending))
+        if now - oldest.sending_since >= SENDING_S_MAX:
+            oldest.cut_off(WatcherTooSlowError(oldest.cursor.next_offset, _NOT_TAKEN))
+        return False
+
+    def _serve(self, follower: Follower, now: float) -> None:
+        if follower.message is None or follower.message.done():
+            return  # its caller has gone
+        cursor = follower.cursor
+        if cursor.is_lost:
+            follower.message.set_result(None)
+            return
+        batch = self.messages.following(follower.group, cursor.next_offset)
+        has_moved = batch.next_offset > cursor.next_offset
+        cursor.next_offset = batch.next_offset
+        if batch.message is not None:
+            self._give(follower, batch.message, now)
+        elif now - follower.told_at >= PROGRESS_S:
+            self._give(follower, self.messages.progress(cursor.next_offset), now)
+        elif has_moved and cursor.next_offset < self._changes.end_offset:
+            self._queue.append(follower)
+        else:
+            self._idle[follower] = None
+
+    def _give(self, follower: Follower, message: bytes, now: float) -> None:
+        assert follower.message is not None
+        follower.message.set_result(message)
+        follower.message_bytes = len(message)
+        follower.sending_since = now
+        self._sending[follower] = None
+        self._sending_bytes += len(message)
+
+    def _forget_sending(self, follower: Follower) -> None:
+        if follower in self._sending:
+            del self._sending[follower]
+            self._sending_bytes -= follower.message_bytes
+
+    # -- alarms: one for each follower, when it may be due to be told its progress
+
+    def _wake_due(self, now: float) -> None:
+        for _ in range(_DUE_PER_TURN):
+            if not self._alarms or self._alarms[0][0] > now:
+                return
+            _, _, follower = heappop(self._alarms)
+            if not follower.has_left:
+                self._set_alarm(follower, self._on_alarm(follower, now))
+
+    def _on_alarm(self, follower: Follower, now: float) -> float:
+        """Do what is due for a follower and return when to look again."""
+        if follower in self._sending and follower.cursor.is_lost:
+            follower.cut_off(WatcherTooSlowError(follower.cursor.next_offset))
+        if follower in self._idle:
+            if follower.told_at + PROGRESS_S > now:
+                return follower.told_at + PROGRESS_S
+            del self._idle[follower]
+            self._queue.append(follower)
+        return now + PROGRESS_S
+
+    def _set_alarm(self, follower: Follower, due: float) -> None:
+        self._joined += 1  # no two entries are equal
+        heappush(self._alarms, (due, self._joined, follower))
+
+    def _schedule_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._alarms:
+            loop = asyncio.get_running_loop()
+            self._alarm = loop.call_at(self._alarms[0][0], self._schedule_turn)
+
 
 WATCHERS_MAX = 1_000
 """Watchers that one controller serves at a time."""

@@ -1,14 +1,17 @@
-"""Whole-call failures as gRPC statuses with `google.rpc.ErrorInfo`, alone in naming status codes.
+"""Request guard: deadlines of calls, their failures as statuses, and session reads.
 
-The reason is stable and meant for programs, the message for people. Clients in any language read
-the details from the standard `grpc-status-details-bin` trailer.
+Names every status code that a controller answers with. Knows no particular request.
 """
 
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError, Message
 
 from streammeta.controller.errors import (
     ApiError,
@@ -132,3 +135,103 @@ def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
             return grpc.StatusCode.FAILED_PRECONDITION, Reason.MAP_OLDER_THAN_BUCKET, bounds
         case _:
             return None
+
+
+TIMEOUT_S_MAX = 60.0
+"""Longest a call may wait here, whatever deadline its caller set."""
+
+_ANSWER_BEFORE_S = 0.05
+"""Time for the answer to travel, in seconds: a caller that gives up first hears no reason."""
+_SHARE_OF_DEADLINE = 0.95
+"""Share of a short deadline after which a call is answered."""
+
+UnaryHandler = Callable[[Any, Context], Awaitable[Message]]
+StreamHandler = Callable[[Any, Context], Awaitable[None]]
+"""Answers one request with many messages, each by `context.write`."""
+
+_Result = TypeVar("_Result")
+
+
+def guarded(handler: UnaryHandler) -> UnaryHandler:
+    """Wrap a unary handler: its exceptions become statuses, the caller's deadline is kept."""
+
+    async def call(request: Message, context: Context) -> Message:
+        remaining = context.time_remaining()
+        timeout_s = TIMEOUT_S_MAX
+        if remaining is not None:
+            answer_by = max(remaining - _ANSWER_BEFORE_S, remaining * _SHARE_OF_DEADLINE)
+            timeout_s = min(answer_by, TIMEOUT_S_MAX)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await handler(request, context)
+        except Exception as error:  # noqa: BLE001 - the one place that answers for every defect
+            await abort(context, error)
+
+    return call
+
+
+def parsed(
+    handler: Callable[[Any, Context], Awaitable[_Result]], parse: Callable[[bytes], Message]
+) -> Callable[[bytes, Context], Awaitable[_Result]]:
+    """Wrap a handler: bytes that don't parse are the caller's mistake, and answered so."""
+
+    async def call(data: bytes, context: Context) -> _Result:
+        try:
+            message = parse(data)
+        except DecodeError:
+            malformed = f"{len(data)} bytes that are no message of this call; send one"
+            await abort(context, InvalidRequestError("message", malformed))
+        except InvalidRequestError as error:
+            await abort(context, error)
+        return await handler(message, context)
+
+    return call
+
+
+READ_AFTER_KEY = "streammeta-read-after"
+"""Metadata of a read: an offset, decimal; the answer must hold everything below it."""
+
+OFFSET_KEY = "streammeta-offset"
+"""Trailing metadata of an answer: the offset it holds at, decimal."""
+
+OFFSET_MAX = (1 << 63) - 1
+
+_SHARE_OF_DEADLINE = 0.9
+"""A caller that gives a deadline should hear why there is no answer, rather than nothing."""
+
+_WAIT_MS_DEFAULT = 5_000
+_WAIT_MS_MAX = 60_000
+
+
+def read_after(context: Context) -> int | None:
+    """Return the offset that a read asks for, None for a linearizable read.
+
+    Raises:
+        InvalidRequestError: it is no offset, or there are several.
+    """
+    metadata = context.invocation_metadata() or ()
+    values = [value for key, value in metadata if key == READ_AFTER_KEY]
+    if not values:
+        return None
+    text = str(values[0])
+    if len(values) > 1:
+        raise InvalidRequestError(READ_AFTER_KEY, f"given {len(values)} times; give it once")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= OFFSET_MAX):
+        raise InvalidRequestError(
+            READ_AFTER_KEY,
+            f"{text[:40]!r}; must be an offset, 0 to {OFFSET_MAX}, in decimal digits",
+        )
+    return int(text)
+
+
+def longest_wait_ms(context: Context) -> int:
+    """Return how long a session read may wait for its offset."""
+    remaining_s = context.time_remaining()
+    if remaining_s is None:
+        return _WAIT_MS_DEFAULT
+    return min(_WAIT_MS_MAX, max(0, int(remaining_s * 1000 * _SHARE_OF_DEADLINE)))
+
+
+def quote_offset(context: Context, offset: int) -> None:
+    """Send the offset that the answer holds at."""
+    context.set_trailing_metadata(((OFFSET_KEY, str(offset)),))
