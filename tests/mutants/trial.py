@@ -78,16 +78,8 @@ def _test(test: str) -> tuple[bool, str]:
 
     # Plugins that these tests do not need take longer to load than the tests to run.
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    options = [
-        "-p",
-        "pytest_timeout",
-        "-p",
-        "pytest_asyncio",
-        "-q",
-        "-x",
-        "--timeout=60",
-        "--no-header",
-    ]
+    plugins = [arg for name in ("timeout", "asyncio") for arg in ("-p", name)]
+    options = [*plugins, "-q", "-x", "--timeout=60", "--no-header"]
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = pytest.main([*options, test])
