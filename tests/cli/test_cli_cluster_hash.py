@@ -11,9 +11,9 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
+from streammeta.cli.cluster_command import Verdict, judge
 from streammeta.cli.local_cluster import free_ports
-from streammeta.cli.main import cli
-from streammeta.cli.state_comparison import Verdict, judge
+from streammeta.cli.root import cli
 from streammeta.rpc.connections import listen, new_blocking_server
 from streammeta.rpc.failures import RpcFailure
 from streammeta.v1 import admin_pb2

@@ -15,8 +15,8 @@ from streammeta.cli.compaction_request import CompactionRequest, NodeChoice
 from streammeta.cli.compaction_run import run
 from streammeta.cli.compaction_targets import Targets, find_targets
 from streammeta.cli.local_cluster import LocalCluster, start_child
-from streammeta.cli.main import cli
 from streammeta.cli.output import CommandError, Output, OutputFormat, run_cli
+from streammeta.cli.root import cli
 from streammeta.client import ControllerClient
 from streammeta.client.compaction.config import CompactionTarget
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for

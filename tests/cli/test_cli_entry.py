@@ -8,8 +8,8 @@ import click
 import pytest
 
 from streammeta.cli.local_cluster import PROGRAM
-from streammeta.cli.main import cli
 from streammeta.cli.output import OutputFormat, command_output, format_option, run_cli
+from streammeta.cli.root import cli
 from streammeta.storage import installation
 
 
@@ -36,7 +36,7 @@ def test_a_group_without_a_command_is_one_object_in_json(
 HELP_OF_ALL = """
 import click
 from click.testing import CliRunner
-from streammeta.cli.main import cli
+from streammeta.cli.root import cli
 
 def look(group, *path):
     with click.Context(group) as context:
@@ -132,3 +132,81 @@ def test_the_command_that_installs_an_extra_fits_this_installation(
     command = installation.install_command("reconcile")
 
     assert command == f"{sys.executable} -m pip install {requirement}"
+
+
+WITHOUT = """
+import sys
+sys.modules |= dict.fromkeys({missing!r})
+{body}
+"""
+OF_EXTRAS = {
+    "s3": ("boto3", "botocore"),
+    "cli": ("click", "grpc_health", "prompt_toolkit", "rich"),
+    "controller": ("grpc_reflection", "pyarrow", "structlog", "uvloop"),
+    "reconcile": ("pandas", "psutil", "py4j", "pyspark"),
+}
+CHECK_CONFIG = [
+    *("controller", "--check-config", "--node-id", "1", "--cluster-id", "c"),
+    *("--listen", "127.0.0.1:1", "--data-dir", "/none", "--store", "file:///none"),
+]
+EVERY_MODULE = """
+import importlib, pkgutil
+import streammeta.client, streammeta.storage
+for package in (streammeta.client, streammeta.storage):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if ".s3" not in found.name:
+            importlib.import_module(found.name)
+from streammeta.storage.errors import MissingPackageError
+from streammeta.storage.object_store.address import open_object_store
+try:
+    open_object_store("s3://bucket")
+except MissingPackageError as error:
+    sys.exit(str(error))
+"""
+
+
+def run_without(extras: tuple[str, ...], body: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code where nothing is installed that these extras bring."""
+    missing = [package for extra in extras for package in OF_EXTRAS[extra]]
+    code = WITHOUT.format(missing=missing, body=body)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.process
+def test_storage_and_client_need_no_extra_and_an_s3_address_names_its_own() -> None:
+    done = run_without(tuple(OF_EXTRAS), EVERY_MODULE)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("an s3:// address needs the package boto"), done.stderr
+    assert "install streammeta[s3]: " in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("missing", "words", "code", "said"),
+    [
+        (tuple(OF_EXTRAS), [], 2, "streammeta: the command line needs the package"),
+        (("s3", "controller", "reconcile"), ["quorum", "--help"], 0, ""),
+        (("s3", "controller", "reconcile"), ["s3", "url", "--bucket", "b"], 0, ""),
+        (("controller",), CHECK_CONFIG, 1, "install streammeta[controller]: "),
+        (
+            ("controller", "reconcile"),
+            ["reconcile", "apply", "--plan", "/none"],
+            1,
+            "install streammeta[reconcile]: ",
+        ),
+    ],
+)
+def test_a_command_names_the_extra_that_it_needs(
+    missing: tuple[str, ...], words: list[str], code: int, said: str
+) -> None:
+    done = run_without(
+        missing,
+        f"sys.argv = ['streammeta', *{words!r}]\nfrom streammeta.cli.main import main\nmain()",
+    )
+
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

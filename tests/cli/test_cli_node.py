@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from streammeta.cli.client import ControllerClient
-from streammeta.cli.main import cli
+from streammeta.cli.root import cli
 from streammeta.client.errors import code_name
 from streammeta.rpc.connections import listen, new_blocking_server
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2

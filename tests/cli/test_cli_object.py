@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streammeta.cli import output
-from streammeta.cli.main import cli
+from streammeta.cli.root import cli
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.record import RecordBatch

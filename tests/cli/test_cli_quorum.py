@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from streammeta.cli.local_cluster import free_ports
-from streammeta.cli.main import cli
 from streammeta.cli.output import run_cli
 from streammeta.cli.quorum_command import quorum
+from streammeta.cli.root import cli
 from streammeta.rpc.connections import listen, new_blocking_server
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceServicer, add_QuorumServiceServicer_to_server

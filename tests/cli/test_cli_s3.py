@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from streammeta.cli import s3_command
-from streammeta.cli.main import cli
 from streammeta.cli.output import run_cli
+from streammeta.cli.root import cli
 from streammeta.storage.errors import StoreRejectedError
 from streammeta.storage.object_store.address import open_object_store
 from tests.kit.memory_store import MemoryObjectStore

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from streammeta.cli.main import cli
 from streammeta.cli.output import run_cli
+from streammeta.cli.root import cli
 from streammeta.controller.snapshot.checkpoint_file import (
     CheckpointId,
     CheckpointReader,
@@ -132,7 +132,7 @@ def test_files_in_the_way_that_no_export_wrote_are_never_overwritten(
 def test_an_interrupted_export_says_so_and_can_be_replaced(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from streammeta.cli.export_target import DirectoryTarget
+    from streammeta.cli.snapshot_command import DirectoryTarget
 
     source, target = checkpoint(tmp_path / "c"), tmp_path / "out"
     write = DirectoryTarget.write

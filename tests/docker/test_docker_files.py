@@ -18,7 +18,7 @@ import yaml
 
 from streammeta.cli.compact_command import compact
 from streammeta.cli.local_cluster import LocalCluster, free_ports
-from streammeta.cli.main import COMMANDS, cli
+from streammeta.cli.root import COMMANDS, cli
 from streammeta.storage.object_store.address import S3Config
 
 ROOT = Path(__file__).resolve().parents[2]

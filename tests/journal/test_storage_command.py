@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streammeta.cli.main import cli
 from streammeta.cli.output import run_cli
+from streammeta.cli.root import cli
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumState

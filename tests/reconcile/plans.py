@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from streammeta.reconcile.classify import Verdict
 from streammeta.reconcile.plan_folder import PlanResult, Tally
+from streammeta.reconcile.verdicts import Verdict
 from streammeta.storage.object_format.object_key import cluster_namespace
 
 HOUR_MS = 3_600_000

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from streammeta.reconcile.admission import (
+from streammeta.reconcile.errors import ConfigurationError, PlanError
+from streammeta.reconcile.identity import ClusterIdentity
+from streammeta.reconcile.plan_folder import (
     CLOCK_SKEW_MS,
     GRACE_FLOOR_MS,
     check_grace,
@@ -15,9 +17,7 @@ from streammeta.reconcile.admission import (
     check_plan,
     check_store,
 )
-from streammeta.reconcile.errors import ConfigurationError, PlanError
-from streammeta.reconcile.guards import GuardResult
-from streammeta.reconcile.identity import ClusterIdentity
+from streammeta.reconcile.verdicts import GuardResult
 from tests.reconcile.plans import HOUR_MS, example_plan
 
 FOLDER = Path("p")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streammeta.reconcile.classify import (
+from streammeta.reconcile.verdicts import (
     ABSENT,
     COMPOSITE_KIND,
     WITHOUT_MAP,

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.reconcile.classify import Verdict
 from streammeta.reconcile.errors import PlanError
-from streammeta.reconcile.guards import Evidence, GuardSettings, check_guards, without_map
 from streammeta.reconcile.plan_folder import (
     new_plan_folder,
     read_plan_file,
     write_plan_file,
+)
+from streammeta.reconcile.verdicts import (
+    Evidence,
+    GuardSettings,
+    Verdict,
+    check_guards,
+    without_map,
 )
 from tests.reconcile.plans import example_plan
 

@@ -14,16 +14,16 @@ import grpc
 import pyarrow.parquet as pq
 import pytest
 
-from streammeta.cli.main import cli
 from streammeta.cli.output import run_cli
+from streammeta.cli.root import cli
 from streammeta.reconcile import plan_folder
 from streammeta.reconcile.apply import ApplyConfig, apply
-from streammeta.reconcile.classify import MapState, Verdict
 from streammeta.reconcile.deletion import Outcome
 from streammeta.reconcile.errors import ConfigurationError, PlanError, ReconcileError
+from streammeta.reconcile.identity import place_of
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.plan_folder import Tally, read_plan_file, write_plan_file
-from streammeta.reconcile.store_address import place_of
+from streammeta.reconcile.verdicts import MapState, Verdict
 from streammeta.storage.bucket_marker import claim_key, marker_key
 from streammeta.storage.errors import AccessDeniedError, StorageError, WrongBucketError
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from streammeta.controller.snapshot.checkpoint_file import CheckpointId, write_checkpoint
-from streammeta.reconcile.classify import MapState
 from streammeta.reconcile.errors import ControllerError, MapExportError
 from streammeta.reconcile.leader import LeaderClient, removed
 from streammeta.reconcile.map_export import MapExport, export_map, fetch_snapshot
+from streammeta.reconcile.verdicts import MapState
 from streammeta.v1 import common_pb2
 from streammeta.v1.metadata_pb2 import GetSnapshotResponse
 from tests.reconcile.fake_controller import COMMITTED, LINKED, REMOVED, FakeMap, MapObject, serving

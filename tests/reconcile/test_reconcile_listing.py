@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streammeta.reconcile.classify import Owner
 from streammeta.reconcile.listing import list_shard, owner_of, shards_of
+from streammeta.reconcile.verdicts import Owner
 from streammeta.storage.object_format.object_key import key_for
 from tests.kit.memory_store import MemoryObjectStore
 

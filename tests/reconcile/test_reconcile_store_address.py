@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from streammeta.reconcile.errors import ConfigurationError
-from streammeta.reconcile.store_address import open_store, place_of
+from streammeta.reconcile.identity import open_store, place_of
 from streammeta.storage.errors import BucketNotFoundError
 from streammeta.storage.object_store.address import without_secrets
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from streammeta.cli.client import CallError, ControllerClient
 from streammeta.cli.local_cluster import LocalCluster
-from streammeta.cli.main import cli
 from streammeta.cli.output import run_cli
+from streammeta.cli.root import cli
 from streammeta.v1 import kv_pb2
 from streammeta.v1.kv_pb2_grpc import KVServiceStub
 

@@ -26,7 +26,7 @@ from streammeta.cli.output import (
 from streammeta.cli.shell_command import shell
 from streammeta.controller.errors import ApiError, InvalidRequestError
 from streammeta.rpc.connections import operator_channel
-from streammeta.shell.interactive import run_interactive
+from streammeta.shell.prompt import run_interactive
 from streammeta.shell.tree import Child, Directory, Node
 from streammeta.storage.errors import BucketNotFoundError
 from streammeta.v1.admin_pb2 import DescribeClusterRequest

@@ -5,10 +5,9 @@ from itertools import islice
 import pytest
 
 from streammeta.shell.commands import COMMANDS, ShellState, execute
-from streammeta.shell.completion import SUGGESTIONS_MAX, suggestions
-from streammeta.shell.events import Event, Left, Moved, Problem
+from streammeta.shell.events import Event, Left, Moved, Problem, columns, json_value, text_lines
 from streammeta.shell.paths import split_words
-from streammeta.shell.render import columns, json_value, text_lines
+from streammeta.shell.prompt import SUGGESTIONS_MAX, suggestions
 from tests.shell.dict_tree import SAMPLE, DictDirectory
 
 

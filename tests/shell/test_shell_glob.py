@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streammeta.shell.glob import compile_component, escape, unescape
-from streammeta.shell.paths import UnclosedQuoteError, absolute, split_words
+from streammeta.shell.paths import (
+    UnclosedQuoteError,
+    absolute,
+    compile_component,
+    escape,
+    split_words,
+    unescape,
+)
 from streammeta.shell.tree import name_of, text_of
 
 

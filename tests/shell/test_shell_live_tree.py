@@ -11,12 +11,11 @@ import pytest
 
 from streammeta.cli.client import CallError, ControllerClient
 from streammeta.shell.commands import ShellState, execute
-from streammeta.shell.completion import suggestions
 from streammeta.shell.documents import iso_time
-from streammeta.shell.events import Problem
+from streammeta.shell.events import Problem, json_value, text_lines
 from streammeta.shell.live_tree import live_tree
 from streammeta.shell.paths import split_words
-from streammeta.shell.render import json_value, text_lines
+from streammeta.shell.prompt import suggestions
 from streammeta.v1 import admin_pb2, admin_pb2_grpc, common_pb2, kv_pb2, objects_pb2, streams_pb2
 from tests.shell.fake_cluster import FakeCluster, sample_cluster, serve
 

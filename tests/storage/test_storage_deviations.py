@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from streammeta.cli.main import cli
 from streammeta.cli.output import run_cli
+from streammeta.cli.root import cli
 from streammeta.storage.errors import CorruptObjectError, Deviation
 from streammeta.storage.object_format.composite import (
     COMPOSITE_TABLE_MAGIC,

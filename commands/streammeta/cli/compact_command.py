@@ -11,8 +11,7 @@ import asyncio
 import click
 
 from streammeta.cli.compaction_request import CompactionRequest, request_options
-from streammeta.cli.output import OutputFormat, command_output, format_option
-from streammeta.cli.quantities import Duration
+from streammeta.cli.output import Duration, OutputFormat, command_output, format_option
 
 RUN = "run"
 

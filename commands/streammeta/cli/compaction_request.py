@@ -15,7 +15,7 @@ import click
 
 from streammeta.cli.client import connection_options
 from streammeta.cli.node_command import NODE_ID_MAX
-from streammeta.cli.quantities import ByteCount
+from streammeta.cli.output import ByteCount
 
 if TYPE_CHECKING:
     from streammeta.client.compaction.config import CompactionConfig

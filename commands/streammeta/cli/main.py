@@ -1,68 +1,20 @@
-"""Entry point of the `streammeta` command: the list of commands, each loaded when it is called."""
+"""Entry point of the `streammeta` program; names the extra to install where it is missing."""
 
-import importlib
 import sys
 
-import click
-
-from streammeta.cli.output import run_cli
-
-COMMANDS = {
-    "cluster": "streammeta.cli.cluster_command:cluster",
-    "compact": "streammeta.cli.compact_command:compact",
-    "controller": "streammeta.cli.controller_command:controller",
-    "dev": "streammeta.cli.dev_command:dev",
-    "health": "streammeta.cli.health_command:health",
-    "node": "streammeta.cli.node_command:node",
-    "object": "streammeta.cli.object_command:object_group",
-    "quorum": "streammeta.cli.quorum_command:quorum",
-    "reconcile": "streammeta.cli.reconcile_command:reconcile",
-    "s3": "streammeta.cli.s3_command:s3",
-    "shell": "streammeta.cli.shell_command:shell",
-    "snapshot": "streammeta.cli.snapshot_command:snapshot",
-    "storage": "streammeta.cli.storage_command:storage",
-}
-
-
-_CONTEXT_SETTINGS = {
-    "auto_envvar_prefix": "STREAMMETA",
-    "help_option_names": ["-h", "--help"],
-}
-
-
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are needed: Spark and boto3 load slowly."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands, sorted."""
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command, None if there is none of this name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
-
-
-@click.group(cls=LazyGroup, context_settings=_CONTEXT_SETTINGS)
-@click.version_option(package_name="streammeta")
-def cli() -> None:
-    """Metadata controller for streams kept in object storage.
-
-    Every option may also be set in the environment: STREAMMETA_<COMMAND>_<OPTION>.
-
-    \b
-    Example:
-      streammeta dev --port 9091
-      streammeta shell --connect 127.0.0.1:9091 -- ls /streams
-    """
+from streammeta.storage.errors import MissingPackageError
+from streammeta.storage.installation import optional_packages
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 called the wrong way."""
+    """Run the command line and exit: 0 done, 1 failed, 2 called the wrong way or not installed."""
+    try:
+        with optional_packages("the command line"):
+            from streammeta.cli.output import run_cli
+            from streammeta.cli.root import cli
+    except MissingPackageError as error:
+        print(f"streammeta: {error}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(run_cli(cli))
 
 

@@ -1,16 +1,21 @@
-"""`streammeta object`: look into objects of the store, wherever a copy of one is.
+"""`streammeta object`: inspect an object in a file, on standard input or in a bucket.
 
-Talks to no controller. What is in an object is found out in `storage.inspection`; here it is shown.
+Talks to no controller. `storage.inspection` reads and renders; this module opens and prints.
 """
 
 from __future__ import annotations
 
+import stat
+import sys
 from collections.abc import Iterator
-from typing import Any
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import unquote, urlsplit
 
 import click
 
-from streammeta.cli.object_source import opened_object
 from streammeta.cli.output import (
     CommandError,
     Output,
@@ -28,6 +33,7 @@ from streammeta.storage.inspection.kafka_batch import (
 )
 from streammeta.storage.inspection.meta_stream import decode_meta_entry
 from streammeta.storage.inspection.object_report import (
+    Fetch,
     Finding,
     ObjectOutline,
     PlacedRecord,
@@ -35,6 +41,81 @@ from streammeta.storage.inspection.object_report import (
     read_records,
 )
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE
+
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedObject:
+    """An object to look into: its name, size in bytes, and how to get bytes `[start, end)`.
+
+    `object_id` is what the last part of the name says, None if that is no object id.
+    """
+
+    name: str
+    size: int
+    fetch: Fetch
+
+    @property
+    def object_id(self) -> int | None:
+        """The id in a key or file name of the product's own form."""
+        last = self.name.rpartition("/")[2]
+        is_canonical = last.isascii() and last.isdigit() and str(int(last)) == last
+        return int(last) if is_canonical else None
+
+
+@contextmanager
+def opened_object(address: str) -> Iterator[OpenedObject]:
+    """Open `address`: a path, `-`, or `s3://bucket/key?options`. Reads nothing yet but a stream.
+
+    Raises `click.BadParameter` on an address of another form, `OSError` and `StorageError` when
+    there is no such object or it can't be read.
+    """
+    if address == STANDARD_INPUT:
+        yield _in_memory("standard input", sys.stdin.buffer.read())
+    elif "://" in address:
+        with _in_bucket(address) as found:
+            yield found
+    else:
+        with Path(address).open("rb") as file:
+            yield _in_file(address, file)
+
+
+def _in_memory(name: str, data: bytes) -> OpenedObject:
+    return OpenedObject(name, len(data), lambda start, end: data[start:end])
+
+
+def _in_file(path: str, file: BinaryIO) -> OpenedObject:
+    if not stat.S_ISREG(Path(path).stat().st_mode):
+        return _in_memory(path, file.read())  # a pipe: it has no end before it is read
+
+    def fetch(start: int, end: int) -> bytes:
+        file.seek(start)
+        return file.read(end - start)
+
+    return OpenedObject(path, file.seek(0, 2), fetch)
+
+
+@contextmanager
+def _in_bucket(address: str) -> Iterator[OpenedObject]:
+    from streammeta.storage.object_store.address import open_object_store  # boto3 is slow to import
+
+    parts = urlsplit(address)
+    key = unquote(parts.path[1:])
+    if parts.scheme != "s3" or not key or parts.fragment:
+        raise click.BadParameter(
+            f"{address.partition('?')[0]!r} is no object; wanted a file, - for standard input, or"
+            " s3://bucket/key?options with # and ? in the key percent-encoded"
+        )
+    query = f"?{parts.query}" if parts.query else ""
+    try:
+        store = open_object_store(f"s3://{parts.netloc}{query}")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    with closing(store):
+        size = store.head(key).size
+        yield OpenedObject(key, size, lambda start, end: store.get_range(key, start, end))
+
 
 KAFKA, METASTREAM = "kafka", "metastream"
 

@@ -1,4 +1,4 @@
-"""The output contract of every command: formats, errors and exit codes, decided here alone.
+"""Output contract of every command: formats, errors, exit codes, and shared kinds of options.
 
 - `table`: for people, the default on a terminal; `plain`: tab-separated lines, the default in a
   pipe; `json`: exactly one object on standard output, also when the command fails.
@@ -6,9 +6,11 @@
   in the error, beside everything that the command found before it failed; else two lines on
   standard error: `streammeta: <message>` and what to do next.
 - Exit code 0: done; 1: failed; 2: called the wrong way.
+- Durations and sizes are options such as 30s, 5m, 200MiB.
 """
 
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,10 +28,45 @@ from streammeta.cli.client import CallError, call_error
 from streammeta.controller.config import ConfigError
 from streammeta.controller.errors import ApiError
 from streammeta.controller.journal.errors import DirectoryNotFormattedError, JournalError
-from streammeta.controller.rpc.request_guard import classify
 from streammeta.rpc.failures import read_failure
-from streammeta.shell.render import cell
-from streammeta.storage.errors import StorageError
+from streammeta.shell.events import cell
+from streammeta.storage.errors import MissingPackageError, StorageError
+from streammeta.storage.installation import optional_packages
+
+
+class _Quantity(click.ParamType[int]):
+    """A whole number with a unit, given in the smallest unit."""
+
+    units: Mapping[str, int]
+    example: str
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Parse `value`; a default that is a number already stays."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+)([A-Za-z]+)", str(value))
+        if found is None or found[2] not in self.units:
+            self.fail(f"{value!r} is no {self.name}; wanted e.g. {self.example}", param, ctx)
+        return int(found[1]) * self.units[found[2]]
+
+
+class Duration(_Quantity):
+    """A duration such as 30m, in milliseconds."""
+
+    name = "duration"
+    units = MappingProxyType({"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000})
+    example = "90s, 30m, 12h or 3d"
+
+
+class ByteCount(_Quantity):
+    """A number of bytes such as 200MiB."""
+
+    name = "size"
+    units = MappingProxyType({"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30})
+    example = "512KiB, 200MiB or 4GiB"
+
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -87,6 +124,8 @@ def explain(error: Exception) -> CommandError:
             return CommandError(error.code, str(error), error.hint)
         case grpc.RpcError():
             return explain(call_error(read_failure(error), "a controller"))
+        case MissingPackageError():
+            return CommandError("MISSING_PACKAGE", str(error), "repeat the command afterwards")
         case StorageError():
             return CommandError("STORAGE", str(error), "repeat the command once this is mended")
         case JournalError():
@@ -96,6 +135,10 @@ def explain(error: Exception) -> CommandError:
         case OSError():
             return CommandError("OS", str(error), "check the path, its permissions and free space")
         case _:
+            from streammeta.controller.rpc.request_guard import (
+                classify,  # needs the extra `controller`
+            )
+
             _, code, _ = classify(error)
             return CommandError(code, str(error), "nothing was changed")
 
@@ -179,7 +222,8 @@ def command_output(output_format: OutputFormat) -> Iterator[Output]:
     """Run a command's body under the contract: its answer on success, an explanation on failure."""
     output = Output(output_format)
     try:
-        yield output
+        with optional_packages("this command"):
+            yield output
     except BrokenPipeError:
         raise  # the reader has seen enough: click ends the program quietly
     except EXPECTED_ERRORS as error:
@@ -241,7 +285,8 @@ def run_cli(command: click.Command, arguments: Sequence[str] | None = None) -> i
     words = list(sys.argv[1:] if arguments is None else arguments)
     output_format = _format_in(words)
     try:
-        result = command.main(words, prog_name="streammeta", standalone_mode=False)
+        with optional_packages("this command"):
+            result = command.main(words, prog_name="streammeta", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         _write_missing_command(output_format, error)
         return EXIT_USAGE

@@ -7,13 +7,14 @@ import click
 
 from streammeta.cli.output import (
     CommandError,
+    Duration,
     Output,
     OutputFormat,
     command_output,
     format_option,
 )
-from streammeta.cli.quantities import Duration
 from streammeta.controller.config import ConfigError, check_endpoint
+from streammeta.storage.installation import optional_packages
 
 if TYPE_CHECKING:
     from streammeta.reconcile.apply import ApplyResult
@@ -164,8 +165,9 @@ def plan_command(
           --connect 127.0.0.1:9091 --plan ./plan-1
     """
     with command_output(output_format) as output:
-        from streammeta.reconcile.plan import PlanConfig, plan
-        from streammeta.reconcile.session import SparkConfig
+        with optional_packages("reconciliation", "reconcile"):
+            from streammeta.reconcile.plan import PlanConfig, plan
+            from streammeta.reconcile.session import SparkConfig
 
         config = PlanConfig(
             store=store,
@@ -236,8 +238,9 @@ def apply_command(
       streammeta reconcile apply --plan ./plan-1 --yes    # does it
     """
     with command_output(output_format) as output:
-        from streammeta.reconcile.apply import ApplyConfig, apply
-        from streammeta.reconcile.session import SparkConfig
+        with optional_packages("reconciliation", "reconcile"):
+            from streammeta.reconcile.apply import ApplyConfig, apply
+            from streammeta.reconcile.session import SparkConfig
 
         config = ApplyConfig(
             folder=folder,

@@ -17,9 +17,8 @@ from streammeta.cli.output import (
     format_option,
 )
 from streammeta.shell.commands import ShellState, execute
-from streammeta.shell.events import Event, Problem, ProblemCode
+from streammeta.shell.events import Event, Problem, ProblemCode, json_value, text_lines
 from streammeta.shell.live_tree import live_tree
-from streammeta.shell.render import json_value, text_lines
 from streammeta.shell.tree import Directory
 from streammeta.v1.admin_pb2 import DescribeClusterRequest, DescribeClusterResponse
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
@@ -110,7 +109,7 @@ def _open_prompt(client: ControllerClient, output: Output) -> None:
             exit_code=EXIT_USAGE,
         )
     cluster = _describe(client)
-    from streammeta.shell.interactive import run_interactive
+    from streammeta.shell.prompt import run_interactive
 
     banner = f"Connected to cluster {cluster.cluster_id}. Try `help`; Ctrl-D leaves."
     run_interactive(live_tree(client), banner)

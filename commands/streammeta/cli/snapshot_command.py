@@ -1,19 +1,23 @@
-"""`streammeta snapshot`: look into a copy of the map, and export it for tools that query tables."""
+"""`streammeta snapshot`: inspect a checkpoint file, export the map as Parquet files.
+
+An export goes to a directory or to a prefix in a bucket.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+from urllib.parse import unquote, urlsplit
 
 import click
 import grpc
 
 from streammeta.cli.client import CallError, ControllerClient, parse_endpoints, timeout_option
-from streammeta.cli.export_target import open_target
 from streammeta.cli.output import (
     EXIT_USAGE,
     CommandError,
@@ -21,10 +25,100 @@ from streammeta.cli.output import (
     command_output,
     format_option,
 )
+from streammeta.controller.config import ConfigError
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
-from streammeta.controller.snapshot.parquet_export import MANIFEST, ExportedFile, export_parquet
+from streammeta.controller.snapshot.parquet_export import (
+    MANIFEST,
+    ExportedFile,
+    ExportTarget,
+    export_parquet,
+)
+from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.base import ObjectStore
 from streammeta.v1 import metadata_pb2
 from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
+
+_UNFINISHED = ".part"
+
+
+def open_target(address: str) -> ExportTarget:
+    """Open a directory, or `s3://bucket/prefix?options`; creates the directory.
+
+    Raises:
+        ConfigError: the address does not parse.
+        StorageError: the bucket can't be used.
+        OSError: the directory can't be used.
+    """
+    if "://" not in address:
+        path = Path(address)
+        path.mkdir(parents=True, exist_ok=True)
+        return DirectoryTarget(path)
+    parts = urlsplit(address)
+    if parts.scheme != "s3":
+        raise ConfigError(f"--to: {address!r}; wanted a directory or s3://bucket/prefix?options")
+    query = f"?{parts.query}" if parts.query else ""
+    try:
+        store = open_object_store(f"s3://{parts.netloc}{query}")
+    except ValueError as error:
+        raise ConfigError(f"--to: {error}") from error
+    store.check()
+    return StoreTarget(store, unquote(parts.path).strip("/"))
+
+
+class DirectoryTarget:
+    """Files in one directory; each is written under another name, flushed, then renamed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def names(self) -> Iterator[str]:
+        """See `ExportTarget.names`; what a crash left half-written does not count."""
+        return (entry.name for entry in self._path.iterdir() if entry.suffix != _UNFINISHED)
+
+    def read(self, name: str) -> bytes:
+        """See `ExportTarget.read`."""
+        return (self._path / name).read_bytes()
+
+    def write(self, name: str, data: memoryview) -> None:
+        """See `ExportTarget.write`."""
+        unfinished = self._path / (name + _UNFINISHED)
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(self._path / name)
+
+    def delete(self, name: str) -> None:
+        """See `ExportTarget.delete`."""
+        (self._path / name).unlink(missing_ok=True)
+
+
+class StoreTarget:
+    """Objects of a store whose keys begin with `prefix`, or all of them if it is empty."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    def names(self) -> Iterator[str]:
+        """See `ExportTarget.names`."""
+        for found in self._store.list_objects(self._prefix):
+            yield found.key.removeprefix(self._prefix)
+
+    def read(self, name: str) -> bytes:
+        """See `ExportTarget.read`."""
+        return self._store.get_range(self._prefix + name)
+
+    def write(self, name: str, data: memoryview) -> None:
+        """See `ExportTarget.write`."""
+        self._store.put(self._prefix + name, data)
+
+    def delete(self, name: str) -> None:
+        """See `ExportTarget.delete`; why one can't be deleted is raised."""
+        failed = self._store.delete_many([self._prefix + name]).failed
+        if failed:
+            raise OSError("; ".join(f"{key}: {why}" for key, why in failed.items()))
+
 
 DOWNLOAD_TIMEOUT_S = 600.0
 """The whole map is sent; a large one takes long."""

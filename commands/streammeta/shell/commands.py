@@ -20,8 +20,7 @@ from streammeta.shell.events import (
     ProblemCode,
     Text,
 )
-from streammeta.shell.glob import unescape
-from streammeta.shell.paths import absolute, resolve
+from streammeta.shell.paths import absolute, resolve, unescape
 from streammeta.shell.tree import Directory, File, Node, Path, path_text
 
 _SUMMARY_FILE = "info"

@@ -1,13 +1,15 @@
-"""What commands of the shell produce, piece by piece, before anybody decides how to show it.
+"""Events that shell commands yield, rendered as text for people or as one value for programs.
 
-Commands yield these lazily, so a listing of millions of entries is never held in memory.
+Events are yielded and rendered lazily, so a listing of millions of entries is never held in memory.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from itertools import zip_longest
+from typing import Any, TypeAlias
 
-from streammeta.shell.tree import Document, Path
+from streammeta.shell.tree import Document, Path, Table, Value, path_text
 
 
 class ProblemCode(StrEnum):
@@ -75,3 +77,110 @@ class Left:
 
 
 Event: TypeAlias = Text | Caption | Listed | Content | Problem | Moved | Left
+
+
+COLUMN_GAP = 2
+LISTING_CHUNK = 1000  # entries laid out together; a longer listing goes on in further blocks
+
+
+def text_lines(events: Iterable[Event], width: int | None = None) -> Iterator[str]:
+    """Lines for people, as the events arrive; problems are the caller's to show.
+
+    `width` lays listings out in columns on a line of that many characters; None puts every entry
+    on a line of its own.
+    """
+    labels: list[str] = []
+    for event in events:
+        if isinstance(event, Listed) and event.in_columns and width is not None:
+            labels.append(event.label)
+            if len(labels) < LISTING_CHUNK:
+                continue
+        yield from columns(labels, width or 0)
+        labels = []
+        match event:
+            case Text(text):
+                yield text
+            case Caption(text, depth):
+                yield f"{'  ' * depth}{text}"
+            case Content(_, document, depth):
+                yield from (f"{'  ' * depth}{line}".rstrip() for line in document_lines(document))
+            case Listed() if width is None or not event.in_columns:
+                yield event.label
+            case Listed() | Problem() | Moved() | Left():
+                pass
+    yield from columns(labels, width or 0)
+
+
+def columns(labels: list[str], width: int) -> Iterator[str]:
+    """Lay labels out in columns, filled downward."""
+    if not labels:
+        return
+    column_width = max(map(len, labels)) + COLUMN_GAP
+    column_count = max(1, (width + COLUMN_GAP) // column_width)
+    row_count = -(-len(labels) // column_count)
+    stacks = [labels[start : start + row_count] for start in range(0, len(labels), row_count)]
+    for row in zip_longest(*stacks, fillvalue=""):
+        yield "".join(f"{label:{column_width}}" for label in row).rstrip()
+
+
+def document_lines(document: Document) -> Iterator[str]:
+    """`name: value` lines, then each table with a heading, its columns aligned."""
+    width = max((len(name) for name, _ in document.fields), default=0) + 1
+    for name, value in document.fields:
+        yield f"{name + ':':{width}} {cell(value)}"
+    for table in document.tables:
+        yield f"{table.name}: {'' if table.rows else 'none'}".rstrip()
+        yield from _table_lines(table)
+
+
+def _table_lines(table: Table) -> Iterator[str]:
+    if not table.rows:
+        return
+    rows = [table.columns, *(tuple(map(cell, row)) for row in table.rows)]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(table.columns))]
+    is_number = [not isinstance(value, str) for value in table.rows[0]]
+    for row in rows:
+        cells = (
+            f"{text:>{width}}" if number else f"{text:{width}}"
+            for text, width, number in zip(row, widths, is_number, strict=True)
+        )
+        yield "  " + "  ".join(cells).rstrip()
+
+
+def cell(value: object) -> str:
+    """A value on one line, "-" for None, unprintable characters escaped as in Python's strings."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "-"
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in str(value)
+    )
+
+
+def json_value(events: Iterable[Event]) -> dict[str, Any]:
+    """All events in one value: lists of `entries`, of `documents` and of lines of `text`."""
+    entries: list[dict[str, Value]] = []
+    documents: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for event in events:
+        match event:
+            case Text(text):
+                lines.append(text)
+            case Listed(path, _, is_directory, _):
+                entries.append({"path": path_text(path), "directory": is_directory})
+            case Content(path, document, _):
+                documents.append({"path": path_text(path), **document_value(document)})
+            case Caption() | Problem() | Moved() | Left():
+                pass
+    return {"entries": entries, "documents": documents, "text": lines}
+
+
+def document_value(document: Document) -> dict[str, Any]:
+    """A document as an object: its fields, and each table as a list of objects."""
+    tables = {
+        table.name: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        for table in document.tables
+    }
+    return {**dict(document.fields), **tables}

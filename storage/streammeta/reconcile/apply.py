@@ -16,14 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streammeta.reconcile import plan_folder
-from streammeta.reconcile.admission import check_identity, check_plan, check_store
 from streammeta.reconcile.deletion import OUTCOME_COLUMNS, DeletionOrder, Outcome, deleter
 from streammeta.reconcile.errors import ConfigurationError, PlanError
-from streammeta.reconcile.identity import check_bucket, check_standing, identify
+from streammeta.reconcile.identity import check_bucket, check_standing, identify, open_store
 from streammeta.reconcile.leader import LeaderClient
-from streammeta.reconcile.plan_folder import PlanResult, Tally, read_plan_file
+from streammeta.reconcile.plan_folder import (
+    PlanResult,
+    Tally,
+    check_identity,
+    check_plan,
+    check_store,
+    read_plan_file,
+)
 from streammeta.reconcile.session import SparkConfig, job_errors, spark_session
-from streammeta.reconcile.store_address import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing
 from streammeta.reconcile.leader import LeaderClient, removed, state_name
-from streammeta.reconcile.tables import record_batch
+from streammeta.reconcile.session import record_batch
 from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import open_object_store

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streammeta.reconcile.classify import Owner
-from streammeta.reconcile.session import job_errors
-from streammeta.reconcile.tables import arrow_schema, record_batch
+from streammeta.reconcile.session import arrow_schema, job_errors, record_batch
+from streammeta.reconcile.verdicts import Owner
 from streammeta.storage.bucket_marker import is_own_key
 from streammeta.storage.object_format.object_key import (
     ForeignKey,

@@ -19,10 +19,10 @@ from streammeta.controller.snapshot.checkpoint_file import (
     CheckpointId,
     CheckpointReader,
 )
-from streammeta.reconcile.classify import MapState
 from streammeta.reconcile.errors import MapExportError
 from streammeta.reconcile.leader import LeaderClient
-from streammeta.reconcile.tables import arrow_schema
+from streammeta.reconcile.session import arrow_schema
+from streammeta.reconcile.verdicts import MapState
 from streammeta.v1 import metadata_pb2
 
 MAP_COLUMNS = "object_id long, map_state long, map_size long, map_time_ms long, map_attributes long"

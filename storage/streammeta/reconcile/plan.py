@@ -19,32 +19,38 @@ import numpy as np
 import pyarrow as pa
 
 from streammeta.reconcile import plan_folder
-from streammeta.reconcile.admission import CLOCK_SKEW_MS, check_grace
-from streammeta.reconcile.classify import (
-    ABSENT,
-    WITHOUT_MAP,
-    Int64Column,
-    JoinedColumns,
-    Owner,
-    Rules,
-    Verdict,
-    judge,
-)
 from streammeta.reconcile.errors import (
     ConfigurationError,
     ControllerError,
     MapExportError,
     PlanError,
 )
-from streammeta.reconcile.guards import Evidence, GuardSettings, check_guards, without_map
-from streammeta.reconcile.identity import ClusterIdentity, check_bucket, identify
+from streammeta.reconcile.identity import (
+    ClusterIdentity,
+    check_bucket,
+    identify,
+    open_store,
+    place_of,
+)
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.listing import shards_of, write_listing, write_uploads
 from streammeta.reconcile.map_export import MAP_COLUMNS, MapExport, export_map
-from streammeta.reconcile.plan_folder import PlanResult, Tally
-from streammeta.reconcile.session import SparkConfig, job_errors, spark_session
-from streammeta.reconcile.store_address import open_store, place_of
-from streammeta.reconcile.tables import record_batch
+from streammeta.reconcile.plan_folder import CLOCK_SKEW_MS, PlanResult, Tally, check_grace
+from streammeta.reconcile.session import SparkConfig, job_errors, record_batch, spark_session
+from streammeta.reconcile.verdicts import (
+    ABSENT,
+    WITHOUT_MAP,
+    Evidence,
+    GuardSettings,
+    Int64Column,
+    JoinedColumns,
+    Owner,
+    Rules,
+    Verdict,
+    check_guards,
+    judge,
+    without_map,
+)
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import without_secrets

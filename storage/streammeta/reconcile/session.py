@@ -1,31 +1,51 @@
-"""Starts the Spark session that plan and apply run on, and says in one line why a job failed.
+"""Spark session that plan and apply run on: start, options, failures, columns of its tables.
 
-Alone in setting Spark's options and the environment its processes inherit.
+Alone in setting Spark's options and the environment its processes inherit. A failed job is reported
+in one line.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 import streammeta
-from streammeta.reconcile.errors import ConfigurationError, SparkJobError
+from streammeta.reconcile.errors import SparkJobError
 from streammeta.reconcile.java_runtime import find_java_home
 from streammeta.storage.errors import StorageError
-from streammeta.storage.installation import install_command
+from streammeta.storage.installation import optional_packages
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway  # type: ignore[import-untyped]
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
+
+
+def arrow_schema(columns: str) -> pa.Schema:
+    """The Arrow schema of Spark columns such as "key string, size long"; knows these two types."""
+    fields: list[pa.Field[Any]] = []
+    for column in columns.split(","):
+        name, kind = column.split()
+        fields.append(
+            pa.field(name, pa.string()) if kind == "string" else pa.field(name, pa.int64())
+        )
+    return pa.schema(fields)
+
+
+def record_batch(columns: str, values: Mapping[str, Any]) -> pa.RecordBatch:
+    """Rows with these columns, from one list or Arrow array for each of them."""
+    return pa.RecordBatch.from_pydict(values, schema=arrow_schema(columns))
+
 
 DEFAULT_MASTER = "local[2]"
 _QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -45,7 +65,8 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
     """Give the process's running session, or else a new one that is stopped at the end.
 
     Raises:
-        ConfigurationError: pyspark or Java is missing.
+        MissingPackageError: a package of the extra `reconcile` is not installed.
+        ConfigurationError: there is no Java.
         SparkJobError: the session does not start.
     """
     _require_packages()
@@ -75,11 +96,9 @@ def job_errors(doing: str) -> Iterator[None]:
 
 
 def _require_packages() -> None:
-    missing = [name for name in ("pyspark", "pandas") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(
-            f"reconciliation needs {' and '.join(missing)}: {install_command('reconcile')}"
-        )
+    with optional_packages("reconciliation"):
+        for name in ("pyspark", "pandas", "psutil"):
+            importlib.import_module(name)
 
 
 def _start(config: SparkConfig) -> SparkSession:

@@ -136,6 +136,18 @@ class DeadlineExceededError(StoreUnavailableError):
     """
 
 
+class MissingPackageError(StorageError):
+    """An optional package is not installed; `extra` of this distribution brings it."""
+
+    def __init__(self, purpose: str, package: str, extra: str, command: str) -> None:
+        self.package = package
+        self.extra = extra
+        super().__init__(
+            f"{purpose} needs the package {package}, which is not installed; install"
+            f" streammeta[{extra}]: {command}"
+        )
+
+
 class WrongBucketError(StorageError):
     """The namespace of the bucket does not belong to the cluster that was to use it.
 

@@ -1,15 +1,44 @@
-"""Origin of this installation of streammeta, and the command that adds an extra to it."""
+"""Origin of this installation of streammeta, and the extras that bring its optional packages."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from streammeta.storage.errors import MissingPackageError
+
 DISTRIBUTION = "streammeta"
+
+_EXTRA_OF = {
+    **dict.fromkeys(("boto3", "botocore"), "s3"),
+    **dict.fromkeys(("click", "grpc_health", "prompt_toolkit", "rich"), "cli"),
+    **dict.fromkeys(("grpc_reflection", "pyarrow", "structlog", "uvloop"), "controller"),
+    **dict.fromkeys(("pandas", "psutil", "py4j", "pyspark"), "reconcile"),
+}
+"""Extra (a table name of pyproject.toml) by the top-level module that it brings."""
+
+
+@contextmanager
+def optional_packages(purpose: str, extra: str = "") -> Iterator[None]:
+    """Turn the absence of an optional package in the body into `MissingPackageError`.
+
+    `purpose` is the subject of the message: "an s3:// address". `extra` is the one to install; left
+    out, it is the smallest that brings the package.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in _EXTRA_OF:
+            raise
+        wanted = extra or _EXTRA_OF[package]
+        raise MissingPackageError(purpose, package, wanted, install_command(wanted)) from error
 
 
 def install_command(extra: str) -> str:

@@ -19,6 +19,7 @@ from typing import Literal
 import google_crc32c
 
 from streammeta.storage.errors import PayloadError
+from streammeta.storage.installation import optional_packages
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_SIZE = 16
@@ -68,7 +69,8 @@ def _gunzip(data: memoryview, limit: int, origin: int) -> bytes:
 
 def _from_frames(codec: Literal["lz4", "zstd"], data: memoryview, limit: int, origin: int) -> bytes:
     """LZ4 frames and Zstandard frames, read as a stream: the size they claim is not believed."""
-    import pyarrow as pa  # slow to import, and most payloads are not compressed
+    with optional_packages(f"{codec} data"):
+        import pyarrow as pa  # slow to import, and most payloads are not compressed
 
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), codec) as stream:
@@ -100,7 +102,8 @@ def _unsnap(data: memoryview, limit: int, origin: int) -> bytes:
 
 
 def _unsnap_block(data: memoryview, limit: int, origin: int) -> bytes:
-    import pyarrow as pa
+    with optional_packages("snappy data"):
+        import pyarrow as pa
 
     size = _snappy_size(data, origin)
     if size > limit:

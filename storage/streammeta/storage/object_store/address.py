@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
+from streammeta.storage.installation import optional_packages
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_store.base import ObjectStore
 from streammeta.storage.object_store.local import LocalObjectStore
@@ -229,7 +230,8 @@ _PUBLIC_PARAMETERS = frozenset({"endpoint", "region", "pathStyle"})
 def open_object_store(uri: str) -> ObjectStore:
     """Open `s3://bucket?options` or `file:///absolute/directory`.
 
-    Raises `ValueError` saying what is wrong with the address.
+    Raises `ValueError` saying what is wrong with the address; `MissingPackageError` on an S3
+    address without boto3, which the extra `s3` brings.
     """
     if not isinstance(uri, str):
         raise TypeError(
@@ -239,7 +241,9 @@ def open_object_store(uri: str) -> ObjectStore:
     scheme = uri.partition("://")[0] if "://" in uri else ""
     if scheme == "s3":
         from streammeta.storage.object_store.address import S3Config
-        from streammeta.storage.object_store.s3 import S3ObjectStore  # botocore is slow to import
+
+        with optional_packages("an s3:// address"):
+            from streammeta.storage.object_store.s3 import S3ObjectStore  # botocore loads slowly
 
         return S3ObjectStore(S3Config.from_uri(uri))
     if scheme == "file":

@@ -1,24 +1,87 @@
-"""The prompt: reads lines, runs them, shows what comes of it, until the user leaves.
+"""Interactive prompt of the shell: line input, completion, and a session that outlives failures.
 
-Ctrl-C abandons the line or the command and goes on; Ctrl-D and `exit` leave. A failing backend
-costs one command, never the session.
+Ctrl-C abandons the line or the command; Ctrl-D and `exit` leave. A failing backend costs one
+command, never the session. The Tab key offers commands for the first word and paths where a command
+takes them, from a bounded number of names; a failure offers nothing.
 """
 
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document as Line
 
 from streammeta.controller.errors import ApiError
-from streammeta.shell.commands import ShellState, execute
-from streammeta.shell.completion import suggestions
-from streammeta.shell.events import Event, Left, Moved, Problem
-from streammeta.shell.paths import UnclosedQuoteError, split_words
-from streammeta.shell.render import text_lines
-from streammeta.shell.tree import Directory, path_text
+from streammeta.shell.commands import COMMANDS, ShellState, execute
+from streammeta.shell.events import Event, Left, Moved, Problem, text_lines
+from streammeta.shell.paths import (
+    UnclosedQuoteError,
+    absolute,
+    compile_component,
+    escape,
+    resolve,
+    split_words,
+)
+from streammeta.shell.tree import Directory, File, path_text
+
+SUGGESTIONS_MAX = 200
+
+_LAST_WORD = re.compile(r"(?:\\.|[^\s\\])*\\?$", re.DOTALL)
+_PATH_COMMANDS = frozenset({"ls", "cd", "cat", "tree", "find"})
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """Replace the last `replaced_length` characters of the line by `text`; people see `label`."""
+
+    text: str
+    replaced_length: int
+    label: str
+
+
+def suggestions(state: ShellState, line: str) -> list[Suggestion]:
+    """What may follow at the end of `line`."""
+    match = _LAST_WORD.search(line)
+    word = match[0] if match else ""
+    before = line[: len(line) - len(word)].split()
+    if not before:
+        return _commands(word)
+    if before[0] == "help" and len(before) == 1:
+        return _commands(word)
+    if before[0] not in _PATH_COMMANDS:
+        return []
+    try:
+        return _paths(state, word)
+    except ApiError:
+        return []
+
+
+def _commands(word: str) -> list[Suggestion]:
+    return [Suggestion(name, len(word), name) for name in COMMANDS if name.startswith(word)]
+
+
+def _paths(state: ShellState, word: str) -> list[Suggestion]:
+    parent, slash, start = word.rpartition("/")
+    prefix = compile_component(start).literal
+    if prefix is None:
+        return []  # a pattern stands for what it matches; there is nothing to add
+    place = absolute(state.here, parent + slash)
+    for _, node in resolve(state.root, place):
+        if isinstance(node, File):
+            continue
+        return [
+            Suggestion(
+                escape(child.name) + ("" if isinstance(child.node, File) else "/"),
+                len(start),
+                child.name,
+            )
+            for child in node.suggest(prefix, SUGGESTIONS_MAX)
+        ]
+    return []
+
 
 Write = Callable[[str], None]
 
