@@ -5,7 +5,7 @@ import numpy as np
 from scripts.benchmarks.committer import OBJECT_BYTES, STEP, Load, LoadError, SlotStreams
 from scripts.benchmarks.http2 import Http2Connection
 from scripts.benchmarks.streammeta_client import NODE_ID, PreparedIds, open_slots
-from streammeta.client import ControllerClient
+from streammeta.client import ControllerClient, NodeIdentity
 from streammeta.client.commit_messages import Upload
 from streammeta.client.commit_pipeline import CommitPipeline
 from streammeta.v1 import common_pb2
@@ -25,7 +25,7 @@ class ProductCommitter:
         self._slots = [slot.streams for slot in await open_slots(self._connection, self._load)]
         await self._prepared.fetch(self._load.objects)
         self._client = ControllerClient([self._load.endpoint])
-        node = common_pb2.NodeIdentity(node_id=NODE_ID, node_epoch=1)
+        node = NodeIdentity(NODE_ID, 1)
         self._pipeline = CommitPipeline(self._client, node)
 
     async def close(self) -> None:

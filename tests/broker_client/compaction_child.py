@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from streammeta.client import model
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.client.controller_client import ControllerClient
@@ -33,7 +34,6 @@ from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.local import LocalObjectStore
-from streammeta.v1 import common_pb2
 from tests.broker_client.memory_child import begin_new_peak, resident
 from tests.compaction.compaction_map import CLUSTER_ID, NAMESPACE, LeadingMap
 from tests.fake_bucket import fake_markers_of_process
@@ -99,7 +99,7 @@ async def compact(
     client: ControllerClient, store: LocalObjectStore, config: CompactionConfig, node_id: int
 ) -> dict[str, Any]:
     """Run one cycle for a node; return its figures."""
-    writer = common_pb2.NodeIdentity(node_id=node_id, node_epoch=1)
+    writer = model.NodeIdentity(node_id, 1)
     compactor = SetObjectCompactor(client, writer, NAMESPACE, store, config)
     report = await compactor.run_once(CompactionTarget(node_id, 1))
     compactor.close()

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from streammeta.client import model
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.report import GroupReport
 from streammeta.client.compaction.stream_object_compactor import ALL_AT_ONCE, StreamObjectCompactor
 from streammeta.storage.compaction.copy_plan import CopyRules
 from streammeta.storage.compaction.stream_objects import GroupRules, StreamCompaction
-from streammeta.v1 import common_pb2
 from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_steps import SteppedStore, Steps
 from tests.compaction.compaction_world import TrueStream, World
@@ -78,7 +78,7 @@ def compactor(
     node = world.nodes[node_id]
     made = StreamObjectCompactor(
         world.map.client(steps),
-        common_pb2.NodeIdentity(node_id=node.node_id, node_epoch=node.node_epoch),
+        model.NodeIdentity(node.node_id, node.node_epoch),
         NAMESPACE,
         SteppedStore(world.store, steps),
         config,

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.controller_client import ControllerClient
+from streammeta.client.model import ClusterDescription, cluster_description
 from streammeta.storage.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.errors import WrongBucketError
 from streammeta.v1 import admin_pb2
@@ -18,19 +19,20 @@ NAMESPACE = "_streammeta_checked"
 class Described:
     """A client of a cluster that says its UUID when it is let."""
 
-    deadline = 30.0
+    deadline_s = 30.0
 
     def __init__(self, cluster_uuid: str) -> None:
         self.cluster_uuid = cluster_uuid
         self.may_answer = asyncio.Event()
         self.asked = 0
 
-    async def describe_cluster(self) -> admin_pb2.DescribeClusterResponse:
+    async def describe_cluster(self) -> ClusterDescription:
         self.asked += 1
         await self.may_answer.wait()
-        return admin_pb2.DescribeClusterResponse(
+        answer = admin_pb2.DescribeClusterResponse(
             cluster_id="checked", cluster_uuid=self.cluster_uuid, object_namespace=NAMESPACE
         )
+        return cluster_description(answer)
 
 
 def check_of(client: Described) -> BucketCheck:

@@ -329,7 +329,7 @@ async def test_a_pipeline_names_the_column_that_holds_no_integers() -> None:
                 await pipeline.upload(upload)
         with pytest.raises(TypeError, match=r"^upload is"):
             await anything(pipeline.upload)(objects_pb2.CommitStreamSetObjectRequest())
-        with pytest.raises(TypeError, match=r"^request is"):
+        with pytest.raises(TypeError, match=r"^commit is"):
             await anything(pipeline.commit)({})
 
 

@@ -16,6 +16,7 @@ from streammeta.client import (
     StreamWriter,
     UnsupportedError,
 )
+from streammeta.client.model import HeartbeatAnswer, heartbeat_answer
 from streammeta.client.session import BrokerSession
 from streammeta.v1 import common_pb2, nodes_pb2
 from tests.broker_client.client_helpers import Broker, broker, until
@@ -24,11 +25,11 @@ from tests.broker_client.client_helpers import Broker, broker, until
 class FakeSession:
     """A session whose heartbeats are answered as told, then as the last one."""
 
-    def __init__(self, outcomes: Sequence[nodes_pb2.HeartbeatResponse | Exception]) -> None:
+    def __init__(self, outcomes: Sequence[HeartbeatAnswer | Exception]) -> None:
         self.outcomes = list(outcomes)
         self.sent = 0
 
-    async def heartbeat(self) -> nodes_pb2.HeartbeatResponse:
+    async def heartbeat(self) -> HeartbeatAnswer:
         outcome = self.outcomes[min(self.sent, len(self.outcomes) - 1)]
         self.sent += 1
         if isinstance(outcome, Exception):
@@ -36,10 +37,12 @@ class FakeSession:
         return outcome
 
 
-SHORT = nodes_pb2.HeartbeatResponse(
-    session_timeout_ms=8,
-    recoveries=[nodes_pb2.Recovery(node_id=1001, node_epoch=3)],
-    compactions=[common_pb2.NodeIdentity(node_id=1002, node_epoch=4)],
+SHORT = heartbeat_answer(
+    nodes_pb2.HeartbeatResponse(
+        session_timeout_ms=8,
+        recoveries=[nodes_pb2.Recovery(node_id=1001, node_epoch=3)],
+        compactions=[common_pb2.NodeIdentity(node_id=1002, node_epoch=4)],
+    )
 )
 UNAVAILABLE = ControllerUnavailableError("Heartbeat", 1.0, {})
 
@@ -118,7 +121,7 @@ def watch_heartbeats(b: Broker) -> list[int]:
     """Answer the session's heartbeats here; `b.refusal` is raised once it is set."""
     sent = [0]
 
-    async def heartbeat(_: BrokerSession) -> nodes_pb2.HeartbeatResponse:
+    async def heartbeat(_: BrokerSession) -> HeartbeatAnswer:
         sent[0] += 1
         refusal: Exception | None = getattr(b, "refusal", None)
         if refusal is not None:

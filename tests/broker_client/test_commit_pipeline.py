@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
 
+from streammeta.client import model
 from streammeta.client.commit_messages import (
     COMMITTED,
     MESSAGE_ROWS_MAX,
@@ -36,7 +38,8 @@ from tests.broker_client.client_helpers import until
 from tests.broker_client.fake_controller import abort
 from tests.broker_client.fake_pipeline import FakePipelineCluster
 
-NODE = NodeIdentity(node_id=1000, node_epoch=1)
+NODE = model.NodeIdentity(1000, 1)
+NODE_MESSAGE = NodeIdentity(node_id=1000, node_epoch=1)
 
 
 def upload(object_id: int, stream_id: int, start: int, rows: int = 1) -> Upload:
@@ -47,13 +50,30 @@ def upload(object_id: int, stream_id: int, start: int, rows: int = 1) -> Upload:
 
 def commit(object_id: int, stream_id: int, start: int) -> objects_pb2.CommitStreamSetObjectRequest:
     return objects_pb2.CommitStreamSetObjectRequest(
-        node=NODE,
+        node=NODE_MESSAGE,
         on_conflict=ON_CONFLICT_REJECT_ALL,
         object_id=object_id,
         ranges=objects_pb2.RangeColumns(
             stream_id=[stream_id], start_offset=[start], end_offset=[start + 10]
         ),
     )
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A commit whose verdict is the answer itself."""
+
+    message: objects_pb2.CommitStreamSetObjectRequest
+
+    def request(self, node: NodeIdentity) -> objects_pb2.CommitStreamSetObjectRequest:
+        assert node == self.message.node
+        return self.message
+
+    @staticmethod
+    def verdict(
+        answer: objects_pb2.CommitStreamSetObjectResponse,
+    ) -> objects_pb2.CommitStreamSetObjectResponse:
+        return answer
 
 
 def client_of(cluster: FakePipelineCluster, deadline: float = 10.0) -> ControllerClient:
@@ -108,7 +128,7 @@ async def test_commits_and_uploads_are_judged_in_the_order_they_came() -> None:
         futures: list[asyncio.Future[Any]] = []
         for number in range(0, 40, 2):
             futures.append(await pipeline.upload(upload(number, 0, 10 * number)))
-            futures.append(await pipeline.commit(commit(number + 1, 0, 10 * number + 10)))
+            futures.append(await pipeline.commit(Plain(commit(number + 1, 0, 10 * number + 10))))
         answers = await asyncio.gather(*futures)
         assert [answer.error for answer in answers] == [ERROR_CODE_NONE] * 40
         assert cluster.ends == {0: 400}
@@ -250,7 +270,7 @@ async def test_what_can_not_share_a_message_does_not() -> None:
     without_epochs = Upload(2, 1, [0], [0], [1])
     for one in (upload(1, 0, 0), upload(1, 0, 0), without_epochs):
         queue.add(PendingUpload.of(one, loop.create_future(), 0.0))
-    queue.add(PendingCommit(commit(3, 0, 0), loop.create_future(), 0.0))
+    queue.add(PendingCommit(commit(3, 0, 0), Plain.verdict, loop.create_future(), 0.0))
     queue.add(PendingUpload.of(upload(4, 0, 0), loop.create_future(), 0.0))
     taken = [queue.take() for _ in range(4)]
     assert [(len(one.commits), len(one.uploads)) for one in taken] == [
@@ -266,13 +286,13 @@ async def test_what_can_not_share_a_message_does_not() -> None:
 async def test_a_message_is_what_the_contract_says() -> None:
     loop = asyncio.get_running_loop()
     queue = CommitQueue()
-    queue.add(PendingCommit(commit(3, 9, 5), loop.create_future(), 0.0))
+    queue.add(PendingCommit(commit(3, 9, 5), Plain.verdict, loop.create_future(), 0.0))
     for one in (upload(1, 4, 0, rows=2), upload(2, 0, 0)):
         queue.add(PendingUpload.of(one, loop.create_future(), 0.0))
-    message = objects_pb2.CommitPipelineRequest.FromString(queue.take().encode(NODE))
+    message = objects_pb2.CommitPipelineRequest.FromString(queue.take().encode(NODE_MESSAGE))
     assert list(message.commits) == [commit(3, 9, 5)]
     assert message.uploads == objects_pb2.UploadColumns(
-        node=NODE,
+        node=NODE_MESSAGE,
         object_id=[1, 2],
         object_size=[100, 100],
         range_count=[2, 1],

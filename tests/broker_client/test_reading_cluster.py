@@ -17,6 +17,7 @@ from streammeta.client import (
     WriterConfig,
     methods,
 )
+from streammeta.client.model import node_message
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.local import LocalObjectStore
@@ -61,12 +62,12 @@ async def compact(
     built = builder.finish()
     prepared = await client.call(
         methods.PREPARE_OBJECTS,
-        objects_pb2.PrepareObjectsRequest(node=session.node, count=1, ttl_ms=60_000),
+        objects_pb2.PrepareObjectsRequest(node=node_message(session.node), count=1, ttl_ms=60_000),
     )
     object_id = prepared.first_object_id
     store.put(key_for(object_id, session.namespace), built.data)
     commit = objects_pb2.CommitStreamObjectRequest(
-        node=session.node,
+        node=node_message(session.node),
         object_id=object_id,
         object_size=built.size,
         stream_id=stream_id,

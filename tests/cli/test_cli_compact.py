@@ -19,10 +19,10 @@ from streammeta.cli.output import CommandError, Output, OutputFormat, run_cli
 from streammeta.cli.root import cli
 from streammeta.client import ControllerClient
 from streammeta.client.compaction.config import CompactionTarget
+from streammeta.client.model import NodeIdentity
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.v1 import nodes_pb2
-from streammeta.v1.common_pb2 import NodeIdentity
 from tests.cli.compact_broker import ROWS, Broker, broker
 from tests.server.quorum_tools import streammeta
 from tests.server.running import running_cluster

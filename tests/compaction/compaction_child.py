@@ -22,10 +22,10 @@ from streammeta.client import ControllerClient
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.client.methods import Method, RequestT, ResponseT
+from streammeta.client.model import NodeIdentity
 from streammeta.storage.compaction.selection import SelectionConfig
 from streammeta.storage.object_store.base import Body, MultipartUpload, Tags, UploadedPart
 from streammeta.storage.object_store.local import LocalObjectStore
-from streammeta.v1.common_pb2 import NodeIdentity
 
 ResultT = TypeVar("ResultT")
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from streammeta.client import model
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.report import CompactionReport
 from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.storage.compaction.selection import SelectionConfig
-from streammeta.v1 import common_pb2
 from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_steps import SteppedStore, Steps
 from tests.compaction.compaction_world import World
@@ -71,10 +71,10 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streammeta.storage.object_store.base.MIN_PART_SIZE", 1)
 
 
-def identity(world: World, node_id: int) -> common_pb2.NodeIdentity:
+def identity(world: World, node_id: int) -> model.NodeIdentity:
     """The newest process of a node."""
     node = world.nodes[node_id]
-    return common_pb2.NodeIdentity(node_id=node.node_id, node_epoch=node.node_epoch)
+    return model.NodeIdentity(node.node_id, node.node_epoch)
 
 
 def target(world: World, node_id: int, *, gone: bool = False) -> CompactionTarget:

@@ -13,6 +13,7 @@ from typing import Any, cast
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
 from streammeta.client.controller_client import ControllerClient
+from streammeta.client.model import NodeIdentity
 from streammeta.storage.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.compaction.stream_objects import StreamCompaction, StreamObject
 from streammeta.storage.object_format.composite import decode_composite
@@ -31,7 +32,7 @@ from tests.fake_bucket import FAKE_UUID
 from tests.kit.memory_store import MemoryObjectStore
 
 NAMESPACE = "DEFAULT"
-_NODE = common_pb2.NodeIdentity(node_id=1, node_epoch=1)
+_NODE = NodeIdentity(1, 1)
 _EPOCH = 1
 _MARKER = BucketMarker(
     cluster_id="scenario", cluster_uuid=FAKE_UUID, namespace=NAMESPACE, created_ms=0

@@ -14,6 +14,7 @@ from streammeta.client.errors import (
     ControllerUnavailableError,
     MapOlderThanBucketError,
 )
+from streammeta.client.model import node_message
 from streammeta.storage.bucket_marker import is_own_key, read_claimed, read_marker
 from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_format.object_key import key_for
@@ -69,7 +70,7 @@ def test_a_cluster_of_the_same_name_is_refused_the_bucket_and_so_are_its_brokers
                 async with ControllerClient(second.endpoints) as client:
                     session = await BrokerSession.open(client, 1001, 1)
                     request = objects_pb2.PrepareObjectsRequest(
-                        node=session.node, count=1, ttl_ms=60_000
+                        node=node_message(session.node), count=1, ttl_ms=60_000
                     )
                     with pytest.raises(BucketRefusedError, match=first_uuid):
                         await client.call(methods.PREPARE_OBJECTS, request)
@@ -140,7 +141,7 @@ def test_a_cluster_restored_to_an_earlier_state_issues_and_deletes_nothing(tmp_p
             async with ControllerClient(cluster.endpoints) as client:
                 session = await BrokerSession.open(client, 1002, 1)
                 request = objects_pb2.PrepareObjectsRequest(
-                    node=session.node, count=1, ttl_ms=60_000
+                    node=node_message(session.node), count=1, ttl_ms=60_000
                 )
                 with pytest.raises(MapOlderThanBucketError, match="older than the bucket"):
                     await client.call(methods.PREPARE_OBJECTS, request)
@@ -173,7 +174,7 @@ def test_without_its_bucket_a_leader_takes_commits_and_issues_ids_when_it_is_bac
                 session = await BrokerSession.open(client, 1001, 1)
                 assert await session.create_streams([{}]) == [0]
                 request = objects_pb2.PrepareObjectsRequest(
-                    node=session.node, count=1, ttl_ms=60_000
+                    node=node_message(session.node), count=1, ttl_ms=60_000
                 )
                 with pytest.raises(ControllerUnavailableError) as put_off:
                     await client.call(methods.PREPARE_OBJECTS, request, deadline_s=3)
@@ -232,7 +233,9 @@ def prepared(cluster: LocalCluster, node_epoch: int, ttl_ms: int) -> int:
     async def prepare() -> int:
         async with ControllerClient(cluster.endpoints) as client:
             session = await BrokerSession.open(client, 1001, node_epoch)
-            request = objects_pb2.PrepareObjectsRequest(node=session.node, count=1, ttl_ms=ttl_ms)
+            request = objects_pb2.PrepareObjectsRequest(
+                node=node_message(session.node), count=1, ttl_ms=ttl_ms
+            )
             answer = await client.call(methods.PREPARE_OBJECTS, request)
             return int(answer.first_object_id)
 

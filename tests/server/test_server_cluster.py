@@ -13,6 +13,7 @@ import pytest
 from streammeta.cli.client import ControllerClient as OperatorClient
 from streammeta.cli.local_cluster import PROGRAM, LocalCluster, start_child
 from streammeta.client import BrokerSession, ControllerClient, methods
+from streammeta.client.model import node_message
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.storage.bucket_marker import is_own_key
@@ -93,7 +94,9 @@ def test_a_prepared_object_expires_and_its_bytes_are_deleted(cluster: LocalClust
     async def prepare() -> int:
         async with ControllerClient(cluster.endpoints) as client:
             session = await BrokerSession.open(client, 1001, 1)
-            request = objects_pb2.PrepareObjectsRequest(node=session.node, count=1, ttl_ms=1000)
+            request = objects_pb2.PrepareObjectsRequest(
+                node=node_message(session.node), count=1, ttl_ms=1000
+            )
             answer = await client.call(methods.PREPARE_OBJECTS, request)
             first: int = answer.first_object_id
             return first

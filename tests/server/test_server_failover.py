@@ -11,6 +11,7 @@ import pytest
 
 from streammeta.cli.local_cluster import LocalCluster
 from streammeta.client import BrokerSession, ControllerClient, Heartbeat, NodeFencedError, methods
+from streammeta.client.model import node_message
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.server.running import FAST, leader_of, running_cluster
 
@@ -46,7 +47,9 @@ async def node(client: ControllerClient, node_id: int) -> nodes_pb2.NodeDescript
 
 
 async def prepare(session: BrokerSession) -> int:
-    request = objects_pb2.PrepareObjectsRequest(node=session.node, count=1, ttl_ms=60_000)
+    request = objects_pb2.PrepareObjectsRequest(
+        node=node_message(session.node), count=1, ttl_ms=60_000
+    )
     answer = await session.client.call(methods.PREPARE_OBJECTS, request)
     assert answer.error == common_pb2.ERROR_CODE_NONE
     object_id: int = answer.first_object_id
@@ -81,7 +84,7 @@ async def upload(
 async def fast_close(session: BrokerSession, stream_id: int, end_offset: int) -> None:
     """Close a stream, owing the upload of what lies below `end_offset`."""
     closing = streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1, end_offset=end_offset)
-    request = streams_pb2.CloseStreamsRequest(node=session.node, streams=[closing])
+    request = streams_pb2.CloseStreamsRequest(node=node_message(session.node), streams=[closing])
     assert (await session.client.call(methods.CLOSE_STREAMS, request)).errors == [
         common_pb2.ERROR_CODE_NONE
     ]
@@ -93,7 +96,7 @@ async def owing(failed: BrokerSession) -> list[int]:
     (await failed.open_streams(dict.fromkeys(streams, 1))).require_all()
     rows = {streams[0]: (0, 10), streams[2]: (0, 10)}
     assert (
-        await upload(failed.client, failed.node, await prepare(failed), rows)
+        await upload(failed.client, node_message(failed.node), await prepare(failed), rows)
         == common_pb2.ERROR_CODE_NONE
     )
     await fast_close(failed, streams[2], 20)
@@ -198,7 +201,12 @@ async def scenario(cluster: LocalCluster) -> None:
         described = await node(client, QUIET)
         assert described.state == nodes_pb2.NODE_STATE_UNKNOWN
         assert described.has_opening_streams
-        assert await upload(client, quiet.node, await prepare(quiet), {untouched: (0, 5)}) == 0
+        assert (
+            await upload(
+                client, node_message(quiet.node), await prepare(quiet), {untouched: (0, 5)}
+            )
+            == 0
+        )
 
 
 def test_a_silent_brokers_data_is_recovered_by_another(tmp_path: Path) -> None:

@@ -1,133 +1,113 @@
-"""The broker's side: write records into objects, register them with the controllers, read them.
+"""The broker's client: write records into objects, register them with the controllers, read them.
 
-Start with `ControllerClient` and `BrokerSession.open`, then use a `StreamWriter` or
-`StreamReader` with any `streammeta.storage.object_store`.
+Start with `StreamClient.open`. Its parts can be used by themselves. A part whose construction needs
+no I/O is made by its constructor, `BrokerSession`, `WriteAheadLog` and `StreamClient` by `await
+X.open(...)`; all are async context managers with an idempotent `await x.close()`, except a session,
+which holds nothing open. Durations are seconds and end in `_s`, times are ms since 1970 and end in
+`_ms`.
 """
 
-from streammeta.client.commit_messages import Upload, UploadVerdict
-from streammeta.client.commit_pipeline import CommitPipeline
-from streammeta.client.config import (
-    ReaderConfig,
-    ReaderStats,
-    SilentObserver,
-    UploadObserver,
-    WriterConfig,
+from streammeta.client.commit_messages import Upload as Upload
+from streammeta.client.commit_messages import UploadVerdict as UploadVerdict
+from streammeta.client.commit_pipeline import CommitPipeline as CommitPipeline
+from streammeta.client.compaction.config import CompactionConfig as CompactionConfig
+from streammeta.client.compaction.report import CompactionReport as CompactionReport
+from streammeta.client.compaction.report import GroupReport as GroupReport
+from streammeta.client.config import ReaderConfig as ReaderConfig
+from streammeta.client.config import ReaderStats as ReaderStats
+from streammeta.client.config import SilentObserver as SilentObserver
+from streammeta.client.config import UploadObserver as UploadObserver
+from streammeta.client.config import WriterConfig as WriterConfig
+from streammeta.client.controller_client import ControllerClient as ControllerClient
+from streammeta.client.errors import BrokerClientError as BrokerClientError
+from streammeta.client.errors import BucketRefusedError as BucketRefusedError
+from streammeta.client.errors import CompactedObjectsNotFoundError as CompactedObjectsNotFoundError
+from streammeta.client.errors import ControllerDefectError as ControllerDefectError
+from streammeta.client.errors import ControllerUnavailableError as ControllerUnavailableError
+from streammeta.client.errors import CorruptObjectError as CorruptObjectError
+from streammeta.client.errors import InvalidRequestError as InvalidRequestError
+from streammeta.client.errors import KeyConflictError as KeyConflictError
+from streammeta.client.errors import KeyNotFoundError as KeyNotFoundError
+from streammeta.client.errors import LimitExceededError as LimitExceededError
+from streammeta.client.errors import MapOlderThanBucketError as MapOlderThanBucketError
+from streammeta.client.errors import MissingObjectError as MissingObjectError
+from streammeta.client.errors import NodeEpochExpiredError as NodeEpochExpiredError
+from streammeta.client.errors import NodeFencedError as NodeFencedError
+from streammeta.client.errors import NodeLockedError as NodeLockedError
+from streammeta.client.errors import NodeNotRegisteredError as NodeNotRegisteredError
+from streammeta.client.errors import ObjectContentMismatchError as ObjectContentMismatchError
+from streammeta.client.errors import ObjectExpiredError as ObjectExpiredError
+from streammeta.client.errors import ObjectNotCommittedError as ObjectNotCommittedError
+from streammeta.client.errors import OffsetMismatchError as OffsetMismatchError
+from streammeta.client.errors import OffsetTrimmedError as OffsetTrimmedError
+from streammeta.client.errors import OutcomeUnknownError as OutcomeUnknownError
+from streammeta.client.errors import PermissionDeniedError as PermissionDeniedError
+from streammeta.client.errors import ProtocolViolationError as ProtocolViolationError
+from streammeta.client.errors import ReadDeadlineError as ReadDeadlineError
+from streammeta.client.errors import ReaderClosedError as ReaderClosedError
+from streammeta.client.errors import RecoveryNeededError as RecoveryNeededError
+from streammeta.client.errors import RefusedError as RefusedError
+from streammeta.client.errors import StreamEpochMismatchError as StreamEpochMismatchError
+from streammeta.client.errors import StreamFailedError as StreamFailedError
+from streammeta.client.errors import StreamFencedError as StreamFencedError
+from streammeta.client.errors import StreamNotClosedError as StreamNotClosedError
+from streammeta.client.errors import StreamNotFoundError as StreamNotFoundError
+from streammeta.client.errors import StreamNotOpenedError as StreamNotOpenedError
+from streammeta.client.errors import UnsupportedError as UnsupportedError
+from streammeta.client.errors import UploadFailedError as UploadFailedError
+from streammeta.client.errors import WriterClosedError as WriterClosedError
+from streammeta.client.model import ClusterDescription as ClusterDescription
+from streammeta.client.model import HeartbeatAnswer as HeartbeatAnswer
+from streammeta.client.model import NodeIdentity as NodeIdentity
+from streammeta.client.model import Recovery as Recovery
+from streammeta.client.model import StreamDescription as StreamDescription
+from streammeta.client.model import StreamRange as StreamRange
+from streammeta.client.reader import StreamReader as StreamReader
+from streammeta.client.reading.lookups import Located as Located
+from streammeta.client.reading.lookups import Slice as Slice
+from streammeta.client.reading.lookups import StreamQuery as StreamQuery
+from streammeta.client.reading.map_follower import StreamTail as StreamTail
+from streammeta.client.reading.range_reader import Fetched as Fetched
+from streammeta.client.reading.time_lookup import OffsetAtTime as OffsetAtTime
+from streammeta.client.reading.time_lookup import kafka_timestamp as kafka_timestamp
+from streammeta.client.session import BrokerSession as BrokerSession
+from streammeta.client.session import Heartbeat as Heartbeat
+from streammeta.client.session import OpenedStream as OpenedStream
+from streammeta.client.session import Outcomes as Outcomes
+from streammeta.client.stream_client import NodeCompaction as NodeCompaction
+from streammeta.client.stream_client import StreamClient as StreamClient
+from streammeta.client.stream_client import StreamClientConfig as StreamClientConfig
+from streammeta.client.write_ahead_log.config import LogConfig as LogConfig
+from streammeta.client.write_ahead_log.config import LogIdentity as LogIdentity
+from streammeta.client.write_ahead_log.errors import DamagedLogError as DamagedLogError
+from streammeta.client.write_ahead_log.errors import LogLockedError as LogLockedError
+from streammeta.client.write_ahead_log.errors import (
+    WriteAheadLogBrokenError as WriteAheadLogBrokenError,
 )
-from streammeta.client.controller_client import ControllerClient
-from streammeta.client.errors import (
-    BrokerClientError,
-    BucketRefusedError,
-    CompactedObjectsNotFoundError,
-    ControllerDefectError,
-    ControllerUnavailableError,
-    CorruptObjectError,
-    InvalidRequestError,
-    KeyConflictError,
-    KeyNotFoundError,
-    LimitExceededError,
-    MapOlderThanBucketError,
-    MissingObjectError,
-    NodeEpochExpiredError,
-    NodeFencedError,
-    NodeLockedError,
-    NodeNotRegisteredError,
-    ObjectContentMismatchError,
-    ObjectExpiredError,
-    ObjectNotCommittedError,
-    OffsetMismatchError,
-    OffsetTrimmedError,
-    OutcomeUnknownError,
-    PermissionDeniedError,
-    ProtocolViolationError,
-    ReadDeadlineError,
-    ReaderClosedError,
-    RecoveryNeededError,
-    RefusedError,
-    StreamEpochMismatchError,
-    StreamFailedError,
-    StreamFencedError,
-    StreamNotClosedError,
-    StreamNotFoundError,
-    StreamNotOpenedError,
-    UnsupportedError,
-    UploadFailedError,
-    WriterClosedError,
+from streammeta.client.write_ahead_log.errors import (
+    WriteAheadLogClosedError as WriteAheadLogClosedError,
 )
-from streammeta.client.reader import StreamReader
-from streammeta.client.reading.lookups import StreamQuery
-from streammeta.client.reading.map_follower import StreamTail
-from streammeta.client.reading.range_reader import Fetched
-from streammeta.client.reading.time_lookup import OffsetAtTime, kafka_timestamp
-from streammeta.client.session import BrokerSession, Heartbeat, OpenedStream, Outcomes
-from streammeta.client.stream_client import NodeCompaction, StreamClient, StreamClientConfig
-from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
-from streammeta.client.write_ahead_log.log import WriteAheadLog
-from streammeta.client.write_ahead_log.recovery import RecoveryReport
-from streammeta.client.writer import StreamWriter
-
-__all__ = [
-    "BrokerClientError",
-    "BrokerSession",
-    "BucketRefusedError",
-    "CommitPipeline",
-    "CompactedObjectsNotFoundError",
-    "ControllerClient",
-    "ControllerDefectError",
-    "ControllerUnavailableError",
-    "CorruptObjectError",
-    "Fetched",
-    "Heartbeat",
-    "InvalidRequestError",
-    "KeyConflictError",
-    "KeyNotFoundError",
-    "LimitExceededError",
-    "LogConfig",
-    "LogIdentity",
-    "MapOlderThanBucketError",
-    "MissingObjectError",
-    "NodeCompaction",
-    "NodeEpochExpiredError",
-    "NodeFencedError",
-    "NodeLockedError",
-    "NodeNotRegisteredError",
-    "ObjectContentMismatchError",
-    "ObjectExpiredError",
-    "ObjectNotCommittedError",
-    "OffsetAtTime",
-    "OffsetMismatchError",
-    "OffsetTrimmedError",
-    "OpenedStream",
-    "OutcomeUnknownError",
-    "Outcomes",
-    "PermissionDeniedError",
-    "ProtocolViolationError",
-    "ReadDeadlineError",
-    "ReaderClosedError",
-    "ReaderConfig",
-    "ReaderStats",
-    "RecoveryNeededError",
-    "RecoveryReport",
-    "RefusedError",
-    "SilentObserver",
-    "StreamClient",
-    "StreamClientConfig",
-    "StreamEpochMismatchError",
-    "StreamFailedError",
-    "StreamFencedError",
-    "StreamNotClosedError",
-    "StreamNotFoundError",
-    "StreamNotOpenedError",
-    "StreamQuery",
-    "StreamReader",
-    "StreamTail",
-    "StreamWriter",
-    "UnsupportedError",
-    "Upload",
-    "UploadFailedError",
-    "UploadObserver",
-    "UploadVerdict",
-    "WriteAheadLog",
-    "WriterClosedError",
-    "WriterConfig",
-    "kafka_timestamp",
-]
+from streammeta.client.write_ahead_log.errors import WriteAheadLogError as WriteAheadLogError
+from streammeta.client.write_ahead_log.errors import (
+    WriteAheadLogFullError as WriteAheadLogFullError,
+)
+from streammeta.client.write_ahead_log.errors import WrongLogError as WrongLogError
+from streammeta.client.write_ahead_log.log import WriteAheadLog as WriteAheadLog
+from streammeta.client.write_ahead_log.recovery import AsideRun as AsideRun
+from streammeta.client.write_ahead_log.recovery import RecoveryReport as RecoveryReport
+from streammeta.client.writer import StreamWriter as StreamWriter
+from streammeta.storage.errors import AccessDeniedError as AccessDeniedError
+from streammeta.storage.errors import BucketNotFoundError as BucketNotFoundError
+from streammeta.storage.errors import DeadlineExceededError as DeadlineExceededError
+from streammeta.storage.errors import Deviation as Deviation
+from streammeta.storage.errors import InvalidKeyError as InvalidKeyError
+from streammeta.storage.errors import ObjectExistsError as ObjectExistsError
+from streammeta.storage.errors import ObjectNotFoundError as ObjectNotFoundError
+from streammeta.storage.errors import PayloadError as PayloadError
+from streammeta.storage.errors import RangeNotSatisfiableError as RangeNotSatisfiableError
+from streammeta.storage.errors import StorageError as StorageError
+from streammeta.storage.errors import StoreRejectedError as StoreRejectedError
+from streammeta.storage.errors import StoreUnavailableError as StoreUnavailableError
+from streammeta.storage.errors import UploadNotFoundError as UploadNotFoundError
+from streammeta.storage.errors import WrongBucketError as WrongBucketError
+from streammeta.storage.object_format.record import RecordBatch as RecordBatch

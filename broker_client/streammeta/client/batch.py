@@ -96,7 +96,7 @@ class BatchCommit:
             )
         )
 
-    def verdicts(
+    def verdict(
         self, answer: objects_pb2.CommitStreamSetObjectResponse
     ) -> dict[StreamRun, ErrorCode.ValueType]:
         """Return the outcome of each run. A refused whole refuses the rows that it has no word on.

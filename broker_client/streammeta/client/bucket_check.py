@@ -12,10 +12,10 @@ import time
 
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import ControllerUnavailableError
+from streammeta.client.model import ClusterDescription
 from streammeta.storage.bucket_marker import BucketMarker, check_marker, read_marker
 from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.v1 import admin_pb2
 
 MARKER_WAIT = 5.0
 """Maximum wait for a marker that is not there, in seconds."""
@@ -69,7 +69,7 @@ class BucketCheck:
         )
         self._is_passed = True
 
-    async def _described(self) -> admin_pb2.DescribeClusterResponse:
+    async def _described(self) -> ClusterDescription:
         """Ask until a controller names the UUID, until the client's deadline."""
         started, attempt = time.monotonic(), 0
         while True:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from streammeta.client.arguments import check_int, check_kind
 from streammeta.client.errors import ProtocolViolationError
@@ -30,6 +30,7 @@ CRC32C_MAX = 2**32 - 1
 _METHOD = "CommitPipeline"
 
 ResultT = TypeVar("ResultT")
+VerdictT_co = TypeVar("VerdictT_co", covariant=True)
 PendingT = TypeVar("PendingT", "PendingCommit", "PendingUpload", "PendingCommit | PendingUpload")
 
 
@@ -129,12 +130,25 @@ class PendingUpload:
         return 32 * self.rows + 48
 
 
+class Commit(Protocol[VerdictT_co]):
+    """A commit of any form: it makes its request, and reads the verdict from the answer."""
+
+    def request(self, node: NodeIdentity) -> objects_pb2.CommitStreamSetObjectRequest:
+        """Make the request, in the name of `node`."""
+        ...
+
+    def verdict(self, answer: objects_pb2.CommitStreamSetObjectResponse) -> VerdictT_co:
+        """Return what the answer means; raise `ProtocolViolationError` if it does not fit."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class PendingCommit:
-    """A commit of any other form whose caller awaits its answer."""
+    """A commit of any other form whose caller awaits its verdict."""
 
     request: objects_pb2.CommitStreamSetObjectRequest
-    done: asyncio.Future[objects_pb2.CommitStreamSetObjectResponse]
+    verdict: Callable[[objects_pb2.CommitStreamSetObjectResponse], Any]
+    done: asyncio.Future[Any]
     expires: float
 
     @property
@@ -212,7 +226,11 @@ class CommitMessage:
                 f" {len(self.uploads)} uploads of {rows} rows",
             )
         for commit, response in zip(self.commits, answer.commits, strict=True):
-            _resolve(commit.done, response)
+            try:
+                _resolve(commit.done, commit.verdict(response))
+            except ProtocolViolationError as error:
+                if not commit.done.done():
+                    commit.done.set_exception(error)
         row = 0
         for index, upload in enumerate(self.uploads):
             verdict = COMMITTED

@@ -12,13 +12,14 @@ import asyncio
 import contextlib
 from collections import deque
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from streammeta.client.arguments import check_client, check_kind, check_seconds
+from streammeta.client.arguments import check_client, check_kind, check_offers, check_seconds
 from streammeta.client.commit_messages import (
+    Commit,
     CommitMessage,
     CommitQueue,
     PendingCommit,
@@ -34,18 +35,19 @@ from streammeta.client.errors import (
     UnsupportedError,
     WriterClosedError,
 )
+from streammeta.client.model import NodeIdentity, node_message
 from streammeta.client.resources import warn_unclosed
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.rpc.leader_router import LeaderSearch
 from streammeta.v1 import objects_pb2
-from streammeta.v1.common_pb2 import NodeIdentity
 
 MESSAGES_IN_FLIGHT = 4
 PENDING_MAX = 20_000
 """Commits handed in and not answered; who hands in more waits."""
 
 _METHOD = "CommitPipeline"
-_REQUEST = objects_pb2.CommitStreamSetObjectRequest
+
+VerdictT = TypeVar("VerdictT")
 _PATH = f"/streammeta.v1.ObjectService/{_METHOD}"
 
 
@@ -62,7 +64,7 @@ class CommitPipeline:
         check_client(client)
         check_kind("node", node, NodeIdentity, "a NodeIdentity, such as `session.node`")
         self._client = client
-        self._node = node
+        self._node = node_message(node)
         self._deadline = (
             client.deadline_s if deadline_s is None else check_seconds("deadline_s", deadline_s)
         )
@@ -112,15 +114,17 @@ class CommitPipeline:
         self._add(PendingUpload.of(upload, done, loop.time() + self._deadline))
         return done
 
-    async def commit(
-        self, request: objects_pb2.CommitStreamSetObjectRequest
-    ) -> asyncio.Future[objects_pb2.CommitStreamSetObjectResponse]:
-        """Hand in a commit of any other form; all else as `upload`."""
-        check_kind("request", request, _REQUEST, f"a {_REQUEST.__name__}")
+    async def commit(self, commit: Commit[VerdictT]) -> asyncio.Future[VerdictT]:
+        """Hand in a commit of any other form; all else as `upload`.
+
+        The future is of its verdict.
+        """
+        check_offers("commit", commit, "request", "a Commit, which makes its request")
         await self._wait_for_room()
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[objects_pb2.CommitStreamSetObjectResponse] = loop.create_future()
-        self._add(PendingCommit(request, done, loop.time() + self._deadline))
+        done: asyncio.Future[VerdictT] = loop.create_future()
+        request, expires = commit.request(self._node), loop.time() + self._deadline
+        self._add(PendingCommit(request, commit.verdict, done, expires))
         return done
 
     async def close(self, deadline_s: float | None = None) -> None:

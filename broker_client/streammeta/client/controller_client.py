@@ -43,6 +43,12 @@ from streammeta.client.methods import (
     RequestT,
     ResponseT,
 )
+from streammeta.client.model import (
+    ClusterDescription,
+    StreamDescription,
+    cluster_description,
+    stream_description,
+)
 from streammeta.client.resources import warn_unclosed
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
@@ -170,9 +176,10 @@ class ControllerClient:
         except TimeoutError:
             raise unavailable(method.name, seconds, search) from None
 
-    async def describe_cluster(self) -> admin_pb2.DescribeClusterResponse:
+    async def describe_cluster(self) -> ClusterDescription:
         """Ask who leads and how large the map is, as any one controller knows it."""
-        return await self.call(DESCRIBE_CLUSTER, admin_pb2.DescribeClusterRequest())
+        answer = await self.call(DESCRIBE_CLUSTER, admin_pb2.DescribeClusterRequest())
+        return cluster_description(answer)
 
     async def object_namespace(self) -> str:
         """Return the namespace in the keys of this cluster's objects."""
@@ -187,7 +194,7 @@ class ControllerClient:
         *,
         owner_node_id: int | None = None,
         include_ranges: bool = False,
-    ) -> AsyncIterator[streams_pb2.StreamDescription]:
+    ) -> AsyncIterator[StreamDescription]:
         """List streams in id order, page by page: these ids (unknown ones are left out), or all."""
         ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
         if owner_node_id is not None:
@@ -203,7 +210,7 @@ class ControllerClient:
                 request.owner_node_id = owner_node_id
             answer = await self.call(DESCRIBE_STREAMS, request)
             for description in answer.streams:
-                yield description
+                yield stream_description(description)
             token = answer.next_page_token
             if not token:
                 return

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from streammeta.client import methods
 from streammeta.client.errors import refusal
+from streammeta.client.model import node_message
 from streammeta.client.session import BrokerSession
 from streammeta.v1 import common_pb2, objects_pb2
 
@@ -109,7 +110,7 @@ class ObjectIds:
         answer = await self._session.client.call(
             methods.PREPARE_OBJECTS,
             objects_pb2.PrepareObjectsRequest(
-                node=node, count=count, ttl_ms=round(self._ttl_s * 1000)
+                node=node_message(node), count=count, ttl_ms=round(self._ttl_s * 1000)
             ),
             self._deadline,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from streammeta.client.arguments import (
@@ -26,12 +27,23 @@ from streammeta.client.arguments import (
 from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.config import ReaderConfig, ReaderStats
 from streammeta.client.controller_client import ControllerClient
-from streammeta.client.errors import ReadDeadlineError, ReaderClosedError, refusal
+from streammeta.client.errors import (
+    OffsetTrimmedError,
+    ReadDeadlineError,
+    ReaderClosedError,
+    RefusedError,
+)
 from streammeta.client.object_source import ObjectSource
 from streammeta.client.reading.block_cache import BlockCache, Cursors
 from streammeta.client.reading.block_fetcher import BlockFetcher
 from streammeta.client.reading.bulk_reader import BulkReader
-from streammeta.client.reading.lookups import Lookups, StreamQuery
+from streammeta.client.reading.lookups import (
+    Located,
+    Lookups,
+    StreamQuery,
+    check_located,
+    located_of,
+)
 from streammeta.client.reading.map_follower import MapFollower, NewsWait, StreamTail
 from streammeta.client.reading.range_reader import Fetched, RangeReader
 from streammeta.client.reading.slice_cache import SliceCache
@@ -40,7 +52,6 @@ from streammeta.client.resources import StoreThreads, warn_unclosed
 from streammeta.storage.object_format.index_block import UNLIMITED
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.v1 import common_pb2, objects_pb2
 
 DEFAULT_READ_BYTES = 8 * 1024 * 1024
 
@@ -144,15 +155,24 @@ class StreamReader:
         self._fetcher.close()
         self._threads.close()
 
-    async def locate(self, queries: Sequence[StreamQuery]) -> list[objects_pb2.ObjectList]:
+    async def locate(self, queries: Sequence[StreamQuery]) -> list[Located]:
         """Ask the map about many ranges in few calls; the answers are in the order of `queries`.
 
-        Error codes are left in the answers.
+        A refused query has its refusal in `Located.error`.
         """
         asked = check_items("queries", queries, "a sequence of StreamQuery")
         for index, one in enumerate(asked):
             check_kind(f"queries[{index}]", one, StreamQuery, "a StreamQuery")
-        return await self._lookups.ask_many(asked)
+        answers = await self._lookups.ask_many(asked)
+        found: list[Located] = []
+        for query, answer in zip(asked, answers, strict=True):
+            located = located_of(query, answer)
+            try:
+                check_located(query, answer)
+            except RefusedError as error:
+                located = replace(located, error=error)
+            found.append(located)
+        return found
 
     async def fetch(
         self,
@@ -304,12 +324,9 @@ class StreamReader:
 
     async def _first_offset(self, stream_id: int) -> int:
         located = (await self.locate([StreamQuery(stream_id, 0, limit=1)]))[0]
-        if located.error not in (
-            common_pb2.ERROR_CODE_NONE,
-            common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED,
-        ):
-            raise refusal(located.error, f"read of stream {stream_id}")
-        return located.stream_start_offset
+        if located.error is not None and not isinstance(located.error, OffsetTrimmedError):
+            raise located.error
+        return located.start_offset
 
     async def _fetch_once(
         self, stream_id: int, offset: int, max_bytes: int, deadline_s: float | None

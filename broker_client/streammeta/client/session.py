@@ -39,6 +39,13 @@ from streammeta.client.errors import (
     UnsupportedError,
     refusal,
 )
+from streammeta.client.model import (
+    HeartbeatAnswer,
+    NodeIdentity,
+    Recovery,
+    heartbeat_answer,
+    node_message,
+)
 from streammeta.client.resources import warn_unclosed
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 
@@ -87,8 +94,8 @@ class BrokerSession:
         inherited: Sequence[OpenedStream],
     ) -> None:
         self._client = client
-        self._node_id = node_id
-        self._node_epoch = node_epoch
+        self._node = NodeIdentity(node_id, node_epoch)
+        self._message = node_message(self._node)
         self._namespace = namespace
         self._inherited = tuple(inherited)
 
@@ -111,7 +118,7 @@ class BrokerSession:
         check_int("node_id", node_id, 0, INT32_MAX)
         check_int("node_epoch", node_epoch)
         check_kind("wal_config", wal_config, str, "a str")
-        node = common_pb2.NodeIdentity(node_id=node_id, node_epoch=node_epoch)
+        node = node_message(NodeIdentity(node_id, node_epoch))
         request = nodes_pb2.RegisterNodeRequest(
             node=node,
             wal_config=wal_config,
@@ -128,9 +135,9 @@ class BrokerSession:
         return self._client
 
     @property
-    def node(self) -> common_pb2.NodeIdentity:
+    def node(self) -> NodeIdentity:
         """The identity that fences every mutating call of this process."""
-        return common_pb2.NodeIdentity(node_id=self._node_id, node_epoch=self._node_epoch)
+        return self._node
 
     @property
     def namespace(self) -> str:
@@ -142,12 +149,12 @@ class BrokerSession:
         """Streams that an earlier process of this node left open, by id."""
         return self._inherited
 
-    async def heartbeat(self, *, wants_shutdown: bool = False) -> nodes_pb2.HeartbeatResponse:
-        """Keep the node's session alive; the answer says for how long, in ms."""
-        request = nodes_pb2.HeartbeatRequest(node=self.node, wants_shutdown=wants_shutdown)
+    async def heartbeat(self, *, wants_shutdown: bool = False) -> HeartbeatAnswer:
+        """Keep the node's session alive; the answer says for how long."""
+        request = nodes_pb2.HeartbeatRequest(node=self._message, wants_shutdown=wants_shutdown)
         answer = await self._client.call(methods.HEARTBEAT, request)
-        _check(answer.error, f"heartbeat of node {self._node_id}")
-        return answer
+        _check(answer.error, f"heartbeat of node {self._node.node_id}")
+        return heartbeat_answer(answer)
 
     async def create_streams(self, tags: Sequence[Tags]) -> list[int]:
         """Create a closed, empty stream for each element of `tags`; return their ids in order."""
@@ -158,7 +165,8 @@ class BrokerSession:
         ids: list[int] = []
         for batch in _batches(streams):
             request = streams_pb2.CreateStreamsRequest(
-                node=self.node, streams=[streams_pb2.NewStream(tags=_tags(one)) for one in batch]
+                node=self._message,
+                streams=[streams_pb2.NewStream(tags=_tags(one)) for one in batch],
             )
             answer = await self._client.call(methods.CREATE_STREAMS, request)
             _check(answer.error, f"creation of {len(batch)} streams")
@@ -171,7 +179,7 @@ class BrokerSession:
         outcomes: Outcomes[OpenedStream] = Outcomes()
         for batch in _batches(_by_id(epochs)):
             request = streams_pb2.OpenStreamsRequest(
-                node=self.node,
+                node=self._message,
                 streams=[
                     streams_pb2.StreamToOpen(stream_id=stream_id, stream_epoch=epoch)
                     for stream_id, epoch in batch
@@ -195,7 +203,7 @@ class BrokerSession:
         outcomes: Outcomes[None] = Outcomes()
         for batch in _batches(_by_id(epochs)):
             request = streams_pb2.CloseStreamsRequest(
-                node=self.node,
+                node=self._message,
                 streams=[
                     streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=epoch)
                     for stream_id, epoch in batch
@@ -216,7 +224,7 @@ class BrokerSession:
             raise ValueError(f"epochs has no stream {min(missing)}, which new_starts names")
         for batch in _batches(sorted(starts.items())):
             request = streams_pb2.TrimStreamsRequest(
-                node=self.node,
+                node=self._message,
                 streams=[
                     streams_pb2.StreamToTrim(
                         stream_id=stream_id, stream_epoch=known[stream_id], new_start_offset=start
@@ -233,7 +241,7 @@ class BrokerSession:
         outcomes: Outcomes[None] = Outcomes()
         for batch in _batches(_by_id(epochs)):
             request = streams_pb2.DeleteStreamsRequest(
-                node=self.node,
+                node=self._message,
                 streams=[
                     streams_pb2.StreamToDelete(stream_id=stream_id, stream_epoch=epoch)
                     for stream_id, epoch in batch
@@ -331,8 +339,8 @@ class Heartbeat:
         self._on_taken_over = on_taken_over
         self._rng = rng or random.Random()
         self._interval_s = FIRST_INTERVAL_S
-        self._recoveries: tuple[nodes_pb2.Recovery, ...] = ()
-        self._compactions: tuple[common_pb2.NodeIdentity, ...] = ()
+        self._recoveries: tuple[Recovery, ...] = ()
+        self._compactions: tuple[NodeIdentity, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
 
@@ -346,12 +354,12 @@ class Heartbeat:
             )
 
     @property
-    def recoveries(self) -> tuple[nodes_pb2.Recovery, ...]:
+    def recoveries(self) -> tuple[Recovery, ...]:
         """Nodes whose data this one is to recover, as the last answer said."""
         return self._recoveries
 
     @property
-    def compactions(self) -> tuple[common_pb2.NodeIdentity, ...]:
+    def compactions(self) -> tuple[NodeIdentity, ...]:
         """Nodes that are gone and whose objects this one is to compact, as the last answer said."""
         return self._compactions
 
@@ -395,8 +403,8 @@ class Heartbeat:
         except BrokerClientError as error:
             _log.warning("a heartbeat was refused: %s", error)
         else:
-            if answer.session_timeout_ms > 0:
-                self._interval_s = answer.session_timeout_ms / 1000 / HEARTBEATS_PER_SESSION
-            self._recoveries = tuple(answer.recoveries)
-            self._compactions = tuple(answer.compactions)
+            if answer.session_timeout_s > 0:
+                self._interval_s = answer.session_timeout_s / HEARTBEATS_PER_SESSION
+            self._recoveries = answer.recoveries
+            self._compactions = answer.compactions
         return True

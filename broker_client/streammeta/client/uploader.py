@@ -38,7 +38,7 @@ from streammeta.client.session import BrokerSession
 from streammeta.storage.errors import StorageError, StoreUnavailableError
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
-from streammeta.v1 import common_pb2, objects_pb2
+from streammeta.v1 import common_pb2
 from streammeta.v1.common_pb2 import ErrorCode
 
 _DESCRIBE_DEADLINE = 2.0
@@ -48,7 +48,7 @@ _LONGEST_PAUSE = 10.0
 
 _log = logging.getLogger(__name__)
 
-Answer = asyncio.Future[objects_pb2.CommitStreamSetObjectResponse]
+Verdicts = asyncio.Future[dict[StreamRun, ErrorCode.ValueType]]
 Late = dict[StreamRun, Exception]
 
 
@@ -57,7 +57,7 @@ class Submission:
     """A commit that was handed in; `answer` is None if nothing was left to commit."""
 
     commit: BatchCommit
-    answer: Answer | None
+    answer: Verdicts | None
 
 
 class Uploader:
@@ -231,7 +231,7 @@ class Uploader:
             return Submission(commit, None)
         if commit.shared is not None:
             self._newest_shared_id = max(self._newest_shared_id, commit.shared.object_id)
-        return Submission(commit, await self._pipeline.commit(commit.request(self._session.node)))
+        return Submission(commit, await self._pipeline.commit(commit))
 
     def _may_repeat(self, batch: BatchUpload) -> bool:
         batch.reuploads += 1
@@ -263,10 +263,10 @@ class Uploader:
         )
         return {run: error for one in batch.uploaded for run in batch.open_runs(one.content)}
 
-    async def _take_answer(self, batch: BatchUpload, commit: BatchCommit, answer: Answer) -> Late:
+    async def _take_answer(self, batch: BatchUpload, commit: BatchCommit, answer: Verdicts) -> Late:
         """Sort the runs of a commit by its answer; return those to be committed anew."""
         try:
-            verdicts = commit.verdicts(await answer)
+            verdicts = await answer
         except BrokerClientError as error:
             return await self._take_refusal(batch, commit, error)
         late = await self._judge(batch, commit, verdicts)

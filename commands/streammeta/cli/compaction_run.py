@@ -36,11 +36,11 @@ from streammeta.client.errors import (
     RefusedError,
     code_name,
 )
+from streammeta.client.model import NodeIdentity
 from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.compaction.plan import CommitPlan
 from streammeta.storage.errors import StorageError, WrongBucketError
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.v1.common_pb2 import NodeIdentity
 
 _WAITS = "its time has not come; it would be merged with more of its size, or once it is old"
 

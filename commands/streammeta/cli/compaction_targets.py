@@ -15,8 +15,8 @@ from streammeta.cli.output import CommandError
 from streammeta.client.compaction.config import CompactionTarget
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.methods import GET_NODES
+from streammeta.client.model import NodeIdentity
 from streammeta.v1 import nodes_pb2
-from streammeta.v1.common_pb2 import NodeIdentity
 
 
 @dataclass(frozen=True, slots=True)

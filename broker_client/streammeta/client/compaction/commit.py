@@ -23,6 +23,7 @@ from streammeta.client.errors import (
     RefusedError,
     refusal,
 )
+from streammeta.client.model import NodeIdentity, node_message
 from streammeta.storage.compaction.entries import EntryTable, stream_ranges
 from streammeta.storage.compaction.stream_objects import ANY_CRC, StreamObject
 from streammeta.storage.object_format.index_block import StreamRange
@@ -100,7 +101,7 @@ class Replacement:
     def request(self) -> objects_pb2.CommitStreamSetObjectRequest:
         """Make the request; unknown time bounds become those of all sources."""
         request = objects_pb2.CommitStreamSetObjectRequest(
-            node=self.target.identity,
+            node=node_message(self.target.identity),
             object_id=NONE,
             order_id=NONE,
             stream_objects=_stream_objects(self.stream_objects),
@@ -134,7 +135,7 @@ class StreamReplacement:
     links are dropped. Objects that are removed go with everything they link.
     """
 
-    writer: common_pb2.NodeIdentity
+    writer: NodeIdentity
     stream: ListedStream
     sources: Sequence[StreamObject]
     output: StreamObjectWritten | None = None
@@ -149,7 +150,7 @@ class StreamReplacement:
     def request(self) -> objects_pb2.CommitStreamObjectRequest:
         """Make the request."""
         request = objects_pb2.CommitStreamObjectRequest(
-            node=self.writer,
+            node=node_message(self.writer),
             object_id=NONE,
             stream_id=self.stream.stream_id,
             stream_epoch=self.stream.epoch,
@@ -180,14 +181,14 @@ class StreamReplacement:
 
 
 async def prepare_ids(
-    client: ControllerClient, writer: common_pb2.NodeIdentity, count: int, ttl_s: float
+    client: ControllerClient, writer: NodeIdentity, count: int, ttl_s: float
 ) -> list[int]:
     """Prepare object ids for outputs, in the name of the process that writes them."""
     ids: list[int] = []
     while len(ids) < count:
         some = min(_IDS_PER_CALL, count - len(ids))
         request = objects_pb2.PrepareObjectsRequest(
-            node=writer, count=some, ttl_ms=round(ttl_s * 1000)
+            node=node_message(writer), count=some, ttl_ms=round(ttl_s * 1000)
         )
         answer = await client.call(methods.PREPARE_OBJECTS, request)
         if answer.error != common_pb2.ERROR_CODE_NONE:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from streammeta.client.arguments import check_kind, check_seconds
+from streammeta.client.model import NodeIdentity
 from streammeta.storage.compaction.copy_plan import CopyRules
 from streammeta.storage.compaction.entries import OUTPUT_INDEX_THRESHOLD
 from streammeta.storage.compaction.selection import SelectionConfig
@@ -15,7 +16,6 @@ from streammeta.storage.compaction.stream_objects import (
     tiered_rules,
 )
 from streammeta.storage.object_store.base import MAX_PARTS, MIN_PART_SIZE
-from streammeta.v1.common_pb2 import NodeIdentity
 
 MIB = 1024 * 1024
 
@@ -60,7 +60,7 @@ class CompactionTarget:
     @property
     def identity(self) -> NodeIdentity:
         """The identity that commits are made with."""
-        return NodeIdentity(node_id=self.node_id, node_epoch=self.node_epoch)
+        return NodeIdentity(self.node_id, self.node_epoch)
 
     def __str__(self) -> str:
         return f"node {self.node_id} at epoch {self.node_epoch}"

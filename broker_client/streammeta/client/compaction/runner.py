@@ -17,9 +17,9 @@ from streammeta.client.errors import (
     NodeFencedError,
     NodeNotRegisteredError,
 )
+from streammeta.client.model import NodeIdentity
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.v1.common_pb2 import NodeIdentity
 
 BARRED = (NodeFencedError, NodeNotRegisteredError)
 """Errors that bar the node: a newer process has registered, or none."""

@@ -31,6 +31,7 @@ from streammeta.client.errors import (
     OutcomeUnknownError,
     RefusedError,
 )
+from streammeta.client.model import NodeIdentity
 from streammeta.client.resources import give_back
 from streammeta.storage.compaction.selection import (
     Group,
@@ -41,7 +42,7 @@ from streammeta.storage.compaction.selection import (
 from streammeta.storage.compaction.verification import CoverageError
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.v1.common_pb2 import ERROR_CODE_OFFSET_NOT_MATCHED, NodeIdentity
+from streammeta.v1.common_pb2 import ERROR_CODE_OFFSET_NOT_MATCHED
 
 _log = logging.getLogger(__name__)
 

@@ -34,6 +34,7 @@ from streammeta.client.compaction.output_writer import (
 from streammeta.client.compaction.report import Figures
 from streammeta.client.compaction.store_calls import StoreCalls, run_each, run_to_end
 from streammeta.client.controller_client import ControllerClient
+from streammeta.client.model import NodeIdentity
 from streammeta.client.resources import give_back
 from streammeta.storage.compaction.entries import EntryTable, stream_ranges
 from streammeta.storage.compaction.layout import (
@@ -55,7 +56,6 @@ from streammeta.storage.compaction.verification import (
 from streammeta.storage.errors import StorageError, StoreUnavailableError
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.index_block import StreamRange
-from streammeta.v1.common_pb2 import NodeIdentity
 
 HUGE_PAGE_WORTH = 8 * 1024 * 1024
 """Smallest buffer, in bytes, for which pages of 2 MiB waste little."""

@@ -29,6 +29,7 @@ from streammeta.client.compaction.stream_object_sources import (
 )
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import BrokerClientError, ObjectExpiredError, StreamNotFoundError
+from streammeta.client.model import NodeIdentity
 from streammeta.client.object_ids import ObjectIds
 from streammeta.client.session import BrokerSession
 from streammeta.storage.compaction.stream_objects import (
@@ -47,7 +48,6 @@ from streammeta.storage.compaction.stream_objects import (
 )
 from streammeta.storage.errors import StorageError, WrongBucketError
 from streammeta.storage.object_store.base import ObjectStore
-from streammeta.v1 import common_pb2
 
 ALL_AT_ONCE = (
     StreamCompaction.PRUNE_LINKS,
@@ -80,7 +80,7 @@ class StreamObjectCompactor(Compactor):
     def __init__(
         self,
         client: ControllerClient,
-        writer: common_pb2.NodeIdentity,
+        writer: NodeIdentity,
         namespace: str,
         store: ObjectStore,
         config: CompactionConfig | None = None,

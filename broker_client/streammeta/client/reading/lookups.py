@@ -20,6 +20,7 @@ from streammeta.client.errors import (
     OffsetTrimmedError,
     ProtocolViolationError,
     ReaderClosedError,
+    RefusedError,
     refusal,
 )
 from streammeta.storage.object_format.index_block import UNLIMITED
@@ -240,6 +241,32 @@ class Lookups:
                 "GetObjects", detail=f"{len(answer.results)} lists answer {len(queries)} queries"
             )
         return answer.results
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Slices that follow each other, the first of which holds the offset asked for.
+
+    There are none if no object holds that offset: at the end of what is committed, or where
+    offsets are lost, up to `lost_end_offset` (-1: they are not). Only `StreamReader.locate`
+    returns `error`, the refusal of the query.
+    """
+
+    slices: tuple[Slice, ...]
+    start_offset: int
+    end_offset: int
+    lost_end_offset: int = -1
+    error: RefusedError | None = None
+
+
+def located_of(query: StreamQuery, answer: objects_pb2.ObjectList) -> Located:
+    """Translate an answer; its error code is left out."""
+    return Located(
+        tuple(slice_of(piece) for piece in answer.objects),
+        answer.stream_start_offset,
+        answer.stream_end_offset,
+        answer.lost_end_offset if answer.lost_end_offset > query.start else -1,
+    )
 
 
 def check_located(query: StreamQuery, located: objects_pb2.ObjectList) -> None:

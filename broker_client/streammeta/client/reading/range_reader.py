@@ -19,8 +19,8 @@ from streammeta.client.errors import CorruptObjectError, MissingObjectError
 from streammeta.client.object_source import Block, ObjectIndex, ObjectSource
 from streammeta.client.reading.block_cache import Cursor, Cursors
 from streammeta.client.reading.block_fetcher import BlockFetcher
-from streammeta.client.reading.lookups import Slice, StreamQuery
-from streammeta.client.reading.slice_cache import Located, SliceCache
+from streammeta.client.reading.lookups import Located, Slice, StreamQuery
+from streammeta.client.reading.slice_cache import SliceCache
 from streammeta.client.resources import all_of
 from streammeta.storage.errors import ObjectNotFoundError
 from streammeta.storage.object_format.index_block import UNLIMITED

@@ -21,12 +21,13 @@ import numpy as np
 from streammeta.client.config import ReaderStats
 from streammeta.client.errors import RefusedError
 from streammeta.client.reading.lookups import (
+    Located,
     Lookups,
     Slice,
     StreamQuery,
     StreamSlices,
     check_located,
-    slice_of,
+    located_of,
 )
 from streammeta.storage.object_format.object_key import ObjectKind
 from streammeta.v1 import common_pb2, records_pb2
@@ -53,20 +54,6 @@ class Freshness(Protocol):
 
     def track(self, stream_id: int) -> None:
         """Begin to follow a stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """Slices that follow each other, the first of which holds the offset asked for.
-
-    There are none if no object holds that offset: at the end of what is committed, or where
-    offsets are lost, up to `lost_end_offset` (-1: they are not).
-    """
-
-    slices: tuple[Slice, ...]
-    start_offset: int
-    end_offset: int
-    lost_end_offset: int = -1
 
 
 @dataclass(slots=True)
@@ -191,12 +178,7 @@ class SliceCache:
             raise
         finally:
             self._stop_asking(stream_id, changes)
-        located = Located(
-            tuple(slice_of(piece) for piece in answer.objects),
-            answer.stream_start_offset,
-            answer.stream_end_offset,
-            answer.lost_end_offset if answer.lost_end_offset > offset else -1,
-        )
+        located = located_of(query, answer)
         self._learn(stream_id, located, _Known(_slices(located), asked_at, continuity), changes)
         return located
 

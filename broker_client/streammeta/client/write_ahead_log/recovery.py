@@ -14,10 +14,10 @@ from enum import Enum
 from pathlib import Path
 
 from streammeta.client.controller_client import ControllerClient
+from streammeta.client.model import StreamDescription
 from streammeta.client.session import BrokerSession, OpenedStream
 from streammeta.client.writer_log import RecordLog
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.v1 import streams_pb2
 
 _DESCRIBED_AT_ONCE = 1_000
 
@@ -176,11 +176,9 @@ async def stream_histories(
     return histories
 
 
-def _history(described: streams_pb2.StreamDescription) -> StreamHistory:
-    owed = [(one.start_offset, one.end_offset) for one in described.pending_uploads]
-    lost = [(one.start_offset, one.end_offset) for one in described.lost]
+def _history(described: StreamDescription) -> StreamHistory:
     return StreamHistory(
         described.start_offset,
         {one.epoch: one.end_offset for one in described.ranges},
-        (*owed, *lost),
+        (*described.pending, *described.lost),
     )

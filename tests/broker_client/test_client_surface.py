@@ -1,0 +1,107 @@
+"""The public surface: own types in every signature, every error exported, units in the names."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+import streammeta.client
+from streammeta.client import BrokerClientError, StorageError
+
+PUBLIC = {
+    name: value
+    for name, value in vars(streammeta.client).items()
+    if not name.startswith("_") and not inspect.ismodule(value)
+}
+CLASSES = [value for value in PUBLIC.values() if inspect.isclass(value)]
+INTERNAL = {"CoverageError", "DamagedBlockError"}
+"""Errors that end in the report of a compaction and never reach a caller."""
+
+DURATIONS = ("deadline", "timeout", "interval", "linger", "patience", "staleness", "silence", "ttl")
+
+
+def functions(value: Any) -> Iterator[Callable[..., Any]]:
+    """The public functions of an export, constructors and properties included."""
+    if not inspect.isclass(value):
+        yield value
+        return
+    for name in dir(value):
+        if name.startswith("_") and name != "__init__":
+            continue
+        member = inspect.getattr_static(value, name)
+        member = getattr(member, "__func__", member)
+        member = member.fget if isinstance(member, property) else member
+        if inspect.isfunction(member):
+            yield member
+
+
+def types_in(hint: Any) -> Iterator[Any]:
+    """A type and all that it is made of."""
+    yield hint
+    for part in typing.get_args(hint):
+        yield from types_in(part)
+
+
+def is_message(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, Message) and kind is not Message
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_no_message_of_the_wire_is_taken_or_returned(name: str) -> None:
+    value = PUBLIC[name]
+    hints = [typing.get_type_hints(value)] if dataclasses.is_dataclass(value) else []
+    hints += [typing.get_type_hints(one) for one in functions(value)]
+    wrong = [
+        hint for each in hints for hint in each.values() if any(map(is_message, types_in(hint)))
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_durations_are_named_with_their_unit(name: str) -> None:
+    value = PUBLIC[name]
+    names = {each for one in functions(value) for each in inspect.signature(one).parameters}
+    if dataclasses.is_dataclass(value):
+        names |= {field.name for field in dataclasses.fields(value)}
+    assert not [one for one in names if one.rpartition("_")[2] in DURATIONS]
+
+
+def test_every_error_can_be_imported_from_the_client() -> None:
+    packages = (streammeta.client, importlib.import_module("streammeta.client.write_ahead_log"))
+    for package in packages:
+        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(found.name)
+    missing = {
+        kind.__name__
+        for base in (BrokerClientError, StorageError)
+        for kind in subclasses(base)
+        if kind.__module__.startswith("streammeta.")
+        and not kind.__name__.startswith("_")
+        and kind not in CLASSES
+        and kind.__name__ not in PUBLIC
+    }
+    assert missing == INTERNAL
+
+
+def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from subclasses(one)
+
+
+@pytest.mark.parametrize(
+    "kind", [one for one in CLASSES if callable(getattr(one, "close", None))], ids=str
+)
+def test_what_can_be_closed_is_closed_by_await_and_by_its_context(kind: type) -> None:
+    assert inspect.iscoroutinefunction(kind.close)  # type: ignore[attr-defined]
+    assert inspect.iscoroutinefunction(kind.__aenter__)  # type: ignore[attr-defined]
+    assert inspect.iscoroutinefunction(kind.__aexit__)  # type: ignore[attr-defined]
+    assert not hasattr(kind, "__enter__")
