@@ -1,9 +1,11 @@
 """The broken network breaks what it is told to break, that alone, and mends it again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 
 import pytest
+import pytest_asyncio
 
 from tests.chaos.fault_proxy import Behaviour, Cut, FaultNetwork, Mode
 
@@ -27,28 +29,31 @@ class Echo:
         writer.close()
 
 
-def with_network(
-    scenario: Callable[
-        [FaultNetwork, Echo, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
-    ],
-) -> None:
-    """Run a scenario in which member 2 is connected to member 1 through the network."""
+@dataclass
+class Link:
+    """Member 2 connected to member 1 through the network."""
 
-    async def run() -> None:
-        echo = Echo()
-        server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
-        network = FaultNetwork({1: server.sockets[0].getsockname()[1], 2: 1})
-        await network.start()
-        try:
-            reader, writer = await dial(network)
-            assert await ask(reader, writer, b"hello") == b"olleh"
-            await scenario(network, echo, reader, writer)
-            writer.close()
-        finally:
-            await network.close()
-            server.close()
+    network: FaultNetwork
+    echo: Echo
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
-    asyncio.run(run())
+
+@pytest_asyncio.fixture
+async def link() -> AsyncIterator[Link]:
+    """A connection that works, until the test breaks it."""
+    echo = Echo()
+    server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
+    network = FaultNetwork({1: server.sockets[0].getsockname()[1], 2: 1})
+    await network.start()
+    try:
+        reader, writer = await dial(network)
+        assert await ask(reader, writer, b"hello") == b"olleh"
+        yield Link(network, echo, reader, writer)
+        writer.close()
+    finally:
+        await network.close()
+        server.close()
 
 
 async def dial(network: FaultNetwork) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -73,101 +78,61 @@ def pair(sender: int, receiver: int, mode: Mode) -> Cut:
     return Cut(frozenset({(sender, receiver)}), Behaviour(mode))
 
 
-def test_held_bytes_arrive_when_the_fault_ends() -> None:
-    async def scenario(
-        network: FaultNetwork,
-        echo: Echo,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        cut = pair(2, 1, Mode.HOLD)
-        network.cut(cut)
-        writer.write(b"later")
-        assert await hears_nothing(reader)
-        assert echo.heard == b"hello"
+async def test_held_bytes_arrive_when_the_fault_ends(link: Link) -> None:
+    cut = pair(2, 1, Mode.HOLD)
+    link.network.cut(cut)
+    link.writer.write(b"later")
+    assert await hears_nothing(link.reader)
+    assert link.echo.heard == b"hello"
 
-        network.heal(cut)
+    link.network.heal(cut)
 
-        assert await asyncio.wait_for(reader.readexactly(5), LONG_S) == b"retal"
-
-    with_network(scenario)
+    assert await asyncio.wait_for(link.reader.readexactly(5), LONG_S) == b"retal"
 
 
-def test_a_lost_answer_was_heard_and_its_connection_is_reset_at_the_end() -> None:
-    async def scenario(
-        network: FaultNetwork,
-        echo: Echo,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        network.cut(pair(1, 2, Mode.DROP))
-        writer.write(b"lost")
-        assert await hears_nothing(reader)
-        assert echo.heard == b"hellolost"
+async def test_a_lost_answer_was_heard_and_its_connection_is_reset_at_the_end(link: Link) -> None:
+    link.network.cut(pair(1, 2, Mode.DROP))
+    link.writer.write(b"lost")
+    assert await hears_nothing(link.reader)
+    assert link.echo.heard == b"hellolost"
 
-        network.heal_all()
+    link.network.heal_all()
 
-        with pytest.raises(ConnectionResetError):
-            await asyncio.wait_for(reader.readexactly(4), LONG_S)
-        assert await ask(*await dial(network), b"again") == b"niaga"
-
-    with_network(scenario)
+    with pytest.raises(ConnectionResetError):
+        await asyncio.wait_for(link.reader.readexactly(4), LONG_S)
+    assert await ask(*await dial(link.network), b"again") == b"niaga"
 
 
-def test_new_connections_do_not_pass_a_cut() -> None:
-    async def scenario(
-        network: FaultNetwork,
-        echo: Echo,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        network.cut(pair(2, 1, Mode.DROP))
-        new_reader, new_writer = await dial(network)
-        new_writer.write(b"new")
-        assert await hears_nothing(new_reader)
-        assert (echo.heard, echo.connections) == (b"hello", 1)
-        new_writer.close()
-
-    with_network(scenario)
+async def test_new_connections_do_not_pass_a_cut(link: Link) -> None:
+    link.network.cut(pair(2, 1, Mode.DROP))
+    new_reader, new_writer = await dial(link.network)
+    new_writer.write(b"new")
+    assert await hears_nothing(new_reader)
+    assert (link.echo.heard, link.echo.connections) == (b"hello", 1)
+    new_writer.close()
 
 
-def test_a_reset_ends_old_and_new_connections_until_healed() -> None:
-    async def scenario(
-        network: FaultNetwork,
-        echo: Echo,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        network.cut(pair(2, 1, Mode.RESET))
-        with pytest.raises(ConnectionResetError):
-            await asyncio.wait_for(reader.read(1), LONG_S)
-        new_reader, _ = await dial(network)
-        with pytest.raises(ConnectionResetError):
-            await asyncio.wait_for(new_reader.read(1), LONG_S)
+async def test_a_reset_ends_old_and_new_connections_until_healed(link: Link) -> None:
+    link.network.cut(pair(2, 1, Mode.RESET))
+    with pytest.raises(ConnectionResetError):
+        await asyncio.wait_for(link.reader.read(1), LONG_S)
+    new_reader, _ = await dial(link.network)
+    with pytest.raises(ConnectionResetError):
+        await asyncio.wait_for(new_reader.read(1), LONG_S)
 
-        network.heal_all()
+    link.network.heal_all()
 
-        assert await ask(*await dial(network), b"well") == b"llew"
-
-    with_network(scenario)
+    assert await ask(*await dial(link.network), b"well") == b"llew"
 
 
-def test_other_pairs_are_left_alone_and_faults_add_up() -> None:
-    async def scenario(
-        network: FaultNetwork,
-        echo: Echo,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        network.cut(pair(FaultNetwork.CLIENTS, 1, Mode.RESET))
-        assert await ask(reader, writer, b"abc") == b"cba"
+async def test_other_pairs_are_left_alone_and_faults_add_up(link: Link) -> None:
+    link.network.cut(pair(FaultNetwork.CLIENTS, 1, Mode.RESET))
+    assert await ask(link.reader, link.writer, b"abc") == b"cba"
 
-        hold, slow = pair(2, 1, Mode.HOLD), pair(2, 1, Mode.SLOW)
-        network.cut(hold)
-        network.cut(slow)
-        writer.write(b"de")
-        assert await hears_nothing(reader)
-        network.heal(hold)
-        assert await asyncio.wait_for(reader.readexactly(2), LONG_S) == b"ed"
-
-    with_network(scenario)
+    hold, slow = pair(2, 1, Mode.HOLD), pair(2, 1, Mode.SLOW)
+    link.network.cut(hold)
+    link.network.cut(slow)
+    link.writer.write(b"de")
+    assert await hears_nothing(link.reader)
+    link.network.heal(hold)
+    assert await asyncio.wait_for(link.reader.readexactly(2), LONG_S) == b"ed"

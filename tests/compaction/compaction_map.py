@@ -6,10 +6,9 @@ that a controller has. Clients are connected without a network, or over a port o
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from io import BytesIO
 from typing import Any, cast
@@ -36,7 +35,8 @@ from streammeta.storage.object_format.object_key import cluster_namespace
 from streammeta.v1 import admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.compaction.compaction_steps import DirectChannel, Handler, Steps
 from tests.fake_bucket import FAKE_UUID
-from tests.runtime.memory_log import MemoryLog
+from tests.kit.clock import ManualClock
+from tests.kit.memory_log import CommittingLog
 
 CLUSTER_ID = "compaction"
 NAMESPACE = cluster_namespace(CLUSTER_ID)
@@ -46,40 +46,13 @@ _MODULES = (streams_pb2, objects_pb2, nodes_pb2, kv_pb2, metadata_pb2)
 _DESCRIBE = "/streammeta.v1.AdminService/DescribeCluster"
 
 
-class HandClock:
-    """Time that the test moves; wall and monotonic time are one."""
-
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
-
-    def monotonic_ms(self) -> int:
-        return self.now_ms
-
-    def wall_ms(self) -> int:
-        return self.now_ms
-
-
-class PromptLog(MemoryLog):
-    """Commits by itself, at the loop's next turn."""
-
-    def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
-        """Append, and commit soon."""
-        end_offset = super().append(payloads, required_base_offset=required_base_offset)
-        asyncio.get_running_loop().call_soon(self._commit_soon)
-        return end_offset
-
-    def _commit_soon(self) -> None:
-        if self.committed < self.next_offset:
-            self.commit()
-
-
 class LeadingMap:
     """One controller that leads."""
 
     def __init__(self) -> None:
-        self.clock = HandClock()
+        self.clock = ManualClock()
         self.controller = MetadataController(ClusterMap(), self.clock)
-        self._log = PromptLog(self.controller)
+        self._log = CommittingLog(self.controller)
         self.controller.bind(self._log)
         self._log.lead()
         self.sessions = Sessions(SESSION_TIMEOUT_MS)

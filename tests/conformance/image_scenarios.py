@@ -24,10 +24,11 @@ from tests.conformance.conformance_report import (
 )
 from tests.conformance.deviation_rules import rules
 from tests.conformance.foreign_records import EPOCH_SHIFT, ForeignRecords
-from tests.conformance.live_controller import LiveController, ManualClock
+from tests.conformance.live_controller import LiveController
 from tests.conformance.map_rows import MapRows, Row
 from tests.conformance.operations_streams import PARTITION_TAG, TOPIC_TAG
 from tests.conformance.scenario_args import Args
+from tests.kit.clock import ManualClock
 
 Facts = Mapping[Any, Any]
 

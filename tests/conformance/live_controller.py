@@ -20,24 +20,10 @@ from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
 from streammeta.controller.runtime.controller import MetadataController
 from tests.conformance.unchecked import unchecked
-from tests.runtime.memory_log import MemoryLog
+from tests.kit.clock import ManualClock
+from tests.kit.memory_log import MemoryLog
 
 Answered = TypeVar("Answered")
-
-
-class ManualClock:
-    """Time that stands where it was put; wall and monotonic time are one."""
-
-    def __init__(self, now_ms: int) -> None:
-        self.now_ms = now_ms
-
-    def monotonic_ms(self) -> int:
-        """Milliseconds since the scenario's zero."""
-        return self.now_ms
-
-    def wall_ms(self) -> int:
-        """Milliseconds since the scenario's zero."""
-        return self.now_ms
 
 
 class LiveController:

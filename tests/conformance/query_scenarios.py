@@ -24,8 +24,9 @@ from streammeta.controller.metadata.requests import (
 from streammeta.controller.metadata.values import ObjectKind
 from tests.conformance.conformance_report import ABSENT, Mismatch, ScenarioResult, compare
 from tests.conformance.foreign_records import ForeignRecords
-from tests.conformance.live_controller import LiveController, ManualClock
+from tests.conformance.live_controller import LiveController
 from tests.conformance.scenario_args import Args
+from tests.kit.clock import ManualClock
 
 LIMIT_MAX = 10_000
 """The most objects one query returns; scenarios ask for 2^31 - 1, meaning all."""

@@ -28,10 +28,11 @@ from streammeta.controller.metadata.requests import (
 from streammeta.controller.metadata.values import NodeIdentity, ObjectKind, ObjectState, PageRequest
 from streammeta.controller.records.record import Record
 from tests.conformance.foreign_records import EPOCH_SHIFT, ForeignRecords
-from tests.conformance.live_controller import LiveController, ManualClock
+from tests.conformance.live_controller import LiveController
 from tests.conformance.map_rows import MapRows
 from tests.conformance.overload_world import OverloadWorld
 from tests.conformance.storage_world import StorageWorld
+from tests.kit.clock import ManualClock
 
 SERVICE = NodeIdentity(999, 0)
 """Makes the calls that the scenarios make without a node; ids below 1000 are never issued."""

@@ -5,7 +5,7 @@ The bucket knows what the committed log says of each object at the moment its by
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from streammeta.controller.metadata.answers import CheckObjectsAnswer, PrepareObjectsAnswer
@@ -22,52 +22,13 @@ from streammeta.controller.runtime.controller import MetadataController
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import DeleteResult
+from tests.kit.clock import ManualClock
+from tests.kit.memory_log import CommittingLog
 from tests.kit.memory_store import MemoryObjectStore
-from tests.runtime.memory_log import MemoryLog
 
 NAMESPACE = "_streammeta_test"
 BROKER = NodeIdentity(1001, 1)
 PATIENCE_S = 20.0
-
-
-class HandClock:
-    """Monotonic and wall time that the test moves, and that creep on by themselves if told."""
-
-    def __init__(self) -> None:
-        self.monotonic = 5_000
-        self.wall = 1_700_000_000_000
-
-    def monotonic_ms(self) -> int:
-        return self.monotonic
-
-    def wall_ms(self) -> int:
-        return self.wall
-
-    def advance(self, ms: int) -> None:
-        self.monotonic += ms
-        self.wall += ms
-
-
-class CommittingLog(MemoryLog):
-    """Commits what is appended at the loop's next turn, unless held."""
-
-    def __init__(self, controller: MetadataController) -> None:
-        super().__init__(controller)
-        self.is_held = False
-
-    def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
-        end_offset = super().append(payloads, required_base_offset=required_base_offset)
-        asyncio.get_running_loop().call_soon(self._commit_soon)
-        return end_offset
-
-    def release(self) -> None:
-        """Commit what was held back, and what comes."""
-        self.is_held = False
-        self.commit()
-
-    def _commit_soon(self) -> None:
-        if not self.is_held and self.next_offset > self.committed:
-            self.commit()
 
 
 class RecordingStore(MemoryObjectStore):
@@ -104,7 +65,7 @@ class World:
     """One controller that leads, and its bucket; `succeed` replaces it by another."""
 
     def __init__(self) -> None:
-        self.clock = HandClock()
+        self.clock = ManualClock(5_000, wall_ahead_ms=1_700_000_000_000)
         self.store = RecordingStore()
         self.controller = MetadataController(ClusterMap(), self.clock)
         self.log = CommittingLog(self.controller)
@@ -167,8 +128,3 @@ async def until(condition: Callable[[], bool], what: str, tick: Callable[[], Non
         assert loop.time() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
         tick()
         await asyncio.sleep(0.001)
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Run an asynchronous test."""
-    asyncio.run(scenario)

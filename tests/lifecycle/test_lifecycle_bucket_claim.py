@@ -40,8 +40,9 @@ from streammeta.storage.bucket_marker import (
 )
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import Body, ObjectInfo, Tags
+from tests.kit.memory_log import CommittingLog
 from tests.kit.memory_store import MemoryObjectStore
-from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, CommittingLog, World, until
+from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, until
 
 INTERVAL_MS = 5
 
@@ -141,7 +142,6 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_new_cluster_draws_a_uuid_marks_the_bucket_claims_and_issues() -> None:
-
     world = Claiming()
     await world.start()
     assert not world.claims.may_delete
@@ -160,7 +160,6 @@ async def test_a_new_cluster_draws_a_uuid_marks_the_bucket_claims_and_issues() -
 
 @pytest.mark.usefixtures("short_wait")
 async def test_ids_wait_for_the_bucket_and_commits_do_not() -> None:
-
     world = Claiming()
     world.bucket.is_away = True
     await world.start()
@@ -182,7 +181,6 @@ async def test_ids_wait_for_the_bucket_and_commits_do_not() -> None:
 
 
 async def test_another_clusters_bucket_is_refused_until_it_is_put_right() -> None:
-
     world = Claiming()
     other = BucketMarker(
         cluster_id="here", cluster_uuid="another", namespace=NAMESPACE, created_ms=0
@@ -203,7 +201,6 @@ async def test_another_clusters_bucket_is_refused_until_it_is_put_right() -> Non
 
 
 async def test_an_unreadable_marker_is_refused_and_left() -> None:
-
     world = Claiming()
     world.bucket.put(marker_key(NAMESPACE), b"{")
     await world.start()
@@ -214,7 +211,6 @@ async def test_an_unreadable_marker_is_refused_and_left() -> None:
 
 
 async def test_a_marker_that_must_be_there_is_not_made_again_in_another_bucket() -> None:
-
     world = Claiming()
     await world.start()
     await world.write(ClaimBucket(cluster_uuid="u", issued_below=5))
@@ -229,7 +225,6 @@ def restored_claim(bound: int) -> IdClaim:
 
 
 async def test_a_map_older_than_the_bucket_issues_and_deletes_nothing() -> None:
-
     world = Claiming()
     await world.start()
     await world.write(ClaimBucket(cluster_uuid="u", issued_below=5))
@@ -254,7 +249,6 @@ async def test_a_map_older_than_the_bucket_issues_and_deletes_nothing() -> None:
 
 
 async def test_two_logs_that_come_to_the_same_bound_are_told_apart() -> None:
-
     world = Claiming()
     await world.start()
     async with world.running():
@@ -279,7 +273,6 @@ async def test_two_logs_that_come_to_the_same_bound_are_told_apart() -> None:
 
 @pytest.mark.usefixtures("short_wait")
 async def test_the_gate_closes_with_the_term_and_opens_anew_in_the_next() -> None:
-
     world = Claiming()
     await world.start()
     async with world.running():
@@ -301,7 +294,6 @@ async def test_the_gate_closes_with_the_term_and_opens_anew_in_the_next() -> Non
 
 
 async def test_claims_are_renewed_when_short_or_old_or_when_a_copy_has_left() -> None:
-
     world = Claiming()
     await world.start()
     async with world.running():

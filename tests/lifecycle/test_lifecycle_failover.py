@@ -36,7 +36,6 @@ async def test_a_silent_node_with_open_streams_is_recovered_by_another_until_not
 
 
 async def test_an_assignment_is_written_once_and_nothing_is_written_without_change() -> None:
-
     cluster = Cluster()
     await cluster.start()
     await cluster.run_for(20_000, B)
@@ -50,7 +49,6 @@ async def test_an_assignment_is_written_once_and_nothing_is_written_without_chan
 
 
 async def test_a_broker_without_heartbeats_loses_nothing() -> None:
-
     cluster = Cluster()
     await cluster.start()
     await cluster.run_for(600_000, B, C)
@@ -60,7 +58,6 @@ async def test_a_broker_without_heartbeats_loses_nothing() -> None:
 
 
 async def test_a_node_that_dies_with_the_leader_is_missed_by_the_next() -> None:
-
     cluster = Cluster()
     await cluster.start()
     await cluster.run_for(3_000, A, B)
@@ -79,7 +76,6 @@ async def test_a_node_that_dies_with_the_leader_is_missed_by_the_next() -> None:
 
 
 async def test_a_target_that_falls_silent_is_replaced() -> None:
-
     cluster = Cluster()
     await cluster.start()
     await cluster.run_for(2_000, A, B, C)
@@ -90,7 +86,6 @@ async def test_a_target_that_falls_silent_is_replaced() -> None:
 
 
 async def test_a_newer_process_ends_the_recovery_and_the_fence() -> None:
-
     cluster = Cluster()
     await cluster.start()
     await cluster.run_for(2_000, A, B)
@@ -108,7 +103,6 @@ async def test_a_newer_process_ends_the_recovery_and_the_fence() -> None:
 
 
 async def test_a_leaving_node_may_end_once_it_owes_nothing() -> None:
-
     cluster = Cluster()
     await cluster.start()
     await cluster.run_for(2_000, A, B)
@@ -125,7 +119,6 @@ async def test_a_leaving_node_may_end_once_it_owes_nothing() -> None:
 
 
 async def test_a_node_that_has_departed_has_no_session_even_while_it_holds_objects() -> None:
-
     cluster = Cluster()
     await cluster.start()
     await cluster.commit_set_object()
@@ -141,7 +134,6 @@ async def test_a_node_that_has_departed_has_no_session_even_while_it_holds_objec
 
 
 async def test_it_may_end_only_when_its_last_close_is_committed() -> None:
-
     cluster = Cluster()
     await cluster.start()
     await cluster.beat(A)
@@ -157,7 +149,6 @@ async def test_it_may_end_only_when_its_last_close_is_committed() -> None:
 
 
 async def test_heartbeats_are_checked_and_answered_by_the_leader_alone() -> None:
-
     cluster = Cluster()
     await cluster.start()
     unknown = await cluster.beat(NodeIdentity(1099, 1))

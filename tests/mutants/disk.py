@@ -262,7 +262,7 @@ DISK = (
             ),
         ),
         Tested(
-            "tests/runtime/test_outbox_full_disk.py"
+            "tests/runtime/test_outbox.py"
             "::test_a_state_ahead_of_its_turn_lets_no_acknowledgement_go"
         ),
     ),

@@ -280,7 +280,7 @@ REPLICATION = (
             ),
         ),
         Tested(
-            "tests/runtime/test_driver_offsets.py"
+            "tests/runtime/test_append_batching.py"
             "::test_a_voter_record_between_an_append_and_its_flush_shifts_nothing"
         ),
     ),

@@ -28,7 +28,6 @@ async def append_and_wait(quorum: GrpcQuorum, leader: int, payloads: list[bytes]
 
 
 async def test_acknowledged_records_survive_the_death_of_the_leader(tmp_path: Path) -> None:
-
     quorum = GrpcQuorum(tmp_path, 3)
     await quorum.start_all()
     first = await quorum.leader()
@@ -50,7 +49,6 @@ async def test_acknowledged_records_survive_the_death_of_the_leader(tmp_path: Pa
 
 
 async def test_graceful_stop_hands_over_quickly(tmp_path: Path) -> None:
-
     quorum = GrpcQuorum(tmp_path, 3)
     await quorum.start_all()
     first = await quorum.leader()
@@ -65,7 +63,6 @@ async def test_graceful_stop_hands_over_quickly(tmp_path: Path) -> None:
 
 
 async def test_only_the_leader_appends_and_reads(tmp_path: Path) -> None:
-
     quorum = GrpcQuorum(tmp_path, 3)
     await quorum.start_all()
     leader = await quorum.leader()
@@ -83,7 +80,6 @@ async def test_only_the_leader_appends_and_reads(tmp_path: Path) -> None:
 
 
 async def test_one_voter_commits_and_restarts_with_what_it_had(tmp_path: Path) -> None:
-
     quorum = GrpcQuorum(tmp_path, 1)
     await quorum.start_all()
     await append_and_wait(quorum, await quorum.leader(), [b"a", b"b"])
@@ -96,7 +92,6 @@ async def test_one_voter_commits_and_restarts_with_what_it_had(tmp_path: Path) -
 
 
 async def test_refused_appends_change_nothing(tmp_path: Path) -> None:
-
     quorum = GrpcQuorum(tmp_path, 2)
     limits = QuorumLimits(max_batch_bytes=1000, max_uncommitted_bytes=1500)
     await quorum.start(0, limits=limits)
@@ -118,7 +113,6 @@ async def test_refused_appends_change_nothing(tmp_path: Path) -> None:
 
 
 async def test_many_appends_of_one_turn_become_one_batch(tmp_path: Path) -> None:
-
     quorum = GrpcQuorum(tmp_path, 3)
     await quorum.start_all()
     leader = await quorum.settled_leader()
@@ -133,7 +127,6 @@ async def test_many_appends_of_one_turn_become_one_batch(tmp_path: Path) -> None
 
 
 async def test_describe_quorum_tells_each_voters_progress(tmp_path: Path) -> None:
-
     quorum = GrpcQuorum(tmp_path, 3)
     await quorum.start_all()
     leader = await quorum.settled_leader()
@@ -168,7 +161,6 @@ async def test_the_largest_batch_reaches_every_follower(tmp_path: Path) -> None:
 async def test_a_follower_that_was_away_for_long_reads_old_batches_from_the_leaders_disk(
     tmp_path: Path,
 ) -> None:
-
     quorum = GrpcQuorum(tmp_path, 3)
     limits = QuorumLimits(tail_bytes=1000, max_fetch_bytes=5000)
     for node_id in range(3):
@@ -187,7 +179,6 @@ async def test_a_follower_that_was_away_for_long_reads_old_batches_from_the_lead
 async def test_a_failed_flush_ends_the_replica(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     quorum = GrpcQuorum(tmp_path, 1)
     await quorum.start_all()
     node = quorum.nodes[await quorum.leader()]

@@ -71,7 +71,6 @@ def voter_ids(quorum: GrpcQuorum, node_id: int) -> set[int]:
 
 
 async def test_a_voter_that_was_away_for_long_loads_a_snapshot(tmp_path: Path) -> None:
-
     quorum = GrpcQuorum(tmp_path, 3, checkpoints=SMALL)
     for node_id in range(3):
         await quorum.start(node_id, limits=CHUNKS)
@@ -88,7 +87,6 @@ async def test_a_voter_that_was_away_for_long_loads_a_snapshot(tmp_path: Path) -
 
 
 async def test_a_joining_node_is_made_a_voter_and_votes(tmp_path: Path) -> None:
-
     quorum = GrpcQuorum(tmp_path, 1, spare=1, checkpoints=SMALL)
     await quorum.start(0, limits=CHUNKS)
     await quorum.leader()
@@ -114,7 +112,6 @@ def quorum_key(quorum: GrpcQuorum, node_id: int) -> ReplicaKey:
 
 
 async def test_a_lost_disk_does_not_vote_until_it_is_added_again(tmp_path: Path) -> None:
-
     quorum = GrpcQuorum(tmp_path, 3)
     await quorum.start_all()
     leader = await quorum.settled_leader()
@@ -139,7 +136,6 @@ async def test_a_lost_disk_does_not_vote_until_it_is_added_again(tmp_path: Path)
 
 
 async def test_operators_hear_why_a_change_is_refused(tmp_path: Path) -> None:
-
     quorum = GrpcQuorum(tmp_path, 3)
     await quorum.start_all()
     leader = await quorum.settled_leader()
@@ -186,7 +182,6 @@ async def test_operators_hear_why_a_change_is_refused(tmp_path: Path) -> None:
 
 
 async def test_leadership_is_not_handed_to_who_cannot_take_it(tmp_path: Path) -> None:
-
     quorum = GrpcQuorum(tmp_path, 3)
     await quorum.start_all()
     leader = await quorum.settled_leader()

@@ -230,7 +230,6 @@ async def test_a_refused_connection_is_noticed_at_once() -> None:
 
 
 async def test_a_peer_nobody_has_told_of_is_not_waited_for() -> None:
-
     async with transport_with(timeout_ms=NEVER_MS) as (transport, listener):
         transport.send(vote(1))
         assert not await listener.ended(1)
@@ -238,7 +237,6 @@ async def test_a_peer_nobody_has_told_of_is_not_waited_for() -> None:
 
 
 async def test_a_malformed_answer_fails_the_request() -> None:
-
     async with (
         peer_here(voting_as(PEER, epoch=-1)) as endpoint,
         transport_with(seed=endpoint) as (transport, listener),
@@ -323,7 +321,6 @@ async def test_of_two_addresses_the_one_that_works_is_found(is_right: str) -> No
     ids=["another node", "another disk", "another cluster"],
 )
 async def test_an_address_taken_over_by_another_node_is_left(impostor: dict[str, Handler]) -> None:
-
     async with (
         peer_here(impostor) as taken,
         peer_here(voting_as(PEER)) as there,
@@ -353,7 +350,6 @@ async def test_the_leaders_address_is_learnt_from_answers() -> None:
 
 
 async def test_an_override_wins_and_is_told_to_nobody() -> None:
-
     async with (
         peer_here(voting_as(PEER)) as proxy,
         transport_with(override=proxy, seed="10.0.0.1:1", voters=voters_at("10.0.0.2:1")) as (
@@ -415,7 +411,6 @@ async def test_a_peer_that_answers_nothing_holds_a_bounded_number_of_requests() 
 
 
 async def test_connections_to_nodes_that_are_none_of_ours_any_more_are_closed() -> None:
-
     async with (
         peer_here(voting_as(PEER)) as endpoint,
         transport_with(voters=voters_at(endpoint)) as (transport, listener),

@@ -83,7 +83,6 @@ async def failure_of(call: Awaitable[object]) -> RpcFailure:
 
 
 async def test_a_flood_of_fetches_leaves_room_for_votes() -> None:
-
     async with served() as (driver, stub):
         fetches = [asyncio.ensure_future(stub.Fetch(pb.FetchRequest())) for _ in range(FETCHES_MAX)]
         while driver.waiting < FETCHES_MAX:
@@ -110,7 +109,6 @@ async def test_the_leader_is_named_with_its_own_address_or_none() -> None:
 
 
 async def test_a_bad_request_does_not_reach_the_replica() -> None:
-
     async with served() as (driver, stub):
         failure = await failure_of(stub.Fetch(pb.FetchRequest(fetch_offset=-1)))
         assert (failure.code.name, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
@@ -124,7 +122,6 @@ async def test_a_bad_request_does_not_reach_the_replica() -> None:
 
 
 async def test_bytes_that_are_no_message_are_the_callers_mistake() -> None:
-
     async with served() as (driver, stub):
         for call in (stub.Fetch, stub.DescribeQuorum):
             malformed: Any = call

@@ -1,4 +1,4 @@
-"""Scans wait for each other and for nobody else; queues end; deadlines are kept."""
+"""Scans wait for each other alone; queues are bounded; deadlines are kept; turns have a budget."""
 
 import asyncio
 import random
@@ -21,9 +21,10 @@ from streammeta.controller.runtime.admission import (
     Gate,
     RequestClass,
     Ticket,
+    TurnBudget,
     class_of,
 )
-from tests.runtime.runtime_helpers import StillClock
+from tests.kit.clock import ManualClock
 
 SMALL = dict.fromkeys(RequestClass, ClassLimits(running=2, waiting=3))
 
@@ -121,8 +122,7 @@ def test_classes_of_requests() -> None:
 
 
 async def test_what_arrives_meanwhile_goes_before_the_next_scan() -> None:
-
-    gate = Gate(StillClock(), Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
+    gate = Gate(ManualClock(), Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
     done: list[str] = []
     began = asyncio.Event()
 
@@ -139,8 +139,7 @@ async def test_what_arrives_meanwhile_goes_before_the_next_scan() -> None:
 
 
 async def test_a_waiting_scan_is_dropped_at_its_deadline() -> None:
-
-    clock = StillClock()
+    clock = ManualClock()
     gate = Gate(clock, Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
     ends = asyncio.Event()
 
@@ -159,8 +158,7 @@ async def test_a_waiting_scan_is_dropped_at_its_deadline() -> None:
 
 
 async def test_a_cancelled_call_leaves_its_place_to_the_next() -> None:
-
-    gate = Gate(StillClock(), Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
+    gate = Gate(ManualClock(), Admission({**SMALL, RequestClass.SCAN: ClassLimits(1, 10)}))
     began, ends = asyncio.Event(), asyncio.Event()
     came: list[int] = []
 
@@ -176,3 +174,51 @@ async def test_a_cancelled_call_leaves_its_place_to_the_next() -> None:
     ends.set()
     await asyncio.gather(*calls, return_exceptions=True)
     assert came == [0, 2]
+
+
+async def take_all(costs: list[int], per_turn: int) -> list[list[int]]:
+    """Return the costs of tasks that all ask at once, by the turn in which they go on."""
+    budget, turns = TurnBudget(per_turn), [list[int]()]
+
+    async def work(cost: int) -> None:
+        await budget.take(cost)
+        turns[-1].append(cost)
+
+    tasks = [asyncio.create_task(work(cost)) for cost in costs]
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        turns.append([])
+    return [turn for turn in turns if turn]
+
+
+@pytest.mark.parametrize(
+    ("costs", "turns"),
+    [
+        ([3, 3, 3, 3, 3, 3, 3], [[3, 3, 3, 3], [3, 3, 3]]),
+        ([1], [[1]]),
+        ([10, 1, 1], [[10], [1, 1]]),
+    ],
+)
+def test_a_turn_takes_work_until_its_budget_is_used(
+    costs: list[int], turns: list[list[int]]
+) -> None:
+    assert asyncio.run(take_all(costs, per_turn=10)) == turns
+
+
+async def test_work_larger_than_a_turn_is_paid_for_by_the_next_ones() -> None:
+    budget = TurnBudget(10)
+    await budget.take(35)
+    later = asyncio.create_task(budget.take(1))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        assert not later.done()
+    await later
+
+
+async def test_a_task_that_gives_up_costs_nothing() -> None:
+    budget = TurnBudget(10)
+    await budget.take(10)
+    gone, stays = (asyncio.create_task(budget.take(100)) for _ in range(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await stays

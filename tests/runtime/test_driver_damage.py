@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.memory_cluster import MemoryCluster, create, eventually, stream_ids
+from tests.kit.memory_cluster import MemoryCluster, create, eventually, stream_ids
 
 
 def flip_a_byte(path: Path) -> None:
@@ -17,7 +17,6 @@ def flip_a_byte(path: Path) -> None:
 async def test_a_damaged_follower_repairs_itself_from_the_leader(
     tmp_path: Path, which: str
 ) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         last = await cluster.fill("a", 40)
         damaged = next(i for i in cluster.nodes if not cluster.nodes[i].driver.is_leader)
@@ -42,7 +41,6 @@ async def test_a_damaged_follower_repairs_itself_from_the_leader(
 
 
 async def test_a_damaged_node_does_not_vote_until_it_is_repaired(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         last = await cluster.fill("a", 20)
         for node_id in (0, 1):

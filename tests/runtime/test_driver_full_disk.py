@@ -8,14 +8,13 @@ import pytest
 from streammeta.controller.errors import LimitExceededError, OutcomeUnknownError
 from streammeta.controller.metadata.requests import DescribeStreams
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
-from tests.runtime.memory_cluster import MemoryCluster, create, eventually, stream_ids
+from tests.kit.memory_cluster import MemoryCluster, create, eventually, stream_ids
 
 
 @pytest.mark.parametrize("spare", [0, 1, 40])
 async def test_writes_are_refused_and_reads_served_until_there_is_room(
     tmp_path: Path, spare: int
 ) -> None:
-
     async with MemoryCluster(tmp_path, size=1) as cluster:
         before = await cluster.fill("a", 3)
         node = cluster.nodes[0]
@@ -47,7 +46,6 @@ async def test_writes_are_refused_and_reads_served_until_there_is_room(
 
 
 async def test_a_leader_with_a_full_disk_hands_over_to_a_voter_with_room(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         before = await cluster.fill("a", 2)
         full = await cluster.leader()
@@ -71,7 +69,6 @@ async def test_a_leader_with_a_full_disk_hands_over_to_a_voter_with_room(tmp_pat
 
 
 async def test_a_leader_goes_on_with_reads_while_no_voter_has_room(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         before = await cluster.fill("a", 2)
         leader = await cluster.leader()
@@ -94,7 +91,6 @@ async def test_a_leader_goes_on_with_reads_while_no_voter_has_room(tmp_path: Pat
 async def test_a_leader_alone_with_room_refuses_writes_at_once_and_holds_up_no_read(
     tmp_path: Path,
 ) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         before = await cluster.fill("a", 2)
         leader = await cluster.leader()
@@ -126,7 +122,6 @@ async def test_a_leader_alone_with_room_refuses_writes_at_once_and_holds_up_no_r
 
 
 async def test_a_follower_with_a_full_disk_catches_up_when_there_is_room(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 2)
         leader = await cluster.leader()

@@ -18,7 +18,7 @@ from streammeta.controller.runtime.quorum_errors import (
     TransferRefusedError,
     VoterChangeError,
 )
-from tests.runtime.memory_cluster import (
+from tests.kit.memory_cluster import (
     MemoryCluster,
     create,
     endpoint,
@@ -36,7 +36,6 @@ def voters_of(cluster: MemoryCluster, node_id: int) -> set[int]:
 
 
 async def test_an_observer_becomes_a_voter_and_a_voter_leaves(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         last = await cluster.fill("a", 5)
         joined = await cluster.start(3)
@@ -62,7 +61,6 @@ async def test_an_observer_becomes_a_voter_and_a_voter_leaves(tmp_path: Path) ->
 
 
 async def test_changes_that_make_no_sense_are_refused_with_the_reason(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 1)
         node = cluster.nodes[await cluster.leader()]
@@ -78,7 +76,6 @@ async def test_changes_that_make_no_sense_are_refused_with_the_reason(tmp_path: 
 
 
 async def test_a_change_that_is_not_committed_in_time_may_still_be(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 1)
         leader = await cluster.leader()
@@ -93,7 +90,6 @@ async def test_a_change_that_is_not_committed_in_time_may_still_be(tmp_path: Pat
 
 
 async def test_a_leader_that_removes_itself_leads_until_that_is_committed(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 2)
         old = await cluster.leader()
@@ -105,7 +101,6 @@ async def test_a_leader_that_removes_itself_leads_until_that_is_committed(tmp_pa
 
 
 async def test_leadership_is_handed_over_and_nothing_is_lost(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 5)
         old = await cluster.leader()
@@ -133,7 +128,6 @@ async def test_leadership_is_handed_over_and_nothing_is_lost(tmp_path: Path) -> 
 
 
 async def test_appends_are_refused_while_leadership_is_handed_over(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 2)
         old = await cluster.leader()
@@ -157,7 +151,6 @@ async def test_appends_are_refused_while_leadership_is_handed_over(tmp_path: Pat
 
 
 async def test_a_transfer_to_a_stranger_is_refused_and_leadership_stays(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 1)
         node = cluster.nodes[await cluster.leader()]
@@ -168,7 +161,6 @@ async def test_a_transfer_to_a_stranger_is_refused_and_leadership_stays(tmp_path
 
 
 async def test_a_transfer_to_the_leader_itself_has_nothing_to_do(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 1)
         leader = await cluster.leader()
@@ -180,7 +172,6 @@ async def test_a_transfer_to_the_leader_itself_has_nothing_to_do(tmp_path: Path)
 
 
 async def test_the_end_of_every_leadership_is_logged_with_its_reason(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 1)
         leader = await cluster.leader()
@@ -193,7 +184,6 @@ async def test_the_end_of_every_leadership_is_logged_with_its_reason(tmp_path: P
 
 
 async def test_a_leader_that_stops_lets_what_was_appended_commit(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 1)
         old = await cluster.leader()
@@ -212,7 +202,6 @@ async def test_a_leader_that_stops_lets_what_was_appended_commit(tmp_path: Path)
 
 
 async def test_a_session_sees_its_own_write_on_every_controller(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 1)
         for round_ in range(5):
@@ -234,7 +223,6 @@ async def test_a_session_sees_its_own_write_on_every_controller(tmp_path: Path) 
 
 
 async def test_linearizable_reads_that_can_not_be_proven_are_bounded(tmp_path: Path) -> None:
-
     limits = QuorumLimits(max_pending_reads=3)
     async with MemoryCluster(tmp_path, limits=limits) as cluster:
         await cluster.fill("a", 1)
@@ -253,7 +241,6 @@ async def test_linearizable_reads_that_can_not_be_proven_are_bounded(tmp_path: P
 async def test_leadership_that_ends_between_two_batches_of_one_turn_is_no_defect(
     tmp_path: Path,
 ) -> None:
-
     limits = QuorumLimits(max_batch_bytes=400)
     async with MemoryCluster(tmp_path, limits=limits) as cluster:
         await cluster.fill("a", 1)

@@ -13,7 +13,7 @@ from streammeta.controller.runtime.checkpointer import CheckpointLimits
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, SnapshotFailedError
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, Sink
 from streammeta.controller.snapshot.voters import section_voters
-from tests.runtime.memory_cluster import (
+from tests.kit.memory_cluster import (
     BROKER,
     MemoryCluster,
     Node,
@@ -27,7 +27,6 @@ OFTEN = CheckpointLimits(log_bytes=500, interval_ms=600_000, retry_ms=50)
 
 
 async def test_a_restart_from_snapshot_and_tail_equals_replay(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path, size=1) as cluster:
         await cluster.fill("a", 20)
         taken = await cluster.nodes[0].driver.take_snapshot()
@@ -44,7 +43,6 @@ async def test_a_restart_from_snapshot_and_tail_equals_replay(tmp_path: Path) ->
 
 
 async def test_a_snapshot_at_every_offset_restores_the_same_map(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path, size=1) as cluster:
         await cluster.leader()
         for index in range(6):
@@ -57,7 +55,6 @@ async def test_a_snapshot_at_every_offset_restores_the_same_map(tmp_path: Path) 
 
 
 async def test_a_follower_far_behind_gets_a_snapshot_and_then_the_tail(tmp_path: Path) -> None:
-
     limits = QuorumLimits(snapshot_chunk_bytes=700, snapshots_kept=1)
     async with MemoryCluster(tmp_path, limits=limits) as cluster:
         leader = await cluster.leader()
@@ -86,7 +83,6 @@ async def test_a_follower_far_behind_gets_a_snapshot_and_then_the_tail(tmp_path:
 
 
 async def test_a_running_follower_that_was_cut_off_replaces_its_state(tmp_path: Path) -> None:
-
     limits = QuorumLimits(snapshot_chunk_bytes=700, snapshots_kept=1, tail_bytes=1)
     async with MemoryCluster(tmp_path, limits=limits) as cluster:
         first = await cluster.fill("a", 3)
@@ -117,7 +113,6 @@ async def test_a_running_follower_that_was_cut_off_replaces_its_state(tmp_path: 
 
 
 async def test_every_controller_takes_its_own_and_trims_its_log(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path, checkpoints=OFTEN) as cluster:
         written = 0
         while not all(_has_trimmed(node) for node in cluster.nodes.values()):
@@ -161,7 +156,6 @@ class _SlowFreeze:
 async def test_no_write_waits_for_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 5)
         node = cluster.nodes[await cluster.leader()]
@@ -181,7 +175,6 @@ async def test_no_write_waits_for_a_checkpoint(
 async def test_a_leaders_view_counts_only_once_it_is_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 5)
         node = cluster.nodes[leader := await cluster.leader()]
@@ -200,7 +193,6 @@ async def test_a_leaders_view_counts_only_once_it_is_committed(
 
 
 async def test_a_snapshot_ends_where_a_batch_ends(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path, size=1) as cluster:
         await cluster.fill("a", 1)
         node = cluster.nodes[0]
@@ -217,7 +209,6 @@ async def test_a_snapshot_ends_where_a_batch_ends(tmp_path: Path) -> None:
 
 
 async def test_a_view_of_a_leader_that_lost_leadership_is_thrown_away(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 5)
         old = await cluster.leader()
@@ -246,7 +237,6 @@ async def test_a_view_of_a_leader_that_lost_leadership_is_thrown_away(tmp_path: 
 
 
 async def test_without_room_a_checkpoint_is_put_off_and_leaves_nothing(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path, size=1, checkpoints=OFTEN) as cluster:
         node = cluster.nodes[0]
         node.files.full_for = lambda path: ".checkpoint" in path.name
@@ -265,7 +255,6 @@ async def test_without_room_a_checkpoint_is_put_off_and_leaves_nothing(tmp_path:
 
 
 async def test_a_snapshot_names_the_voters_and_nothing_new_makes_no_new_one(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path, size=1) as cluster:
         node = cluster.nodes[0]
         await cluster.fill("a", 1)
@@ -278,7 +267,6 @@ async def test_a_snapshot_names_the_voters_and_nothing_new_makes_no_new_one(tmp_
 
 
 async def test_a_controller_that_stops_takes_no_snapshot(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path, size=1) as cluster:
         await cluster.fill("a", 1)
         driver = cluster.nodes[0].driver

@@ -19,6 +19,7 @@ from streammeta.controller.quorum.messages import (
 )
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
 from streammeta.controller.runtime.core_loop import Outbox
+from tests.quorum.core_harness import Lone
 
 HEADER = RequestHeader(
     cluster_id=ClusterId("c"),
@@ -97,3 +98,28 @@ def test_a_fetch_of_a_new_round_does_not_overtake_the_flush_that_an_earlier_one_
     assert not transport.sent
     outbox.durable(2)
     assert transport.sent == [earlier, later]
+
+
+def test_a_state_ahead_of_its_turn_lets_no_acknowledgement_go() -> None:
+    transport = RecordingTransport()
+    outbox = Outbox(transport)
+    header = Lone().header(1, 4)
+    vote = VoteRequest(header=header, pre_vote=False, last_epoch=Epoch(3), end_offset=EndOffset(2))
+    fetch = FetchRequest(
+        header=header,
+        fetch_offset=EndOffset(2),
+        last_epoch=Epoch(3),
+        high_watermark=EndOffset(0),
+        read_round=0,
+        max_wait_ms=0,
+        max_bytes=1,
+    )
+    outbox.send(Send(NodeId(1), fetch, 3))  # the batch of write 2 waits for room
+    outbox.send(Send(NodeId(1), vote, 3, vouches_for_log=False))
+    assert transport.sent == []
+    outbox.state_durable(3)
+    assert transport.sent == [vote]
+    outbox.send(Send(NodeId(1), vote, 4, vouches_for_log=False))
+    assert transport.sent == [vote], "a later state is not written"
+    outbox.durable(3)
+    assert transport.sent == [vote, fetch]

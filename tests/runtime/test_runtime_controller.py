@@ -16,10 +16,10 @@ from streammeta.controller.metadata.requests import DescribeStreams, PrepareObje
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.runtime.controller import Answered, MetadataController
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, NotCaughtUpError
-from tests.runtime.runtime_helpers import (
+from tests.kit.clock import ManualClock
+from tests.kit.memory_log import (
     NODE,
     REGISTER,
-    StillClock,
     committed,
     create,
     new_controller,
@@ -28,7 +28,6 @@ from tests.runtime.runtime_helpers import (
 
 
 async def test_an_answer_waits_for_its_commit() -> None:
-
     controller, log = new_controller()
     log.lead()
     task = await submit(controller.write(REGISTER))
@@ -82,7 +81,6 @@ async def test_a_read_is_answered_by_the_leader_alone() -> None:
 
 
 async def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_committed() -> None:
-
     controller, log = new_controller()
     log.lead()
     await committed(log, controller.write(REGISTER))
@@ -104,7 +102,6 @@ async def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_commi
 
 
 async def test_reads_that_wait_when_disks_become_full_are_answered_from_what_is_committed() -> None:
-
     controller, log = new_controller()
     log.lead()
     await committed(log, controller.write(REGISTER))
@@ -129,7 +126,6 @@ async def test_reads_that_wait_when_disks_become_full_are_answered_from_what_is_
 
 
 async def test_a_read_never_shows_what_is_not_committed() -> None:
-
     controller, log = new_controller()
     log.lead()
     await committed(log, controller.write(REGISTER))
@@ -146,7 +142,6 @@ async def test_a_read_never_shows_what_is_not_committed() -> None:
 
 @pytest.mark.parametrize("truncate", [True, False])
 async def test_lost_leadership_undoes_what_was_not_committed(truncate: bool) -> None:
-
     controller, log = new_controller()
     log.lead()
     await committed(log, controller.write(REGISTER))
@@ -167,9 +162,8 @@ async def test_lost_leadership_undoes_what_was_not_committed(truncate: bool) -> 
 
 
 async def test_a_follower_reaches_the_leaders_state() -> None:
-
     controller, log = new_controller()
-    follower = MetadataController(ClusterMap(), StillClock())
+    follower = MetadataController(ClusterMap(), ManualClock())
     log.lead()
     await committed(log, controller.write(REGISTER))
     await committed(log, controller.write(create("a", 5)))
@@ -180,7 +174,6 @@ async def test_a_follower_reaches_the_leaders_state() -> None:
 
 
 async def test_a_refused_append_leaves_no_trace() -> None:
-
     controller, log = new_controller()
     log.lead()
     await committed(log, controller.write(REGISTER))
@@ -195,7 +188,6 @@ async def test_a_refused_append_leaves_no_trace() -> None:
 
 
 async def test_a_malformed_request_appends_nothing_and_leadership_stands() -> None:
-
     controller, log = new_controller()
     log.lead()
     await committed(log, controller.write(REGISTER))
@@ -209,7 +201,6 @@ async def test_a_malformed_request_appends_nothing_and_leadership_stands() -> No
 
 
 async def test_freezing_waits_for_the_tail_and_holds_no_write_back() -> None:
-
     controller, log = new_controller()
     log.lead()
     await committed(log, controller.write(REGISTER))
@@ -231,7 +222,6 @@ async def test_freezing_waits_for_the_tail_and_holds_no_write_back() -> None:
 
 
 async def test_a_view_is_refused_when_leadership_is_lost_before_it_is_committed() -> None:
-
     controller, log = new_controller()
     log.lead()
     await committed(log, controller.write(REGISTER))
@@ -245,9 +235,8 @@ async def test_a_view_is_refused_when_leadership_is_lost_before_it_is_committed(
 
 
 async def test_a_session_read_waits_for_its_offset_on_any_controller() -> None:
-
     controller, log = new_controller()
-    follower = MetadataController(ClusterMap(), StillClock())
+    follower = MetadataController(ClusterMap(), ManualClock())
     follower.bind(log)
     log.lead()
     await committed(log, controller.write(REGISTER))
@@ -263,7 +252,6 @@ async def test_a_session_read_waits_for_its_offset_on_any_controller() -> None:
 
 
 async def test_a_session_read_that_would_wait_too_long_says_how_far_this_controller_is() -> None:
-
     controller, log = new_controller()
     log.lead()
 
@@ -278,7 +266,6 @@ async def test_a_session_read_that_would_wait_too_long_says_how_far_this_control
 
 @pytest.mark.parametrize("truncate", [True, False])
 async def test_a_session_read_on_a_leader_never_shows_what_is_not_committed(truncate: bool) -> None:
-
     controller, log = new_controller()
     log.lead()
     registered = await committed(log, controller.write(REGISTER))
@@ -295,7 +282,6 @@ async def test_a_session_read_on_a_leader_never_shows_what_is_not_committed(trun
 
 
 async def test_the_state_hash_of_a_leader_is_of_committed_state_only() -> None:
-
     controller, log = new_controller()
     log.lead()
     registered = await committed(log, controller.write(REGISTER))

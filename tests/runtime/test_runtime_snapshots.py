@@ -12,10 +12,10 @@ from streammeta.controller.metadata.requests import DeleteKVs, GetKVs, KVKey, KV
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.runtime.controller import Answered, MetadataController
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError
-from tests.runtime.memory_log import MemoryLog
-from tests.runtime.runtime_helpers import (
+from tests.kit.clock import ManualClock
+from tests.kit.memory_log import (
     REGISTER,
-    StillClock,
+    MemoryLog,
     committed,
     create,
     new_controller,
@@ -40,12 +40,11 @@ def checkpoint_of(controller: MetadataController, log: MemoryLog) -> tuple[Snaps
 
 
 async def test_a_loaded_snapshot_replaces_everything_stale_keys_too() -> None:
-
     controller, log = new_controller()
     log.lead()
     await committed(log, controller.write(REGISTER))
     await committed(log, controller.write(put("stale")))
-    behind = MetadataController(ClusterMap(), StillClock())
+    behind = MetadataController(ClusterMap(), ManualClock())
     behind.bind(log)
     behind.on_committed(log.batches, log.committed)
     await committed(log, controller.write(DeleteKVs(keys=(KVKey(key="stale"),))))
@@ -73,7 +72,7 @@ async def test_one_record_after_a_loaded_snapshot_survives_lost_leadership(appen
     snapshot_id, file = checkpoint_of(source, source_log)
     await committed(source_log, source.write(create("a")))
     assert source_log.committed == snapshot_id.end_offset + 1
-    loaded = MetadataController(ClusterMap(), StillClock())
+    loaded = MetadataController(ClusterMap(), ManualClock())
     log = MemoryLog(loaded)
     loaded.bind(log)
     loaded.load(file, snapshot_id)()
@@ -98,7 +97,7 @@ async def test_a_view_frozen_before_leadership_was_lost_differs_from_what_is_lef
     doubtful = await submit(controller.write(create("a")))
     snapshot_id, file = checkpoint_of(controller, log)
     log.lose_leadership(truncate=True)
-    other = MetadataController(ClusterMap(), StillClock())
+    other = MetadataController(ClusterMap(), ManualClock())
     other.load(file, snapshot_id)()
     assert other.cluster_map.size().streams == 1
     assert controller.cluster_map.size().streams == 0
@@ -106,7 +105,6 @@ async def test_a_view_frozen_before_leadership_was_lost_differs_from_what_is_lef
 
 
 async def test_another_checkpoint_than_the_one_wanted_is_refused() -> None:
-
     controller, log = new_controller()
     log.lead()
     await committed(log, controller.write(REGISTER))

@@ -16,10 +16,10 @@ from streammeta.controller.runtime.state_hashes import (
     WAITING_MAX,
     RollingHash,
 )
-from tests.runtime.memory_log import MemoryLog
-from tests.runtime.runtime_helpers import (
+from tests.kit.clock import ManualClock
+from tests.kit.memory_log import (
     REGISTER,
-    StillClock,
+    MemoryLog,
     committed,
     create,
     new_controller,
@@ -28,7 +28,7 @@ from tests.runtime.runtime_helpers import (
 
 
 def new_follower(log: MemoryLog) -> MetadataController:
-    follower = MetadataController(ClusterMap(), StillClock())
+    follower = MetadataController(ClusterMap(), ManualClock())
     follower.bind(log)
     return follower
 
@@ -101,7 +101,6 @@ async def test_members_have_equal_hashes_at_one_offset_ahead_while_writes_go_on(
 
 
 async def test_what_is_passed_is_refused_and_the_present_end_is_not() -> None:
-
     leader, log = new_controller()
     log.lead()
     await committed(log, leader.write(REGISTER))
@@ -115,7 +114,6 @@ async def test_what_is_passed_is_refused_and_the_present_end_is_not() -> None:
 
 
 async def test_records_of_the_quorum_change_no_hash_and_reach_offsets() -> None:
-
     leader, log = new_controller()
     log.lead()
     await committed(log, leader.write(REGISTER))
@@ -165,7 +163,6 @@ async def test_a_view_of_what_is_undone_is_never_answered(turns: int) -> None:
 
 
 async def test_a_snapshot_carries_the_rolling_hash_on() -> None:
-
     leader, log = new_controller()
     log.lead()
     await committed(log, leader.write(REGISTER))
@@ -185,7 +182,6 @@ async def test_a_snapshot_carries_the_rolling_hash_on() -> None:
 
 
 async def test_few_wait_at_a_time_and_who_gives_up_makes_room() -> None:
-
     leader, log = new_controller()
     log.lead()
     await committed(log, leader.write(REGISTER))

@@ -28,8 +28,8 @@ from streammeta.controller.runtime.controller import MetadataController
 from streammeta.rpc.connections import client_channel, listen, new_server
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
-from tests.runtime.memory_log import MemoryLog
-from tests.runtime.runtime_helpers import StillClock
+from tests.kit.clock import ManualClock
+from tests.kit.memory_log import MemoryLog
 
 DEADLINE_S = 20.0
 CLUSTER_ID = "here"
@@ -38,7 +38,7 @@ SESSION_TIMEOUT_MS = 9_000
 MODULES = (streams_pb2, objects_pb2, nodes_pb2, kv_pb2, metadata_pb2)
 
 
-class PromptLog(MemoryLog):
+class CommittingLog(MemoryLog):
     """Commits by itself."""
 
     def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
@@ -53,8 +53,8 @@ class Rpcs:
     """A leader and a connection to it."""
 
     controller: MetadataController
-    log: PromptLog
-    clock: StillClock
+    log: CommittingLog
+    clock: ManualClock
     sessions: Sessions
     channel: grpc.aio.Channel
 
@@ -119,9 +119,9 @@ class Rpcs:
 @asynccontextmanager
 async def serving() -> AsyncIterator[Rpcs]:
     """Yield a leader of an empty map."""
-    clock = StillClock()
+    clock = ManualClock()
     controller = MetadataController(ClusterMap(), clock)
-    log = PromptLog(controller)
+    log = CommittingLog(controller)
     controller.bind(log)
     log.lead()
     sessions = Sessions(SESSION_TIMEOUT_MS)
@@ -138,7 +138,7 @@ async def serving() -> AsyncIterator[Rpcs]:
 
 
 def _handlers(
-    controller: MetadataController, sessions: Sessions, clock: StillClock
+    controller: MetadataController, sessions: Sessions, clock: ManualClock
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     heartbeats = Heartbeats(controller, sessions, clock)
     view = LeaderView(sessions.state, heartbeats.compacted_by)

@@ -19,8 +19,7 @@ from streammeta.rpc.connections import client_channel, listen, new_server
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.broker_client.client_helpers import until
-from tests.runtime.memory_log import MemoryLog
-from tests.runtime.runtime_helpers import NODE, REGISTER, committed, create, new_controller
+from tests.kit.memory_log import NODE, REGISTER, MemoryLog, committed, create, new_controller
 
 PATH = "/streammeta.v1.ObjectService/CommitPipeline"
 SERVICE = objects_pb2.DESCRIPTOR.services_by_name["ObjectService"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,12 @@ from streammeta.controller.quorum.config import QuorumConfig, QuorumLimits, Quor
 from streammeta.controller.quorum.messages import FetchRequest, Request
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.checkpointer import CheckpointLimits
-from streammeta.controller.runtime.clock import SystemClock
 from streammeta.controller.runtime.controller import Answered, MetadataController
 from streammeta.controller.runtime.interfaces import PeerListener
 from streammeta.controller.runtime.map_checkpoint import snapshot_check
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.storage.durable_files import DiskFullError, File, PosixFileSystem
+from tests.kit.clock import SkippingClock
 
 CLUSTER = ClusterId("test")
 BROKER = NodeIdentity(1007, 1)
@@ -46,16 +46,6 @@ STEADY = replace(TIMINGS, fetch_timeout_ms=6_000, request_timeout_ms=6_000)
 
 PATIENCE_S = 60.0
 """How long a test waits for what must happen; CI machines can be very slow."""
-
-
-class SkippingClock(SystemClock):
-    """The machine's clock, ahead by as much as the test has skipped."""
-
-    skipped_ms = 0
-
-    def monotonic_ms(self) -> int:
-        """Milliseconds that never run backwards."""
-        return super().monotonic_ms() + self.skipped_ms
 
 
 class FullableFiles(PosixFileSystem):
@@ -318,8 +308,3 @@ async def eventually(
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, f"{what}: not within {patience_s} s"
         await asyncio.sleep(0.01)
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Run a scenario, within a time that only a defect exceeds."""
-    asyncio.run(asyncio.wait_for(scenario, 2 * PATIENCE_S))

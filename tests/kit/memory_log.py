@@ -1,14 +1,20 @@
-"""A replicated log in memory whose high watermark the test moves by hand."""
+"""A controller over a replicated log in memory, whose high watermark the test moves by hand."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from streammeta.controller.errors import BusyError, NotLeaderError
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.metadata.cluster_map import ClusterMap
+from streammeta.controller.metadata.requests import CreateStreams, NewStream, RegisterNode
+from streammeta.controller.metadata.values import NodeIdentity
 from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError
+from tests.kit.clock import ManualClock
 
 
 class MemoryLog:
@@ -81,3 +87,54 @@ class MemoryLog:
         batch = Batch(EndOffset(self.next_offset), self.epoch, kind, payloads)
         self.batches.append(batch)
         self.next_offset = batch.end_offset
+
+
+NODE = NodeIdentity(7, 1)
+REGISTER = RegisterNode(node=NODE)
+
+
+class CommittingLog(MemoryLog):
+    """Commits appended batches at the loop's next turn, unless held."""
+
+    def __init__(self, controller: MetadataController) -> None:
+        super().__init__(controller)
+        self.is_held = False
+
+    def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
+        end_offset = super().append(payloads, required_base_offset=required_base_offset)
+        asyncio.get_running_loop().call_soon(self._commit_soon)
+        return end_offset
+
+    def release(self) -> None:
+        """Commit what was held back, and what comes."""
+        self.is_held = False
+        self.commit()
+
+    def _commit_soon(self) -> None:
+        if not self.is_held and self.next_offset > self.committed:
+            self.commit()
+
+
+def create(request_id: str, count: int = 1) -> CreateStreams:
+    return CreateStreams(request_id=request_id, node=NODE, streams=(NewStream(),) * count)
+
+
+def new_controller() -> tuple[MetadataController, MemoryLog]:
+    controller = MetadataController(ClusterMap(), ManualClock())
+    log = MemoryLog(controller)
+    controller.bind(log)
+    return controller, log
+
+
+async def submit(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Start a request and let it run until it waits."""
+    task = asyncio.create_task(work)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return task
+
+
+async def committed(log: MemoryLog, work: Coroutine[Any, Any, Any]) -> Any:
+    task = await submit(work)
+    log.commit()
+    return await task

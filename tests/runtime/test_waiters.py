@@ -1,4 +1,4 @@
-"""Answers leave when the high watermark reaches them, not before, and in order."""
+"""Callers that wait for an offset are released or failed in order, a bounded number a turn."""
 
 import asyncio
 
@@ -9,7 +9,6 @@ from streammeta.controller.runtime.waiters import COMPLETED_PER_TURN, OffsetWait
 
 
 async def test_answers_leave_when_the_high_watermark_passes_them() -> None:
-
     waiters = OffsetWaiters()
     first, second, third = waiters.until(5), waiters.until(5), waiters.until(9)
 
@@ -24,7 +23,6 @@ async def test_answers_leave_when_the_high_watermark_passes_them() -> None:
 
 
 async def test_later_offsets_may_be_waited_for_first() -> None:
-
     waiters = OffsetWaiters()
     far, near = waiters.until(9), waiters.until(5)
 
@@ -35,7 +33,6 @@ async def test_later_offsets_may_be_waited_for_first() -> None:
 
 
 async def test_who_gives_up_is_forgotten_and_the_others_stay() -> None:
-
     waiters = OffsetWaiters()
     gone, stays, later = waiters.until(7), waiters.until(3), waiters.until(5)
 
@@ -49,7 +46,6 @@ async def test_who_gives_up_is_forgotten_and_the_others_stay() -> None:
 
 
 async def test_lost_leadership_fails_every_waiting_answer() -> None:
-
     waiters = OffsetWaiters()
     waiting = [waiters.until(offset) for offset in (1, 2, 3)]
 
@@ -62,7 +58,6 @@ async def test_lost_leadership_fails_every_waiting_answer() -> None:
 
 
 async def test_a_cancelled_caller_does_not_disturb_the_others() -> None:
-
     waiters = OffsetWaiters()
     gone, stays = waiters.until(1), waiters.until(1)
     gone.cancel()
@@ -74,7 +69,6 @@ async def test_a_cancelled_caller_does_not_disturb_the_others() -> None:
 
 
 async def test_a_turn_of_the_event_loop_completes_a_bounded_number_in_order() -> None:
-
     waiters, woken = OffsetWaiters(), list[int]()
 
     async def wait(number: int, future: asyncio.Future[None]) -> None:
@@ -97,7 +91,6 @@ async def test_a_turn_of_the_event_loop_completes_a_bounded_number_in_order() ->
 
 
 async def test_what_was_released_is_answered_though_leadership_is_lost_before_its_turn() -> None:
-
     waiters = OffsetWaiters()
     waiting = [waiters.until(1 + number // 100) for number in range(200)]
     waiters.release(1)

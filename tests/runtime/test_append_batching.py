@@ -1,4 +1,4 @@
-"""Appends that would queue up behind batches under way share one batch instead."""
+"""Waiting appends share batches, and records take the offsets they were promised."""
 
 import asyncio
 from pathlib import Path
@@ -7,12 +7,24 @@ import pytest
 
 from streammeta.controller.errors import NotLeaderError, OutcomeUnknownError
 from streammeta.controller.ids import EndOffset
+from streammeta.controller.metadata.requests import GetKVs, KVKey, KVToPut, PutKVs
+from streammeta.controller.quorum.messages import RequestHeader, UpdateVoterRequest
+from streammeta.controller.quorum.voters import Voter
 from streammeta.controller.runtime.append_batching import (
     BATCHES_UNDER_WAY_MAX,
     GIVEN_PER_TURN,
     AppendTurns,
 )
-from tests.runtime.memory_cluster import MemoryCluster, create, eventually, is_fetch, stream_ids
+from tests.kit.memory_cluster import (
+    CLUSTER,
+    STEADY,
+    MemoryCluster,
+    Node,
+    create,
+    eventually,
+    is_fetch,
+    stream_ids,
+)
 
 WAITING = 10
 
@@ -24,13 +36,11 @@ async def settle() -> None:
 
 
 async def test_nobody_waits_while_there_is_room() -> None:
-
     turns = AppendTurns()
     await asyncio.wait_for(turns.wait(BATCHES_UNDER_WAY_MAX - 1), 1)
 
 
 async def test_who_waits_goes_on_together_and_nobody_overtakes() -> None:
-
     turns, done = AppendTurns(), []
 
     async def append(name: str, under_way: int) -> None:
@@ -72,7 +82,6 @@ async def test_many_that_waited_append_in_several_turns_of_the_event_loop() -> N
 
 
 async def test_writes_that_arrive_behind_two_batches_share_the_third(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 1)
         node = cluster.nodes[await cluster.leader()]
@@ -96,7 +105,6 @@ async def test_writes_that_arrive_behind_two_batches_share_the_third(tmp_path: P
 
 
 async def test_who_waits_when_leadership_is_lost_is_told(tmp_path: Path) -> None:
-
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 1)
         old = await cluster.leader()
@@ -113,3 +121,45 @@ async def test_who_waits_when_leadership_is_lost_is_told(tmp_path: Path) -> None
         ] * BATCHES_UNDER_WAY_MAX
         with pytest.raises(NotLeaderError):
             await writes[-1]
+
+
+def update_of(follower: Node, leader: Node) -> UpdateVoterRequest:
+    """What makes the leader write a record of its own: a voter that has moved."""
+    header = RequestHeader(
+        cluster_id=CLUSTER,
+        sender=follower.key,
+        receiver=leader.key,
+        epoch=leader.driver.epoch,
+        incarnation=99,
+        request_id=99,
+    )
+    return UpdateVoterRequest(header=header, voter=Voter(follower.key, "moved:1"))
+
+
+def is_settled(node: Node) -> bool:
+    """Whether every voter's disk is recorded, and committed: no other record is on its way."""
+    voters = node.driver.describe().voters
+    core = node.driver._core
+    return all(v.key.directory_id for v in voters) and core.high_watermark == core.log.end_offset
+
+
+async def test_a_voter_record_between_an_append_and_its_flush_shifts_nothing(
+    tmp_path: Path,
+) -> None:
+    async with MemoryCluster(tmp_path, timings=STEADY) as cluster:
+        await cluster.fill("a", 2)
+        leader = cluster.nodes[await cluster.leader()]
+        await eventually(lambda: is_settled(leader), "every voter's disk is recorded")
+        follower = next(node for node in cluster.nodes.values() if node is not leader)
+        put = PutKVs(items=(KVToPut(key="k", value=b"v"),))
+        # Both run in this turn of the event loop; what was put is flushed in the next.
+        writing = asyncio.create_task(leader.controller.write(put))
+        updating = asyncio.create_task(leader.driver.handle(update_of(follower, leader)))
+        await updating
+        endpoints = {voter.endpoint for voter in leader.driver.describe().voters}
+        assert "moved:1" in endpoints, "no record was written in between"
+        written = await writing
+        get = GetKVs(keys=(KVKey(key="k"),))
+        for node in cluster.nodes.values():
+            read = await node.controller.read(get, at_least=written.offset)
+            assert read.answer == written.answer
