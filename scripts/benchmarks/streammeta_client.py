@@ -288,8 +288,6 @@ async def add_stream_objects(connection: Http2Connection, stream_ids: list[int])
         objects_pb2.CommitStreamSetObjectRequest(
             node=_NODE,
             on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
-            object_id=-1,
-            order_id=-1,
             stream_objects=objects_pb2.StreamObjectColumns(
                 object_id=[await prepared.next() for _ in stream_ids],
                 object_size=[OBJECT_BYTES] * count,
@@ -308,9 +306,7 @@ async def get_objects(
     connection: Http2Connection, stream_id: int, start_offset: int, limit: int
 ) -> int:
     """Read which objects hold a stream; return how many were listed."""
-    query = objects_pb2.ObjectQuery(
-        stream_id=stream_id, start_offset=start_offset, end_offset=-1, limit=limit
-    )
+    query = objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=start_offset, limit=limit)
     answer = await call(
         connection,
         "ObjectService/GetObjects",

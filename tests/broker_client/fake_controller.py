@@ -191,7 +191,7 @@ class FakeMap:
     def commit(
         self, request: objects_pb2.CommitStreamSetObjectRequest
     ) -> objects_pb2.CommitStreamSetObjectResponse:
-        ids = ([request.object_id] if request.object_id >= 0 else []) + list(
+        ids = ([request.object_id] if request.HasField("object_id") else []) + list(
             request.stream_objects.object_id
         )
         if ids[0] in self.answers:
@@ -200,7 +200,7 @@ class FakeMap:
         whole = self.node_check(request.node)
         if (
             whole == ERROR_CODE_NONE
-            and request.object_id >= 0
+            and request.HasField("object_id")
             and request.object_id not in self.prepared
         ):
             whole = ERROR_CODE_OBJECT_NOT_EXIST
@@ -280,7 +280,7 @@ class FakeMap:
             answer.error = ERROR_CODE_OFFSET_NOT_MATCHED
             return answer
         for start, end, object_id, kind, size in stream.pieces:
-            past = query.end_offset != -1 and start >= query.end_offset
+            past = query.HasField("end_offset") and start >= query.end_offset
             if (
                 end > query.start_offset
                 and not past

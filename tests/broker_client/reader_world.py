@@ -276,7 +276,7 @@ class World:
                 answer.lost_end_offset = end
         at = query.start_offset
         for piece in stream.pieces:
-            past = query.end_offset != -1 and piece.start >= query.end_offset
+            past = query.HasField("end_offset") and piece.start >= query.end_offset
             full = len(answer.objects) == (query.limit or 1000)
             if piece.end <= query.start_offset or past or full or piece.start > at:
                 continue

@@ -56,7 +56,7 @@ class LeaderWatch:
             return None
         return answer
 
-    async def transfer(self, node_id: int, to: int = -1) -> None:
+    async def transfer(self, node_id: int, to: int | None = None) -> None:
         """Ask a controller to hand over leadership, to any other unless said; it may refuse."""
         stub = admin_pb2_grpc.AdminServiceStub(self._channels[node_id])
         with contextlib.suppress(grpc.aio.AioRpcError):

@@ -291,9 +291,7 @@ class _StreamClient(_Worker):
         """Ask which objects hold streams, all at one moment."""
         request = objects_pb2.GetObjectsRequest(
             queries=[
-                objects_pb2.ObjectQuery(
-                    stream_id=stream_id, start_offset=0, end_offset=-1, limit=_OBJECTS_MAX
-                )
+                objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=0, limit=_OBJECTS_MAX)
                 for stream_id in stream_ids
             ]
         )

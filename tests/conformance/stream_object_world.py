@@ -32,6 +32,11 @@ from tests.fake_bucket import FAKE_UUID
 from tests.kit.memory_store import MemoryObjectStore
 
 NAMESPACE = "DEFAULT"
+_SPAN: tuple[tuple[str, Any], ...] = (
+    ("object", "object_id"),
+    ("start", "start_offset"),
+    ("end", "end_offset"),
+)
 _NODE = NodeIdentity(1, 1)
 _EPOCH = 1
 _MARKER = BucketMarker(
@@ -136,15 +141,16 @@ class StreamObjectWorld:
             for operation in request.operations
         ]
         facts: dict[str, Any] = {
-            "object": request.object_id,
-            "start": request.start_offset,
-            "end": request.end_offset,
+            **{
+                name: getattr(request, field) if request.HasField(field) else -1
+                for name, field in _SPAN
+            },
             "size": request.object_size,
             "object_size": request.object_size,
             "sources": list(request.source_object_ids),
             "operations": operations or ["DELETE"] * len(request.source_object_ids),
         }
-        if request.object_id >= 0:
+        if request.HasField("object_id"):
             facts |= self._object_facts(request)
         return facts
 

@@ -92,11 +92,11 @@ async def test_members_have_equal_hashes_at_one_offset_ahead_while_writes_go_on(
     at_follower = await asked[1]
     assert at_leader == at_follower
     assert at_leader.offset == target
-    now = await leader.state_hash(0)
+    now = await leader.state_hash(None)
     assert now.offset == log.committed
     assert now.digest != at_leader.digest
     assert now.log_hash != at_leader.log_hash
-    assert now == await follower.state_hash(0)
+    assert now == await follower.state_hash(None)
     await asyncio.gather(*writes)
 
 
@@ -117,7 +117,7 @@ async def test_records_of_the_quorum_change_no_hash_and_reach_offsets() -> None:
     leader, log = new_controller()
     log.lead()
     await committed(log, leader.write(REGISTER))
-    before = await leader.state_hash(0)
+    before = await leader.state_hash(None)
     ahead = await submit(leader.state_hash(log.next_offset + 1))
     log.lose_leadership(truncate=False)
     log.lead()  # appends a control record, and nothing else
@@ -133,7 +133,7 @@ async def test_an_offset_that_a_record_of_the_quorum_reaches_is_seen_before_the_
     leader, log = new_controller()
     log.lead()
     await committed(log, leader.write(REGISTER))
-    before = await leader.state_hash(0)
+    before = await leader.state_hash(None)
     asked = await submit(leader.state_hash(log.next_offset + 1))
     log._add(BatchKind.CONTROL, (b"voters",))
     leader.submit((create("a"),))
@@ -174,7 +174,7 @@ async def test_a_snapshot_carries_the_rolling_hash_on() -> None:
     loaded.load(file, point.snapshot_id)()
     with pytest.raises(OffsetPassedError):
         await waiting
-    assert await loaded.state_hash(0) == await leader.state_hash(0)
+    assert await loaded.state_hash(None) == await leader.state_hash(None)
     await committed(log, leader.write(create("a")))
     feed(loaded, log, point.snapshot_id.end_offset, log.committed)
     assert await beyond == await leader.state_hash(log.committed)

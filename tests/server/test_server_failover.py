@@ -134,7 +134,6 @@ async def compact(client: ControllerClient, target: BrokerSession, streams: list
         node=common_pb2.NodeIdentity(node_id=FAILED, node_epoch=1),
         on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
         object_id=object_id,
-        order_id=-1,
         object_size=200,
         ranges=objects_pb2.RangeColumns(
             stream_id=[streams[0], streams[2]], start_offset=[0, 0], end_offset=[15, 20]

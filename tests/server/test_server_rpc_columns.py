@@ -113,7 +113,8 @@ def test_a_field_of_a_newer_version_is_passed_over() -> None:
 
 def test_a_column_that_is_cut_names_its_field() -> None:
     cut = columns_pb2.PackedRangeColumns(stream_id=[b"1234567"])
-    data = columns_pb2.PackedCommitStreamSetObjectRequest(ranges=cut).SerializeToString()
+    node = common_pb2.NodeIdentity(node_id=1, node_epoch=1)
+    data = columns_pb2.PackedCommitStreamSetObjectRequest(node=node, ranges=cut).SerializeToString()
     with pytest.raises(InvalidRequestError, match=r"ranges\.stream_id: a column of 7 bytes"):
         commit_stream_set_object_in(parse_commit(data))
 
@@ -130,7 +131,13 @@ def test_an_unset_enum_names_its_field() -> None:
     with pytest.raises(InvalidRequestError, match=r"on_conflict: not set; wanted one of REJECT"):
         commit_stream_set_object_in(parse_commit(request.SerializeToString()))
     for operations in ([], [objects_pb2.SOURCE_OPERATION_UNSPECIFIED]):
-        merge = objects_pb2.CommitStreamObjectRequest(source_object_ids=[1], operations=operations)
+        merge = objects_pb2.CommitStreamObjectRequest(
+            stream_id=0,
+            stream_epoch=0,
+            node=request.node,
+            source_object_ids=[1],
+            operations=operations,
+        )
         with pytest.raises(InvalidRequestError, match=r"^operations"):
             commit_stream_object_in(merge)
 

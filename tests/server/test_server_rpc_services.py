@@ -154,7 +154,7 @@ async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
         f"{OBJECTS}/GetObjects",
         objects_pb2.GetObjectsRequest(
             queries=[
-                objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=start, end_offset=-1)
+                objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=start)
                 for start in (0, 12)
             ]
         ),
@@ -172,7 +172,7 @@ async def test_set_objects_are_compacted(rpcs: Rpcs) -> None:
     rpcs.clock.now_ms += 5_000
     await committed(rpcs, commit(first + 1, (streams[0], 10, 20), (streams[1], 0, 5)))
     compaction = commit(first + 2, (streams[0], 0, 20), (streams[1], 0, 5))
-    compaction.order_id = -1
+    compaction.ClearField("order_id")
     compaction.compacted_object_ids.extend([first, first + 1])
     await committed(rpcs, compaction)
     described = await rpcs.call(
@@ -207,7 +207,7 @@ async def test_a_stream_may_be_in_several_results_of_a_compaction_of_an_upload_n
         )
     )  # fmt: skip
     await committed(rpcs, several)
-    query = objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=0, end_offset=-1)
+    query = objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=0)
     found = await rpcs.call(
         f"{OBJECTS}/GetObjects",
         objects_pb2.GetObjectsRequest(queries=[query]),
@@ -264,8 +264,6 @@ async def test_stream_objects_are_linked_by_a_composite(rpcs: Rpcs) -> None:
     upload = objects_pb2.CommitStreamSetObjectRequest(
         node=NODE,
         on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
-        object_id=-1,
-        order_id=-1,
         stream_objects=objects_pb2.StreamObjectColumns(
             object_id=[first], object_size=[7], stream_id=[stream_id],
             start_offset=[0], end_offset=[10],
@@ -359,7 +357,7 @@ async def test_what_is_known_of_objects_content_comes_back(rpcs: Rpcs) -> None:
         f"{OBJECTS}/GetObjects",
         objects_pb2.GetObjectsRequest(
             queries=[
-                objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=0, end_offset=-1)
+                objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=0)
                 for stream_id in streams
             ]
         ),

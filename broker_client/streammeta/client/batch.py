@@ -68,8 +68,6 @@ class BatchCommit:
         """Make the request that accepts valid rows whatever happens to the others."""
         request = objects_pb2.CommitStreamSetObjectRequest(
             node=node,
-            object_id=-1,
-            order_id=-1,
             stream_objects=_stream_objects(self.alone),
             on_conflict=common_pb2.ON_CONFLICT_ACCEPT_VALID,
         )

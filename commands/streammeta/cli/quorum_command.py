@@ -29,7 +29,6 @@ from streammeta.cli.quorum_views import (
     role_of,
 )
 from streammeta.controller.config import CONTROLLER_ID_MAX, check_reachable
-from streammeta.controller.ids import NONE_ID
 from streammeta.v1 import admin_pb2
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
@@ -277,7 +276,7 @@ def transfer(
         if to != before:  # so that a repeated command does no harm
             client.call(
                 lambda channel: AdminServiceStub(channel).TransferLeadership,
-                admin_pb2.TransferLeadershipRequest(to_node_id=NONE_ID if to is None else to),
+                admin_pb2.TransferLeadershipRequest(to_node_id=to),
             )
         after = leaders_view(client)
         if to not in (None, after.leader_id):

@@ -201,7 +201,6 @@ class _StreamDirectory(Directory):
             objects_pb2.ObjectQuery(
                 stream_id=stream.stream_id,
                 start_offset=stream.start_offset,
-                end_offset=-1,
                 limit=READ_PATH_LIMIT,
             )
             for stream in streams

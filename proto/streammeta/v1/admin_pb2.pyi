@@ -67,17 +67,19 @@ class TransferLeadershipRequest(_message.Message):
 
     TO_NODE_ID_FIELD_NUMBER: _builtins.int
     to_node_id: _builtins.int
-    """controller to hand over to; -1: the most caught-up voter"""
+    """controller to hand over to; absent: the most caught-up voter"""
     def __init__(
         self,
         *,
-        to_node_id: _builtins.int = ...,
+        to_node_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_to_node_id", b"_to_node_id", "to_node_id", b"to_node_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["to_node_id", b"to_node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_to_node_id", b"_to_node_id", "to_node_id", b"to_node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__to_node_id: _TypeAlias = _typing.Literal["to_node_id"]  # noqa: Y015
+    _WhichOneofArgType__to_node_id: _TypeAlias = _typing.Literal["_to_node_id", b"_to_node_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to_node_id) -> _WhichOneofReturnType__to_node_id | None: ...
 
 Global___TransferLeadershipRequest: _TypeAlias = TransferLeadershipRequest  # noqa: Y015
 
@@ -261,17 +263,19 @@ class StateHashRequest(_message.Message):
 
     AT_OFFSET_FIELD_NUMBER: _builtins.int
     at_offset: _builtins.int
-    """the map exactly as of here, which may lie a little ahead; 0: now"""
+    """the map exactly as of here, which may lie a little ahead; absent: now"""
     def __init__(
         self,
         *,
-        at_offset: _builtins.int = ...,
+        at_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_at_offset", b"_at_offset", "at_offset", b"at_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_offset", b"at_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at_offset", b"_at_offset", "at_offset", b"at_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__at_offset: _TypeAlias = _typing.Literal["at_offset"]  # noqa: Y015
+    _WhichOneofArgType__at_offset: _TypeAlias = _typing.Literal["_at_offset", b"_at_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__at_offset) -> _WhichOneofReturnType__at_offset | None: ...
 
 Global___StateHashRequest: _TypeAlias = StateHashRequest  # noqa: Y015
 

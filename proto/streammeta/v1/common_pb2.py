@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1astreammeta/v1/common.proto\x12\rstreammeta.v1\"3\n\x0cNodeIdentity\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x12\n\nnode_epoch\x18\x02 \x01(\x03\"4\n\x0bPageRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"!\n\x03Tag\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t*\x93\x05\n\tErrorCode\x12\x13\n\x0f\x45RROR_CODE_NONE\x10\x00\x12\x1e\n\x1a\x45RROR_CODE_INVALID_REQUEST\x10*\x12 \n\x1b\x45RROR_CODE_STREAM_NOT_EXIST\x10\xf6\x03\x12\x1d\n\x18\x45RROR_CODE_STREAM_FENCED\x10\xf7\x03\x12 \n\x1b\x45RROR_CODE_OBJECT_NOT_EXIST\x10\xf8\x03\x12!\n\x1c\x45RROR_CODE_STREAM_NOT_OPENED\x10\xf9\x03\x12!\n\x1c\x45RROR_CODE_STREAM_NOT_CLOSED\x10\xfa\x03\x12+\n&ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND\x10\xfc\x03\x12\"\n\x1d\x45RROR_CODE_OFFSET_NOT_MATCHED\x10\xfd\x03\x12\"\n\x1d\x45RROR_CODE_NODE_EPOCH_EXPIRED\x10\xfe\x03\x12$\n\x1f\x45RROR_CODE_NODE_EPOCH_NOT_EXIST\x10\xff\x03\x12\x19\n\x14\x45RROR_CODE_KEY_EXIST\x10\x80\x04\x12\x1d\n\x18\x45RROR_CODE_KEY_NOT_EXIST\x10\x81\x04\x12\x1b\n\x16\x45RROR_CODE_NODE_FENCED\x10\x82\x04\x12\x1b\n\x16\x45RROR_CODE_NODE_LOCKED\x10\x83\x04\x12$\n\x1f\x45RROR_CODE_OBJECT_NOT_COMMITTED\x10\x84\x04\x12\"\n\x1d\x45RROR_CODE_STREAM_INNER_ERROR\x10\xd7\x04\x12\'\n\"ERROR_CODE_OBJECT_CONTENT_MISMATCH\x10\xbc\x05\"\x16\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\"\x06\x08\xf5\x03\x10\xf5\x03\"\x06\x08\xfb\x03\x10\xfb\x03*\xd3\x01\n\x0bObjectState\x12\x1c\n\x18OBJECT_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15OBJECT_STATE_PREPARED\x10\x01\x12\x1a\n\x16OBJECT_STATE_COMMITTED\x10\x02\x12\x1f\n\x1bOBJECT_STATE_MARK_DESTROYED\x10\x03\x12\x18\n\x14OBJECT_STATE_REMOVED\x10\x04\x12\x17\n\x13OBJECT_STATE_LINKED\x10\x05\x12\x1b\n\x17OBJECT_STATE_NOT_ISSUED\x10\x06*x\n\nObjectKind\x12\x1b\n\x17OBJECT_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16OBJECT_KIND_STREAM_SET\x10\x01\x12\x16\n\x12OBJECT_KIND_STREAM\x10\x02\x12\x19\n\x15OBJECT_KIND_COMPOSITE\x10\x03*]\n\x0bStreamState\x12\x1c\n\x18STREAM_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13STREAM_STATE_OPENED\x10\x01\x12\x17\n\x13STREAM_STATE_CLOSED\x10\x02*c\n\nOnConflict\x12\x1b\n\x17ON_CONFLICT_UNSPECIFIED\x10\x00\x12\x1a\n\x16ON_CONFLICT_REJECT_ALL\x10\x01\x12\x1c\n\x18ON_CONFLICT_ACCEPT_VALID\x10\x02\x42\x44\n\x10io.streammeta.v1P\x01Z.streammeta.io/proto/streammeta/v1;streammetav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1astreammeta/v1/common.proto\x12\rstreammeta.v1\"X\n\x0cNodeIdentity\x12\x14\n\x07node_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nnode_epoch\x18\x02 \x01(\x03H\x01\x88\x01\x01\x42\n\n\x08_node_idB\r\n\x0b_node_epoch\"4\n\x0bPageRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"!\n\x03Tag\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t*\x93\x05\n\tErrorCode\x12\x13\n\x0f\x45RROR_CODE_NONE\x10\x00\x12\x1e\n\x1a\x45RROR_CODE_INVALID_REQUEST\x10*\x12 \n\x1b\x45RROR_CODE_STREAM_NOT_EXIST\x10\xf6\x03\x12\x1d\n\x18\x45RROR_CODE_STREAM_FENCED\x10\xf7\x03\x12 \n\x1b\x45RROR_CODE_OBJECT_NOT_EXIST\x10\xf8\x03\x12!\n\x1c\x45RROR_CODE_STREAM_NOT_OPENED\x10\xf9\x03\x12!\n\x1c\x45RROR_CODE_STREAM_NOT_CLOSED\x10\xfa\x03\x12+\n&ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND\x10\xfc\x03\x12\"\n\x1d\x45RROR_CODE_OFFSET_NOT_MATCHED\x10\xfd\x03\x12\"\n\x1d\x45RROR_CODE_NODE_EPOCH_EXPIRED\x10\xfe\x03\x12$\n\x1f\x45RROR_CODE_NODE_EPOCH_NOT_EXIST\x10\xff\x03\x12\x19\n\x14\x45RROR_CODE_KEY_EXIST\x10\x80\x04\x12\x1d\n\x18\x45RROR_CODE_KEY_NOT_EXIST\x10\x81\x04\x12\x1b\n\x16\x45RROR_CODE_NODE_FENCED\x10\x82\x04\x12\x1b\n\x16\x45RROR_CODE_NODE_LOCKED\x10\x83\x04\x12$\n\x1f\x45RROR_CODE_OBJECT_NOT_COMMITTED\x10\x84\x04\x12\"\n\x1d\x45RROR_CODE_STREAM_INNER_ERROR\x10\xd7\x04\x12\'\n\"ERROR_CODE_OBJECT_CONTENT_MISMATCH\x10\xbc\x05\"\x16\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\"\x06\x08\xf5\x03\x10\xf5\x03\"\x06\x08\xfb\x03\x10\xfb\x03*\xd3\x01\n\x0bObjectState\x12\x1c\n\x18OBJECT_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15OBJECT_STATE_PREPARED\x10\x01\x12\x1a\n\x16OBJECT_STATE_COMMITTED\x10\x02\x12\x1f\n\x1bOBJECT_STATE_MARK_DESTROYED\x10\x03\x12\x18\n\x14OBJECT_STATE_REMOVED\x10\x04\x12\x17\n\x13OBJECT_STATE_LINKED\x10\x05\x12\x1b\n\x17OBJECT_STATE_NOT_ISSUED\x10\x06*x\n\nObjectKind\x12\x1b\n\x17OBJECT_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16OBJECT_KIND_STREAM_SET\x10\x01\x12\x16\n\x12OBJECT_KIND_STREAM\x10\x02\x12\x19\n\x15OBJECT_KIND_COMPOSITE\x10\x03*]\n\x0bStreamState\x12\x1c\n\x18STREAM_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13STREAM_STATE_OPENED\x10\x01\x12\x17\n\x13STREAM_STATE_CLOSED\x10\x02*c\n\nOnConflict\x12\x1b\n\x17ON_CONFLICT_UNSPECIFIED\x10\x00\x12\x1a\n\x16ON_CONFLICT_REJECT_ALL\x10\x01\x12\x1c\n\x18ON_CONFLICT_ACCEPT_VALID\x10\x02\x42\x44\n\x10io.streammeta.v1P\x01Z.streammeta.io/proto/streammeta/v1;streammetav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,20 +32,20 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'streammeta.v1.common_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020io.streammeta.v1P\001Z.streammeta.io/proto/streammeta/v1;streammetav1'
-  _globals['_ERRORCODE']._serialized_start=188
-  _globals['_ERRORCODE']._serialized_end=847
-  _globals['_OBJECTSTATE']._serialized_start=850
-  _globals['_OBJECTSTATE']._serialized_end=1061
-  _globals['_OBJECTKIND']._serialized_start=1063
-  _globals['_OBJECTKIND']._serialized_end=1183
-  _globals['_STREAMSTATE']._serialized_start=1185
-  _globals['_STREAMSTATE']._serialized_end=1278
-  _globals['_ONCONFLICT']._serialized_start=1280
-  _globals['_ONCONFLICT']._serialized_end=1379
+  _globals['_ERRORCODE']._serialized_start=225
+  _globals['_ERRORCODE']._serialized_end=884
+  _globals['_OBJECTSTATE']._serialized_start=887
+  _globals['_OBJECTSTATE']._serialized_end=1098
+  _globals['_OBJECTKIND']._serialized_start=1100
+  _globals['_OBJECTKIND']._serialized_end=1220
+  _globals['_STREAMSTATE']._serialized_start=1222
+  _globals['_STREAMSTATE']._serialized_end=1315
+  _globals['_ONCONFLICT']._serialized_start=1317
+  _globals['_ONCONFLICT']._serialized_end=1416
   _globals['_NODEIDENTITY']._serialized_start=45
-  _globals['_NODEIDENTITY']._serialized_end=96
-  _globals['_PAGEREQUEST']._serialized_start=98
-  _globals['_PAGEREQUEST']._serialized_end=150
-  _globals['_TAG']._serialized_start=152
-  _globals['_TAG']._serialized_end=185
+  _globals['_NODEIDENTITY']._serialized_end=133
+  _globals['_PAGEREQUEST']._serialized_start=135
+  _globals['_PAGEREQUEST']._serialized_end=187
+  _globals['_TAG']._serialized_start=189
+  _globals['_TAG']._serialized_end=222
 # @@protoc_insertion_point(module_scope)

@@ -252,14 +252,21 @@ class NodeIdentity(_message.Message):
     def __init__(
         self,
         *,
-        node_id: _builtins.int = ...,
-        node_epoch: _builtins.int = ...,
+        node_id: _builtins.int | None = ...,
+        node_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_node_epoch", b"_node_epoch", "_node_id", b"_node_id", "node_epoch", b"node_epoch", "node_id", b"node_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_epoch", b"node_epoch", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_epoch", b"_node_epoch", "_node_id", b"_node_id", "node_epoch", b"node_epoch", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__node_epoch: _TypeAlias = _typing.Literal["node_epoch"]  # noqa: Y015
+    _WhichOneofArgType__node_epoch: _TypeAlias = _typing.Literal["_node_epoch", b"_node_epoch"]  # noqa: Y015
+    _WhichOneofReturnType__node_id: _TypeAlias = _typing.Literal["node_id"]  # noqa: Y015
+    _WhichOneofArgType__node_id: _TypeAlias = _typing.Literal["_node_id", b"_node_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__node_epoch) -> _WhichOneofReturnType__node_epoch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__node_id) -> _WhichOneofReturnType__node_id | None: ...
 
 Global___NodeIdentity: _TypeAlias = NodeIdentity  # noqa: Y015
 

@@ -265,13 +265,13 @@ class CommitStreamSetObjectRequest(_message.Message):
     request_id: _builtins.str
     """for tracing; commits are idempotent by object id"""
     object_id: _builtins.int
-    """the prepared stream set object; -1: none (stream objects only)"""
+    """the prepared stream set object; absent: none, stream objects only"""
     order_id: _builtins.int
-    """Place among the node's set objects. Absent or -1, which suits all but rare cases: object_id for an
+    """Place among the node's set objects. Absent, which suits all but rare cases: object_id for an
     upload, the smallest order of the sources for a compaction.
     """
     object_size: _builtins.int
-    """bytes, 0..2^46 (64 TiB); 0 when object_id is -1"""
+    """bytes, 0..2^46 (64 TiB); 0 without object_id"""
     attributes: _builtins.int
     """object attributes word"""
     failover: _builtins.bool
@@ -280,7 +280,7 @@ class CommitStreamSetObjectRequest(_message.Message):
     """what one bad range does to the others"""
     min_timestamp_ms: _builtins.int
     """Time bounds of the set object: no record in it is older or newer, of whichever stream. Both are
-    known or neither; absent or -1: unknown. Unknown bounds of what a compaction results in become
+    known or neither; absent: unknown. Unknown bounds of what a compaction results in become
     those of all its sources together, if they are known. Without an object_id: absent.
     ms since 1970-01-01, >= 0
     """
@@ -309,7 +309,7 @@ class CommitStreamSetObjectRequest(_message.Message):
         *,
         request_id: _builtins.str = ...,
         node: _common_pb2.NodeIdentity | None = ...,
-        object_id: _builtins.int = ...,
+        object_id: _builtins.int | None = ...,
         order_id: _builtins.int | None = ...,
         object_size: _builtins.int = ...,
         attributes: _builtins.int = ...,
@@ -322,9 +322,9 @@ class CommitStreamSetObjectRequest(_message.Message):
         max_timestamp_ms: _builtins.int | None = ...,
         crc32c: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_order_id", b"_order_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "order_id", b"order_id", "ranges", b"ranges", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "order_id", b"order_id", "ranges", b"ranges", "stream_objects", b"stream_objects"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_order_id", b"_order_id", "attributes", b"attributes", "compacted_object_ids", b"compacted_object_ids", "crc32c", b"crc32c", "failover", b"failover", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "on_conflict", b"on_conflict", "order_id", b"order_id", "ranges", b"ranges", "request_id", b"request_id", "stream_objects", b"stream_objects"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
@@ -332,6 +332,8 @@ class CommitStreamSetObjectRequest(_message.Message):
     _WhichOneofArgType__max_timestamp_ms: _TypeAlias = _typing.Literal["_max_timestamp_ms", b"_max_timestamp_ms"]  # noqa: Y015
     _WhichOneofReturnType__min_timestamp_ms: _TypeAlias = _typing.Literal["min_timestamp_ms"]  # noqa: Y015
     _WhichOneofArgType__min_timestamp_ms: _TypeAlias = _typing.Literal["_min_timestamp_ms", b"_min_timestamp_ms"]  # noqa: Y015
+    _WhichOneofReturnType__object_id: _TypeAlias = _typing.Literal["object_id"]  # noqa: Y015
+    _WhichOneofArgType__object_id: _TypeAlias = _typing.Literal["_object_id", b"_object_id"]  # noqa: Y015
     _WhichOneofReturnType__order_id: _TypeAlias = _typing.Literal["order_id"]  # noqa: Y015
     _WhichOneofArgType__order_id: _TypeAlias = _typing.Literal["_order_id", b"_order_id"]  # noqa: Y015
     @_typing.overload
@@ -340,6 +342,8 @@ class CommitStreamSetObjectRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_timestamp_ms) -> _WhichOneofReturnType__max_timestamp_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_timestamp_ms) -> _WhichOneofReturnType__min_timestamp_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__object_id) -> _WhichOneofReturnType__object_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__order_id) -> _WhichOneofReturnType__order_id | None: ...
 
@@ -398,7 +402,7 @@ class CommitStreamObjectRequest(_message.Message):
     request_id: _builtins.str
     """for tracing; commits are idempotent by object id"""
     object_id: _builtins.int
-    """the prepared result; -1: only the sources go"""
+    """the prepared result; absent: only the sources go"""
     object_size: _builtins.int
     """bytes, 0..2^46; for a composite the sum of the linked blocks"""
     stream_id: _builtins.int
@@ -406,9 +410,9 @@ class CommitStreamObjectRequest(_message.Message):
     stream_epoch: _builtins.int
     """its epoch; always checked"""
     start_offset: _builtins.int
-    """of the result; -1 when object_id is -1"""
+    """of the result; absent without object_id"""
     end_offset: _builtins.int
-    """exclusive; -1 when object_id is -1"""
+    """exclusive; absent without object_id"""
     attributes: _builtins.int
     """object attributes word"""
     min_timestamp_ms: _builtins.int
@@ -434,12 +438,12 @@ class CommitStreamObjectRequest(_message.Message):
         *,
         request_id: _builtins.str = ...,
         node: _common_pb2.NodeIdentity | None = ...,
-        object_id: _builtins.int = ...,
+        object_id: _builtins.int | None = ...,
         object_size: _builtins.int = ...,
-        stream_id: _builtins.int = ...,
-        stream_epoch: _builtins.int = ...,
-        start_offset: _builtins.int = ...,
-        end_offset: _builtins.int = ...,
+        stream_id: _builtins.int | None = ...,
+        stream_epoch: _builtins.int | None = ...,
+        start_offset: _builtins.int | None = ...,
+        end_offset: _builtins.int | None = ...,
         attributes: _builtins.int = ...,
         source_object_ids: _abc.Iterable[_builtins.int] | None = ...,
         operations: _abc.Iterable[Global___SourceOperation.ValueType] | None = ...,
@@ -447,22 +451,42 @@ class CommitStreamObjectRequest(_message.Message):
         max_timestamp_ms: _builtins.int | None = ...,
         crc32c: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_end_offset", b"_end_offset", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_start_offset", b"_start_offset", "_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "crc32c", b"crc32c", "end_offset", b"end_offset", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "attributes", b"attributes", "crc32c", b"crc32c", "end_offset", b"end_offset", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "operations", b"operations", "request_id", b"request_id", "source_object_ids", b"source_object_ids", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_end_offset", b"_end_offset", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_object_id", b"_object_id", "_start_offset", b"_start_offset", "_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "attributes", b"attributes", "crc32c", b"crc32c", "end_offset", b"end_offset", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node", b"node", "object_id", b"object_id", "object_size", b"object_size", "operations", b"operations", "request_id", b"request_id", "source_object_ids", b"source_object_ids", "start_offset", b"start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__end_offset: _TypeAlias = _typing.Literal["end_offset"]  # noqa: Y015
+    _WhichOneofArgType__end_offset: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset"]  # noqa: Y015
     _WhichOneofReturnType__max_timestamp_ms: _TypeAlias = _typing.Literal["max_timestamp_ms"]  # noqa: Y015
     _WhichOneofArgType__max_timestamp_ms: _TypeAlias = _typing.Literal["_max_timestamp_ms", b"_max_timestamp_ms"]  # noqa: Y015
     _WhichOneofReturnType__min_timestamp_ms: _TypeAlias = _typing.Literal["min_timestamp_ms"]  # noqa: Y015
     _WhichOneofArgType__min_timestamp_ms: _TypeAlias = _typing.Literal["_min_timestamp_ms", b"_min_timestamp_ms"]  # noqa: Y015
+    _WhichOneofReturnType__object_id: _TypeAlias = _typing.Literal["object_id"]  # noqa: Y015
+    _WhichOneofArgType__object_id: _TypeAlias = _typing.Literal["_object_id", b"_object_id"]  # noqa: Y015
+    _WhichOneofReturnType__start_offset: _TypeAlias = _typing.Literal["start_offset"]  # noqa: Y015
+    _WhichOneofArgType__start_offset: _TypeAlias = _typing.Literal["_start_offset", b"_start_offset"]  # noqa: Y015
+    _WhichOneofReturnType__stream_epoch: _TypeAlias = _typing.Literal["stream_epoch"]  # noqa: Y015
+    _WhichOneofArgType__stream_epoch: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch"]  # noqa: Y015
+    _WhichOneofReturnType__stream_id: _TypeAlias = _typing.Literal["stream_id"]  # noqa: Y015
+    _WhichOneofArgType__stream_id: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_offset) -> _WhichOneofReturnType__end_offset | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_timestamp_ms) -> _WhichOneofReturnType__max_timestamp_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_timestamp_ms) -> _WhichOneofReturnType__min_timestamp_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__object_id) -> _WhichOneofReturnType__object_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start_offset) -> _WhichOneofReturnType__start_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_epoch) -> _WhichOneofReturnType__stream_epoch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_id) -> _WhichOneofReturnType__stream_id | None: ...
 
 Global___CommitStreamObjectRequest: _TypeAlias = CommitStreamObjectRequest  # noqa: Y015
 
@@ -684,22 +708,29 @@ class ObjectQuery(_message.Message):
     start_offset: _builtins.int
     """>= the stream's start offset"""
     end_offset: _builtins.int
-    """exclusive; -1: as far as limit allows"""
+    """exclusive; absent: as far as limit allows"""
     limit: _builtins.int
     """objects, 1..10000; 0 means 1000"""
     def __init__(
         self,
         *,
-        stream_id: _builtins.int = ...,
+        stream_id: _builtins.int | None = ...,
         start_offset: _builtins.int = ...,
-        end_offset: _builtins.int = ...,
+        end_offset: _builtins.int | None = ...,
         limit: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_stream_id", b"_stream_id", "end_offset", b"end_offset", "stream_id", b"stream_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "limit", b"limit", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_stream_id", b"_stream_id", "end_offset", b"end_offset", "limit", b"limit", "start_offset", b"start_offset", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__end_offset: _TypeAlias = _typing.Literal["end_offset"]  # noqa: Y015
+    _WhichOneofArgType__end_offset: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset"]  # noqa: Y015
+    _WhichOneofReturnType__stream_id: _TypeAlias = _typing.Literal["stream_id"]  # noqa: Y015
+    _WhichOneofArgType__stream_id: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_offset) -> _WhichOneofReturnType__end_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_id) -> _WhichOneofReturnType__stream_id | None: ...
 
 Global___ObjectQuery: _TypeAlias = ObjectQuery  # noqa: Y015
 

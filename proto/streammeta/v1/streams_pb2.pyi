@@ -149,15 +149,22 @@ class StreamToOpen(_message.Message):
     def __init__(
         self,
         *,
-        stream_id: _builtins.int = ...,
-        stream_epoch: _builtins.int = ...,
+        stream_id: _builtins.int | None = ...,
+        stream_epoch: _builtins.int | None = ...,
         tags: _abc.Iterable[_common_pb2.Tag] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream_epoch", b"stream_epoch", "stream_id", b"stream_id", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stream_epoch: _TypeAlias = _typing.Literal["stream_epoch"]  # noqa: Y015
+    _WhichOneofArgType__stream_epoch: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch"]  # noqa: Y015
+    _WhichOneofReturnType__stream_id: _TypeAlias = _typing.Literal["stream_id"]  # noqa: Y015
+    _WhichOneofArgType__stream_id: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_epoch) -> _WhichOneofReturnType__stream_epoch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_id) -> _WhichOneofReturnType__stream_id | None: ...
 
 Global___StreamToOpen: _TypeAlias = StreamToOpen  # noqa: Y015
 
@@ -259,17 +266,26 @@ class StreamToClose(_message.Message):
     def __init__(
         self,
         *,
-        stream_id: _builtins.int = ...,
-        stream_epoch: _builtins.int = ...,
+        stream_id: _builtins.int | None = ...,
+        stream_epoch: _builtins.int | None = ...,
         end_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "end_offset", b"end_offset"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "end_offset", b"end_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "end_offset", b"end_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "end_offset", b"end_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__end_offset: _TypeAlias = _typing.Literal["end_offset"]  # noqa: Y015
     _WhichOneofArgType__end_offset: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset"]  # noqa: Y015
+    _WhichOneofReturnType__stream_epoch: _TypeAlias = _typing.Literal["stream_epoch"]  # noqa: Y015
+    _WhichOneofArgType__stream_epoch: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch"]  # noqa: Y015
+    _WhichOneofReturnType__stream_id: _TypeAlias = _typing.Literal["stream_id"]  # noqa: Y015
+    _WhichOneofArgType__stream_id: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__end_offset) -> _WhichOneofReturnType__end_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_epoch) -> _WhichOneofReturnType__stream_epoch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_id) -> _WhichOneofReturnType__stream_id | None: ...
 
 Global___StreamToClose: _TypeAlias = StreamToClose  # noqa: Y015
 
@@ -343,15 +359,26 @@ class StreamToTrim(_message.Message):
     def __init__(
         self,
         *,
-        stream_id: _builtins.int = ...,
-        stream_epoch: _builtins.int = ...,
-        new_start_offset: _builtins.int = ...,
+        stream_id: _builtins.int | None = ...,
+        stream_epoch: _builtins.int | None = ...,
+        new_start_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_new_start_offset", b"_new_start_offset", "_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "new_start_offset", b"new_start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["new_start_offset", b"new_start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_new_start_offset", b"_new_start_offset", "_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "new_start_offset", b"new_start_offset", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__new_start_offset: _TypeAlias = _typing.Literal["new_start_offset"]  # noqa: Y015
+    _WhichOneofArgType__new_start_offset: _TypeAlias = _typing.Literal["_new_start_offset", b"_new_start_offset"]  # noqa: Y015
+    _WhichOneofReturnType__stream_epoch: _TypeAlias = _typing.Literal["stream_epoch"]  # noqa: Y015
+    _WhichOneofArgType__stream_epoch: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch"]  # noqa: Y015
+    _WhichOneofReturnType__stream_id: _TypeAlias = _typing.Literal["stream_id"]  # noqa: Y015
+    _WhichOneofArgType__stream_id: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__new_start_offset) -> _WhichOneofReturnType__new_start_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_epoch) -> _WhichOneofReturnType__stream_epoch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_id) -> _WhichOneofReturnType__stream_id | None: ...
 
 Global___StreamToTrim: _TypeAlias = StreamToTrim  # noqa: Y015
 
@@ -422,14 +449,21 @@ class StreamToDelete(_message.Message):
     def __init__(
         self,
         *,
-        stream_id: _builtins.int = ...,
-        stream_epoch: _builtins.int = ...,
+        stream_id: _builtins.int | None = ...,
+        stream_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch", "_stream_id", b"_stream_id", "stream_epoch", b"stream_epoch", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stream_epoch: _TypeAlias = _typing.Literal["stream_epoch"]  # noqa: Y015
+    _WhichOneofArgType__stream_epoch: _TypeAlias = _typing.Literal["_stream_epoch", b"_stream_epoch"]  # noqa: Y015
+    _WhichOneofReturnType__stream_id: _TypeAlias = _typing.Literal["stream_id"]  # noqa: Y015
+    _WhichOneofArgType__stream_id: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_epoch) -> _WhichOneofReturnType__stream_epoch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_id) -> _WhichOneofReturnType__stream_id | None: ...
 
 Global___StreamToDelete: _TypeAlias = StreamToDelete  # noqa: Y015
 
@@ -842,14 +876,16 @@ class AbandonUploadsRequest(_message.Message):
         self,
         *,
         request_id: _builtins.str = ...,
-        node_id: _builtins.int = ...,
+        node_id: _builtins.int | None = ...,
         stream_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "node_id", b"node_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "request_id", b"request_id", "stream_ids", b"stream_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_id", b"_node_id", "node_id", b"node_id", "request_id", b"request_id", "stream_ids", b"stream_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__node_id: _TypeAlias = _typing.Literal["node_id"]  # noqa: Y015
+    _WhichOneofArgType__node_id: _TypeAlias = _typing.Literal["_node_id", b"_node_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__node_id) -> _WhichOneofReturnType__node_id | None: ...
 
 Global___AbandonUploadsRequest: _TypeAlias = AbandonUploadsRequest  # noqa: Y015
 

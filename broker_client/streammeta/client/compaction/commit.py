@@ -34,9 +34,6 @@ from streammeta.storage.object_format.object_key import (
 )
 from streammeta.v1 import common_pb2, objects_pb2
 
-NONE = -1
-"""No object, no offset; as the order of a set object, the least order of its sources."""
-
 _IDS_PER_CALL = 10_000
 
 TimeBounds: TypeAlias = tuple[int, int]
@@ -102,8 +99,7 @@ class Replacement:
         """Make the request; unknown time bounds become those of all sources."""
         request = objects_pb2.CommitStreamSetObjectRequest(
             node=node_message(self.target.identity),
-            object_id=NONE,
-            order_id=NONE,
+            on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
             stream_objects=_stream_objects(self.stream_objects),
             compacted_object_ids=self.source_ids,
             failover=self.target.failover,
@@ -151,11 +147,8 @@ class StreamReplacement:
         """Make the request."""
         request = objects_pb2.CommitStreamObjectRequest(
             node=node_message(self.writer),
-            object_id=NONE,
             stream_id=self.stream.stream_id,
             stream_epoch=self.stream.epoch,
-            start_offset=NONE,
-            end_offset=NONE,
             source_object_ids=[one.object_id for one in self.sources],
             operations=[self._operation(one) for one in self.sources],
         )

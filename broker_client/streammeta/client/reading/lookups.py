@@ -228,7 +228,7 @@ class Lookups:
                 objects_pb2.ObjectQuery(
                     stream_id=one.stream_id,
                     start_offset=one.start,
-                    end_offset=one.end,
+                    end_offset=None if one.end == UNLIMITED else one.end,
                     limit=one.limit,
                 )
                 for one in queries

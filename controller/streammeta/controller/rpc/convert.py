@@ -1,20 +1,63 @@
 """Fields that several messages share, from protobuf to plain values and back."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import TypeVar, cast
 
 import numpy as np
+from google.protobuf.message import Message
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
+from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata.values import Int64Column, NodeIdentity, PageRequest, Tags
 from streammeta.v1 import columns_pb2, common_pb2, objects_pb2
 
 EnumT = TypeVar("EnumT", bound=IntEnum)
+MessageT = TypeVar("MessageT", bound=Message)
 
 
-def node_identity(message: common_pb2.NodeIdentity) -> NodeIdentity:
-    """Read who speaks."""
+def require(message: Message, where: str, *fields: str) -> None:
+    """Refuse a message that lacks one of `fields`; `where` is its own path with a dot, or empty.
+
+    Raises:
+        InvalidRequestError: a field is not set; zero, too, has to be said.
+    """
+    for field in fields:
+        if not message.HasField(field):
+            raise InvalidRequestError(f"{where}{field}", "not set; wanted a value, 0 or more")
+
+
+def complete(messages: Iterable[MessageT], field: str, *fields: str) -> Iterator[MessageT]:
+    """Yield the messages of a repeated `field`, each of which must have `fields`.
+
+    Raises:
+        InvalidRequestError: one of them is not set.
+    """
+    for index, message in enumerate(messages):
+        for name in fields:
+            if not message.HasField(name):
+                require(message, f"{field}[{index}].", name)
+        yield message
+
+
+def optional_in(message: Message, field: str) -> int:
+    """Return an optional field's value, or -1 if it is absent.
+
+    Raises:
+        InvalidRequestError: the value is negative; what there is not is left out.
+    """
+    if not message.HasField(field):
+        return NONE_ID
+    value: int = getattr(message, field)
+    if value < 0:
+        raise InvalidRequestError(field, f"{value}; wanted 0 or more, or no value")
+    return value
+
+
+def node_identity(message: common_pb2.NodeIdentity, field: str = "node") -> NodeIdentity:
+    """Return the node and process in whose name a request is made."""
+    if not (message.HasField("node_id") and message.HasField("node_epoch")):
+        require(message, f"{field}.", "node_id", "node_epoch")
     return NodeIdentity(message.node_id, message.node_epoch)
 
 
@@ -63,12 +106,11 @@ def error_out(code: ErrorCode) -> common_pb2.ErrorCode.ValueType:
 def facts_in(
     message: objects_pb2.CommitStreamObjectRequest | columns_pb2.PackedCommitStreamSetObjectRequest,
 ) -> tuple[int, int, int]:
-    """Read an object's time bounds and checksum; -1 where one is not known."""
-    has = message.HasField
+    """Return an object's time bounds and checksum; -1 where one is not known."""
     return (
-        message.min_timestamp_ms if has("min_timestamp_ms") else -1,
-        message.max_timestamp_ms if has("max_timestamp_ms") else -1,
-        message.crc32c if has("crc32c") else -1,
+        optional_in(message, "min_timestamp_ms"),
+        optional_in(message, "max_timestamp_ms"),
+        optional_in(message, "crc32c"),
     )
 
 

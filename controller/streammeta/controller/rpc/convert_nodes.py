@@ -11,6 +11,7 @@ from streammeta.controller.rpc.convert import (
     error_out,
     node_identity,
     page_request,
+    require,
     tags_in,
     tags_out,
 )
@@ -56,6 +57,7 @@ def list_stream_set_objects_in(
     message: pb.ListStreamSetObjectsRequest,
 ) -> requests.ListStreamSetObjects:
     """Read ListStreamSetObjects."""
+    require(message, "", "node_id")
     return requests.ListStreamSetObjects(node_id=message.node_id, page=page_request(message.page))
 
 
@@ -93,6 +95,7 @@ def get_next_node_id_out(answer: answers.NodeIdAnswer) -> pb.GetNextNodeIdRespon
 
 def lock_node_in(message: pb.LockNodeRequest) -> requests.SetNodeLock:
     """Read LockNode."""
+    require(message, "", "node_id")
     return requests.SetNodeLock(request_id=message.request_id, node_id=message.node_id, locked=True)
 
 
@@ -103,6 +106,7 @@ def lock_node_out(answer: answers.ErrorAnswer) -> pb.LockNodeResponse:
 
 def unlock_node_in(message: pb.UnlockNodeRequest) -> requests.SetNodeLock:
     """Read UnlockNode."""
+    require(message, "", "node_id")
     return requests.SetNodeLock(
         request_id=message.request_id, node_id=message.node_id, locked=False
     )

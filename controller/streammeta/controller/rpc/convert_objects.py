@@ -6,15 +6,19 @@ Commits of whole columns are in `wire_columns`.
 from typing import cast
 
 from streammeta.controller.errors import InvalidRequestError
+from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata import answers, requests
 from streammeta.controller.metadata.values import SourceOperation
 from streammeta.controller.rpc.convert import (
     column_in,
+    complete,
     enum_in,
     error_out,
     facts_in,
     node_identity,
+    optional_in,
     page_request,
+    require,
 )
 from streammeta.v1 import common_pb2
 from streammeta.v1 import objects_pb2 as pb
@@ -41,16 +45,17 @@ def prepare_objects_out(answer: answers.PrepareObjectsAnswer) -> pb.PrepareObjec
 
 def commit_stream_object_in(message: pb.CommitStreamObjectRequest) -> requests.CommitStreamObject:
     """Read CommitStreamObject."""
+    require(message, "", "stream_id", "stream_epoch")
     min_timestamp_ms, max_timestamp_ms, crc32c = facts_in(message)
     return requests.CommitStreamObject(
         request_id=message.request_id,
         node=node_identity(message.node),
-        object_id=message.object_id,
+        object_id=optional_in(message, "object_id"),
         object_size=message.object_size,
         stream_id=message.stream_id,
         stream_epoch=message.stream_epoch,
-        start_offset=message.start_offset,
-        end_offset=message.end_offset,
+        start_offset=optional_in(message, "start_offset"),
+        end_offset=optional_in(message, "end_offset"),
         attributes=message.attributes,
         source_object_ids=column_in(message.source_object_ids),
         operations=_operations_in(message),
@@ -81,8 +86,13 @@ def get_objects_in(message: pb.GetObjectsRequest) -> requests.GetObjects:
     """Read GetObjects."""
     return requests.GetObjects(
         queries=tuple(
-            requests.ObjectQuery(query.stream_id, query.start_offset, query.end_offset, query.limit)
-            for query in message.queries
+            requests.ObjectQuery(
+                query.stream_id,
+                query.start_offset,
+                query.end_offset if query.HasField("end_offset") else NONE_ID,
+                query.limit,
+            )
+            for query in complete(message.queries, "queries", "stream_id")
         )
     )
 

@@ -5,9 +5,11 @@ from typing import cast
 
 from streammeta.controller.metadata import answers, requests
 from streammeta.controller.rpc.convert import (
+    complete,
     error_out,
     node_identity,
     page_request,
+    require,
     tags_in,
     tags_out,
 )
@@ -36,7 +38,7 @@ def open_streams_in(message: pb.OpenStreamsRequest) -> requests.OpenStreams:
         node=node_identity(message.node),
         streams=tuple(
             requests.StreamToOpen(stream.stream_id, stream.stream_epoch, tags_in(stream.tags))
-            for stream in message.streams
+            for stream in complete(message.streams, "streams", "stream_id", "stream_epoch")
         ),
     )
 
@@ -66,7 +68,7 @@ def close_streams_in(message: pb.CloseStreamsRequest) -> requests.CloseStreams:
                 stream.stream_epoch,
                 stream.end_offset if stream.HasField("end_offset") else None,
             )
-            for stream in message.streams
+            for stream in complete(message.streams, "streams", "stream_id", "stream_epoch")
         ),
     )
 
@@ -83,7 +85,9 @@ def trim_streams_in(message: pb.TrimStreamsRequest) -> requests.TrimStreams:
         node=node_identity(message.node),
         streams=tuple(
             requests.StreamToTrim(stream.stream_id, stream.stream_epoch, stream.new_start_offset)
-            for stream in message.streams
+            for stream in complete(
+                message.streams, "streams", "stream_id", "stream_epoch", "new_start_offset"
+            )
         ),
     )
 
@@ -100,7 +104,7 @@ def delete_streams_in(message: pb.DeleteStreamsRequest) -> requests.DeleteStream
         node=node_identity(message.node),
         streams=tuple(
             requests.StreamToDelete(stream.stream_id, stream.stream_epoch)
-            for stream in message.streams
+            for stream in complete(message.streams, "streams", "stream_id", "stream_epoch")
         ),
     )
 
@@ -141,6 +145,7 @@ def get_opening_streams_out(
 
 def abandon_uploads_in(message: pb.AbandonUploadsRequest) -> requests.AbandonUploads:
     """Read AbandonUploads."""
+    require(message, "", "node_id")
     return requests.AbandonUploads(
         request_id=message.request_id,
         node_id=message.node_id,

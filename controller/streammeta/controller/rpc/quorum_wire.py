@@ -88,6 +88,8 @@ def key_to_pb(key: ReplicaKey) -> pb.ReplicaKey:
 
 def key_from_pb(field: str, key: pb.ReplicaKey) -> ReplicaKey:
     """Translate a replica's key; raises BadMessageError, like all that follow."""
+    if not key.HasField("node_id"):
+        raise BadMessageError(f"{field}.node_id: not set; it is a node id, 0 or more")
     node_id = NodeId(not_negative(f"{field}.node_id", key.node_id))
     if len(key.directory_id) > DIRECTORY_ID_CHARS_MAX:
         raise BadMessageError(

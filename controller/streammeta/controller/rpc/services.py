@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from streammeta.controller.config import ConfigError, ControllerConfig, check_controller_id
 from streammeta.controller.errors import InvalidRequestError
-from streammeta.controller.ids import NONE_ID, NodeId
+from streammeta.controller.ids import NodeId
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
 from streammeta.controller.lifecycle.failover import Heartbeats
 from streammeta.controller.metadata.requests import HoldDeletions
@@ -227,7 +227,9 @@ class AdminHandlers:
     async def _state_hash(
         self, request: admin_pb2.StateHashRequest, _: Context
     ) -> admin_pb2.StateHashResponse:
-        seen = await self._controller.state_hash(request.at_offset)
+        seen = await self._controller.state_hash(
+            request.at_offset if request.HasField("at_offset") else None
+        )
         return admin_pb2.StateHashResponse(
             offset=seen.offset,
             hash=seen.digest,
@@ -247,7 +249,7 @@ class AdminHandlers:
         self, request: admin_pb2.TransferLeadershipRequest, context: Context
     ) -> admin_pb2.TransferLeadershipResponse:
         successor = None
-        if request.to_node_id != NONE_ID:
+        if request.HasField("to_node_id"):
             successor = _controller_id("to_node_id", request.to_node_id)
         await self._driver.transfer_leadership(successor, TRANSFER_TIMEOUT_MS)
         return admin_pb2.TransferLeadershipResponse()

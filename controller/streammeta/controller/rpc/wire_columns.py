@@ -22,7 +22,14 @@ from streammeta.controller.metadata.values import (
     RangeColumns,
     StreamObjectColumns,
 )
-from streammeta.controller.rpc.convert import column_in, enum_in, error_out, facts_in, node_identity
+from streammeta.controller.rpc.convert import (
+    column_in,
+    enum_in,
+    error_out,
+    facts_in,
+    node_identity,
+    optional_in,
+)
 from streammeta.v1 import columns_pb2 as pb
 from streammeta.v1 import objects_pb2
 
@@ -71,8 +78,8 @@ def commit_stream_set_object_in(
     return requests.CommitStreamSetObject(
         request_id=message.request_id,
         node=node_identity(message.node),
-        object_id=message.object_id,
-        order_id=message.order_id if message.HasField("order_id") else -1,
+        object_id=optional_in(message, "object_id"),
+        order_id=optional_in(message, "order_id"),
         object_size=message.object_size,
         attributes=message.attributes,
         ranges=_ranges_in(message.ranges, "ranges") if message.HasField("ranges") else _NO_RANGES,
@@ -93,7 +100,7 @@ def commit_stream_set_object_in(
 def uploads_in(message: pb.PackedUploadColumns) -> requests.CommitUploads:
     """Read the uploads of a CommitBatchRequest."""
     return requests.CommitUploads(
-        node=node_identity(message.node),
+        node=node_identity(message.node, "uploads.node"),
         object_id=_column(message.object_id, "uploads.object_id"),
         object_size=_column(message.object_size, "uploads.object_size"),
         range_count=_column(message.range_count, "uploads.range_count"),

@@ -308,7 +308,7 @@ class MetadataController:
         await self._shown(log, frozen.id.end_offset)
         return frozen
 
-    async def state_hash(self, at_offset: int) -> StateHash:
+    async def state_hash(self, at_offset: int | None) -> StateHash:
         """Return hashes that are equal on every controller for equal maps and logs.
 
         The map is taken exactly as of `at_offset`, or now for 0. Any controller answers; an offset
@@ -319,7 +319,7 @@ class MetadataController:
             OffsetPassedError: the map is beyond `at_offset`.
             BusyError: too many hashes are waited for.
         """
-        if at_offset < 0:
+        if at_offset is not None and at_offset < 0:
             raise InvalidRequestError("at_offset", f"{at_offset}; an offset is 0 or more")
         seen = await self._committed_view(at_offset)
         return StateHash(seen.offset, await asyncio.to_thread(seen.view.digest), seen.log_hash)
@@ -490,10 +490,10 @@ class MetadataController:
             if await self._is_committed(answered.offset):
                 return answered
 
-    async def _committed_view(self, at_offset: int) -> ViewAt:
+    async def _committed_view(self, at_offset: int | None) -> ViewAt:
         while True:
             end_offset = self._shown_end()
-            offset = at_offset or end_offset
+            offset = end_offset if at_offset is None else at_offset
             if offset > end_offset + AHEAD_MAX:
                 raise InvalidRequestError(
                     "at_offset", f"{offset}; at most {AHEAD_MAX} ahead of {end_offset}"
