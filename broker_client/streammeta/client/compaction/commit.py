@@ -99,7 +99,6 @@ class Replacement:
         """Make the request; unknown time bounds become those of all sources."""
         request = objects_pb2.CommitStreamSetObjectRequest(
             node=node_message(self.target.identity),
-            on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
             stream_objects=_stream_objects(self.stream_objects),
             compacted_object_ids=self.source_ids,
             failover=self.target.failover,
