@@ -11,9 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from streammeta.cli.compaction_request import CompactionRequest, NodeChoice
-from streammeta.cli.compaction_run import run
-from streammeta.cli.compaction_targets import Targets, find_targets
+from streammeta.cli.compact_command import CompactionRequest, NodeChoice
+from streammeta.cli.compaction_run import Targets, find_targets, run
 from streammeta.cli.local_cluster import LocalCluster, start_child
 from streammeta.cli.output import CommandError, Output, OutputFormat, run_cli
 from streammeta.cli.root import cli
@@ -112,14 +111,16 @@ def test_few_small_objects_wait_for_more_unless_told_otherwise(cluster: LocalClu
 
 
 @pytest.mark.process
-async def test_objects_of_which_nothing_lives_go_with_the_others(cluster: LocalCluster) -> None:
+def test_objects_without_live_offsets_are_removed_with_the_others(cluster: LocalCluster) -> None:
+    async def upload_and_delete() -> None:
+        async with broker(cluster, 1008, STREAMS) as one:
+            await one.upload(2)
+        async with broker(cluster, 1008, STREAMS) as two:
+            await two.upload(2)
+            deleted = await two.session.delete_streams(dict.fromkeys(one.stream_ids, 1))
+            deleted.require_all()
 
-    async with broker(cluster, 1008, STREAMS) as one:
-        await one.upload(2)
-    async with broker(cluster, 1008, STREAMS) as two:
-        await two.upload(2)
-        deleted = await two.session.delete_streams(dict.fromkeys(one.stream_ids, 1))
-        deleted.require_all()
+    asyncio.run(upload_and_delete())
     plan = compact(cluster, "plan", "--node", "1008", "--growth", "1")
     assert (plan["commits"], plan["objects_before"], plan["objects_after"]) == (1, 4, 1)
     assert (len(plan["sources"]), plan["outputs"][0]["ranges"]) == (4, STREAMS)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from streammeta.cli.compaction_figures import (
+from streammeta.cli.compaction_view import (
     Change,
     CommitFigures,
     ListedObject,
     commit_figures,
-    plan_figures,
 )
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.storage.compaction.entries import Entry, EntryTable
@@ -59,8 +58,8 @@ THREE_OBJECTS: tuple[Held, ...] = (
 def test_the_example_of_three_objects() -> None:
     found = figures(objects(*THREE_OBJECTS), CompactionLimits(memory_budget=150, split_size=80))
     assert found.source_ids == (0, 1, 2)
-    assert found.iterations == 2
-    assert found.objects == Change(3, 4)
+    assert found.cost.iterations == 2
+    assert found.cost.objects == Change(3, 4)
     assert [
         (one.kind, one.stream_id, one.start_offset, one.end_offset, one.ranges, one.object_size)
         for one in found.outputs
@@ -70,14 +69,14 @@ def test_the_example_of_three_objects() -> None:
         (OutputKind.SPLIT, 2, 400, 435, 1, 35 + 36 + 48),
         (OutputKind.SPLIT, 2, 435, 500, 1, 65 + 36 + 48),
     ]
-    assert found.metadata_bytes == Change(3 * 86 + 7 * 32, 4 * 86 + 5 * 32)
+    assert found.cost.metadata_bytes == Change(3 * 86 + 7 * 32, 4 * 86 + 5 * 32)
     # 7 pairs of a stream and its object before, 5 after: an index and a range of blocks each.
-    assert (found.streams, found.cold_gets) == (4, Change(14, 10))
+    assert (found.cost.streams, found.cost.cold_gets) == (4, Change(14, 10))
     # 5 reads of adjacent blocks, and 3 of indexes, which get all of objects so small.
-    assert found.gets == 5 + 3
-    assert found.bytes_read == 275 + (275 + 8 * 36 + 3 * 48)
-    assert found.bytes_written == 205 + 174 + 119 + 149
-    assert found.fresh_bytes == 275 + 8 * 36 + 3 * 48
+    assert found.cost.gets == 5 + 3
+    assert found.cost.bytes_read == 275 + (275 + 8 * 36 + 3 * 48)
+    assert found.cost.bytes_written == 205 + 174 + 119 + 149
+    assert found.cost.fresh_bytes == 275 + 8 * 36 + 3 * 48
 
 
 def test_a_large_range_and_a_large_index_take_more_requests() -> None:
@@ -86,26 +85,26 @@ def test_a_large_range_and_a_large_index_take_more_requests() -> None:
     held = objects(many, [(0, 1, 1025)], unit=10 * 1024)
     found = figures(held, CompactionLimits(memory_budget=100 * MIB, split_size=8 * MIB))
     # Object 0: 2 for the index and 1 for blocks, 300 times; object 1: 1 and 3, for stream 0 alone.
-    assert found.cold_gets.before == 300 * 3 + 1 + 3
+    assert found.cost.cold_gets.before == 300 * 3 + 1 + 3
     # Stream 0 has an object of its own; the index of the others is as large as before.
-    assert found.cold_gets.after == 299 * 3 + 1 + 3
+    assert found.cost.cold_gets.after == 299 * 3 + 1 + 3
 
 
 def test_write_amplification_counts_what_no_compaction_has_written() -> None:
     table, listed = objects([(0, 0, 100)], [(0, 100, 200)], unit=1000)
     (commit,) = plan_compaction(table, CompactionLimits()).commits
-    fresh = plan_figures([figures_of(commit, listed)])
+    fresh = figures_of(commit, listed).cost
     assert fresh.write_amplification == pytest.approx(1.0, abs=0.01)
     compacted = [ListedObject(0, -5, listed[0].object_size, 1), listed[1]]
-    again = plan_figures([figures_of(commit, compacted)])
+    again = figures_of(commit, compacted).cost
     assert again.write_amplification == pytest.approx(2.0, abs=0.01)
     rewritten = [ListedObject(one.object_id, -5, one.object_size, 1) for one in listed]
-    assert plan_figures([figures_of(commit, rewritten)]).write_amplification is None
+    assert figures_of(commit, rewritten).cost.write_amplification is None
 
 
 def test_sources_of_which_nothing_lives_only_go() -> None:
     found = figures_of(CommitPlan((), EntryTable.of_rows(()), ()), [ListedObject(4, 4, 1000, 2)])
-    assert (found.objects, found.outputs) == (Change(1, 0), ())
-    assert found.metadata_bytes == Change(86 + 64, 0)
-    assert (found.bytes_written, found.cold_gets) == (0, Change(0, 0))
-    assert plan_figures([found]).gets_per_cold_read is None
+    assert (found.cost.objects, found.outputs) == (Change(1, 0), ())
+    assert found.cost.metadata_bytes == Change(86 + 64, 0)
+    assert (found.cost.bytes_written, found.cost.cold_gets) == (0, Change(0, 0))
+    assert found.cost.gets_per_cold_read is None

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from streammeta.cli.compaction_figures import Change, CommitFigures, OutputFigures
-from streammeta.cli.compaction_view import SHOWN_ROWS, NodePlan, Totals, show_plan, show_totals
+from streammeta.cli.compaction_view import (
+    SHOWN_ROWS,
+    Change,
+    CommitFigures,
+    Cost,
+    NodePlan,
+    OutputFigures,
+    Totals,
+    show_plan,
+    show_totals,
+)
 from streammeta.cli.output import Output, OutputFormat
 from streammeta.client.compaction.report import Figures, GroupReport, MadeObject
 from streammeta.storage.compaction.plan import OutputKind
@@ -17,19 +26,21 @@ SOURCES = 3 * SHOWN_ROWS
 COMMIT = CommitFigures(
     source_ids=tuple(range(SOURCES)),
     kind=GroupKind.MERGE,
-    iterations=2,
     outputs=(
         OutputFigures(OutputKind.COMPACT, -1, -1, -1, 4, 5, 1000),
         OutputFigures(OutputKind.SPLIT, 7, 100, 200, 1, 1, 500),
     ),
-    objects=Change(SOURCES, 2),
-    metadata_bytes=Change(9000, 300),
-    streams=4,
-    cold_gets=Change(480, 8),
-    gets=70,
-    bytes_read=2000,
-    bytes_written=1800,
-    fresh_bytes=1200,
+    cost=Cost(
+        iterations=2,
+        objects=Change(SOURCES, 2),
+        metadata_bytes=Change(9000, 300),
+        streams=4,
+        cold_gets=Change(480, 8),
+        gets=70,
+        bytes_read=2000,
+        bytes_written=1800,
+        fresh_bytes=1200,
+    ),
 )
 PLANS = [NodePlan(3, (COMMIT,), {99: "it is missing"}), NodePlan(4, (), {})]
 

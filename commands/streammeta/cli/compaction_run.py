@@ -1,25 +1,30 @@
-"""One call of `streammeta compact`: find the nodes, plan or compact for each, say what came of it.
+"""One call of `streammeta compact`: find the nodes, plan or compact each, show the result.
 
-Owns the order of work, its end by a signal, and that the failure of one node keeps nobody else
-waiting.
+Owns the choice among the nodes in the metadata, the order of work, and its end by a signal. The
+failure of one node does not stop the others. No node is registered or fenced: commits carry the
+epoch that the node's own process registered. Object ids are prepared in the name of a live node, as
+those of a departed node are refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing
+from dataclasses import dataclass
 
-from streammeta.cli.compaction_figures import (
+from streammeta.cli.compact_command import CompactionRequest, NodeChoice
+from streammeta.cli.compaction_view import (
     CommitFigures,
     ListedObject,
+    NodePlan,
+    Totals,
     commit_figures,
     listed_objects,
+    show_plan,
+    show_totals,
 )
-from streammeta.cli.compaction_request import CompactionRequest
-from streammeta.cli.compaction_targets import Targets, find_targets
-from streammeta.cli.compaction_view import NodePlan, Totals, show_plan, show_totals
 from streammeta.cli.output import CommandError, Output
 from streammeta.client.bucket_check import BucketCheck
 from streammeta.client.compaction.config import (
@@ -36,21 +41,85 @@ from streammeta.client.errors import (
     RefusedError,
     code_name,
 )
+from streammeta.client.methods import GET_NODES
 from streammeta.client.model import NodeIdentity
 from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.compaction.plan import CommitPlan
 from streammeta.storage.errors import StorageError, WrongBucketError
 from streammeta.storage.object_store.base import ObjectStore
+from streammeta.v1 import nodes_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Nodes with set objects, and the live node in whose name ids are prepared.
+
+    `writer` is None if, and only if, there is nothing to compact.
+    """
+
+    targets: tuple[CompactionTarget, ...]
+    writer: NodeIdentity | None
+
+
+async def find_targets(client: ControllerClient, choice: NodeChoice) -> Targets:
+    """Look up the chosen nodes; `all` and `gone` leave out nodes without set objects.
+
+    Raises `CommandError` when a node that was named has not registered, or no node lives.
+    """
+    answer = await client.call(GET_NODES, nodes_pb2.GetNodesRequest())
+    known = {node.node_id: node for node in answer.nodes}
+    unknown = [node_id for node_id in choice.node_ids if node_id not in known]
+    if unknown:
+        raise CommandError(
+            "NODE_EPOCH_NOT_EXIST",
+            f"node {unknown[0]} has not registered",
+            "`streammeta node list` shows the nodes that have registered",
+        )
+    chosen = [known[node_id] for node_id in dict.fromkeys(choice.node_ids)] or [
+        node
+        for node in answer.nodes
+        if node.stream_set_object_count and (is_gone(node) or not choice.gone)
+    ]
+    targets = tuple(
+        CompactionTarget(node.node_id, node.node_epoch, failover=is_gone(node)) for node in chosen
+    )
+    return Targets(targets, _writer(answer.nodes, chosen) if targets else None)
+
+
+def is_gone(node: nodes_pb2.NodeDescription) -> bool:
+    """Tell whether the node has no process that could compact by itself."""
+    return _is_barred(node) or node.state == nodes_pb2.NODE_STATE_FENCED
+
+
+def _is_barred(node: nodes_pb2.NodeDescription) -> bool:
+    """Tell whether the controllers refuse requests of the node's own process."""
+    return node.departed or node.failover
+
+
+def _writer(
+    nodes: Sequence[nodes_pb2.NodeDescription], chosen: Sequence[nodes_pb2.NodeDescription]
+) -> NodeIdentity:
+    """Return a node that may prepare ids: a chosen one if possible, one with heartbeats first."""
+    able = [node for node in (*chosen, *nodes) if not _is_barred(node)]
+    able.sort(key=is_gone)
+    if not able:
+        raise CommandError(
+            "NO_LIVE_NODE",
+            "no node lives in whose name object ids could be prepared",
+            "start a broker, or register a node, and repeat",
+        )
+    return NodeIdentity(node_id=able[0].node_id, node_epoch=able[0].node_epoch)
+
 
 _WAITS = "its time has not come; it would be merged with more of its size, or once it is old"
 
 
 async def plan(request: CompactionRequest, output: Output) -> None:
-    """Plan for each chosen node, and show all of it. Raises `CommandError` if one can't be."""
-    async with _workshop(request) as workshop:
-        found = await workshop.targets()
+    """Show the plan of each chosen node. Raises `CommandError` if one cannot be planned."""
+    async with _session(request) as session:
+        found = await session.targets()
         try:
-            plans = [await workshop.plan(found, target) for target in found.targets]
+            plans = [await session.plan(found, target) for target in found.targets]
         except BrokerClientError as error:
             raise _command_error(error) from error
     show_plan(output, plans)
@@ -63,24 +132,24 @@ async def run(
     *,
     stream_objects: bool = False,
 ) -> None:
-    """Compact for each chosen node, once or again and again; say what came of it in the end.
+    """Compact for each chosen node, once or again and again; show the result in the end.
 
     The first signal ends it after what is under way, a second one at once. Raises `CommandError` if
     a node could not be worked on in the last pass.
     """
     stopping = _stopped_by_signals()
     totals = Totals()
-    async with _workshop(request) as workshop:
-        found = await workshop.targets()
-        await workshop.compact_all(found, totals, stopping, stream_objects=stream_objects)
+    async with _session(request) as session:
+        found = await session.targets()
+        await session.compact_all(found, totals, stopping, stream_objects=stream_objects)
         while interval_ms is not None and not await _is_set(stopping, interval_ms / 1000):
             totals.begin_pass()
             try:
-                found = await workshop.targets()
+                found = await session.targets()
             except CommandError as error:
-                totals.failures[-1] = str(error)  # it may pass: whoever repeats is patient
+                totals.failures[-1] = str(error)  # it may pass until the next repetition
                 continue
-            await workshop.compact_all(found, totals, stopping, stream_objects=stream_objects)
+            await session.compact_all(found, totals, stopping, stream_objects=stream_objects)
     if totals.failures and not stopping.is_set():
         raise CommandError(
             "INCOMPLETE",
@@ -91,8 +160,8 @@ async def run(
     show_totals(output, totals)
 
 
-class Workshop:
-    """A cluster, its bucket, and a compactor that is kept as long as its writer is the same."""
+class Session:
+    """A cluster, its bucket, and a compactor that is kept while its writer is the same."""
 
     def __init__(
         self,
@@ -111,7 +180,7 @@ class Workshop:
         self._writer: NodeIdentity | None = None
 
     def close(self) -> None:
-        """Give back threads."""
+        """Release the threads."""
         if self._compactor is not None:
             self._compactor.close()
 
@@ -174,14 +243,13 @@ class Workshop:
     async def _compact_stream_objects(
         self, target: CompactionTarget, totals: Totals, stopping: asyncio.Event
     ) -> None:
-        pace = CompactionConfig(read_rate=self._request.rate, write_rate=self._request.rate)
         compactor = StreamObjectCompactor(
-            self._client, target.identity, self._namespace, self._store, pace
+            self._client, target.identity, self._namespace, self._store, self._config
         )
         with closing(compactor):
             async with aclosing(compactor.compact_node()) as reports:
                 async for report in reports:
-                    totals.add_stream(target.node_id, report)
+                    totals.add(target.node_id, report)
                     if stopping.is_set():
                         return
 
@@ -203,7 +271,7 @@ _NOTHING = CommitPlan((), EntryTable.of_rows(()), ())
 
 
 @asynccontextmanager
-async def _workshop(request: CompactionRequest) -> AsyncIterator[Workshop]:
+async def _session(request: CompactionRequest) -> AsyncIterator[Session]:
     """Open cluster and bucket for one call of the command."""
     config = request.config()
     with closing(request.open_store()) as store:
@@ -215,12 +283,12 @@ async def _workshop(request: CompactionRequest) -> AsyncIterator[Workshop]:
                 raise _command_error(error) from error
             except WrongBucketError as error:
                 raise CommandError("WRONG_BUCKET", str(error)) from error
-            with closing(Workshop(client, store, namespace, request, config)) as workshop:
-                yield workshop
+            with closing(Session(client, store, namespace, request, config)) as session:
+                yield session
 
 
 def _command_error(error: BrokerClientError) -> CommandError:
-    """The failure as the command tells it; what to do is in its message already."""
+    """Return the failure as the command reports it; its message says what to do."""
     if isinstance(error, ControllerUnavailableError):
         return CommandError("NO_CONTROLLER", str(error))
     code = error.code if isinstance(error, RefusedError) else None
@@ -228,7 +296,7 @@ def _command_error(error: BrokerClientError) -> CommandError:
 
 
 def _stopped_by_signals() -> asyncio.Event:
-    """Return what the first SIGTERM or Ctrl-C sets; the second cancels the task that asked."""
+    """Return an event set by the first SIGTERM or Ctrl-C; the second cancels the calling task."""
     stopping = asyncio.Event()
     task = asyncio.current_task()
 
