@@ -31,7 +31,7 @@ from streammeta.v1 import streams_pb2
 from tests.broker_client.client_helpers import Broker, broker, until
 from tests.broker_client.fake_controller import FakeCluster
 from tests.broker_client.wal_tools import LOG
-from tests.journal.crash_disk import CrashDisk
+from tests.kit.crash_disk import CrashDisk
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 FOR_NOW = [

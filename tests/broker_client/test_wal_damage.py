@@ -18,7 +18,7 @@ from tests.broker_client.wal_tools import (
     recovered,
     sequences_of,
 )
-from tests.journal.crash_disk import CrashDisk, Left, PowerFailure
+from tests.kit.crash_disk import CrashDisk, Left, PowerFailure, flipped
 
 FLUSHED = 26
 LOST = 2
@@ -33,22 +33,10 @@ def written(flushed: int = FLUSHED) -> CrashDisk:
     return disk.after_kill()
 
 
-def segments(disk: CrashDisk) -> list[Path]:
-    return sorted(path for path in disk.names_now if path.suffix == ".wal")
-
-
-def changed(disk: CrashDisk, path: Path, data: bytes) -> CrashDisk:
-    return CrashDisk.holding({**disk.contents(), path: data})
-
-
-def without(disk: CrashDisk, *gone: Path) -> CrashDisk:
-    return CrashDisk.holding({p: data for p, data in disk.contents().items() if p not in gone})
-
-
 def unsynced_tail(disk: CrashDisk) -> tuple[CrashDisk, Path, int]:
     """Append a group without syncing it; return the disk, its segment, and where it begins."""
     log = open_disk(disk)
-    path = segments(disk)[-1]
+    path = disk.segments()[-1]
     begin = len(disk.contents()[path])
     log._write_group(group_of([FLUSHED, FLUSHED + 1, FLUSHED + 2]))
     return disk.after_kill(), path, begin
@@ -58,7 +46,7 @@ def test_a_tail_torn_at_any_byte_is_cut() -> None:
     disk, path, begin = unsynced_tail(written())
     data = disk.contents()[path]
     for end in range(begin, len(data)):
-        torn = changed(disk, path, data[:end])
+        torn = disk.with_file(path, data[:end])
         assert sequences_of(recovered(open_disk(torn))) == list(range(FLUSHED))
         assert len(torn.contents()[path]) == begin
     assert sequences_of(recovered(open_disk(disk))) == list(range(FLUSHED + 3))
@@ -68,24 +56,22 @@ def test_a_tail_with_any_bit_flipped_or_pages_of_zeros_is_cut() -> None:
     disk, path, begin = unsynced_tail(written())
     data = disk.contents()[path]
     for at in range(begin, len(data)):
-        torn = bytearray(data)
-        torn[at] ^= 1 << at % 8
-        found = open_disk(changed(disk, path, bytes(torn)))
+        changed = flipped(data, at, at % 8)
+        found = open_disk(disk.with_file(path, changed))
         assert sequences_of(recovered(found)) == list(range(FLUSHED))
-    zeros = changed(disk, path, data[:begin] + bytes(len(data) - begin))
+    zeros = disk.with_file(path, data[:begin] + bytes(len(data) - begin))
     assert sequences_of(recovered(open_disk(zeros))) == list(range(FLUSHED))
 
 
 def test_of_two_unsynced_frames_the_later_one_alone_does_not_count() -> None:
     disk = written()
-    path = segments(disk)[-1]
+    path = disk.segments()[-1]
     begin = len(disk.contents()[path])
     log = open_disk(disk)
     for sequence in (FLUSHED, FLUSHED + 1):
         log._write_group(group_of([sequence]))
-    data = bytearray(disk.contents()[path])
-    data[begin + 60] ^= 1
-    torn = changed(disk, path, bytes(data))
+    data = flipped(disk.contents()[path], begin + 60)
+    torn = disk.with_file(path, data)
     assert sequences_of(recovered(open_disk(torn))) == list(range(FLUSHED))
     assert len(torn.contents()[path]) == begin
 
@@ -93,15 +79,14 @@ def test_of_two_unsynced_frames_the_later_one_alone_does_not_count() -> None:
 def test_a_later_frame_tells_damage_although_the_state_file_is_old() -> None:
     disk = written()
     old_state = disk.contents()[LOG / STATE_NAME]
-    path = segments(disk)[-1]
+    path = disk.segments()[-1]
     begin = len(disk.contents()[path])
     log = open_disk(disk)
     for sequence in (FLUSHED, FLUSHED + 1):
         log.write([group_of([sequence], size=12)])
-    assert segments(disk)[-1] == path
-    data = bytearray(disk.contents()[path])
-    data[begin + 60] ^= 1
-    found = CrashDisk.holding({**disk.contents(), LOG / STATE_NAME: old_state, path: bytes(data)})
+    assert disk.segments()[-1] == path
+    data = flipped(disk.contents()[path], begin + 60)
+    found = CrashDisk.holding({**disk.contents(), LOG / STATE_NAME: old_state, path: data})
     with pytest.raises(DamagedLogError, match=f"{path} is damaged at byte {begin}"):
         open_disk(found)
     log = open_disk(found, mends=True)
@@ -113,18 +98,17 @@ def test_a_later_frame_tells_damage_although_the_state_file_is_old() -> None:
 def test_a_bit_flipped_anywhere_is_reported_and_mended_when_asked(seed: int) -> None:
     rng = random.Random(seed)
     disk = written()
-    for path in segments(disk):
+    for path in disk.segments():
         data = disk.contents()[path]
         for at in sorted(rng.sample(range(len(data)), 40)):
-            flipped = bytearray(data)
-            flipped[at] ^= 1 << rng.randrange(8)
-            found = changed(disk, path, bytes(flipped))
+            changed = flipped(data, at, rng.randrange(8))
+            found = disk.with_file(path, changed)
             before = found.contents()
             with pytest.raises(DamagedLogError, match=f"{path} is damaged at byte") as error:
                 open_disk(found)
             assert error.value.offset <= at
             assert found.contents() == before, f"seed {seed}, {path} at {at}"
-            check_mended(found, path, bytes(flipped))
+            check_mended(found, path, changed)
 
 
 def check_mended(found: CrashDisk, path: Path, damaged: bytes) -> None:
@@ -143,12 +127,12 @@ def check_mended(found: CrashDisk, path: Path, damaged: bytes) -> None:
 
 def test_flushed_records_cut_off_at_any_byte_are_reported_and_counted() -> None:
     disk = written()
-    for path in segments(disk):
+    for path in disk.segments():
         data = disk.contents()[path]
         for end in range(0, len(data), 7):
-            if path == segments(disk)[-1] and end == 0:
+            if path == disk.segments()[-1] and end == 0:
                 continue
-            cut = changed(disk, path, data[:end])
+            cut = disk.with_file(path, data[:end])
             with pytest.raises(DamagedLogError, match=f"{path} is damaged at byte"):
                 open_disk(cut)
             log = open_disk(cut, mends=True)
@@ -160,19 +144,21 @@ def test_flushed_records_cut_off_at_any_byte_are_reported_and_counted() -> None:
 
 def test_a_missing_segment_is_reported_and_counted() -> None:
     disk = written()
-    firsts = [int(path.stem) for path in segments(disk)]
+    firsts = [int(path.stem) for path in disk.segments()]
     assert len(firsts) >= 4
-    for index, path in enumerate(segments(disk)):
+    for index, path in enumerate(disk.segments()):
         lost = range(firsts[index], [*firsts[1:], FLUSHED][index])
         if not lost:
             continue
-        found = without(disk, path)
+        found = disk.with_file(path, None)
         with pytest.raises(DamagedLogError):
             open_disk(found)
         log = open_disk(found, mends=True)
         assert sequences_of(recovered(log)) == [n for n in range(FLUSHED) if n not in lost]
         assert (log.end, log.lost) == (FLUSHED, len(lost))
-    found = without(disk, *segments(disk))
+    found = disk
+    for path in disk.segments():
+        found = found.with_file(path, None)
     with pytest.raises(DamagedLogError, match=f"records 0 to {FLUSHED - 1} are missing"):
         open_disk(found)
     log = open_disk(found, mends=True)
@@ -183,27 +169,22 @@ def test_a_damaged_or_missing_state_file_costs_no_record() -> None:
     disk = written()
     path = LOG / STATE_NAME
     good = disk.contents()[path]
-    slots = bytearray(good)
-    for at in (4100, 8200):
-        slots[at] ^= 1
-    for bad in (b"", good[:20], bytes([good[0] ^ 1]) + good[1:], bytes(slots)):
-        found = changed(disk, path, bad)
+    slots = flipped(flipped(good, 4100), 8200)
+    for bad in (b"", good[:20], flipped(good, 0), slots):
+        found = disk.with_file(path, bad)
         with pytest.raises(DamagedLogError, match="state is damaged at byte"):
             open_disk(found)
         assert sequences_of(recovered(open_disk(found, mends=True))) == list(range(FLUSHED))
-    one_slot = bytearray(good)
-    one_slot[4100] ^= 1
-    assert sequences_of(recovered(open_disk(changed(disk, path, bytes(one_slot)))))
+    assert sequences_of(recovered(open_disk(disk.with_file(path, flipped(good, 4100)))))
 
 
 def test_a_quarantine_can_be_repeated_after_a_power_failure_at_any_call() -> None:
     disk = written()
-    path = segments(disk)[1]
-    data = bytearray(disk.contents()[path])
-    data[150] ^= 1
+    path = disk.segments()[1]
+    data = flipped(disk.contents()[path], 150)
     for call in range(1, 12):
         for left in Left:
-            found = changed(disk, path, bytes(data))
+            found = disk.with_file(path, data)
             found.crash_at = call
             try:
                 quarantine(found, LOG, IDENTITY)
@@ -211,12 +192,12 @@ def test_a_quarantine_can_be_repeated_after_a_power_failure_at_any_call() -> Non
                 found = found.after_crash(left)
             log = open_disk(found, mends=True)
             assert len(recovered(log)) == FLUSHED - LOST
-            assert found.contents()[path.with_name(f"{path.name}.damaged")] == bytes(data)
+            assert found.contents()[path.with_name(f"{path.name}.damaged")] == data
 
 
 def test_a_quarantine_of_a_good_log_changes_nothing() -> None:
     disk, path, begin = unsynced_tail(written())
-    torn = changed(disk, path, disk.contents()[path][: begin + 11])
+    torn = disk.with_file(path, disk.contents()[path][: begin + 11])
     for found in (disk, torn):
         before = found.contents()
         quarantine(found, LOG, IDENTITY)

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -15,7 +14,7 @@ from streammeta.client.write_ahead_log.disk_log import DiskLog, lock_directory
 from streammeta.client.write_ahead_log.errors import DamagedLogError, LogLockedError, WrongLogError
 from streammeta.client.write_ahead_log.files import STATE_NAME, StateFile
 from streammeta.client.write_ahead_log.set_aside import read_set_aside
-from streammeta.storage.durable_files import File, PosixFile, PosixFileSystem
+from streammeta.storage.durable_files import PosixFileSystem
 from streammeta.storage.segmented_log import segment_path
 from tests.broker_client.wal_tools import (
     IDENTITY,
@@ -26,7 +25,7 @@ from tests.broker_client.wal_tools import (
     recovered,
     sequences_of,
 )
-from tests.journal.crash_disk import CrashDisk, Left, PowerFailure
+from tests.kit.crash_disk import CrashDisk, Left, PowerFailure, WatchedFiles, flipped
 
 
 @dataclass
@@ -115,7 +114,7 @@ def test_what_a_killed_process_left_unsynced_is_durable_once_the_log_is_open() -
     disk = CrashDisk()
     log = open_disk(disk)
     assert log.write([group_of(range(4))]) == 1
-    last = max(path for path in disk.names_now if path.suffix == ".wal")
+    last = disk.segments()[-1]
     log._write_group(group_of(range(4, 8)))
     killed = disk.after_kill()
     killed.names_now[last].durable = killed.names_now[last].durable[:-1]
@@ -287,9 +286,7 @@ def test_what_is_set_aside_can_be_read_without_a_log(tmp_path: Path) -> None:
     second = log.set_aside(records[:1], "deleted")
     assert second is not None
     assert second != path
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(bytes(data))
+    path.write_bytes(flipped(path.read_bytes(), -1))
     with pytest.raises(DamagedLogError, match=r"\.aside is damaged at byte"):
         list(read_set_aside(path))
 
@@ -312,25 +309,9 @@ def test_a_torn_slot_of_the_state_file_leaves_the_one_before() -> None:
     for step in range(1, 5):
         state = StateFile.open(disk, path)
         state.note(step, step * 10)
-        data = bytearray(disk.contents()[path])
-        data[4096 + 4096 * ((step + 1) % 2) + 9] ^= 1
-        torn = StateFile.open(CrashDisk.holding({path: bytes(data)}), path)
+        data = flipped(disk.contents()[path], 4096 + 4096 * ((step + 1) % 2) + 9)
+        torn = StateFile.open(CrashDisk.holding({path: data}), path)
         assert (torn.trimmed, torn.flushed) == (step - 1, (step - 1) * 10)
-
-
-class RecordingFile(PosixFile):
-    """Notes which bytes are written."""
-
-    written: ClassVar[list[range]] = []
-
-    def write(self, position: int, data: bytes) -> None:
-        self.written.append(range(position, position + len(data)))
-        super().write(position, data)
-
-
-class RecordingFiles(PosixFileSystem):
-    def open(self, path: Path, *, create: bool = False) -> File:
-        return RecordingFile(path, create=create)
 
 
 def test_what_is_not_known_to_be_on_the_disk_is_written_again(tmp_path: Path) -> None:
@@ -340,12 +321,15 @@ def test_what_is_not_known_to_be_on_the_disk_is_written_again(tmp_path: Path) ->
     log._write_group(group_of([1]))
     end = log.segments[0].size
     log.release()
-    RecordingFile.written.clear()
-    open_disk(RecordingFiles(), tmp_path).close()
-    assert range(begin, end) in RecordingFile.written
-    RecordingFile.written.clear()
-    open_disk(RecordingFiles(), tmp_path).close()
-    assert RecordingFile.written == []
+    written: list[range] = []
+    files = WatchedFiles(
+        lambda call, at: written.append(at) if call == "write" else None, suffix=""
+    )
+    open_disk(files, tmp_path).close()
+    assert range(begin, end) in written
+    written.clear()
+    open_disk(files, tmp_path).close()
+    assert written == []
 
 
 def test_bounds_that_could_never_be_met_are_refused() -> None:

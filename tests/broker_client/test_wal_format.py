@@ -21,7 +21,7 @@ from streammeta.client.write_ahead_log.files import (
 )
 from streammeta.storage.segmented_log import BadFrameError
 from tests.broker_client.wal_tools import LOG, encoded, group_of, open_disk, record_at
-from tests.journal.crash_disk import CrashDisk
+from tests.kit.crash_disk import CrashDisk, flipped
 
 LOG_ID = bytes(range(16))
 PATH = Path("log/x.wal")
@@ -87,17 +87,13 @@ def test_every_changed_bit_of_a_header_or_frame_is_noticed() -> None:
     frame = encode(body, 1)
     for bit in range(8 * len(header)):
         with pytest.raises(BadHeaderError):
-            decode_file_header(flipped(header, bit), SEGMENT_MAGIC, PATH)
+            decode_file_header(flipped(header, *divmod(bit, 8)), SEGMENT_MAGIC, PATH)
     for bit in range(8 * len(frame)):
-        changed = flipped(frame, bit)
+        changed = flipped(frame, *divmod(bit, 8))
         with pytest.raises(BadFrameError):
             CODEC.decode_header(changed[:45]).check_body(changed[45:])
     with pytest.raises(BadFrameError, match="header's checksum"):
         frame_codec(LOG_ID[::-1]).decode_header(frame[:45])
-
-
-def flipped(data: bytes, bit: int) -> bytes:
-    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
 
 
 def test_a_file_of_another_version_is_refused_by_name() -> None:

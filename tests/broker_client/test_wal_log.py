@@ -21,9 +21,9 @@ from streammeta.client.write_ahead_log.errors import (
     WriteAheadLogFullError,
 )
 from streammeta.client.write_ahead_log.log import WriteAheadLog
-from streammeta.storage.durable_files import DiskFullError, File, PosixFile, PosixFileSystem
+from streammeta.storage.durable_files import DiskFullError
 from tests.broker_client.wal_tools import IDENTITY, LOG, SMALL, encoded, record_at, sequences_of
-from tests.journal.crash_disk import CrashDisk
+from tests.kit.crash_disk import CrashDisk, WatchedFiles, flipped
 
 
 @dataclass
@@ -38,38 +38,21 @@ class Orders:
     def __post_init__(self) -> None:
         self.may_go_on.set()
 
-    def obey(self, call: str) -> None:
+    def obey(self, call: str, _bytes: range) -> None:
+        if call not in ("write", "sync"):
+            return
         assert self.may_go_on.wait(10)
         self.calls.append(call)
         if self.fail(call):
             raise self.error
 
 
-class OrderedFile(PosixFile):
-    def __init__(self, path: Path, orders: Orders, *, create: bool) -> None:
-        super().__init__(path, create=create)
-        self._orders = orders
-
-    def write(self, position: int, data: bytes) -> None:
-        self._orders.obey("write")
-        super().write(position, data)
-
-    def sync(self) -> None:
-        self._orders.obey("sync")
-        super().sync()
-
-
-class OrderedFiles(PosixFileSystem):
+class OrderedFiles(WatchedFiles):
     """The machine's files, where segments obey orders."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.orders = Orders()
-
-    def open(self, path: Path, *, create: bool = False) -> File:
-        if path.suffix == ".wal":
-            return OrderedFile(path, self.orders, create=create)
-        return super().open(path, create=create)
+        super().__init__(self.orders.obey)
 
 
 def append(log: WriteAheadLog, *, size: int = 20) -> asyncio.Future[None]:
@@ -263,9 +246,7 @@ async def test_a_damaged_log_is_refused_or_mended_and_what_is_lost_is_told(tmp_p
         await settle(append(log))
     await log.close()
     path = segments(tmp_path)[1]
-    data = bytearray(path.read_bytes())
-    data[100] ^= 1
-    path.write_bytes(data)
+    path.write_bytes(flipped(path.read_bytes(), 100))
     with pytest.raises(DamagedLogError, match=rf"{path} is damaged at byte \d+: the frame of"):
         await WriteAheadLog.open(tmp_path, IDENTITY, SMALL)
     log = await WriteAheadLog.open(tmp_path, IDENTITY, SMALL, damage="quarantine")

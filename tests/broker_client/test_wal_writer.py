@@ -16,7 +16,7 @@ from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import Body
 from tests.broker_client.client_helpers import Broker, broker, until
 from tests.broker_client.wal_tools import LOG
-from tests.journal.crash_disk import CrashDisk
+from tests.kit.crash_disk import CrashDisk
 from tests.kit.memory_store import MemoryObjectStore
 
 CONFIG = WriterConfig(durability="wal", linger_s=0.01, close_deadline_s=0.5)

@@ -24,12 +24,12 @@ from streammeta.client.config import WriterConfig
 from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.recovery import RecoveryPlan
-from streammeta.storage.durable_files import File, PosixFile, PosixFileSystem
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_store.base import Body
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.fake_controller import NAMESPACE
 from tests.fake_bucket import fake_markers_of_process
+from tests.kit.crash_disk import WatchedFiles
 
 STEPS = ("write", "sync", "synced", "remove", "uploaded", "committed", "time")
 """Before a write, before and after its sync, before a segment goes, before and after a commit."""
@@ -79,36 +79,6 @@ class Executioner:
             timer = threading.Timer(self._left / 1000, os.kill, (os.getpid(), signal.SIGKILL))
             timer.daemon = True
             timer.start()
-
-
-class DoomedFile(PosixFile):
-    def __init__(self, path: Path, executioner: Executioner, *, create: bool) -> None:
-        super().__init__(path, create=create)
-        self._executioner = executioner
-
-    def write(self, position: int, data: bytes) -> None:
-        self._executioner.pass_by("write")
-        super().write(position, data)
-
-    def sync(self) -> None:
-        self._executioner.pass_by("sync")
-        super().sync()
-        self._executioner.pass_by("synced")
-
-
-class DoomedFiles(PosixFileSystem):
-    def __init__(self, executioner: Executioner) -> None:
-        super().__init__()
-        self._executioner = executioner
-
-    def open(self, path: Path, *, create: bool = False) -> File:
-        if path.suffix == ".wal":
-            return DoomedFile(path, self._executioner, create=create)
-        return super().open(path, create=create)
-
-    def remove(self, path: Path) -> None:
-        self._executioner.pass_by("remove")
-        super().remove(path)
 
 
 class SlowStore(LocalObjectStore):
@@ -174,7 +144,7 @@ async def live(settings: Settings) -> None:
             root / "log",
             LogIdentity(session.namespace, 1000, settings.node_epoch),
             SMALL_LOG,
-            files=DoomedFiles(executioner),
+            files=WatchedFiles(lambda step, _: executioner.pass_by(step)),
         )
         store = SlowStore(root / "bucket", settings.seed)
         async with StreamWriter(

@@ -8,7 +8,7 @@ stopped at every call as well.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import LostPromise
 from streammeta.controller.quorum.voters import ReplicaKey
-from tests.journal.crash_disk import CrashDisk, Left, PowerFailure
 from tests.journal.journal_tools import (
     CLUSTER,
     NODE,
@@ -37,6 +36,7 @@ from tests.journal.journal_tools import (
     snapshot_id,
     take_snapshot,
 )
+from tests.kit.crash_disk import CrashDisk, Left, PowerFailure, crashes, flipped
 
 DIRECTORY = Path("/node")
 SEGMENT_BYTES = 200
@@ -84,26 +84,6 @@ def held_on(disk: CrashDisk) -> Held:
     return held
 
 
-def crashed(disk: CrashDisk, act: Callable[[CrashDisk], None]) -> Iterator[tuple[str, CrashDisk]]:
-    """Yield every disk that a crash during `act` can leave, with where it crashed."""
-    call = 0
-    while True:
-        call += 1
-        has_crashed = False
-        for comes_first in (True, False):
-            victim = disk.copy()
-            victim.crash_at, victim.crash_comes_first = call, comes_first
-            try:
-                act(victim)
-            except PowerFailure:
-                has_crashed = True
-            for left in Left:
-                when = "before" if comes_first else "after"
-                yield f"{when} call {call}, {left.name} left", victim.after_crash(left)
-        if not has_crashed:
-            return
-
-
 def append_two(journal: Journal) -> None:
     journal.append([batch(7, 3, b"seven"), batch(8, 4, b"eight" * 40)])
     journal.sync()
@@ -145,9 +125,8 @@ def test_a_crash_leaves_the_old_state_or_the_new(name: str) -> None:
     before = held_on(disk)
 
     def act(victim: CrashDisk) -> None:
-        crash_at, victim.crash_at = victim.crash_at, None
-        journal = reopen(victim)
-        victim.calls, victim.crash_at = 0, crash_at
+        with victim.unharmed():
+            journal = reopen(victim)
         change(journal)
 
     changed = disk.copy()
@@ -155,7 +134,7 @@ def test_a_crash_leaves_the_old_state_or_the_new(name: str) -> None:
     after = held_on(changed.after_crash(Left.NOTHING))
     assert after != before
     seen = set()
-    for where, left in crashed(disk, act):
+    for where, left in crashes(disk, act):
         held = held_on(left)
         # A trim goes step by step: each step is a log that begins later, or a snapshot less.
         held = as_one_of(before, after, held) if name == "trim" else held
@@ -191,9 +170,8 @@ def test_a_crash_while_appending_loses_nothing_that_was_flushed() -> None:
 
     def act(victim: CrashDisk) -> None:
         nonlocal flushed
-        crash_at, victim.crash_at = victim.crash_at, None
-        journal = reopen(victim)
-        victim.calls, victim.crash_at = 0, crash_at
+        with victim.unharmed():
+            journal = reopen(victim)
         flushed = 0
         journal.append(more[:2])
         journal.sync()
@@ -202,7 +180,7 @@ def test_a_crash_while_appending_loses_nothing_that_was_flushed() -> None:
         journal.sync()
         flushed = 3
 
-    for where, left in crashed(disk, act):
+    for where, left in crashes(disk, act):
         held = held_on(left)
         added = held.batches[len(before) :]
         assert held.batches == before + more[: len(added)], where
@@ -219,9 +197,8 @@ def test_what_a_killed_process_left_is_durable_before_it_counts() -> None:
     disk = written_disk()
 
     def first_life(victim: CrashDisk) -> None:
-        crash_at, victim.crash_at = victim.crash_at, None
-        journal = reopen(victim)
-        victim.calls, victim.crash_at = 0, crash_at
+        with victim.unharmed():
+            journal = reopen(victim)
         append_two(journal)
         journal.truncate(EndOffset(7))
         take_snapshot(journal, snapshot_id(7, 3))
@@ -256,38 +233,34 @@ def test_a_crash_in_recovery_is_recovered_from() -> None:
     before = held_on(disk)
 
     def act(victim: CrashDisk) -> None:
-        crash_at, victim.crash_at = victim.crash_at, None
-        journal = reopen(victim)
-        victim.calls, victim.crash_at = 0, crash_at
+        with victim.unharmed():
+            journal = reopen(victim)
         install_over_a_diverging_log(journal)
 
     tried = set()
-    for where, left in crashed(disk, act):
+    for where, left in crashes(disk, act):
         contents = frozenset(left.contents().items())
         if contents in tried:
             continue
         tried.add(contents)
         expected = held_on(left)
         assert expected == before or expected.snapshots == (snapshot_id(6, 4),)
-        for then, left_again in crashed(left, recover):
+        for then, left_again in crashes(left, recover):
             assert held_on(left_again) == expected, f"{where}, then {then}"
 
 
 def test_a_crash_while_damage_is_put_aside_forgets_nothing() -> None:
     """The promise is durable before the first damaged byte is moved."""
     disk = written_disk()
-    damaged = sorted(path for path in disk.contents() if path.suffix == ".log")[2]
-    contents = disk.contents()
-    data = bytearray(contents[damaged])
-    data[-1] ^= 1
-    contents[damaged] = bytes(data)
-    disk = CrashDisk.holding(contents)
+    damaged = disk.segments()[2]
+    data = flipped(disk.contents()[damaged], -1)
+    disk = disk.with_file(damaged, data)
     whole = held_on(written_disk())
     expected = held_on(disk)
     assert expected.lost == LostPromise(EndOffset(7), STATE.epoch)
     assert expected.batches == whole.batches[: len(expected.batches)]
     assert expected.end_offset >= 5
-    for where, left in crashed(disk, recover):
+    for where, left in crashes(disk, recover):
         held = held_on(left)
         assert held == expected, where
         kept = [data for path, data in left.copy().contents().items() if b"SMS2" in data]
@@ -296,20 +269,17 @@ def test_a_crash_while_damage_is_put_aside_forgets_nothing() -> None:
 
 def test_a_crash_while_damage_is_cleared_forgets_it_or_not() -> None:
     disk = written_disk()
-    contents = disk.contents()
-    del contents[max(path for path in contents if path.suffix == ".log")]
-    disk = CrashDisk.holding(contents)
+    disk = disk.with_file(disk.segments()[-1], None)
     damaged = held_on(disk)
     assert damaged.lost is not None
     outcomes = set()
 
     def act(victim: CrashDisk) -> None:
-        crash_at, victim.crash_at = victim.crash_at, None
-        journal = reopen(victim)
-        victim.calls, victim.crash_at = 0, crash_at
+        with victim.unharmed():
+            journal = reopen(victim)
         journal.clear_damage()
 
-    for where, left in crashed(disk, act):
+    for where, left in crashes(disk, act):
         held = held_on(left)
         assert replace(held, lost=damaged.lost) == damaged, where
         outcomes.add(held.lost)
@@ -323,7 +293,7 @@ def test_a_crash_while_formatting_leaves_a_directory_to_format_or_a_formatted_on
         )
 
     outcomes = set()
-    for where, left in crashed(CrashDisk(), act):
+    for where, left in crashes(CrashDisk(), act):
         found = left.copy()
         try:
             journal = reopen(found)

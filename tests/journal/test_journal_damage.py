@@ -12,7 +12,6 @@ from streammeta.controller.ids import EndOffset
 from streammeta.controller.journal.errors import JournalDamagedError
 from streammeta.controller.quorum.log_view import LostPromise
 from streammeta.controller.quorum.messages import Batch
-from tests.journal.crash_disk import CrashDisk
 from tests.journal.journal_tools import (
     ONE_SEGMENT,
     STATE,
@@ -25,6 +24,7 @@ from tests.journal.journal_tools import (
     snapshot_id,
     take_snapshot,
 )
+from tests.kit.crash_disk import CrashDisk, flipped
 
 DIRECTORY = Path("/node")
 BATCHES = (
@@ -53,27 +53,11 @@ def written(
     return disk.copy()
 
 
-def changed(disk: CrashDisk, path: Path, data: bytes | None) -> CrashDisk:
-    contents = disk.contents()
-    if data is None:
-        del contents[path]
-    else:
-        contents[path] = data
-    return CrashDisk.holding(contents)
-
-
-def segments(disk: CrashDisk) -> list[Path]:
-    return sorted(path for path in disk.contents() if path.suffix == ".log")
-
-
 def flips(disk: CrashDisk, path: Path) -> list[tuple[int, bytes]]:
     """Return the file with one bit flipped, for each of its bytes."""
     good = disk.contents()[path]
     rng = random.Random(1)
-    return [
-        (i, good[:i] + bytes([good[i] ^ 1 << rng.randrange(8)]) + good[i + 1 :])
-        for i in range(len(good))
-    ]
+    return [(i, flipped(good, i, rng.randrange(8))) for i in range(len(good))]
 
 
 def recovered(disk: CrashDisk, segment_bytes: int = ONE_SEGMENT) -> Held:
@@ -110,11 +94,11 @@ def test_a_flipped_bit_below_the_mark_is_told_and_what_is_before_it_stays(
     segment_bytes: int,
 ) -> None:
     disk = written(segment_bytes, BATCHES)
-    for path in segments(disk):
+    for path in disk.segments():
         base = int(path.stem)
         for position, bad in flips(disk, path):
             where = f"{path.name}, byte {position}"
-            damaged = changed(disk, path, bad)
+            damaged = disk.with_file(path, bad)
             held = recovered(damaged, segment_bytes)
             good_ends = [e for byte, e in batch_ends(disk, path, base) if byte <= position]
             good_end = max([base, *good_ends])
@@ -132,10 +116,10 @@ def test_a_flipped_bit_below_the_mark_is_told_and_what_is_before_it_stays(
 @pytest.mark.parametrize("segment_bytes", [ONE_SEGMENT, 170, 1])
 def test_a_shortened_segment_is_told_at_every_length(segment_bytes: int) -> None:
     disk = written(segment_bytes, BATCHES)
-    for path in segments(disk):
+    for path in disk.segments():
         good = disk.contents()[path]
         for size in range(len(good)):
-            held = recovered(changed(disk, path, good[:size]), segment_bytes)
+            held = recovered(disk.with_file(path, good[:size]), segment_bytes)
             assert held.lost == LOST, f"{path.name} of {size} bytes"
             assert held.batches == BATCHES[: len(held.batches)]
             assert held.end_offset >= int(path.stem)
@@ -143,9 +127,9 @@ def test_a_shortened_segment_is_told_at_every_length(segment_bytes: int) -> None
 
 def test_a_missing_segment_is_told_and_what_is_before_it_stays() -> None:
     disk = written(1, BATCHES)
-    assert len(segments(disk)) == 4
-    for index, path in enumerate(segments(disk)):
-        damaged = changed(disk, path, None)
+    assert len(disk.segments()) == 4
+    for index, path in enumerate(disk.segments()):
+        damaged = disk.with_file(path, None)
         held = recovered(damaged, 1)
         assert (held.lost, held.batches) == (LOST, BATCHES[:index])
         aside = [p for p in damaged.contents() if p.name.endswith(".log.damaged")]
@@ -155,18 +139,18 @@ def test_a_missing_segment_is_told_and_what_is_before_it_stays() -> None:
 def test_with_a_snapshot_damage_below_it_costs_no_promise() -> None:
     """The snapshot has what the damaged part said; the log begins behind it."""
     disk = written(1, BATCHES, snapshots=((4, 1),))
-    for path in segments(disk)[:2]:
+    for path in disk.segments()[:2]:
         for position, bad in flips(disk, path):
-            held = recovered(changed(disk, path, bad), 1)
+            held = recovered(disk.with_file(path, bad), 1)
             where = f"{path.name}, byte {position}"
             assert held.lost is None, where
             assert held.end_offset == END, where
             assert held.batches == tuple(
                 b for b in BATCHES if b.base_offset >= held.start_offset
             ), where
-    for path in segments(disk)[2:]:
+    for path in disk.segments()[2:]:
         for position, bad in flips(disk, path):
-            held = recovered(changed(disk, path, bad), 1)
+            held = recovered(disk.with_file(path, bad), 1)
             assert held.lost == LOST, f"{path.name}, byte {position}"
             assert held.batches == BATCHES[: len(held.batches)]
             assert held.end_offset == int(path.stem)
@@ -174,9 +158,9 @@ def test_with_a_snapshot_damage_below_it_costs_no_promise() -> None:
 
 def test_in_one_segment_damage_below_a_snapshot_begins_the_log_at_its_end() -> None:
     disk = written(ONE_SEGMENT, BATCHES, snapshots=((4, 1),))
-    (path,) = segments(disk)
+    (path,) = disk.segments()
     bad = disk.contents()[path].replace(b"three", b"thrxe")
-    held = recovered(changed(disk, path, bad))
+    held = recovered(disk.with_file(path, bad))
     assert (held.start_offset, held.end_offset, held.lost) == (4, 4, LOST)
 
 
@@ -187,10 +171,10 @@ def test_a_damaged_newest_snapshot_is_put_aside_and_the_log_reaches_back_to_the_
     journal.close()
     newest = DIRECTORY / "00000000000000000006-0000000004.checkpoint"
     good = disk.contents()[newest]
-    for bad in [flipped for _, flipped in flips(disk, newest)] + [
+    for bad in [data for _, data in flips(disk, newest)] + [
         good[:size] for size in range(len(good))
     ]:
-        damaged = changed(disk, newest, bad)
+        damaged = disk.with_file(newest, bad)
         held = recovered(damaged, 1)
         assert (held.lost, held.end_offset, held.start_offset) == (None, END, 4)
         assert held.snapshots == (snapshot_id(4, 1),)
@@ -204,7 +188,7 @@ def test_without_a_snapshot_below_it_a_trimmed_log_is_of_no_use() -> None:
     journal.trim(EndOffset(4))
     journal.close()
     (snapshot,) = (path for path in disk.contents() if path.suffix == ".checkpoint")
-    damaged = changed(disk, snapshot, None)
+    damaged = disk.with_file(snapshot, None)
     held = recovered(damaged, 1)
     assert (held.start_offset, held.end_offset, held.lost) == (0, 0, LOST)
     assert sum(path.name.endswith(".log.damaged") for path in damaged.contents()) == 2
@@ -222,15 +206,15 @@ def with_outdated_mark(segment_bytes: int, *batches: Batch) -> CrashDisk:
         journal.append([item])
         journal.sync()
     journal.close()
-    return changed(disk, DIRECTORY / "flushed-mark", mark)
+    return disk.with_file(DIRECTORY / "flushed-mark", mark)
 
 
 def test_damage_is_told_with_an_outdated_mark_if_a_later_batch_vouches() -> None:
     """Each batch says what was flushed before it."""
     disk = with_outdated_mark(ONE_SEGMENT, *BATCHES)
-    (path,) = segments(disk)
+    (path,) = disk.segments()
     bad = disk.contents()[path].replace(b"three", b"thrxe")
-    held = recovered(changed(disk, path, bad))
+    held = recovered(disk.with_file(path, bad))
     assert held.batches == BATCHES[:1]
     assert held.lost == LOST, "every batch behind the damage may have been acknowledged"
 
@@ -238,10 +222,10 @@ def test_damage_is_told_with_an_outdated_mark_if_a_later_batch_vouches() -> None
 def test_batches_that_can_not_be_used_are_promises_all_the_same() -> None:
     """With an outdated mark: behind a bad segment header, and where the snapshot is gone."""
     disk = with_outdated_mark(1, *BATCHES)
-    newest = segments(disk)[-1]
+    newest = disk.segments()[-1]
     bad = b"X" + disk.contents()[newest][1:]
-    assert recovered(changed(disk, newest, bad), 1).lost == LOST
-    without_beginning = changed(disk, segments(disk)[0], None)
+    assert recovered(disk.with_file(newest, bad), 1).lost == LOST
+    without_beginning = disk.with_file(disk.segments()[0], None)
     assert recovered(without_beginning, 1).lost == LOST
 
 
@@ -251,20 +235,20 @@ def test_a_batch_that_vouches_is_found_wherever_it_begins(straddle: int) -> None
     header_bytes, length_bytes, piece = 45, 4, 1 << 20
     large = batch(1, 1, bytes(piece - straddle - header_bytes - length_bytes))
     disk = with_outdated_mark(ONE_SEGMENT, BATCHES[0], large, batch(2, 1, b"vouches"))
-    (path,) = segments(disk)
+    (path,) = disk.segments()
     good = disk.contents()[path]
     start = good.index(b"SMB1", good.index(b"SMB1") + 1)
     bad = good[:start] + b"X" + good[start + 1 :]
-    held = recovered(changed(disk, path, bad))
+    held = recovered(disk.with_file(path, bad))
     assert held.lost == LostPromise(EndOffset(3), STATE.epoch)
 
 
 def test_a_bad_end_of_a_segment_that_is_not_the_last_is_no_torn_tail() -> None:
     """It was flushed before the next one began, whatever an outdated mark says."""
     disk = with_outdated_mark(1, *BATCHES)
-    path = segments(disk)[2]
+    path = disk.segments()[2]
     bad = disk.contents()[path][:-1] + b"!"
-    damaged = changed(disk, path, bad)
+    damaged = disk.with_file(path, bad)
     held = recovered(damaged, 1)
     assert held.lost == LOST
     assert damaged.contents()[path.with_name(path.name + ".damaged")] == bad
@@ -273,17 +257,16 @@ def test_a_bad_end_of_a_segment_that_is_not_the_last_is_no_torn_tail() -> None:
 def test_a_tail_torn_at_any_byte_is_cut() -> None:
     """The last batch was written and never flushed; any part of it may be missing or wrong."""
     disk = written(ONE_SEGMENT, BATCHES[:3])
-    (path,) = segments(disk)
+    (path,) = disk.segments()
     flushed = disk.contents()[path]
     journal = open_journal(DIRECTORY, files=disk)
     journal.append(BATCHES[3:])
     whole = disk.contents()[path]
     disk.locked = False
     for size in range(len(flushed), len(whole)):
-        flipped = bytearray(whole)
-        flipped[size] ^= 4
-        for data in (whole[:size], flushed + bytes(size - len(flushed)), bytes(flipped)):
-            torn = changed(disk, path, data)
+        changed = flipped(whole, size, 2)
+        for data in (whole[:size], flushed + bytes(size - len(flushed)), changed):
+            torn = disk.with_file(path, data)
             held = recovered(torn)
             assert (held.batches, held.lost) == (BATCHES[:3], None), f"torn at byte {size}"
             assert torn.contents()[path] == flushed
@@ -295,7 +278,7 @@ def test_a_batch_at_another_place_or_of_another_log_is_damage() -> None:
     """F6: a write that went astray, or never arrived, has a good checksum and is in no place."""
     same = ((batch(0, 1, b"same"),), (batch(1, 1, b"same"),))
     disk, other = written(ONE_SEGMENT, *same), written(ONE_SEGMENT, *same)
-    (path,) = segments(disk)
+    (path,) = disk.segments()
     data, stranger = disk.contents()[path], other.contents()[path]
     first = data.index(b"SMB1")
     size = (len(data) - first) // 2
@@ -304,7 +287,7 @@ def test_a_batch_at_another_place_or_of_another_log_is_damage() -> None:
         (data[:-size] + stranger[-size:], "checksum"),
         (data[:-size] + bytes(size), "starts with"),
     ):
-        damaged = changed(disk, path, bad)
+        damaged = disk.with_file(path, bad)
         held = recovered(damaged)
         assert (held.end_offset, held.lost) == (1, LostPromise(EndOffset(2), STATE.epoch))
         (finding,) = findings(damaged)
@@ -314,9 +297,9 @@ def test_a_batch_at_another_place_or_of_another_log_is_damage() -> None:
 def test_damage_found_again_adds_to_what_is_known() -> None:
     """A second disk error during the repair must not shorten the promise."""
     disk = written(1, BATCHES)
-    first = changed(disk, segments(disk)[3], None)
+    first = disk.with_file(disk.segments()[3], None)
     assert recovered(first, 1).lost == LOST
-    second = changed(first, segments(first)[1], None)
+    second = first.with_file(first.segments()[1], None)
     held = recovered(second, 1)
     assert (held.lost, held.end_offset) == (LOST, 1)
     assert len(findings(second)) == 2
@@ -324,7 +307,7 @@ def test_damage_found_again_adds_to_what_is_known() -> None:
 
 def test_cleared_damage_stays_cleared() -> None:
     disk = written(1, BATCHES)
-    damaged = changed(disk, segments(disk)[3], None)
+    damaged = disk.with_file(disk.segments()[3], None)
     journal = open_journal(DIRECTORY, 1, damaged)
     assert journal.log_start.lost == LOST
     journal.append(BATCHES[3:])
@@ -337,7 +320,7 @@ def test_cleared_damage_stays_cleared() -> None:
 
 def test_damage_met_while_reading_says_where_and_how_to_go_on() -> None:
     disk = written(ONE_SEGMENT, BATCHES)
-    (path,) = segments(disk)
+    (path,) = disk.segments()
     journal = open_journal(DIRECTORY, files=disk)
     inode = disk.names_now[path]
     position = inode.content.index(b"three")

@@ -23,7 +23,6 @@ from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.storage.durable_files import DiskFullError, PosixFile
-from tests.journal.crash_disk import CrashDisk, Left
 from tests.journal.journal_tools import (
     CLUSTER,
     NODE,
@@ -38,6 +37,7 @@ from tests.journal.journal_tools import (
     snapshot_id,
     take_snapshot,
 )
+from tests.kit.crash_disk import CrashDisk, Left
 
 DIRECTORY = Path("/node")
 SEGMENT_BYTES = 150

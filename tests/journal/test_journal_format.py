@@ -8,7 +8,6 @@ from pathlib import Path
 
 import google_crc32c
 
-from tests.journal.crash_disk import CrashDisk
 from tests.journal.journal_tools import (
     CLUSTER,
     VOTERS,
@@ -20,6 +19,7 @@ from tests.journal.journal_tools import (
     snapshot_id,
     take_snapshot,
 )
+from tests.kit.crash_disk import CrashDisk
 
 DIRECTORY = Path("/node")
 

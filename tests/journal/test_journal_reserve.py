@@ -15,8 +15,8 @@ from streammeta.controller.quorum.events import AppendLog, PersistQuorumState, W
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.runtime.quorum_disk import DiskWorker, StateWritten
 from streammeta.storage.durable_files import DiskFullError
-from tests.journal.crash_disk import CrashDisk, Left, PowerFailure
 from tests.journal.journal_tools import STATE, batch, make, open_journal, read_all
+from tests.kit.crash_disk import CrashDisk, Left, PowerFailure
 
 DIRECTORY = Path("/node")
 RESERVE = DIRECTORY / RESERVE_NAME

@@ -13,7 +13,6 @@ from streammeta.controller.journal.errors import JournalDamagedError
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
-from tests.journal.crash_disk import CrashDisk
 from tests.journal.journal_tools import (
     CLUSTER,
     NODE,
@@ -30,6 +29,7 @@ from tests.journal.journal_tools import (
     snapshot_id,
     take_snapshot,
 )
+from tests.kit.crash_disk import CrashDisk
 
 DIRECTORY = Path("/node")
 BATCHES = [

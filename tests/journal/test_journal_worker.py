@@ -42,7 +42,6 @@ from streammeta.controller.runtime.quorum_disk import (
     Work,
 )
 from streammeta.storage.durable_files import DiskFullError
-from tests.journal.crash_disk import CrashDisk, Left
 from tests.journal.journal_tools import (
     VOTERS,
     batch,
@@ -54,6 +53,7 @@ from tests.journal.journal_tools import (
     snapshot_id,
     take_snapshot,
 )
+from tests.kit.crash_disk import CrashDisk, Left
 
 DIRECTORY = Path("/node")
 BATCHES = [batch(i, 1 + i // 2, bytes([65 + i]) * 40) for i in range(6)]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.broker_client.wal_tools import LOG, open_disk, recovered, sequences_of
-from tests.journal.crash_disk import CrashDisk
 from tests.journal.journal_tools import (
     STATE,
     batch,
@@ -18,6 +17,7 @@ from tests.journal.journal_tools import (
     open_journal,
     snapshot_id,
 )
+from tests.kit.crash_disk import CrashDisk
 
 FILES = json.loads(Path(__file__).with_name("golden_logs.json").read_text())
 """By the name of a log: its files by name, compressed, in base64."""

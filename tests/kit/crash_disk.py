@@ -1,16 +1,25 @@
-"""A disk in memory that stops at an ordered call, fills up at an ordered byte, and forgets.
+"""Disks for tests of logs: one in memory that crashes and fills up, and real files with a hook.
 
-Unlike a simulated one it leaves nothing to chance: a test walks through every call, and for each
-through what may be left of all that was not synced.
+The disk in memory stops at an ordered call, is full at an ordered byte, and forgets what was not
+synced. Unlike the simulator's it leaves nothing to chance: a test walks through every call, and for
+each through everything that may be left.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from streammeta.storage.durable_files import DirectoryInUseError, DiskFullError
+from streammeta.storage.durable_files import (
+    DirectoryInUseError,
+    DiskFullError,
+    File,
+    PosixFile,
+    PosixFileSystem,
+)
 
 
 class PowerFailure(BaseException):
@@ -100,6 +109,23 @@ class CrashDisk:
         fits = min(wanted, self.space)
         self.space -= fits
         return fits
+
+    def with_file(self, path: Path, data: bytes | None) -> CrashDisk:
+        """Return another disk, all of it synced, where one file is different, or gone for None."""
+        contents = self.contents()
+        contents.pop(path, None)
+        return CrashDisk.holding(contents if data is None else {**contents, path: data})
+
+    def segments(self) -> list[Path]:
+        """Return the segments of the log on the disk, oldest first."""
+        return sorted(path for path in self.names_now if path.suffix in {".log", ".wal"})
+
+    @contextmanager
+    def unharmed(self) -> Iterator[None]:
+        """Put the ordered crash off: its calls are counted from the end of this on."""
+        crash_at, self.crash_at = self.crash_at, None
+        yield
+        self.calls, self.crash_at = 0, crash_at
 
     # -- FileSystem
 
@@ -194,3 +220,67 @@ class CrashFile:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+def flipped(data: bytes, at: int, bit: int = 0) -> bytes:
+    """Return the bytes with one bit of the one at `at` turned over; -1 is the last."""
+    changed = bytearray(data)
+    changed[at] ^= 1 << bit
+    return bytes(changed)
+
+
+def crashes(disk: CrashDisk, act: Callable[[CrashDisk], None]) -> Iterator[tuple[str, CrashDisk]]:
+    """Yield every disk that a crash during `act` can leave, with where it crashed."""
+    call = 0
+    while True:
+        call += 1
+        has_crashed = False
+        for comes_first in (True, False):
+            victim = disk.copy()
+            victim.crash_at, victim.crash_comes_first = call, comes_first
+            try:
+                act(victim)
+            except PowerFailure:
+                has_crashed = True
+            for left in Left:
+                when = "before" if comes_first else "after"
+                yield f"{when} call {call}, {left.name} left", victim.after_crash(left)
+        if not has_crashed:
+            return
+
+
+Hook = Callable[[str, range], None]
+"""Called before a `write` (with its bytes), a `sync`, a `remove`, and when `synced`; may raise."""
+
+
+class WatchedFiles(PosixFileSystem):
+    """The machine's files; a hook watches those of the write-ahead log, or all of them."""
+
+    def __init__(self, hook: Hook, *, suffix: str = ".wal") -> None:
+        super().__init__()
+        self._hook = hook
+        self._suffix = suffix
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        if path.name.endswith(self._suffix):
+            return _WatchedFile(path, self._hook, create=create)
+        return super().open(path, create=create)
+
+    def remove(self, path: Path) -> None:
+        self._hook("remove", range(0))
+        super().remove(path)
+
+
+class _WatchedFile(PosixFile):
+    def __init__(self, path: Path, hook: Hook, *, create: bool) -> None:
+        super().__init__(path, create=create)
+        self._hook = hook
+
+    def write(self, position: int, data: bytes) -> None:
+        self._hook("write", range(position, position + len(data)))
+        super().write(position, data)
+
+    def sync(self) -> None:
+        self._hook("sync", range(0))
+        super().sync()
+        self._hook("synced", range(0))
