@@ -23,12 +23,13 @@ from streammeta.reconcile.errors import ConfigurationError, PlanError, Reconcile
 from streammeta.reconcile.identity import place_of
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.reconcile.plan_folder import Tally, read_plan_file, write_plan_file
-from streammeta.reconcile.verdicts import MapState, Verdict
+from streammeta.reconcile.verdicts import Verdict
 from streammeta.storage.bucket_marker import claim_key, marker_key
 from streammeta.storage.errors import AccessDeniedError, StorageError, WrongBucketError
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import MultipartUpload
+from streammeta.v1 import common_pb2
 from tests.reconcile.fake_controller import COMMITTED, FakeMap, MapObject, serving
 from tests.reconcile.plans import example_plan
 from tests.storage.s3_servers import running_ministack
@@ -112,13 +113,13 @@ def plant(bucket: LocalBucket, state: FakeMap) -> dict[str, Verdict]:
     state.objects = {
         **{i: MapObject(COMMITTED, size=10) for i in range(100, 130)},
         **{i: MapObject(COMMITTED, size=1) for i in range(300, 500)},
-        130: MapObject(MapState.LINKED, size=10),
-        131: MapObject(MapState.PREPARED),
-        132: MapObject(MapState.MARK_DESTROYED, size=10),
+        130: MapObject(common_pb2.OBJECT_STATE_LINKED, size=10),
+        131: MapObject(common_pb2.OBJECT_STATE_PREPARED),
+        132: MapObject(common_pb2.OBJECT_STATE_MARK_DESTROYED, size=10),
         133: MapObject(COMMITTED, size=11),
         134: MapObject(COMMITTED, size=5000, attributes=1),
         140: MapObject(COMMITTED, size=10),
-        141: MapObject(MapState.PREPARED),
+        141: MapObject(common_pb2.OBJECT_STATE_PREPARED),
         142: MapObject(COMMITTED, size=10, time_ms=2**52),
     }
     expected = {bucket.put(own(i)): Verdict.LIVE for i in range(100, 131)}

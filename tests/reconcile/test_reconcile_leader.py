@@ -17,7 +17,6 @@ from streammeta.controller.snapshot.checkpoint_file import CheckpointId, write_c
 from streammeta.reconcile.errors import ControllerError, MapExportError
 from streammeta.reconcile.leader import LeaderClient, removed
 from streammeta.reconcile.map_export import MapExport, export_map, fetch_snapshot
-from streammeta.reconcile.verdicts import MapState
 from streammeta.v1 import common_pb2
 from streammeta.v1.metadata_pb2 import GetSnapshotResponse
 from tests.reconcile.fake_controller import COMMITTED, LINKED, REMOVED, FakeMap, MapObject, serving
@@ -165,7 +164,7 @@ def test_the_objects_of_the_map_are_exported(tmp_path: Path) -> None:
     objects = {
         3: MapObject(COMMITTED, size=30, time_ms=33, attributes=-7),
         5: MapObject(LINKED, size=2**40),
-        9: MapObject(MapState.PREPARED),
+        9: MapObject(common_pb2.OBJECT_STATE_PREPARED),
     }
     made = exported(FakeMap(objects=objects, next_object_id=10), tmp_path / "map")
     assert made == MapExport(

@@ -6,7 +6,6 @@ An export goes to a directory or to a prefix in a bucket.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -33,12 +32,13 @@ from streammeta.controller.snapshot.parquet_export import (
     ExportTarget,
     export_parquet,
 )
+from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
 from streammeta.v1 import metadata_pb2
 from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
 
-_UNFINISHED = ".part"
+_UNFINISHED = ".tmp"
 
 
 def open_target(address: str) -> ExportTarget:
@@ -81,12 +81,7 @@ class DirectoryTarget:
 
     def write(self, name: str, data: memoryview) -> None:
         """See `ExportTarget.write`."""
-        unfinished = self._path / (name + _UNFINISHED)
-        with unfinished.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(self._path / name)
+        replace_file(PosixFileSystem(), self._path / name, [bytes(data)])
 
     def delete(self, name: str) -> None:
         """See `ExportTarget.delete`."""

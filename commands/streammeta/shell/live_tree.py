@@ -1,4 +1,4 @@
-"""The tree of a live cluster, resolved by RPC: a question asked is a request sent, nothing is kept.
+"""Tree of a live cluster, resolved by RPC: every read sends a request, nothing is cached.
 
     /cluster                                    who leads, how far the log is committed, sizes
     /kv/<namespace>/<key>                       `_default` is the namespace without a name
@@ -7,8 +7,8 @@
     /objects/<id>                               every object in the registry
     /streams/<id>                               a stream, its ranges, the objects to read it from
 
-Every directory fetches its children page by page. Requests go through a `Caller`, so who leads and
-how to find out is not known here.
+Every directory fetches its children page by page. Requests go through a `Caller`, which finds the
+leader.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Response = TypeVar("Response", bound=Message)
 
 
 class Caller(Protocol):
-    """Whoever gets a request to the leader and its answer back."""
+    """Sends a request to the leader and returns its answer."""
 
     def call(
         self,
@@ -147,41 +147,76 @@ class _ReadAhead:
         return self._documents.pop(self.ids[index], None)
 
 
+class _Page(Protocol):
+    next_page_token: str
+
+
+PageOf = TypeVar("PageOf", bound=_Page)
+
+
+def _pages(fetch: Callable[[common_pb2.PageRequest], PageOf]) -> Iterator[PageOf]:
+    """Fetch page after page, to the last."""
+    token = ""
+    while True:
+        page = fetch(common_pb2.PageRequest(page_size=PAGE_SIZE, page_token=token))
+        yield page
+        token = page.next_page_token
+        if not token:
+            return
+
+
+class _IdDirectory(Directory):
+    """Files named by ids, in id order. A subclass lists ids, looks some up and fetches files."""
+
+    __slots__ = ()
+
+    def listed_ids(self) -> Iterator[list[int]]:
+        """Yield all ids, one page at a time."""
+        raise NotImplementedError
+
+    def known_ids(self, ids: list[int]) -> list[int]:
+        """Return those of `ids` that exist."""
+        raise NotImplementedError
+
+    def fetch(self, ids: list[int]) -> dict[int, Document]:
+        """Return the documents of those of `ids` that exist."""
+        raise NotImplementedError
+
+    def children(self, prefix: str = "") -> Iterator[Child]:
+        for ids in self.listed_ids():
+            yield from _ReadAhead(ids, self.fetch).children(prefix)
+
+    def child(self, name: str) -> Node | None:
+        number = parse_id(name)
+        document = None if number is None else self.fetch([number]).get(number)
+        return None if document is None else File(lambda: document)
+
+    def suggest(self, prefix: str, limit: int) -> list[Child]:
+        """Look up ids that may begin with the prefix: there may be millions that do not."""
+        if not prefix:
+            return list(islice(self.children(), limit))
+        ids = ids_to_suggest(prefix)
+        found = self.known_ids(ids)[:limit] if ids else []
+        return list(_ReadAhead(found, self.fetch).children(prefix))
+
+
 @dataclass(frozen=True, slots=True)
-class _StreamDirectory(Directory):
+class _StreamDirectory(_IdDirectory):
     """All streams, in id order."""
 
     caller: Caller
 
-    def children(self, prefix: str = "") -> Iterator[Child]:
-        token = ""
-        while True:
-            page = self._describe(streams_pb2.DescribeStreamsRequest(page=_page(token)))
-            ids = [stream.stream_id for stream in page.streams]
-            yield from _ReadAhead(ids, self._fetch).children(prefix)
-            token = page.next_page_token
-            if not token:
-                return
+    def listed_ids(self) -> Iterator[list[int]]:
+        for page in _pages(
+            lambda page: self._describe(streams_pb2.DescribeStreamsRequest(page=page))
+        ):
+            yield [stream.stream_id for stream in page.streams]
 
-    def child(self, name: str) -> Node | None:
-        stream_id = parse_id(name)
-        if stream_id is None:
-            return None
-        document = self._fetch([stream_id]).get(stream_id)
-        return None if document is None else File(lambda: document)
-
-    def suggest(self, prefix: str, limit: int) -> list[Child]:
-        """Look ids up that may begin with the prefix, as there may be millions that don't."""
-        if not prefix:
-            return list(islice(self.children(), limit))
-        ids = ids_to_suggest(prefix)
-        if not ids:
-            return []
+    def known_ids(self, ids: list[int]) -> list[int]:
         page = self._describe(streams_pb2.DescribeStreamsRequest(stream_ids=ids))
-        found = [stream.stream_id for stream in page.streams[:limit]]
-        return list(_ReadAhead(found, self._fetch).children(prefix))
+        return [stream.stream_id for stream in page.streams]
 
-    def _fetch(self, stream_ids: list[int]) -> dict[int, Document]:
+    def fetch(self, stream_ids: list[int]) -> dict[int, Document]:
         request = streams_pb2.DescribeStreamsRequest(
             stream_ids=stream_ids, include_ranges=True, include_stream_objects=True
         )
@@ -220,45 +255,23 @@ class _StreamDirectory(Directory):
 
 
 @dataclass(slots=True)
-class _ObjectDirectory(Directory):
+class _ObjectDirectory(_IdDirectory):
     """All objects in the registry, in id order."""
 
     caller: Caller
     _object_namespace: str = field(default="", init=False)
 
-    def children(self, prefix: str = "") -> Iterator[Child]:
-        token = ""
-        while True:
-            page = self._describe(objects_pb2.DescribeObjectsRequest(page=_page(token)))
-            ids = [described.object_id for described in page.objects]
-            yield from _ReadAhead(ids, self._fetch).children(prefix)
-            token = page.next_page_token
-            if not token:
-                return
+    def listed_ids(self) -> Iterator[list[int]]:
+        for page in _pages(
+            lambda page: self._describe(objects_pb2.DescribeObjectsRequest(page=page))
+        ):
+            yield [described.object_id for described in page.objects]
 
-    def child(self, name: str) -> Node | None:
-        object_id = parse_id(name)
-        if object_id is None:
-            return None
-        document = self.read(object_id)
-        return None if document is None else File(lambda: document)
-
-    def suggest(self, prefix: str, limit: int) -> list[Child]:
-        """As for streams."""
-        if not prefix:
-            return list(islice(self.children(), limit))
-        ids = ids_to_suggest(prefix)
-        if not ids:
-            return []
+    def known_ids(self, ids: list[int]) -> list[int]:
         page = self._describe(objects_pb2.DescribeObjectsRequest(object_ids=ids))
-        found = [described.object_id for described in page.objects[:limit]]
-        return list(_ReadAhead(found, self._fetch).children(prefix))
+        return [described.object_id for described in page.objects]
 
-    def read(self, object_id: int) -> Document | None:
-        """What is known of the object, or None if the registry has none of this id."""
-        return self._fetch([object_id]).get(object_id)
-
-    def _fetch(self, object_ids: list[int]) -> dict[int, Document]:
+    def fetch(self, object_ids: list[int]) -> dict[int, Document]:
         found = self._describe(objects_pb2.DescribeObjectsRequest(object_ids=object_ids)).objects
         if found and not self._object_namespace:  # fixed when the cluster is created
             self._object_namespace = _describe_cluster(self.caller).object_namespace
@@ -337,7 +350,7 @@ class _SetObjectDirectory(Directory):
 
     def _file(self, listed: nodes_pb2.StreamSetObject) -> File:
         def read() -> Document | None:
-            document = self.objects.read(listed.object_id)
+            document = self.objects.fetch([listed.object_id]).get(listed.object_id)
             return document and documents.with_order(document, listed)
 
         return File(read)
@@ -364,14 +377,10 @@ class _NamespaceDirectory(Directory):
 
     def _namespaces(self) -> Iterator[str]:
         yield ""
-        token = ""
-        while True:
-            request = kv_pb2.ListKVsRequest(namespaces=True, page=_page(token))
-            page = _list_keys(self.caller, request)
-            yield from filter(None, page.namespace_names)
-            token = page.next_page_token
-            if not token:
-                return
+        for listed in _pages(
+            lambda page: _list_keys(self.caller, kv_pb2.ListKVsRequest(namespaces=True, page=page))
+        ):
+            yield from filter(None, listed.namespace_names)
 
 
 def namespace_name(namespace: str) -> str:
@@ -401,16 +410,16 @@ class _KeyDirectory(Directory):
         return None if document is None else File(lambda: document)
 
     def _entries(self, key_prefix: str) -> Iterator[kv_pb2.KVEntry]:
-        token = ""
-        while True:
-            request = kv_pb2.ListKVsRequest(
-                namespace=self.namespace, prefix=key_prefix, keys_only=True, page=_page(token)
+        def fetch(page: common_pb2.PageRequest) -> kv_pb2.ListKVsResponse:
+            return _list_keys(
+                self.caller,
+                kv_pb2.ListKVsRequest(
+                    namespace=self.namespace, prefix=key_prefix, keys_only=True, page=page
+                ),
             )
-            page = _list_keys(self.caller, request)
-            yield from page.entries
-            token = page.next_page_token
-            if not token:
-                return
+
+        for listed in _pages(fetch):
+            yield from listed.entries
 
     def _file(self, key: str) -> File:
         return File(lambda: self._read(key))
@@ -429,7 +438,3 @@ class _KeyDirectory(Directory):
 def _key_prefix(name_prefix: str) -> str:
     """What the keys of names with this prefix surely begin with; a cut %XX is left out."""
     return text_of(name_prefix) or name_prefix.partition("%")[0]
-
-
-def _page(token: str) -> common_pb2.PageRequest:
-    return common_pb2.PageRequest(page_size=PAGE_SIZE, page_token=token)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import enum
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ import pyarrow as pa
 from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing
 from streammeta.reconcile.leader import LeaderClient, removed, state_name
 from streammeta.reconcile.session import record_batch
+from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import open_object_store
@@ -279,15 +279,9 @@ class Deleter:
         folder = Path(self._order.undo_folder)
         folder.mkdir(parents=True, exist_ok=True)
         checked_ms = time.time_ns() // 1_000_000
+        lines = (json.dumps(asdict(one) | {"checked_ms": checked_ms}) + "\n" for one in free)
         path = folder / f"{self._task}-{number:06d}.jsonl"
-        draft = path.with_suffix(".draft")
-        with draft.open("w") as file:
-            for one in free:
-                file.write(json.dumps(asdict(one) | {"checked_ms": checked_ms}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(path)
-        _sync_folder(folder)
+        replace_file(PosixFileSystem(), path, map(str.encode, lines))
 
     def _delete(self, free: Sequence[Candidate]) -> _Round:
         if not free:
@@ -347,11 +341,3 @@ def _outcome_rows(judged: Sequence[Judged]) -> pa.RecordBatch:
         "detail": [one.detail for one in judged],
     }
     return record_batch(OUTCOME_COLUMNS, values)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -22,7 +22,7 @@ from streammeta.controller.snapshot.checkpoint_file import (
 from streammeta.reconcile.errors import MapExportError
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.session import arrow_schema
-from streammeta.reconcile.verdicts import MapState
+from streammeta.reconcile.verdicts import WANTED_STATES
 from streammeta.v1 import metadata_pb2
 
 MAP_COLUMNS = "object_id long, map_state long, map_size long, map_time_ms long, map_attributes long"
@@ -150,5 +150,5 @@ def _write_objects(checkpoint: CheckpointReader, path: Path) -> MapExport:
         epoch=checkpoint.id.epoch,
         next_object_id=int(next_object_id),
         objects=objects.num_rows,
-        committed_objects=int(np.isin(states, (MapState.COMMITTED, MapState.LINKED)).sum()),
+        committed_objects=int(np.isin(states, WANTED_STATES).sum()),
     )

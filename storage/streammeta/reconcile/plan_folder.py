@@ -18,7 +18,6 @@ itself with the clock and with the arguments of apply; controllers and bucket ar
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -30,6 +29,7 @@ from typing import Any
 from streammeta.reconcile.errors import ConfigurationError, PlanError
 from streammeta.reconcile.identity import ClusterIdentity, place_of
 from streammeta.reconcile.verdicts import GuardResult, Verdict
+from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.object_store.address import without_secrets
 
 FORMAT_VERSION = 2
@@ -143,11 +143,8 @@ def refuse_existing(folder: Path) -> None:
 def write_plan_file(folder: Path, plan: PlanResult) -> None:
     """Write plan.json durably; the last file of a draft to be written."""
     document = {"version": FORMAT_VERSION} | asdict(plan)
-    with (folder / PLAN_FILE).open("w") as file:
-        json.dump(document, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    text = json.dumps(document, indent=2) + "\n"
+    replace_file(PosixFileSystem(), folder / PLAN_FILE, [text.encode()])
 
 
 def read_plan_file(folder: Path) -> PlanResult:

@@ -16,14 +16,20 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from streammeta.storage.object_format.object_key import ObjectKind
+from streammeta.v1 import common_pb2
+
 Int64Column: TypeAlias = npt.NDArray[np.int64]
 VerdictColumn: TypeAlias = npt.NDArray[np.str_]
 
 ABSENT = -1
 """Stands for "no such value" in every column: not listed, not in the map, no object id."""
 
-COMPOSITE_KIND = 1
 _KIND_MASK = 0b11
+
+
+WANTED_STATES = (common_pb2.OBJECT_STATE_COMMITTED, common_pb2.OBJECT_STATE_LINKED)
+"""States in the map of objects that must be in the bucket."""
 
 
 class Owner(enum.IntEnum):
@@ -33,15 +39,6 @@ class Owner(enum.IntEnum):
     OTHER_CLUSTER = 1
     FOREIGN = 2
     MARKER = 3
-
-
-class MapState(enum.IntEnum):
-    """The state of an object in the map; the numbers are those of the contract's `ObjectState`."""
-
-    PREPARED = 1
-    COMMITTED = 2
-    MARK_DESTROYED = 3
-    LINKED = 5
 
 
 class Verdict(enum.StrEnum):
@@ -113,9 +110,9 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
     listed = rows.listed_size != ABSENT
     own = rows.owner == Owner.OWN
     known = rows.map_state != ABSENT
-    wanted = np.isin(rows.map_state, (MapState.COMMITTED, MapState.LINKED))
+    wanted = np.isin(rows.map_state, WANTED_STATES)
     issued = (rows.object_id >= 0) & (rows.object_id < rules.next_object_id)
-    composite = (rows.map_attributes & _KIND_MASK) == COMPOSITE_KIND
+    composite = (rows.map_attributes & _KIND_MASK) == ObjectKind.COMPOSITE
     wrong_size = ~composite & (rows.listed_size != rows.map_size)
     ladder: list[tuple[npt.NDArray[np.bool_], str]] = [
         (~listed & wanted & (rows.map_time_ms < rules.unlisted_from_ms), Verdict.MISSING),
@@ -126,8 +123,8 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
         (~own, Verdict.FOREIGN),
         (wanted & wrong_size, Verdict.SIZE_MISMATCH),
         (wanted, Verdict.LIVE),
-        (rows.map_state == MapState.PREPARED, Verdict.IN_FLIGHT),
-        (rows.map_state == MapState.MARK_DESTROYED, Verdict.DELETING),
+        (rows.map_state == common_pb2.OBJECT_STATE_PREPARED, Verdict.IN_FLIGHT),
+        (rows.map_state == common_pb2.OBJECT_STATE_MARK_DESTROYED, Verdict.DELETING),
         (known, Verdict.UNKNOWN_STATE),
         (~issued, Verdict.NOT_ISSUED),
         (rows.modified_ms >= rules.young_from_ms, Verdict.TOO_YOUNG),
