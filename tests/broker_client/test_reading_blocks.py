@@ -222,7 +222,7 @@ def step(all_readers: Cursors, cursor: Cursor, to: int) -> Cursor:
     taken = all_readers.take(cursor.stream_id, cursor.next_offset)
     assert taken is cursor
     taken.next_offset = to
-    all_readers.park(taken)
+    all_readers.put_back(taken)
     return taken
 
 
@@ -232,7 +232,7 @@ def test_read_ahead_begins_when_a_reader_goes_on_and_grows_while_blocks_are_miss
     readers.note_missing(cursor)
     assert readers.wanted_ahead(cursor) == 0, "may have come once only"
     cursor.next_offset = 10
-    readers.park(cursor)
+    readers.put_back(cursor)
     windows = []
     for to in range(20, 80, 10):
         step(readers, cursor, to)
@@ -279,7 +279,7 @@ def test_readers_who_do_not_go_on_are_forgotten_and_their_blocks_may_go() -> Non
     cursor = readers.take(1, 0)
     cache.put(key(0), bytes(60), 60, cursor)
     cursor.ahead[key(0)] = 60
-    readers.park(cursor)
+    readers.put_back(cursor)
     assert not cache.reserve(60)
     time.now += EXPIRY_S + 1
     readers.take(9, 9)
@@ -293,8 +293,8 @@ def test_two_readers_at_one_place_become_one() -> None:
     slow, fast = readers.take(1, 5), readers.take(1, 5)
     assert slow is not fast
     fast.window = 400
-    readers.park(slow)
-    readers.park(fast)
+    readers.put_back(slow)
+    readers.put_back(fast)
     assert len(readers) == 1
     assert readers.take(1, 5) is fast
 

@@ -1,4 +1,4 @@
-"""Checks of what callers pass to the public entry points: types, ranges, and what would be right.
+"""Argument checks of the public entry points: types, ranges, and the wording of their errors.
 
 A wrong type is a `TypeError`, a value out of range a `ValueError`; each names the argument. Nothing
 is converted silently but what loses nothing: `str` paths, integers of other libraries, bytes-like

@@ -1,8 +1,8 @@
-"""Checks once that a store is the bucket of the cluster, before anything is read or written there.
+"""Bucket check: compares the marker of a store with the cluster before the first read or write.
 
-Compares the marker in the bucket with what the controllers say of themselves. A controller that has
+The marker in the bucket must name the cluster that the controllers describe. A controller that has
 just begun to lead may not have drawn the cluster's UUID or put the marker yet, so both are waited
-for. What was found right is not looked at again.
+for. A check that passed is not repeated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes into one message of CommitPipeline, and what its answer means for each commit in it.
+"""Messages of CommitPipeline: batching of commits, column encoding, verdicts from the answer.
 
 Owns the bounds of a message and the order in it: what was asked first is judged first. Columns are
 encoded once, when they are handed in, by the messages of `columns.proto`; hosts must be
@@ -206,9 +206,9 @@ class CommitMessage:
         return message.SerializeToString()
 
     def settle(self, answer: objects_pb2.CommitPipelineResponse) -> None:
-        """Tell every caller what became of its commit.
+        """Complete the future of every commit with its verdict.
 
-        Raises `ProtocolViolationError`, and tells nobody, when `answer` is that of another message.
+        Raises `ProtocolViolationError`, completing none, when `answer` is that of another message.
         """
         errors = answer.uploads.errors
         range_errors = answer.uploads.range_errors
@@ -248,7 +248,7 @@ class CommitMessage:
                 done.set_exception(error)
 
     def drop_expired(self, now: float, error: Exception) -> None:
-        """Fail commits whose time is over at `now`; forget them, and those nobody waits for."""
+        """Fail and drop commits that expired by `now`; drop those whose caller was cancelled."""
         self.commits = _in_time(self.commits, now, error)
         self.uploads = _in_time(self.uploads, now, error)
 
@@ -304,7 +304,7 @@ class CommitQueue:
         ]
 
     def drop_expired(self, now: float, error: Exception) -> None:
-        """Fail commits whose time is over at `now`; forget them, and those nobody waits for."""
+        """Fail and drop commits that expired by `now`; drop those whose caller was cancelled."""
         self._waiting = deque(_in_time(self._waiting, now, error))
 
     def fail(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Commits on one stream of messages to the leader, many to a message, wherever the leader moves.
+"""Commit pipeline: many commits per message, several messages in flight, across leader changes.
 
 Owns the connection, what was sent on it and not answered, and the time that may take. What is
 handed in while messages are under way waits and travels together in the next one. After a failure
@@ -43,7 +43,7 @@ from streammeta.v1 import objects_pb2
 
 MESSAGES_IN_FLIGHT = 4
 PENDING_MAX = 20_000
-"""Commits handed in and not answered; who hands in more waits."""
+"""Maximum of commits in flight; further callers wait."""
 
 _METHOD = "CommitPipeline"
 
@@ -165,7 +165,7 @@ class CommitPipeline:
     def _on_done(self, done: asyncio.Future[Any]) -> None:
         self._pending -= 1
         if not done.cancelled():
-            done.exception()  # seen: its caller may have gone
+            done.exception()  # marks the error as retrieved: the caller may have been cancelled
         self._room.set()
 
     # -- finding the leader, again and again
@@ -177,7 +177,7 @@ class CommitPipeline:
         try:
             while True:
                 await self._serve()
-        except Exception as error:  # noqa: BLE001 - callers wait: whatever it is, they hear of it
+        except Exception as error:  # noqa: BLE001 - every caller gets it
             ended = self._ended = error
         finally:
             self._closed = True
@@ -255,7 +255,7 @@ class CommitPipeline:
         with contextlib.suppress(
             grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError
         ):
-            # Who reads the answers finds out why the stream ended.
+            # The reader of the answers reports why the stream ended.
             for message in tuple(self._sent):
                 await self._write(call, message)
             while True:
@@ -277,7 +277,9 @@ class CommitPipeline:
         except DecodeError as error:
             raise ProtocolViolationError(_METHOD, detail="an answer does not parse") from error
         if not self._sent:
-            raise ProtocolViolationError(_METHOD, detail="an answer came that nobody waits for")
+            raise ProtocolViolationError(
+                _METHOD, detail="an answer arrived without a message in flight"
+            )
         self._sent[0].settle(answer)
         self._sent.popleft()
         self._work.set()

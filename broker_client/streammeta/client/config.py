@@ -79,7 +79,7 @@ class WriterConfig:
 
 
 class UploadObserver(Protocol):
-    """What a `StreamWriter` tells about its uploads; every call is awaited before it goes on.
+    """Callbacks of a `StreamWriter` about its uploads; each is awaited before the upload goes on.
 
     Calls about one batch come in the order of the methods below; a batch whose objects expired
     starts over with new ids. What an observer raises is logged and changes nothing.
@@ -124,13 +124,13 @@ class ReaderConfig:
     """
 
     index_cache_bytes: int = 64 * _MIB  # indexes kept for the next read
-    block_cache_bytes: int = 64 * _MIB  # blocks read ahead or in part
-    read_bytes: int = 128 * _MIB  # blocks that are being read, and their records
-    readahead_bytes: int = 512 * 1024  # of each reader who goes on where he stopped, at first
-    max_readahead_bytes: int = 32 * _MIB  # and at last; never more than half the block cache
-    max_slices: int = 100_000  # parts of streams whose objects are remembered
-    max_staleness_s: float = 5.0  # for so long they are believed without news; 0: not at all
-    poll_interval_s: float = 1.0  # who waits for data asks so often while news do not come
+    block_cache_bytes: int = 64 * _MIB  # prefetched and partly read blocks
+    read_bytes: int = 128 * _MIB  # blocks in flight, and their records
+    readahead_bytes: int = 512 * 1024  # initial prefetch window of a sequential reader
+    max_readahead_bytes: int = 32 * _MIB  # its largest; never more than half the block cache
+    max_slices: int = 100_000  # cached slices: parts of streams and their objects
+    max_staleness_s: float = 5.0  # maximum age of a slice without a healthy watch; 0: no use of it
+    poll_interval_s: float = 1.0  # poll interval of waiting reads while the watch is down
     bulk_bytes: int = 64 * _MIB  # blocks that `read_streams` holds at the same time
     fetch_threads: int = 8  # requests to the store at the same time
     request_timeout_s: float = 30.0  # of one request to the store, with its repetitions

@@ -1,4 +1,4 @@
-"""What can go wrong for a broker, one exception for each thing it would do differently.
+"""Errors of the client, one exception for each different reaction of a broker.
 
 Owns the translation of the contract's `ErrorCode` into exceptions. A message says what was
 refused, for which stream, node or object, and what to do next. `retriable` tells whether repeating
@@ -151,7 +151,7 @@ class ObjectContentMismatchError(RefusedError):
 
 
 class CompactedObjectsNotFoundError(RefusedError):
-    """A source of a compaction is gone: somebody else has compacted it."""
+    """A source of a compaction is no longer committed: another process has compacted it."""
 
     advice = "drop the result and plan the compaction anew"
 
@@ -329,7 +329,7 @@ class ReadDeadlineError(BrokerClientError):
 
 
 class CorruptObjectError(BrokerClientError):
-    """The bytes of an object are not what the map says they are."""
+    """The bytes of an object do not match its metadata."""
 
     def __init__(self, key: str, object_id: int, stream_id: int, problem: str) -> None:
         self.key = key
@@ -343,7 +343,7 @@ class CorruptObjectError(BrokerClientError):
 
 
 class MissingObjectError(BrokerClientError):
-    """The map lists an object that the store does not have."""
+    """The metadata lists an object that the store does not have."""
 
     def __init__(self, key: str, object_id: int, stream_id: int) -> None:
         self.key = key
@@ -379,8 +379,8 @@ ERRORS_BY_CODE: Mapping[ErrorCode.ValueType, type[RefusedError]] = {
 def refusal(code: ErrorCode.ValueType, subject: str) -> RefusedError:
     """Make the exception for `code`, which must not be NONE; an unknown code is a violation.
 
-    An `OFFSET_NOT_MATCHED` without offsets becomes a plain `RefusedError`: whoever knows the
-    offsets raises `OffsetMismatchError` itself.
+    An `OFFSET_NOT_MATCHED` becomes a plain `RefusedError`: a caller that knows the offsets raises
+    `OffsetMismatchError` itself.
     """
     if code == ErrorCode.ERROR_CODE_NONE:
         raise ValueError(f"{subject} was not refused: the code is NONE")

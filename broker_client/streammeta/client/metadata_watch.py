@@ -1,4 +1,4 @@
-"""Follows the changes of the map, across controllers that stop, hang or fall behind.
+"""Metadata watch: a stream of changes that fails over between controllers.
 
 Any controller serves a watch from what is committed, so after a failure the next one is asked to go
 on behind the last change that came. Each change is given out once and in order. When no controller
@@ -50,7 +50,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequired:
-    """Changes from `from_offset` on are gone everywhere; the watch has ended.
+    """Changes from `from_offset` on are compacted away on every controller; the watch has ended.
 
     Take a copy of the map with GetSnapshot and watch again from its end offset.
     """
@@ -62,7 +62,7 @@ class SnapshotRequired:
 class Progress:
     """All changes asked for that lie below `next_offset` have been given out.
 
-    `high_watermark` is the committed end of the log as last heard of, from any controller.
+    `high_watermark` is the committed end of the log as last reported by any controller.
     """
 
     next_offset: int
@@ -148,7 +148,7 @@ class MetadataWatch:
 
     @property
     def high_watermark(self) -> int:
-        """Committed end of the log as last heard of; -1 before that."""
+        """Committed end of the log as last reported; -1 before the first report."""
         return self._high_watermark
 
     @property
@@ -234,7 +234,7 @@ class _Search:
 
     @property
     def endpoint(self) -> str:
-        """Whose turn it is."""
+        """The endpoint to ask now."""
         return self._endpoints[self._turn]
 
     @property

@@ -1,4 +1,4 @@
-"""What the controllers answer, as the client's own values: frozen, without messages of the wire.
+"""Answers of the controllers as the client's own frozen values, without messages of the wire.
 
 Owns the translation of answers that callers see. Hot paths (commits, lookups) translate their own.
 """

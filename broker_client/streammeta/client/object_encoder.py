@@ -1,4 +1,4 @@
-"""Moving runs of encoded records into the bytes of an object.
+"""Object encoder: moves runs of encoded records into the bytes of an object.
 
 Owns where data blocks are cut and the buffer the object is built in. The records leave their run
 piece by piece as they enter the object, so that a batch is never held twice. The bytes are those
@@ -36,7 +36,7 @@ _GIVE_BACK_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedObject:
-    """The bytes of an object whose id is not decided yet, and what it holds.
+    """The bytes of an object without an id yet, and its contents.
 
     `starts` are the positions where the blocks of each run start, and where those of the last end.
     `crc32c` is that of all bytes. Time bounds are in ms since 1970, both `UNKNOWN_TIME` if some

@@ -1,4 +1,4 @@
-"""Object ids prepared ahead, so that few calls serve many uploads.
+"""Object ids, prepared ahead in batches.
 
 Owns the stock of ids, their order and how long they are still good for. Ids are given out
 ascending: what asks later gets larger ones. What is not used expires on the controllers by itself.

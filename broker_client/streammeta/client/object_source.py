@@ -1,4 +1,4 @@
-"""Fetching the parts of objects that a reader needs, with as few requests as make sense.
+"""Object source: indexes and blocks of objects, fetched with few range requests.
 
 Owns the cache of indexes, the merging of neighbouring blocks into one range request, and the
 naming of broken and missing objects. It knows objects and entries, not the order of a stream.
@@ -176,7 +176,7 @@ class ObjectSource:
         """Return the index of the object of `piece`, read for `stream_id`, cached or fetched.
 
         `with_small_objects` fetches such whole and gives their bytes to `on_whole`. Raises
-        `CorruptObjectError`, or `streammeta.storage.errors.ObjectNotFoundError` if it is gone.
+        `CorruptObjectError`, or `streammeta.storage.errors.ObjectNotFoundError` if it is deleted.
         """
         cached = self._cache.get(piece.object_id)
         if cached is not None:

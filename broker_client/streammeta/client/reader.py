@@ -1,8 +1,8 @@
-"""Reading streams back, in order and complete, as they are and as they grow.
+"""Stream reader: ordered, gapless reads of streams, and tails that follow their growth.
 
-Owns what a caller sees: records of a stream follow each other without a gap from the offset asked
-for, whatever happens to the objects that hold them; each call ends by its deadline; memory stays
-within the bounds of the configuration. How it is done is in `streammeta.client.reading`.
+Owns the contract with callers: records of a stream follow each other without a gap from the offset
+asked for, whatever happens to the objects that hold them; each call ends by its deadline; memory
+stays within the bounds of the configuration. The parts are in `streammeta.client.reading`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from streammeta.client.reading.lookups import (
     check_located,
     located_of,
 )
-from streammeta.client.reading.map_follower import MapFollower, NewsWait, StreamTail
+from streammeta.client.reading.map_follower import ChangeWait, MapFollower, StreamTail
 from streammeta.client.reading.range_reader import Fetched, RangeReader
 from streammeta.client.reading.slice_cache import SliceCache
 from streammeta.client.reading.time_lookup import Bound, OffsetAtTime, TimedStreams, TimestampOf
@@ -148,7 +148,7 @@ class StreamReader:
         """Stop everything; reads that wait fail with `ReaderClosedError`."""
         self._closed = True
         self._follower.close()
-        self._slices.on_gap()  # who waits for news has to hear of it
+        self._slices.on_gap()  # wakes waiting reads
         self._ranges.close()
         self._lookups.close()
         self._source.close()
@@ -334,8 +334,8 @@ class StreamReader:
         reading = self._ranges.read(StreamQuery(stream_id, offset), max_bytes)
         return await self._bounded(reading, f"read of stream {stream_id}", stream_id, deadline_s)
 
-    def _news(self, stream_id: int) -> NewsWait:
-        return NewsWait(self._slices, self._follower, stream_id, self._config.poll_interval_s)
+    def _news(self, stream_id: int) -> ChangeWait:
+        return ChangeWait(self._slices, self._follower, stream_id, self._config.poll_interval_s)
 
     async def _bounded(
         self,

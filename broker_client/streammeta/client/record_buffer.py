@@ -32,7 +32,7 @@ RUN_OVERHEAD = 1024
 """Bytes that a stream costs in each batch that it is in."""
 
 UNKNOWN_TIME = -1
-"""A time bound of an object with records whose time nobody said."""
+"""Time bound of an object that holds records without a time."""
 
 _SEGMENT_BYTES = 64 * 1024
 """Memory is given back in pieces of about this size while a run is moved into its object."""

@@ -51,9 +51,9 @@ ValueT = TypeVar("ValueT")
 
 
 class ByteBudget:
-    """At most `limit` bytes held at the same time; who wants more waits, first come, first served.
+    """Admits holders of at most `limit` bytes together, first come, first served.
 
-    Who wants more than the limit gets it when nobody else holds anything.
+    A request above the limit is admitted alone.
     """
 
     def __init__(self, limit: int) -> None:
@@ -100,7 +100,7 @@ class ByteBudget:
 
 
 class SharedWork(Generic[KeyT, ValueT]):
-    """Work under way by key: who asks for the same joins it; it is cancelled when all have left."""
+    """Tasks by key, shared by all callers of a key and cancelled when the last one has left."""
 
     def __init__(self) -> None:
         self._running: dict[KeyT, tuple[asyncio.Task[ValueT], list[object]]] = {}

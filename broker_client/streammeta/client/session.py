@@ -324,7 +324,7 @@ _log = logging.getLogger(__name__)
 class Heartbeat:
     """Sends a session's heartbeats from `start`, or entering its context, to `close`.
 
-    `on_taken_over` is told the refusal when this process may not speak for its node any more.
+    `on_taken_over` is called with the refusal when this process no longer holds its node id.
     """
 
     def __init__(
@@ -355,12 +355,12 @@ class Heartbeat:
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
-        """Nodes whose data this one is to recover, as the last answer said."""
+        """Nodes whose data this one is to recover, from the last answer."""
         return self._recoveries
 
     @property
     def compactions(self) -> tuple[NodeIdentity, ...]:
-        """Nodes that are gone and whose objects this one is to compact, as the last answer said."""
+        """Departed nodes whose objects this one is to compact, from the last answer."""
         return self._compactions
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Writing: records go into a bounded buffer, leave it in batches, and are acknowledged by commits.
+"""Stream writer: bounded buffering, batched uploads, acknowledgement by ordered commits.
 
 Owns admission (bytes, order, push-back), the triggers of an upload (size, streams, linger_s, flush,
 a full buffer) and the way of each batch: built and prepared in order, uploaded in parallel,
@@ -152,7 +152,7 @@ class StreamWriter:
         return self._heartbeat
 
     def _start(self) -> asyncio.AbstractEventLoop:
-        """Begin to speak for the node."""
+        """Start the heartbeats."""
         self._heartbeat.start()
         self._loop = asyncio.get_running_loop()
         return self._loop
@@ -372,7 +372,7 @@ class StreamWriter:
         self._room.set()
 
     def _fence(self, error: Exception) -> None:
-        """Fail everything, at once: the process may not speak for its node any more."""
+        """Fail everything, at once: the process no longer holds its node id."""
         if self._fenced is not None:
             return
         _log.error("the writer stops for good: %s", error)
@@ -523,7 +523,7 @@ class StreamWriter:
             await self._uploader.finish(batch, submission, self._order.hold)
             if self._trimmer is not None:
                 await self._trimmer.settle(batch)
-        except Exception as error:  # noqa: BLE001 - callers wait: whatever it is, they hear of it
+        except Exception as error:  # noqa: BLE001 - every caller gets it
             _log.exception("a batch of %d streams failed unexpectedly", len(batch.runs))
             for run in batch.runs:
                 batch.failures.setdefault(run, error)

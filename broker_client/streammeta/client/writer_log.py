@@ -1,4 +1,4 @@
-"""What a write-ahead log adds to a writer: early acknowledgement, and trimming after commits.
+"""Write-ahead logging in a writer: early acknowledgement, and trimming after commits.
 
 Owns the interface of a log, the appends that wait for each group of it, and what may be trimmed.
 Acknowledged records leave the log when they are committed, or, if they never can be, when they were
@@ -93,10 +93,10 @@ class _Group:
 
 
 class LoggedAcks:
-    """Callers that wait for the log.
+    """Appends that wait for the log.
 
-    `on_durable` is told how many bytes the log holds no longer in memory, `on_broken` why it takes
-    no more records.
+    `on_durable` gets the bytes that the log no longer holds in memory, `on_broken` the reason why
+    it takes no more records.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""What a stream reader is made of: cached metadata, cached blocks, read-ahead, look-up by time."""
+"""Parts of the stream reader: metadata cache, block cache, prefetch, lookup by time."""

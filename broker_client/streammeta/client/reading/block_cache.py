@@ -26,10 +26,10 @@ BlockData: TypeAlias = bytes | list[RecordBatch]
 
 
 class BlockReader(Protocol):
-    """Who is expected to read a block soon."""
+    """A reader that is expected to read a block soon."""
 
     def on_evicted(self, key: BlockKey) -> None:
-        """Learn that a block had to go."""
+        """Handle the eviction of a block."""
 
 
 @dataclass(slots=True)
@@ -90,9 +90,9 @@ class BlockCache:
         self._reserved -= nbytes
 
     def put(self, key: BlockKey, data: BlockData, size: int, reader: BlockReader | None) -> None:
-        """Keep a block of `size` bytes for `reader`, or for whoever comes, while there is room.
+        """Keep a block of `size` bytes for `reader`, or for any reader, while there is room.
 
-        For the latter no block has to go that somebody is expected to read.
+        Without a `reader` no block is evicted that a reader is expected to read.
         """
         readers: set[BlockReader] = set() if reader is None else {reader}
         before = self._pop(key)
@@ -167,50 +167,50 @@ class BlockCache:
 
 
 EXPIRY_S = 60.0
-"""A reader who has not gone on for so long is forgotten."""
+"""A cursor that is idle for this long is forgotten, in seconds."""
 
 CALM_S = 60.0
-"""For so long read-ahead does not grow after it was in vain."""
+"""A window stays fixed for this long after a wasted prefetch, in seconds."""
 
 MAX_CURSORS = 10_000
 
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """One reader's place: the next offset, and what is there, or on its way, for him."""
+    """Position of one reader, and the blocks that are prefetched for it."""
 
     stream_id: int
     next_offset: int
     window: int
-    """Bytes to be read ahead."""
+    """Prefetch window, in bytes."""
     ahead_offset: int = 0
-    """Read ahead up to here."""
+    """End offset of what is prefetched."""
     ahead: dict[BlockKey, int] = field(default_factory=dict)
-    """Blocks read ahead and not read yet, with their bytes."""
+    """Prefetched blocks that are not read yet, with their sizes."""
     partial: BlockKey | None = None
     """The block that was read in part."""
     goes_on: bool = False
-    """Whether he has read on where he stopped."""
+    """True for a sequential reader: it has continued at its last offset."""
     is_read_ahead: bool = False
-    """Whether something is on its way for him."""
+    """True while a prefetch is in flight."""
     used_at: float = 0.0
     calm_until: float = float("-inf")
     lost: list[BlockKey] = field(default_factory=list)
-    """Blocks read ahead that had to go."""
+    """Prefetched blocks that were evicted unread."""
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes read ahead and not read yet."""
+        """Bytes prefetched and not read yet."""
         return sum(self.ahead.values())
 
     def on_evicted(self, key: BlockKey) -> None:
-        """Learn that a block had to go."""
+        """Handle the eviction of a block."""
         if self.ahead.pop(key, None) is not None:
             self.lost.append(key)
 
 
 class Cursors:
-    """All readers; read-ahead starts at `smallest` bytes and grows to `largest`."""
+    """Cursors of all readers; windows start at `smallest` bytes and grow to `largest`."""
 
     def __init__(
         self,
@@ -225,39 +225,39 @@ class Cursors:
         self._smallest = min(smallest, largest)
         self._largest = largest
         self._clock = clock
-        self._parked: OrderedDict[tuple[int, int], Cursor] = OrderedDict()
+        self._idle_cursors: OrderedDict[tuple[int, int], Cursor] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._parked)
+        return len(self._idle_cursors)
 
     def take(self, stream_id: int, offset: int) -> Cursor:
-        """Return who goes on at `offset`, or somebody new; nobody else has him until `park`."""
+        """Take the cursor that continues at `offset`, or a new one, out until `put_back`."""
         self._expire()
-        cursor = self._parked.pop((stream_id, offset), None)
+        cursor = self._idle_cursors.pop((stream_id, offset), None)
         if cursor is None:
             return Cursor(stream_id, offset, self._smallest)
         cursor.goes_on = True
         return cursor
 
-    def park(self, cursor: Cursor) -> None:
-        """Keep a reader for his next step; two at the same offset become one."""
+    def put_back(self, cursor: Cursor) -> None:
+        """Keep a cursor for its next read; two at the same offset become one."""
         cursor.used_at = self._clock()
         key = (cursor.stream_id, cursor.next_offset)
-        other = self._parked.pop(key, None)
+        other = self._idle_cursors.pop(key, None)
         if other is not None:
             self._leave(other if other.window <= cursor.window else cursor)
             cursor = cursor if other.window <= cursor.window else other
-        self._parked[key] = cursor
+        self._idle_cursors[key] = cursor
         self._expire()
 
     def note_missing(self, cursor: Cursor) -> None:
-        """A reader who goes on had to wait for blocks: read further ahead of him."""
+        """Grow the window of a sequential reader that had to wait for blocks."""
         self._note_lost(cursor)
         if cursor.goes_on and self._clock() >= cursor.calm_until:
             cursor.window = min(self._largest, cursor.window * 2)
 
     def wanted_ahead(self, cursor: Cursor) -> int:
-        """Return how many bytes are to be read ahead now; 0 while enough is there."""
+        """Return how many bytes to prefetch now; 0 while enough is prefetched."""
         self._note_lost(cursor)
         missing = cursor.window - cursor.ahead_bytes
         return missing if cursor.goes_on and missing * 2 >= cursor.window else 0
@@ -271,17 +271,17 @@ class Cursors:
         cursor.calm_until = self._clock() + CALM_S
 
     def _expire(self) -> None:
-        """Forget who did not go on for long, or one too many."""
+        """Forget cursors that are idle for too long, or one too many."""
         oldest = self._clock() - EXPIRY_S
-        while self._parked:
-            first = next(iter(self._parked.values()))
-            if first.used_at >= oldest and len(self._parked) <= MAX_CURSORS:
+        while self._idle_cursors:
+            first = next(iter(self._idle_cursors.values()))
+            if first.used_at >= oldest and len(self._idle_cursors) <= MAX_CURSORS:
                 return
-            self._parked.popitem(last=False)
+            self._idle_cursors.popitem(last=False)
             self._leave(first)
 
     def _leave(self, cursor: Cursor) -> None:
-        """Whatever was kept for him may go first."""
+        """Release the blocks of a cursor: they are evicted first."""
         self._note_lost(cursor)
         kept = [*cursor.ahead, *([] if cursor.partial is None else [cursor.partial])]
         cursor.ahead.clear()

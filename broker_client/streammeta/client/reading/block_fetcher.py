@@ -30,7 +30,7 @@ from streammeta.storage.object_format.record import RecordBatch
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """One range of an object on its way, and the blocks in it that somebody wants."""
+    """One range request in flight, and the blocks that callers want of it."""
 
     wanted: list[_Wanted] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
@@ -38,7 +38,7 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """One block, how many wait for it, and what fetches it once it has been sent for."""
+    """One block, the number of its callers, and its request once that is sent."""
 
     block: Block
     data: asyncio.Future[bytes]
@@ -61,7 +61,7 @@ class BlockRequests:
     async def get(self, blocks: Sequence[Block]) -> dict[BlockKey, bytes]:
         """Return the bytes of each block. Raises what a request for any of them does, at the end.
 
-        Who is cancelled while he waits leaves the requests to the others who wait for them.
+        A cancelled caller leaves its requests to the other callers that wait for them.
         """
         if not blocks:
             return {}
@@ -70,14 +70,14 @@ class BlockRequests:
             await asyncio.wait([one.data for one in wanted])
             for one in wanted:
                 if not one.data.cancelled():
-                    one.data.exception()  # of several failures one is raised, all are heard of
+                    one.data.exception()  # of several failures one is raised, all are retrieved
             return {one.block.key: one.data.result() for one in wanted}
         finally:
             for one in wanted:
                 self._leave(one)
 
     def close(self) -> None:
-        """Give up all requests; who waits is cancelled."""
+        """Cancel all requests and their callers."""
         for task in self._tasks:
             task.cancel()
         for one in self._on_way.values():
@@ -122,7 +122,7 @@ class BlockRequests:
     async def _fetch(self, wanted: BlockRange, request: _Request) -> None:
         try:
             datas = await self._source.fetch(wanted)
-        except Exception as error:  # noqa: BLE001 - each who waits hears of it
+        except Exception as error:  # noqa: BLE001 - every caller gets it
             for one in request.wanted:
                 if not one.data.done():
                     one.data.set_exception(error)
@@ -219,7 +219,7 @@ class BlockFetcher:
     def _keep_for(self, cursor: Cursor, one: ReadBlock) -> None:
         """Keep the records, which take more room than bytes but no more work, if there is room.
 
-        Only who went on before is expected to go on.
+        Only a sequential reader is expected to continue.
         """
         reader = cursor if cursor.goes_on else None
         size = one.block.decoded_size
@@ -238,14 +238,14 @@ class BlockFetcher:
             return records
 
     async def read_ahead(self, blocks: Sequence[Block], cursor: Cursor) -> None:
-        """Fetch blocks into the cache for `cursor`, as far as there is room; failures are nobody's.
+        """Fetch blocks into the cache for `cursor`, as far as there is room.
 
-        Who wants them will ask for them again, and hear of it.
+        Failures are only logged: a read of the blocks requests them again and gets the error.
         """
         missing = self._note_ahead(blocks, cursor)
         try:
             await all_of(self._fetch_ahead(one, cursor) for one in merge_blocks(missing))
-        except Exception as error:  # noqa: BLE001 - whoever wants the blocks meets it himself
+        except Exception as error:  # noqa: BLE001 - every caller gets it
             _log.debug("stream %d could not be read ahead: %s", cursor.stream_id, error)
 
     def take_whole(self, index: ObjectIndex, data: bytes) -> None:
@@ -328,5 +328,5 @@ class BlockFetcher:
         for block in wanted.blocks:
             data = datas[block.key]
             self._stats.blocks_read_ahead += 1
-            if block.key in cursor.ahead:  # else its reader was faster, or is gone
+            if block.key in cursor.ahead:  # else its reader was faster, or was forgotten
                 self._cache.put(block.key, data, len(data), cursor)

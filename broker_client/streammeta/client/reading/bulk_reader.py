@@ -1,8 +1,8 @@
-"""Reading many whole streams at once, object by object.
+"""Bulk reader: many whole streams, read object by object.
 
 Blocks of many streams lie together in a stream set object, so streams are read in groups of
-neighbouring ids, each object once for a group. Nothing is remembered: who reads everything once
-must not push out what others come back for.
+neighbouring ids, each object once for a group. Nothing is cached: a full scan must
+not evict what other readers use.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Slice:
 
     `object_size` is in bytes. No record in the object, of whatever stream, is older than
     `min_timestamp_ms` or newer than `max_timestamp_ms`; `crc32c` is that of all its bytes. What
-    nobody said is -1.
+    is unknown is -1.
     """
 
     object_id: int
@@ -213,7 +213,7 @@ class Lookups:
     async def _answer(self, asked: Sequence[tuple[StreamQuery, Answer]]) -> None:
         try:
             answers = await self._send([query for query, _ in asked])
-        except Exception as error:  # noqa: BLE001 - each who asked hears of it
+        except Exception as error:  # noqa: BLE001 - every caller gets it
             for _, future in asked:
                 if not future.done():
                     future.set_exception(error)
@@ -270,7 +270,7 @@ def located_of(query: StreamQuery, answer: objects_pb2.ObjectList) -> Located:
 
 
 def check_located(query: StreamQuery, located: objects_pb2.ObjectList) -> None:
-    """Raise what the map says against a query, or what is wrong with its answer."""
+    """Raise the refusal of a query, or what is wrong with its answer."""
     if located.error == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED:
         raise OffsetTrimmedError(query.stream_id, query.start, located.stream_start_offset)
     if located.error != common_pb2.ERROR_CODE_NONE:

@@ -40,13 +40,13 @@ _log = logging.getLogger(__name__)
 
 
 class ChangeListener(Protocol):
-    """Who wants to hear of changes."""
+    """Receiver of changes."""
 
     def on_records(self, records: records_pb2.RecordSet) -> None:
-        """Take what one log entry changed."""
+        """Take the changes of one log entry."""
 
     def on_gap(self) -> None:
-        """Learn that changes were missed."""
+        """Handle missed changes."""
 
     def tracked(self) -> Collection[int]:
         """Return the ids of all streams whose changes are wanted."""
@@ -82,7 +82,7 @@ class MapFollower:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether news arrive without being asked for."""
+        """Whether changes arrive, with a bounded lag."""
         return self._is_following and self._clock() - self._caught_up_at <= _LAG_ALLOWED_S
 
     def continuity(self, stream_id: int) -> int | None:
@@ -173,7 +173,7 @@ class MapFollower:
             await _cancel(following, *others)
 
     async def _consume(self, watch: MetadataWatch) -> None:
-        """Hand on what comes; return when changes are gone everywhere."""
+        """Pass changes on; return when no controller has the next ones any more."""
         async with aclosing(watch.follow()) as events:
             async for event in events:
                 match event:
@@ -200,7 +200,7 @@ class MapFollower:
             try:
                 committed = await self._present()
             except BrokerClientError:
-                continue  # nobody leads: there is nothing to lag behind
+                continue  # without a leader there is no lag
             await asyncio.sleep(_LAG_ALLOWED_S)
             if self._watch is not None and self._watch.next_offset < committed:
                 self._caught_up_at = float("-inf")
@@ -219,11 +219,10 @@ async def _cancel(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class NewsWait:
-    """Waits for news of one stream; a context, so that the stream is followed meanwhile.
+class ChangeWait:
+    """Waits for changes of one stream; a context that keeps the stream followed.
 
-    While the map is followed, news arrive by themselves; otherwise `wait` returns after
-    `poll_interval_s` seconds too.
+    Without a healthy watch `wait` also returns after `poll_interval_s`.
     """
 
     def __init__(
@@ -245,11 +244,11 @@ class NewsWait:
         self._event.set()
 
     def nothing_at(self, offset: int) -> bool:
-        """Whether the stream is known to end at `offset`, and news would come if it did not."""
+        """Whether the stream is known to end at `offset`, by a healthy watch."""
         return self._follower.is_healthy and self._slices.ends_at(self._stream_id, offset)
 
     async def ready(self) -> None:
-        """Wait until news of the stream come, or for the time between two questions."""
+        """Wait until the stream is followed, at most for the poll interval."""
         try:
             async with asyncio.timeout(self._poll_interval):
                 await self._follower.followed(self._stream_id)
@@ -257,11 +256,11 @@ class NewsWait:
             return
 
     def expect(self) -> None:
-        """Count as news what comes from now on."""
+        """Ignore changes that came before this call."""
         self._event.clear()
 
     async def wait(self) -> None:
-        """Return when there are news since `expect`, or may be."""
+        """Return after a change since `expect`, or when one may have been missed."""
         while not self._event.is_set():
             try:
                 async with asyncio.timeout(self._poll_interval):
@@ -280,7 +279,7 @@ class StreamTail:
     """
 
     def __init__(
-        self, news: NewsWait, read: Callable[[int], Awaitable[Fetched]], offset: int
+        self, news: ChangeWait, read: Callable[[int], Awaitable[Fetched]], offset: int
     ) -> None:
         self._news = news
         self._read = read
@@ -323,7 +322,7 @@ class StreamTail:
         return record
 
     async def _fill(self) -> None:
-        """Read what is there; if nothing is, wait for news first."""
+        """Read the next records; at the end of the stream wait for a change first."""
         if not self._is_open:
             self._context.enter_context(self._news)
             self._is_open = True

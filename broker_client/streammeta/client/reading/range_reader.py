@@ -123,7 +123,7 @@ _log = logging.getLogger(__name__)
 class Fetched:
     """Record batches that follow each other, where to read on, and the stream's bounds.
 
-    `start_offset` and `end_offset` are those of the stream as last heard of.
+    `start_offset` and `end_offset` are those of the stream as last looked up.
     """
 
     records: list[RecordBatch]
@@ -191,7 +191,7 @@ class RangeReader:
                 self._forget(query.stream_id, id_of(error, self._namespace))
                 await pause_or_raise(error, query.stream_id, attempt, self._namespace)
             finally:
-                self._cursors.park(cursor)
+                self._cursors.put_back(cursor)
         raise AssertionError("the last attempt returns or raises")
 
     async def locate(self, stream_id: int, offset: int, end: int) -> tuple[Located, int]:
@@ -244,18 +244,18 @@ class RangeReader:
         task.add_done_callback(self._ahead.discard)
 
     async def _fetch_ahead(self, cursor: Cursor, max_bytes: int) -> None:
-        """Fetch what follows, as far as it is committed."""
+        """Prefetch the blocks that follow, as far as they are committed."""
         try:
             start = max(cursor.next_offset, cursor.ahead_offset)
             known = self._slices.remembered(cursor.stream_id, start)
             if known is None or start >= known.end_offset:
-                return  # whoever gets there asks the map
+                return  # the read that gets there looks it up
             if not known.slices:
                 known = await self._slices.locate(cursor.stream_id, start)
             query = StreamQuery(cursor.stream_id, start)
             blocks = await self._planner.find(query, known.slices, max_bytes, max_bytes * 8)
             await self._fetcher.read_ahead(blocks, cursor)
-        except Exception as error:  # noqa: BLE001 - whoever reads on meets it himself
+        except Exception as error:  # noqa: BLE001 - every caller gets it
             _log.debug("stream %d could not be read ahead: %s", cursor.stream_id, error)
         finally:
             cursor.is_read_ahead = False

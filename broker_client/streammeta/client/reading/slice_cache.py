@@ -1,9 +1,8 @@
-"""Which objects hold which part of which stream, without asking the controllers each time.
+"""Slice cache: cached lookups of streams, kept current by watched changes.
 
-Owns what is remembered of streams, within a bound: answers of the map, kept true by the changes
-that a watch brings. What is remembered is used while the watch brings changes, or for a bounded
-time after the map said it; that a stream has nothing at an offset is never believed from memory.
-Who waits for news of a stream is woken by its changes.
+Owns the answers of lookups within a bound, and applies watched changes to them. A cached answer is
+used while the watch is healthy, or for a bounded time after its lookup; that a stream ends at an
+offset is never answered from the cache. Changes of a stream wake the reads that wait for it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _Change: TypeAlias = Callable[[StreamSlices], bool]
 
 
 class Freshness(Protocol):
-    """Whose word it is how long what is known may be relied on: the follower of the map."""
+    """How current the watched changes are; implemented by the metadata follower."""
 
     @property
     def caught_up_at(self) -> float:
@@ -91,7 +90,7 @@ class SliceCache:
         self._freshness: Freshness | None = None
 
     def follow(self, freshness: Freshness) -> None:
-        """Rely on changes from now on."""
+        """Use watched changes from now on."""
         self._freshness = freshness
 
     @property
@@ -139,13 +138,13 @@ class SliceCache:
         )
 
     def forget(self, stream_id: int) -> None:
-        """Ask the map when the stream is wanted next."""
+        """Drop a stream; its next read looks it up."""
         known = self._known.pop(stream_id, None)
         if known is not None:
             self._size -= _cost(known)
 
     def is_waited_for_by_others(self, stream_id: int) -> bool:
-        """Whether more than one waits for news of the stream."""
+        """Whether more than one read waits for changes of the stream."""
         return len(self._news.get(stream_id, ())) > 1
 
     @contextmanager
@@ -229,11 +228,11 @@ class SliceCache:
     # ---- changes ----
 
     def tracked(self) -> Collection[int]:
-        """Return the streams whose changes matter."""
+        """Return the streams to follow."""
         return self._known.keys() | self._news.keys() | self._asking.keys()
 
     def on_gap(self) -> None:
-        """Forget everything and wake everybody: changes were missed."""
+        """Drop the cache and wake all waiting reads: changes were missed."""
         self._known.clear()
         self._size = 0
         for changes in (one for asking in self._asking.values() for one in asking):
@@ -242,7 +241,7 @@ class SliceCache:
             event.set()
 
     def on_records(self, records: records_pb2.RecordSet) -> None:
-        """Take what one log entry changed."""
+        """Apply the changes of one log entry."""
         for record in records.records:
             match record.WhichOneof("kind"):
                 case "stream_set_objects_committed":
