@@ -6,20 +6,18 @@ groups are those of the product, a hundred thousand times smaller.
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
-from streammeta.client import model
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.report import GroupReport
 from streammeta.client.compaction.stream_object_compactor import ALL_AT_ONCE, StreamObjectCompactor
-from streammeta.storage.compaction.copy_plan import CopyRules
 from streammeta.storage.compaction.stream_objects import GroupRules, StreamCompaction
-from tests.compaction.compaction_map import NAMESPACE
-from tests.compaction.compaction_steps import SteppedStore, Steps
+from tests.compaction import compaction_lives as lives
+from tests.compaction.compaction_steps import Steps
 from tests.compaction.compaction_world import TrueStream, World
 
 NODE, OTHER = 1000, 1001
@@ -49,45 +47,22 @@ def small_rules() -> dict[StreamCompaction, GroupRules]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class TinyConfig(CompactionConfig):
-    """Bounds for objects of a few hundred bytes."""
-
-    whole_object_bytes: int = 250
-    index_merge_bytes: int = 200
-    group_rules: dict[StreamCompaction, GroupRules] = field(default_factory=small_rules)
-    store_patience_s: float = 0.0
-
-    @property
-    def copy_rules(self) -> CopyRules:
-        """Parts of 60 to 400 bytes."""
-        return CopyRules(min_part_bytes=60, max_part_bytes=400, fetched_bytes=300)
+TINY = replace(
+    lives.TINY,
+    min_part_bytes=60,
+    copy_part_bytes=400,
+    fetched_bytes=300,
+    whole_object_bytes=250,
+    index_merge_bytes=200,
+    group_rules=small_rules(),
+)
 
 
-TINY = TinyConfig()
-
-
-@contextlib.contextmanager
 def compactor(
-    world: World,
-    steps: Steps,
-    config: CompactionConfig = TINY,
-    node_id: int = NODE,
-) -> Iterator[StreamObjectCompactor]:
+    world: World, steps: Steps, config: CompactionConfig = TINY, node_id: int = NODE
+) -> AbstractContextManager[StreamObjectCompactor]:
     """Yield a compactor whose calls are steps of one process of a node."""
-    node = world.nodes[node_id]
-    made = StreamObjectCompactor(
-        world.map.client(steps),
-        model.NodeIdentity(node.node_id, node.node_epoch),
-        NAMESPACE,
-        SteppedStore(world.store, steps),
-        config,
-        is_busy=lambda: False,
-    )
-    try:
-        yield made
-    finally:
-        made.close()
+    return lives.stream_compactor(world, node_id, steps, config)
 
 
 async def compact(
@@ -107,7 +82,7 @@ async def compact(
         return await steps.live(work())
 
 
-def of_parts(**changes: Any) -> TinyConfig:
+def of_parts(**changes: Any) -> CompactionConfig:
     """The usual configuration with something changed."""
     return replace(TINY, **changes)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from streammeta.client.compaction import set_object_planning, set_object_run, store_calls
+from streammeta.client.compaction import set_object_planning, set_object_run
 from streammeta.client.compaction.report import CompactionReport
 from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.client.errors import NodeEpochExpiredError
@@ -36,14 +34,6 @@ COMMIT = "CommitStreamSetObject"
 @pytest.fixture(autouse=True)
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
     small_parts(monkeypatch)
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await work
-
-    asyncio.run(bounded())
 
 
 class BadLine(Steps):
@@ -224,83 +214,6 @@ async def test_outputs_of_a_failed_attempt_are_used_by_the_next_one() -> None:
     ReadCheck(world).run()
 
 
-@pytest.mark.parametrize(("name", "least"), [("get_range", 8), ("upload_part", 2), (COMMIT, 0)])
-async def test_who_is_cancelled_leaves_no_upload_unfinished(name: str, least: int) -> None:
-
-    world, ids = await world_of(6)
-
-    async def cancel(step: Any) -> None:
-        if step.name == name and steps.names.count(name) > least and not working.done():
-            working.cancel()
-
-    steps = Steps(hook=cancel)
-    with compactor(world, NODE, steps, replace(TINY, memory_budget=1_500)) as made:
-        working = asyncio.create_task(cycle(made, world))
-        with pytest.raises(asyncio.CancelledError):
-            await working
-        assert not list(world.store.list_multipart_uploads())
-        ReadCheck(world).run()
-        assert (await cycle(made, world)).failures == ()
-    assert not set(ids) & set(world.set_objects(NODE))
-    ReadCheck(world).run()
-
-
-async def test_an_object_that_another_has_replaced_meanwhile_is_no_harm() -> None:
-
-    world, _ = await world_of()
-    check = ReadCheck(world)
-
-    async def compact_first(step: Any) -> None:
-        if step.name == COMMIT and not step.done and not rival.names:
-            with compactor(world, NODE, rival) as other:
-                assert (await cycle(other, world)).figures.commits == 1
-            check.run()
-
-    rival = Steps()
-    with compactor(world, NODE, Steps(hook=compact_first)) as made:
-        report = await cycle(made, world)
-        assert report.figures.commits == 0
-        assert "COMPACTED_OBJECTS_NOT_FOUND" in report.failures[0]
-        check.run()
-        assert (await cycle(made, world)).failures == ()
-    check.run()
-
-
-async def test_a_damaged_block_keeps_its_object_and_the_others_go_on() -> None:
-
-    world, ids = await world_of(5)
-    key = key_for(ids[2], NAMESPACE)
-    good = world.store.objects()[key]
-    world.store.put(key, bytes([good[0] ^ 1]) + good[1:])
-    with compactor(world, NODE, Steps()) as made:
-        first = await cycle(made, world)
-        assert "is corrupt at byte 0" in first.left_out[ids[2]]
-        second = await cycle(made, world)
-        assert set(second.left_out) == {ids[2]}, "it is told of as long as it is there"
-    assert set(world.set_objects(NODE)) & set(ids) == {ids[2]}
-    world.store.put(key, good)
-    ReadCheck(world).run()
-
-
-async def test_damage_that_only_the_checksum_shows_never_gets_a_new_one() -> None:
-
-    world, ids = await world_of(5)
-    key = key_for(ids[2], NAMESPACE)
-    good = world.store.objects()[key]
-    inside_a_payload = good[:60] + bytes([good[60] ^ 1]) + good[61:]
-    world.store.put(key, inside_a_payload)
-    with compactor(world, NODE, Steps()) as made:
-        first = await cycle(made, world)
-        assert "recorded is" in first.left_out[ids[2]]
-        assert (first.figures.commits, first.figures.sources_checked) == (0, 0)
-        second = await cycle(made, world)
-        assert (second.figures.commits, second.figures.reused) == (2, 0)
-        assert second.figures.sources_checked == 4
-    assert set(world.set_objects(NODE)) & set(ids) == {ids[2]}
-    world.store.put(key, good)
-    ReadCheck(world).run()
-
-
 async def test_nothing_made_of_a_damaged_source_is_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -408,20 +321,6 @@ async def test_indexes_are_read_once_and_planning_changes_nothing() -> None:
             assert world.store.metrics().of("get_range").calls == len(ids)
     assert world.set_objects(NODE) == ids
     assert world.store.metrics().of("put").calls == len(ids)
-
-
-async def test_a_store_that_asks_for_patience_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_calls, "_FIRST_PAUSE", 0.001)
-
-    world, ids = await world_of()
-    slow_down = StoreUnavailableError("slow down", throttled=True)
-    for name in ("get_range", "put", "upload_part", "start_multipart", "complete_multipart"):
-        world.store.fail_next(name, slow_down, times=3)
-    with compactor(world, NODE, Steps(), replace(TINY, store_patience_s=10.0)) as made:
-        report = await cycle(made, world)
-    assert (report.figures.commits, report.failures) == (1, ())
-    assert not set(ids) & set(world.set_objects(NODE))
-    ReadCheck(world).run()
 
 
 async def test_the_loop_goes_on_until_its_own_node_is_taken_over() -> None:

@@ -14,9 +14,12 @@ import pytest
 
 from streammeta.client import model
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
-from streammeta.client.compaction.report import CompactionReport
+from streammeta.client.compaction.report import CompactionReport, GroupReport
 from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
+from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
+from streammeta.storage.compaction.copy_plan import CopyRules
 from streammeta.storage.compaction.selection import SelectionConfig
+from streammeta.storage.compaction.stream_objects import GroupRules, StreamCompaction
 from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_steps import SteppedStore, Steps
 from tests.compaction.compaction_world import World
@@ -31,6 +34,8 @@ PART_BYTES = 700
 @dataclass(frozen=True, slots=True)
 class TinyConfig(CompactionConfig):
     """Bounds for objects of a few hundred bytes; `memory_budget` is that of the blocks alone."""
+
+    min_part_bytes: int = 80
 
     def __post_init__(self) -> None:
         """Refuse nothing."""
@@ -50,6 +55,11 @@ class TinyConfig(CompactionConfig):
         """A few indexes."""
         return 10_000
 
+    @property
+    def copy_rules(self) -> CopyRules:
+        """Parts of tens of bytes."""
+        return CopyRules(self.min_part_bytes, self.copy_part_bytes, self.fetched_bytes)
+
     def buffer_bytes(self, entries: int) -> int:
         """All of the budget."""
         return self.memory_budget
@@ -63,6 +73,17 @@ TINY = TinyConfig(
     store_patience_s=0.0,
     commit_deadline_s=0.3,
     selection=EAGER,
+    copy_part_bytes=1_000,
+    fetched_bytes=300,
+    whole_object_bytes=150,
+    group_rules={
+        StreamCompaction.REMOVE_EXPIRED: GroupRules(1),
+        StreamCompaction.MERGE_SMALL: GroupRules(2_000),
+        StreamCompaction.MERGE_LARGE: GroupRules(20_000),
+        StreamCompaction.PRUNE_LINKS: GroupRules(20_000, dirty_bytes=50),
+        StreamCompaction.GATHER_SMALL: GroupRules(600, is_soft=True, absorbed_bytes=2_400),
+        StreamCompaction.LINK: GroupRules(20_000, linked_bytes=300),
+    },
 )
 
 
@@ -118,6 +139,34 @@ async def compact(
     with compactor(world, node_id if by is None else by, steps, config) as made:
         whose = target(world, node_id, gone=by is not None)
         return await steps.live(made.run_once(whose, force_split=force_split))
+
+
+@contextlib.contextmanager
+def stream_compactor(
+    world: World, node_id: int, steps: Steps, config: CompactionConfig = TINY
+) -> Iterator[StreamObjectCompactor]:
+    """Yield a compactor of stream objects whose calls are steps of one process of a node."""
+    made = StreamObjectCompactor(
+        world.map.client(steps),
+        identity(world, node_id),
+        NAMESPACE,
+        SteppedStore(world.store, steps),
+        config,
+        is_busy=lambda: False,
+    )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def compact_stream(
+    world: World, stream_id: int, kind: StreamCompaction, steps: Steps | None = None
+) -> GroupReport | None:
+    """Live a life that compacts the objects of one stream, in its owner's name."""
+    steps = steps or Steps()
+    with stream_compactor(world, world.streams[stream_id].owner, steps) as made:
+        return await steps.live(made.compact(stream_id, kind))
 
 
 def budgeted(memory_budget: int) -> CompactionConfig:

@@ -59,6 +59,15 @@ class ReadCheck:
                 held[one.object_id] = {link.object_id for link in composite.links}
         assert linked == held, "the map keeps the bytes that composites need, and no others"
 
+    async def all_gone(self) -> None:
+        """Check that controllers delete replaced objects and expired outputs, and reads stay."""
+        self.run()
+        await self._world.sweep()
+        self.run()
+        await self._world.expire()
+        self.run()
+        assert not self._world.strays()
+
     def _stream(self, stream: TrueStream) -> None:
         wanted = {one.base_offset: one for one in stream.records}
         at = stream.start

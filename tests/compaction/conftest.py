@@ -1,10 +1,11 @@
-"""Tests of compaction: the markers of the clusters that are faked here are in every bucket."""
+"""Fixtures of compaction tests: cluster markers in every bucket, stores that take small parts."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.broker_client.fake_controller import NAMESPACE as FAKE_NAMESPACE
+from tests.compaction.compaction_lives import small_parts
 from tests.compaction.compaction_map import CLUSTER_ID, NAMESPACE
 from tests.fake_bucket import put_fake_markers
 
@@ -12,5 +13,6 @@ from tests.fake_bucket import put_fake_markers
 @pytest.fixture(autouse=True)
 def _fake_markers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:  # its own: tests undo theirs
+        small_parts(monkeypatch)
         put_fake_markers(monkeypatch, ("fake", FAKE_NAMESPACE), (CLUSTER_ID, NAMESPACE))
         yield

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.compaction.compaction_lives import EAGER, PART_BYTES, TINY, compact, small_parts
+from tests.compaction.compaction_lives import EAGER, PART_BYTES, TINY, compact
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_world import World
 
@@ -52,7 +52,6 @@ class Buffers:
 async def test_blocks_in_memory_are_within_the_budget(
     overlap: bool, force_split: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small_parts(monkeypatch)
     trailers = 36 * 15 + 48 * 5  # entries and outputs that one iteration can end with
     buffers = Buffers(BUDGET + PART_BYTES + trailers)
     monkeypatch.setattr("streammeta.client.compaction.set_object_run.new_buffer", buffers.new)

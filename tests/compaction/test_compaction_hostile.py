@@ -16,7 +16,6 @@ from tests.compaction.compaction_lives import (
     budgeted,
     compact,
     compactor,
-    small_parts,
     target,
 )
 from tests.compaction.compaction_map import NAMESPACE
@@ -25,13 +24,9 @@ from tests.compaction.compaction_steps import Fate, Fault, Step, Steps
 from tests.compaction.compaction_world import World
 
 THREE = [(2, 30), (1, 40), (1, 10)]
+SEVERAL_ITERATIONS = budgeted(1_500)
 
 Spoiler = Callable[[bytes], bytes]
-
-
-@pytest.fixture(autouse=True)
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_parts(monkeypatch)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -219,6 +214,7 @@ async def test_a_rival_that_wins_just_before_the_commit_costs_the_work_alone() -
 
     report = await compact(world, 1000, Steps(hook=rival))
     assert report is not None
+    assert "COMPACTED_OBJECTS_NOT_FOUND" in report.failures[0]
     check.run()
     await world.sweep()
     assert len(world.set_objects(1000)) == 1
@@ -264,11 +260,15 @@ def spoil_payload(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("where", "checksums"),
-    [(spoil_first_record, True), (spoil_first_record, False), (spoil_payload, True)],
+    ("where", "checksums", "reason"),
+    [
+        (spoil_first_record, True, "is corrupt at byte 0"),
+        (spoil_first_record, False, "is corrupt at byte 0"),
+        (spoil_payload, True, "recorded is"),
+    ],
 )
 async def test_a_damaged_block_is_found_before_it_is_copied(
-    where: Spoiler, checksums: bool
+    where: Spoiler, checksums: bool, reason: str
 ) -> None:
     """Its object is left out when the damage shows; the next cycle compacts the others."""
     world, ids = await plain_world(checksums=checksums)
@@ -279,8 +279,13 @@ async def test_a_damaged_block_is_found_before_it_is_copied(
     with compactor(world, 1000, steps) as made:
         first = await made.run_once(target(world, 1000))
         assert set(first.left_out) == {ids[3]}
+        assert reason in first.left_out[ids[3]]
+        assert (first.figures.commits, first.figures.sources_checked) == (0, 0)
         second = await made.run_once(target(world, 1000))
         assert not second.failures
+        assert set(second.left_out) == {ids[3]}, "it is reported as long as it is there"
+        assert (second.figures.commits, second.figures.reused) == (2, 0)
+        assert second.figures.sources_checked == (5 if checksums else 0)
     assert ids[3] in world.set_objects(1000)
     assert len(world.set_objects(1000)) <= 3
     assert not list(world.store.list_multipart_uploads())
@@ -307,16 +312,7 @@ async def test_an_object_under_anothers_key_is_not_believed() -> None:
     world.store.put(keys[2], held[keys[2]])
     check = ReadCheck(world)
     check.run()
-    await all_gone(world, check)
-
-
-async def all_gone(world: World, check: ReadCheck) -> None:
-    """What nothing needs is deleted when its time is over, and reads stay."""
-    await world.sweep()
-    check.run()
-    await world.expire()
-    check.run()
-    assert not world.strays()
+    await check.all_gone()
 
 
 async def test_outputs_whose_time_is_over_are_not_committed() -> None:
@@ -340,7 +336,7 @@ async def test_outputs_whose_time_is_over_are_not_committed() -> None:
         await made.run_once(target(world, 1000))
         check.run()
     assert not set(ids) & set(world.set_objects(1000)), "the next cycle does it"
-    await all_gone(world, check)
+    await check.all_gone()
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
@@ -348,7 +344,7 @@ async def test_a_cancelled_compaction_leaves_no_upload_and_can_be_repeated(every
 
     world, _ = await plain_world()
     names = Steps()
-    await compact(world, 1000, names)
+    await compact(world, 1000, names, SEVERAL_ITERATIONS)
     for at in range(1, len(names.names) + 1, every):
         await cancelled_at(at)
 
@@ -364,7 +360,7 @@ async def cancelled_at(at: int) -> None:
             reached.set()
             await asyncio.sleep(0)
 
-    with compactor(world, 1000, Steps(hook=cancel)) as made:
+    with compactor(world, 1000, Steps(hook=cancel), SEVERAL_ITERATIONS) as made:
         running = asyncio.create_task(made.run_once(target(world, 1000)))
         await asyncio.wait_for(reached.wait(), 10)
         running.cancel()
@@ -374,7 +370,7 @@ async def cancelled_at(at: int) -> None:
         await made.run_once(target(world, 1000))
     check.run()
     assert not set(ids) & set(world.set_objects(1000))
-    await all_gone(world, check)
+    await check.all_gone()
 
 
 async def test_a_gone_node_that_comes_back_keeps_what_the_other_has_not_committed() -> None:
@@ -394,7 +390,7 @@ async def test_a_gone_node_that_comes_back_keeps_what_the_other_has_not_committe
     assert world.set_objects(1000) == ids
     await compact(world, 1000)
     assert not set(ids) & set(world.set_objects(1000))
-    await all_gone(world, check)
+    await check.all_gone()
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
@@ -428,4 +424,4 @@ async def cleared_at(at: int) -> None:
         await compact(world, 1000, Steps(hook=clear), by=1001)
     check.run()
     assert not set(ids) & set(world.set_objects(1000))
-    await all_gone(world, check)
+    await check.all_gone()

@@ -11,7 +11,7 @@ import pytest
 
 from streammeta.client.compaction.commit import Replacement
 from streammeta.v1.objects_pb2 import CommitStreamSetObjectRequest
-from tests.compaction.compaction_lives import compact, small_parts
+from tests.compaction.compaction_lives import compact
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Step, Steps
 from tests.compaction.compaction_world import World
@@ -19,11 +19,6 @@ from tests.compaction.compaction_world import World
 Lie = Callable[[CommitStreamSetObjectRequest], None]
 SOME = [(2, 30), (1, 40), (1, 10)]
 STREAMS = 3
-
-
-@pytest.fixture(autouse=True)
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_parts(monkeypatch)
 
 
 async def lively_world() -> World:
@@ -151,7 +146,6 @@ async def test_a_commit_that_does_not_hold_what_its_sources_hold_is_refused(
     assert world.set_objects(1000)[: len(ids)] == ids, "no source has gone"
     check.run()
     monkeypatch.undo()
-    small_parts(monkeypatch)
     await compact(world, 1000)
     assert not set(ids) & set(world.set_objects(1000)), "the truth is believed"
     check.run()

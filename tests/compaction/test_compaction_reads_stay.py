@@ -21,7 +21,6 @@ from tests.compaction.compaction_lives import (
     compact,
     compactor,
     drawn,
-    small_parts,
     target,
 )
 from tests.compaction.compaction_random import Shape, act, draws, random_world, seeds
@@ -38,11 +37,6 @@ from tests.compaction.compaction_steps import (
 from tests.compaction.compaction_world import World
 
 SLOW = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_parts(monkeypatch)
 
 
 async def all_compacted(world: World, check: ReadCheck) -> None:

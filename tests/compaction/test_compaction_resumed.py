@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import pytest
-
 from streammeta.client.compaction.report import CompactionReport
-from tests.compaction.compaction_lives import TINY, compactor, small_parts, target
+from tests.compaction.compaction_lives import TINY, compactor, target
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Fault, Steps
 from tests.compaction.compaction_world import World
@@ -18,11 +16,6 @@ from tests.compaction.compaction_world import World
 SAME = [(2, 30), (1, 40), (1, 10)]
 STREAMS = 6
 IN_ONE_REQUEST = replace(TINY, put_bytes=100_000)
-
-
-@pytest.fixture(autouse=True)
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_parts(monkeypatch)
 
 
 async def alike_world() -> World:
@@ -99,12 +92,7 @@ async def test_a_commit_that_got_no_answer_is_repeated_with_the_same_objects() -
         assert second.figures.puts == 0, "nothing has to be written a second time"
         assert len(world.set_objects(1000)) == 1
         check = ReadCheck(world)
-        check.run()
-        await world.sweep()
-        check.run()
-        await world.expire()
-        check.run()
-        assert not world.strays()
+        await check.all_gone()
 
 
 async def test_outputs_are_not_used_for_sources_that_have_changed_what_is_live() -> None:
@@ -124,9 +112,4 @@ async def test_outputs_are_not_used_for_sources_that_have_changed_what_is_live()
         check.run()
         report = await made.run_once(target(world, 1000))
         assert not report.failures
-    check.run()
-    await world.sweep()
-    check.run()
-    await world.expire()
-    check.run()
-    assert not world.strays()
+    await check.all_gone()

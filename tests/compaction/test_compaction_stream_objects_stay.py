@@ -12,20 +12,14 @@ import pytest
 from streammeta.client.errors import StreamNotFoundError
 from streammeta.controller.metadata.values import ObjectKind
 from streammeta.storage.compaction.stream_objects import StreamCompaction
-from tests.compaction.compaction_lives import compact, small_parts
+from tests.compaction.compaction_lives import compact, compact_stream
 from tests.compaction.compaction_random import Shape, act, draws, random_world, seeds
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Fault, Step, Steps, faults, may_clean_up
-from tests.compaction.compaction_stream_lives import compact_stream
 from tests.compaction.compaction_world import World
 
 SLOW = pytest.mark.slow
 THREE = [(2, 60), (1, 80), (1, 10)]
-
-
-@pytest.fixture(autouse=True)
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_parts(monkeypatch)
 
 
 async def many_objects() -> tuple[World, int]:
