@@ -17,7 +17,6 @@ import grpc
 
 from streammeta.client import methods
 from streammeta.client.methods import Method
-from streammeta.rpc.connections import listen, new_server
 from streammeta.rpc.failures import details_trailer
 from streammeta.v1 import admin_pb2, nodes_pb2, objects_pb2, streams_pb2
 from streammeta.v1.common_pb2 import (
@@ -36,6 +35,7 @@ from streammeta.v1.common_pb2 import (
     ObjectKind,
 )
 from tests.fake_bucket import FAKE_UUID
+from tests.kit.grpc_servers import started
 
 NAMESPACE = "_streammeta_fake"
 Code: TypeAlias = ErrorCode.ValueType
@@ -321,12 +321,9 @@ class FakeCluster:
         await asyncio.gather(*(server.stop(None) for server in self._servers if server))
 
     async def start(self, member: int, address: str) -> None:
-        server = new_server()
-        server.add_generic_rpc_handlers(tuple(self._handlers(member)))
-        port = listen(server, address)
-        await server.start()
-        self._servers[member] = server
-        self.endpoints[member] = f"127.0.0.1:{port}"
+        self._servers[member], self.endpoints[member] = await started(
+            *self._handlers(member), at=address
+        )
 
     async def kill(self, member: int) -> None:
         server = self._servers[member]

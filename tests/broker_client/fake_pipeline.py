@@ -14,10 +14,10 @@ from typing import Any
 
 import grpc
 
-from streammeta.rpc.connections import listen, new_server
 from streammeta.v1 import objects_pb2
 from streammeta.v1.common_pb2 import ERROR_CODE_NONE, ERROR_CODE_OFFSET_NOT_MATCHED, ErrorCode
 from tests.broker_client.fake_controller import abort
+from tests.kit.grpc_servers import started
 
 Message = objects_pb2.CommitPipelineRequest
 Hook = Callable[[int, Message, Any], Awaitable[None]]
@@ -47,12 +47,8 @@ class FakePipelineCluster:
 
     async def __aenter__(self) -> FakePipelineCluster:
         for member in range(len(self._servers)):
-            server = new_server()
-            server.add_generic_rpc_handlers((self._handlers(member),))
-            port = listen(server, "127.0.0.1:0")
-            await server.start()
-            self._servers[member] = server
-            self.endpoints.append(f"127.0.0.1:{port}")
+            self._servers[member], endpoint = await started(self._handlers(member))
+            self.endpoints.append(endpoint)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -25,7 +25,7 @@ from tests.broker_client.marathon_broker import (
     payload_of,
     read_notes,
 )
-from tests.server.running import running_cluster
+from tests.kit.real_cluster import running_cluster
 
 pytestmark = pytest.mark.process
 

@@ -24,7 +24,7 @@ from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.broker_client.client_helpers import until
 from tests.kit.built_objects import ObjectBuilder
-from tests.server.running import running_cluster
+from tests.kit.real_cluster import running_cluster
 
 ROUNDS = 12
 PER_ROUND = 20

@@ -20,7 +20,7 @@ from streammeta.client import (
     StreamNotOpenedError,
     WriterConfig,
 )
-from tests.server.running import leader_of, running_cluster
+from tests.kit.real_cluster import leader_of, running_cluster
 
 pytestmark = pytest.mark.process
 

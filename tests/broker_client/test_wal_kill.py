@@ -29,7 +29,7 @@ from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBa
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.fake_controller import FakeCluster
 from tests.broker_client.wal_child import STEPS, Settings
-from tests.server.running import running_cluster
+from tests.kit.real_cluster import running_cluster
 
 REPOSITORY = Path(__file__).parents[2]
 STREAMS = 7

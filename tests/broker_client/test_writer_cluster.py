@@ -22,7 +22,7 @@ from streammeta.client import (
     WriterConfig,
 )
 from streammeta.storage.object_store.local import LocalObjectStore
-from tests.server.running import leader_of, running_cluster
+from tests.kit.real_cluster import leader_of, running_cluster
 
 pytestmark = pytest.mark.process
 

@@ -30,7 +30,7 @@ from streammeta.client import (
 )
 from streammeta.storage.object_store.local import LocalObjectStore
 from tests.broker_client.client_helpers import until
-from tests.server.running import leader_of, running_cluster
+from tests.kit.real_cluster import leader_of, running_cluster
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 

@@ -14,14 +14,19 @@ from click.testing import CliRunner
 from streammeta.cli.cluster_command import Verdict, judge
 from streammeta.cli.local_cluster import free_ports
 from streammeta.cli.root import cli
-from streammeta.rpc.connections import listen, new_blocking_server
 from streammeta.rpc.failures import RpcFailure
 from streammeta.v1 import admin_pb2
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceServicer, add_QuorumServiceServicer_to_server
-from tests.server.quorum_tools import streammeta, wait_until, writes_going_on
-from tests.server.running import leader_of, running_cluster
+from tests.kit.grpc_servers import served_by_threads
+from tests.kit.real_cluster import (
+    leader_of,
+    running_cluster,
+    streammeta,
+    wait_until,
+    writes_going_on,
+)
 from tests.shell.fake_cluster import abort
 
 LEADER = 1
@@ -102,17 +107,11 @@ def cluster(
     ]
     with contextlib.ExitStack() as stack:
         for member in members:
-            server = new_blocking_server(8)
-            add_QuorumServiceServicer_to_server(member, server)
-            add_AdminServiceServicer_to_server(member, server)
-            listen(server, endpoints[member.node_id - 1])
-            server.start()
-            stack.callback(_stop, server)
+            quorum = (add_QuorumServiceServicer_to_server, member)
+            admin = (add_AdminServiceServicer_to_server, member)
+            at = endpoints[member.node_id - 1]
+            stack.enter_context(served_by_threads(quorum, admin, at=at, threads=8))
         yield members
-
-
-def _stop(server: grpc.Server) -> None:
-    server.stop(None).wait()
 
 
 def hash_of(members: list[FakeController], *words: str) -> tuple[int, dict[str, Any]]:

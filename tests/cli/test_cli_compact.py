@@ -23,8 +23,7 @@ from streammeta.storage.object_format.object_key import cluster_namespace, key_f
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.v1 import nodes_pb2
 from tests.cli.compact_broker import ROWS, Broker, broker
-from tests.server.quorum_tools import streammeta
-from tests.server.running import running_cluster
+from tests.kit.real_cluster import running_cluster, streammeta
 
 STREAMS = 3
 UPLOADS = 4

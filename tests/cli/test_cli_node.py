@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from streammeta.cli.client import ControllerClient
 from streammeta.cli.root import cli
 from streammeta.client.errors import code_name
-from streammeta.rpc.connections import listen, new_blocking_server
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.nodes_pb2_grpc import (
     NodeServiceServicer,
@@ -24,8 +23,8 @@ from streammeta.v1.streams_pb2_grpc import (
     StreamServiceStub,
     add_StreamServiceServicer_to_server,
 )
-from tests.server.quorum_tools import streammeta
-from tests.server.running import running_cluster
+from tests.kit.grpc_servers import served_by_threads
+from tests.kit.real_cluster import running_cluster, streammeta
 
 
 class FakeController(NodeServiceServicer, StreamServiceServicer):
@@ -92,13 +91,10 @@ def serving() -> Iterator[tuple[FakeController, str]]:
         pending_upload_count=2,
         stream_set_object_count=3,
     )
-    server = new_blocking_server(4)
-    add_NodeServiceServicer_to_server(controller, server)
-    add_StreamServiceServicer_to_server(controller, server)
-    port = listen(server, "127.0.0.1:0")
-    server.start()
-    yield controller, f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    nodes = (add_NodeServiceServicer_to_server, controller)
+    streams = (add_StreamServiceServicer_to_server, controller)
+    with served_by_threads(nodes, streams) as endpoint:
+        yield controller, endpoint
 
 
 def node(endpoint: str, *words: str) -> tuple[int, dict[str, Any]]:

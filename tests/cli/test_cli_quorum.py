@@ -12,9 +12,9 @@ from streammeta.cli.local_cluster import free_ports
 from streammeta.cli.output import run_cli
 from streammeta.cli.quorum_command import quorum
 from streammeta.cli.root import cli
-from streammeta.rpc.connections import listen, new_blocking_server
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceServicer, add_QuorumServiceServicer_to_server
+from tests.kit.grpc_servers import served_by_threads
 
 
 class FakeController(QuorumServiceServicer):
@@ -37,21 +37,16 @@ def serving(*views: pb.DescribeQuorumResponse) -> Iterator[list[FakeController]]
     """Serve each view; every view's voters get the endpoints, in order of the views."""
     with contextlib.ExitStack() as stack:
         controllers = [FakeController(view) for view in views]  # type: ignore[abstract]
-        endpoints = [stack.enter_context(_served(controller)) for controller in controllers]
+        endpoints = [
+            stack.enter_context(
+                served_by_threads((add_QuorumServiceServicer_to_server, controller))
+            )
+            for controller in controllers
+        ]
         for view in views:
             for voter, endpoint in zip(view.voters, endpoints, strict=False):
                 voter.endpoint = endpoint
         yield controllers
-
-
-@contextlib.contextmanager
-def _served(controller: FakeController) -> Iterator[str]:
-    server = new_blocking_server(4)
-    add_QuorumServiceServicer_to_server(controller, server)
-    port = listen(server, "127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
 
 
 def view(

@@ -18,8 +18,7 @@ from streammeta.controller.snapshot.checkpoint_file import (
     write_checkpoint,
 )
 from streammeta.storage.object_store.address import open_object_store
-from tests.server.quorum_tools import put, streammeta
-from tests.server.running import running_cluster
+from tests.kit.real_cluster import put, running_cluster, streammeta
 from tests.storage.s3_servers import running_moto
 
 ID = CheckpointId(77, 3)

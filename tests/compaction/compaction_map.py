@@ -16,33 +16,23 @@ from typing import Any, cast
 import grpc
 
 from streammeta.client import ControllerClient
-from streammeta.controller.lifecycle.failover import Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import ReadRequest, WriteRequest
-from streammeta.controller.rpc.commit_pipeline import CommitPipeline
-from streammeta.controller.rpc.convert_nodes import LeaderView
-from streammeta.controller.rpc.services import (
-    MetadataHandlers,
-    NodeHandlers,
-    routed,
-    routes,
-    service_handler,
-)
 from streammeta.controller.runtime.controller import MetadataController
-from streammeta.rpc.connections import listen, new_server
 from streammeta.storage.object_format.object_key import cluster_namespace
-from streammeta.v1 import admin_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
+from streammeta.v1 import admin_pb2
 from tests.compaction.compaction_steps import DirectChannel, Handler, Steps
 from tests.fake_bucket import FAKE_UUID
 from tests.kit.clock import ManualClock
+from tests.kit.grpc_servers import served
+from tests.kit.map_services import MODULES, map_services
 from tests.kit.memory_log import CommittingLog
 
 CLUSTER_ID = "compaction"
 NAMESPACE = cluster_namespace(CLUSTER_ID)
 SESSION_TIMEOUT_MS = 9_000
 _ENDPOINT = "leader:1"
-_MODULES = (streams_pb2, objects_pb2, nodes_pb2, kv_pb2, metadata_pb2)
 _DESCRIBE = "/streammeta.v1.AdminService/DescribeCluster"
 
 
@@ -94,32 +84,14 @@ class LeadingMap:
     @asynccontextmanager
     async def served(self) -> AsyncIterator[ControllerClient]:
         """Serve on a port of loopback; yield a client that calls there."""
-        server = new_server()
-        server.add_generic_rpc_handlers(self._generic)
-        port = listen(server, "127.0.0.1:0")
-        await server.start()
-        try:
-            async with ControllerClient([f"127.0.0.1:{port}"], rng=random.Random(1)) as client:
-                yield client
-        finally:
-            await server.stop(None)
+        async with (
+            served(*self._generic) as endpoint,
+            ControllerClient([endpoint], rng=random.Random(1)) as client,
+        ):
+            yield client
 
     def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        controller = self.controller
-        heartbeats = Heartbeats(controller, self.sessions, self.clock)
-        view = LeaderView(self.sessions.state, heartbeats.compacted_by)
-        unary = {
-            name.rpartition(".")[2]: routed(route, controller)
-            for name, route in routes(CLUSTER_ID, view).items()
-        }
-        unary |= NodeHandlers(heartbeats, controller.gate).unary()
-        streams = MetadataHandlers(controller).streams()
-        pipelines = {"CommitPipeline": CommitPipeline(controller).handle}
-        services = [
-            service_handler(service, unary, streams, pipelines)
-            for module in _MODULES
-            for service in module.DESCRIPTOR.services_by_name.values()
-        ]
+        services = map_services(CLUSTER_ID, self.controller, self.sessions, self.clock)
         described: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(
             self._describe,
             request_deserializer=None,
@@ -138,7 +110,7 @@ class LeadingMap:
 
     def _by_path(self) -> dict[str, Handler]:
         found: dict[str, Handler] = {_DESCRIBE: self._describe}
-        for module in _MODULES:
+        for module in MODULES:
             for service in module.DESCRIPTOR.services_by_name.values():
                 for method in service.methods:
                     path = f"/{service.full_name}/{method.name}"

@@ -37,7 +37,7 @@ from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2
 from tests.broker_client.client_helpers import until
 from tests.compaction.compaction_child import MIB, STEPS, Settings
 from tests.compaction.compaction_world import payload_of
-from tests.server.running import FAST, describe, leader_of, running_cluster
+from tests.kit.real_cluster import FAST, describe, leader_of, running_cluster
 
 REPOSITORY = Path(__file__).parents[2]
 NODE_ID = 1000

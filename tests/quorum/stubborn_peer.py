@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 
-from streammeta.rpc.connections import listen, new_server
 from streammeta.v1 import quorum_pb2 as pb
+from tests.kit.grpc_servers import started
 
 
 class StubbornPeer:
@@ -61,11 +61,8 @@ def _handlers(peer: StubbornPeer) -> grpc.GenericRpcHandler:
 
 async def _serve(node_id: int) -> None:
     peer = StubbornPeer(node_id)
-    server = new_server()
-    server.add_generic_rpc_handlers((_handlers(peer),))
-    port = listen(server, "127.0.0.1:0")
-    await server.start()
-    print(f"ready 127.0.0.1:{port}", flush=True)
+    server, endpoint = await started(_handlers(peer))
+    print(f"ready {endpoint}", flush=True)
     await server.wait_for_termination()
 
 

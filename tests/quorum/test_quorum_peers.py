@@ -31,8 +31,8 @@ from streammeta.controller.rpc.peer_transport import (
     PeerAddresses,
 )
 from streammeta.controller.rpc.services import service_handler
-from streammeta.rpc.connections import listen, new_server
 from streammeta.v1 import quorum_pb2 as pb
+from tests.kit.grpc_servers import served
 from tests.quorum.stubborn_peer import answer_header
 
 PEER = NodeId(1)
@@ -150,15 +150,9 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 @asynccontextmanager
 async def peer_here(handlers: Mapping[str, Handler]) -> AsyncIterator[str]:
     """A peer in this process; its endpoint."""
-    server = new_server()
     service = pb.DESCRIPTOR.services_by_name["QuorumService"]
-    server.add_generic_rpc_handlers((service_handler(service, handlers, {}),))
-    port = listen(server, "127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+    async with served(service_handler(service, handlers, {})) as endpoint:
+        yield endpoint
 
 
 def voting_as(node_id: int, **fields: Any) -> dict[str, Handler]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,10 +22,11 @@ from streammeta.controller.quorum.messages import (
 )
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import service_handler
-from streammeta.rpc.connections import REQUEST_BYTES_MAX, client_channel, listen, new_server
+from streammeta.rpc.connections import REQUEST_BYTES_MAX, client_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
+from tests.kit.grpc_servers import served as serving
 
 FETCHES_MAX = 256
 
@@ -61,19 +62,11 @@ class Driver:
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[Driver, Any]]:
     driver: Any = Driver()
-    server = new_server()
     unary = QuorumServicer(driver, ClusterId("c")).unary()
     service = pb.DESCRIPTOR.services_by_name["QuorumService"]
-    server.add_generic_rpc_handlers((service_handler(service, unary, {}),))
-    port = listen(server, "127.0.0.1:0")
-    await server.start()
-    async with client_channel(f"127.0.0.1:{port}") as channel:
+    handler = service_handler(service, unary, {})
+    async with serving(handler) as endpoint, client_channel(endpoint) as channel:
         yield driver, QuorumServiceStub(channel)
-    await server.stop(None)
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 async def failure_of(call: Awaitable[object]) -> RpcFailure:

@@ -13,7 +13,6 @@ import numpy as np
 
 from streammeta.controller.snapshot.checkpoint_file import CheckpointId, write_checkpoint
 from streammeta.reconcile.identity import ClusterIdentity
-from streammeta.rpc.connections import listen, new_blocking_server
 from streammeta.rpc.failures import Reason, details_trailer
 from streammeta.storage.bucket_marker import BucketMarker, create_marker
 from streammeta.storage.object_store.base import ObjectStore
@@ -26,6 +25,7 @@ from streammeta.v1 import (
     objects_pb2,
     objects_pb2_grpc,
 )
+from tests.kit.grpc_servers import served_by_threads
 
 REMOVED = common_pb2.OBJECT_STATE_REMOVED
 COMMITTED = common_pb2.OBJECT_STATE_COMMITTED
@@ -186,17 +186,10 @@ def _not_leader(context: grpc.ServicerContext, leader: str) -> NoReturn:
 @contextmanager
 def serving(state: FakeMap) -> Iterator[str]:
     """Serve a map on a free port; gives HOST:PORT."""
-    server = new_blocking_server(4)
-    # All serve only the calls that reconciliation makes.
-    objects = _Objects(state)  # type: ignore[abstract]
-    objects_pb2_grpc.add_ObjectServiceServicer_to_server(objects, server)
-    metadata = _Metadata(state)  # type: ignore[abstract]
-    metadata_pb2_grpc.add_MetadataServiceServicer_to_server(metadata, server)
-    admin = _Admin(state)  # type: ignore[abstract]
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
-    port = listen(server, "127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(None).wait()
+    with served_by_threads(
+        # All serve only the calls that reconciliation makes.
+        (objects_pb2_grpc.add_ObjectServiceServicer_to_server, _Objects(state)),  # type: ignore[abstract]
+        (metadata_pb2_grpc.add_MetadataServiceServicer_to_server, _Metadata(state)),  # type: ignore[abstract]
+        (admin_pb2_grpc.add_AdminServiceServicer_to_server, _Admin(state)),  # type: ignore[abstract]
+    ) as endpoint:
+        yield endpoint

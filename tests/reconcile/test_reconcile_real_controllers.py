@@ -13,7 +13,7 @@ from streammeta.reconcile.map_export import export_map
 from streammeta.reconcile.plan import PlanConfig, plan
 from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_store.address import open_object_store
-from tests.server.running import running_cluster
+from tests.kit.real_cluster import running_cluster
 
 pytestmark = pytest.mark.process
 

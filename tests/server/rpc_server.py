@@ -3,8 +3,7 @@
 What is appended is committed at the end of the turn of the event loop, as if all voters were quick.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,40 +11,20 @@ from typing import Any
 import grpc
 import pytest
 
-from streammeta.controller.lifecycle.failover import Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.rpc.commit_pipeline import CommitPipeline
-from streammeta.controller.rpc.convert_nodes import LeaderView
-from streammeta.controller.rpc.services import (
-    MetadataHandlers,
-    NodeHandlers,
-    routed,
-    routes,
-    service_handler,
-)
 from streammeta.controller.runtime.controller import MetadataController
-from streammeta.rpc.connections import client_channel, listen, new_server
+from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
-from streammeta.v1 import common_pb2, kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
+from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
 from tests.kit.clock import ManualClock
-from tests.kit.memory_log import MemoryLog
+from tests.kit.grpc_servers import served
+from tests.kit.map_services import map_services
+from tests.kit.memory_log import CommittingLog
 
-DEADLINE_S = 20.0
 CLUSTER_ID = "here"
 NODE = common_pb2.NodeIdentity(node_id=1000, node_epoch=1)
 SESSION_TIMEOUT_MS = 9_000
-MODULES = (streams_pb2, objects_pb2, nodes_pb2, kv_pb2, metadata_pb2)
-
-
-class CommittingLog(MemoryLog):
-    """Commits by itself."""
-
-    def append(self, payloads: Sequence[bytes], *, required_base_offset: int) -> int:
-        """Append, and commit soon."""
-        end_offset = super().append(payloads, required_base_offset=required_base_offset)
-        asyncio.get_running_loop().call_soon(self.commit)
-        return end_offset
 
 
 @dataclass
@@ -126,46 +105,8 @@ async def serving() -> AsyncIterator[Rpcs]:
     log.lead()
     sessions = Sessions(SESSION_TIMEOUT_MS)
     sessions.lead(clock.monotonic_ms())
-    server = new_server()
-    server.add_generic_rpc_handlers(_handlers(controller, sessions, clock))
-    port = listen(server, "127.0.0.1:0")
-    await server.start()
-    try:
-        async with client_channel(f"127.0.0.1:{port}") as channel:
-            yield Rpcs(controller, log, clock, sessions, channel)
-    finally:
-        await server.stop(None)
-
-
-def _handlers(
-    controller: MetadataController, sessions: Sessions, clock: ManualClock
-) -> tuple[grpc.GenericRpcHandler, ...]:
-    heartbeats = Heartbeats(controller, sessions, clock)
-    view = LeaderView(sessions.state, heartbeats.compacted_by)
-    unary = {
-        name.rpartition(".")[2]: routed(route, controller)
-        for name, route in routes(CLUSTER_ID, view).items()
-    }
-    unary |= NodeHandlers(heartbeats, controller.gate).unary()
-    streams = MetadataHandlers(controller).streams()
-    pipelines = {"CommitPipeline": CommitPipeline(controller).handle}
-    return tuple(
-        service_handler(service, unary, streams, pipelines)
-        for module in MODULES
-        for service in module.DESCRIPTOR.services_by_name.values()
-    )
-
-
-def rpc_test(test: Callable[[Rpcs], Awaitable[None]]) -> Callable[[], None]:
-    """Run an async test against a leader of its own."""
-
-    def run() -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(DEADLINE_S), serving() as rpcs:
-                await test(rpcs)
-
-        asyncio.run(bounded())
-
-    run.__name__ = test.__name__
-    run.__doc__ = test.__doc__
-    return run
+    async with (
+        served(*map_services(CLUSTER_ID, controller, sessions, clock)) as endpoint,
+        client_channel(endpoint) as channel,
+    ):
+        yield Rpcs(controller, log, clock, sessions, channel)

@@ -13,7 +13,7 @@ from streammeta.controller.rpc.watch import WATCHERS_MAX
 from streammeta.v1 import kv_pb2, records_pb2
 from streammeta.v1 import metadata_pb2 as pb
 from tests.broker_client.client_helpers import until
-from tests.server.running import describe, leader_of, running_cluster
+from tests.kit.real_cluster import describe, leader_of, running_cluster
 
 CONNECTIONS = 20
 PUTS = 300

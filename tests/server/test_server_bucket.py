@@ -20,8 +20,7 @@ from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.v1 import common_pb2, objects_pb2
-from tests.server.quorum_tools import wait_until
-from tests.server.running import FAST, describe, leader_of, running_cluster
+from tests.kit.real_cluster import FAST, describe, leader_of, running_cluster, wait_until
 
 pytestmark = pytest.mark.process
 

@@ -31,8 +31,7 @@ from streammeta.v1 import (
     streams_pb2,
     streams_pb2_grpc,
 )
-from tests.server.quorum_tools import wait_until
-from tests.server.running import claims_to_lead, describe, leader_of, running_cluster
+from tests.kit.real_cluster import claims_to_lead, describe, leader_of, running_cluster, wait_until
 
 pytestmark = pytest.mark.process
 

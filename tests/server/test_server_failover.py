@@ -13,7 +13,7 @@ from streammeta.cli.local_cluster import LocalCluster
 from streammeta.client import BrokerSession, ControllerClient, Heartbeat, NodeFencedError, methods
 from streammeta.client.model import node_message
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, streams_pb2
-from tests.server.running import FAST, leader_of, running_cluster
+from tests.kit.real_cluster import FAST, leader_of, running_cluster
 
 pytestmark = pytest.mark.process
 

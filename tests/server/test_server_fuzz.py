@@ -32,10 +32,9 @@ from streammeta.v1 import (
     quorum_pb2,
     streams_pb2,
 )
+from tests.kit.real_cluster import running_cluster, wait_until
 from tests.server.fuzz_messages import RandomMessages
 from tests.server.fuzz_state import SensibleCalls
-from tests.server.quorum_tools import wait_until
-from tests.server.running import running_cluster
 
 pytestmark = pytest.mark.process
 

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from streammeta.cli.local_cluster import ChildFailedError
-from tests.server.quorum_tools import streammeta, wait_until
-from tests.server.running import (
+from tests.kit.real_cluster import (
     STEADY,
     controller_command,
     format_data,
     leader_of,
     running_cluster,
     start_python,
+    streammeta,
+    wait_until,
 )
 
 pytestmark = pytest.mark.process

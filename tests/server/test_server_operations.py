@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local_cluster import LocalCluster, free_ports, start_child
-from tests.server.quorum_tools import quorum, replica, wait_until, writes_going_on
-from tests.server.running import STEADY
+from tests.kit.real_cluster import STEADY, quorum, replica, wait_until, writes_going_on
 
 pytestmark = pytest.mark.process
 

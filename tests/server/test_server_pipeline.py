@@ -15,10 +15,11 @@ from streammeta.controller.rpc import commit_pipeline
 from streammeta.controller.rpc.commit_pipeline import ROWS_A_COMMIT, ROWS_A_PART, CommitPipeline
 from streammeta.controller.rpc.services import service_handler
 from streammeta.controller.runtime.controller import MetadataController
-from streammeta.rpc.connections import client_channel, listen, new_server
+from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.broker_client.client_helpers import until
+from tests.kit.grpc_servers import served
 from tests.kit.memory_log import NODE, REGISTER, MemoryLog, committed, create, new_controller
 
 PATH = "/streammeta.v1.ObjectService/CommitPipeline"
@@ -82,18 +83,12 @@ async def scene() -> AsyncIterator[Scene]:
     assert prepared.answer == PrepareObjectsAnswer(
         error=prepared.answer.error, first_object_id=0, deadline_ms=prepared.answer.deadline_ms
     )
-    server = new_server()
     handle = CommitPipeline(controller, READ_AHEAD).handle
-    server.add_generic_rpc_handlers((service_handler(SERVICE, {}, {}, {"CommitPipeline": handle}),))
-    port = listen(server, "127.0.0.1:0")
-    await server.start()
-    try:
-        async with client_channel(f"127.0.0.1:{port}") as channel:
-            call: Any = channel.stream_stream(PATH)()
-            yield Scene(controller, log, channel, call)
-            call.cancel()
-    finally:
-        await server.stop(None)
+    services = service_handler(SERVICE, {}, {}, {"CommitPipeline": handle})
+    async with served(services) as endpoint, client_channel(endpoint) as channel:
+        call: Any = channel.stream_stream(PATH)()
+        yield Scene(controller, log, channel, call)
+        call.cancel()
 
 
 def node() -> common_pb2.NodeIdentity:

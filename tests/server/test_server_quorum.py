@@ -15,21 +15,19 @@ from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import kv_pb2
 from streammeta.v1.kv_pb2_grpc import KVServiceStub
-from tests.server.quorum_tools import (
-    put,
-    quorum,
-    replica,
-    streammeta,
-    wait_until,
-    writes_going_on,
-)
-from tests.server.running import (
+from tests.kit.real_cluster import (
     STEADY,
     controller_command,
     describe,
     leader_of,
+    put,
+    quorum,
+    replica,
     running_cluster,
     start_python,
+    streammeta,
+    wait_until,
+    writes_going_on,
 )
 
 pytestmark = pytest.mark.process

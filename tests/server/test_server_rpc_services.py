@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from streammeta.controller.rpc.convert_nodes import LeaderView
 from streammeta.controller.rpc.services import routed, routes
@@ -21,7 +23,14 @@ from streammeta.v1.common_pb2 import (
     ERROR_CODE_STREAM_NOT_CLOSED,
 )
 from tests.broker_client.client_helpers import until
-from tests.server.rpc_server import NODE, SESSION_TIMEOUT_MS, Rpcs, rpc_test
+from tests.server.rpc_server import NODE, SESSION_TIMEOUT_MS, Rpcs, serving
+
+
+@pytest_asyncio.fixture
+async def rpcs() -> AsyncIterator[Rpcs]:
+    async with serving() as leader:
+        yield leader
+
 
 NODES = "NodeService"
 OBJECTS = "ObjectService"
@@ -57,7 +66,6 @@ async def nodes(rpcs: Rpcs, **fields: object) -> list[nodes_pb2.NodeDescription]
     return list(answer.nodes)
 
 
-@rpc_test
 async def test_a_node_from_its_id_to_its_end(rpcs: Rpcs) -> None:
     issue = nodes_pb2.GetNextNodeIdRequest(request_id="first")
     for _ in range(2):
@@ -86,7 +94,6 @@ async def test_a_node_from_its_id_to_its_end(rpcs: Rpcs) -> None:
     assert refused.error == ERROR_CODE_NODE_EPOCH_NOT_EXIST
 
 
-@rpc_test
 async def test_heartbeats_renew_a_session_that_nodes_show(rpcs: Rpcs) -> None:
     beat = nodes_pb2.HeartbeatRequest(node=NODE)
     answer = await rpcs.call(f"{NODES}/Heartbeat", beat, nodes_pb2.HeartbeatResponse)
@@ -108,7 +115,6 @@ async def test_heartbeats_renew_a_session_that_nodes_show(rpcs: Rpcs) -> None:
     assert answer.error == ERROR_CODE_NODE_EPOCH_EXPIRED
 
 
-@rpc_test
 async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
     await rpcs.register()
     (stream_id,) = await rpcs.open_streams(1)
@@ -163,7 +169,6 @@ async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
     assert [one.lost_end_offset for one in found.results] == [-1, 25]
 
 
-@rpc_test
 async def test_set_objects_are_compacted(rpcs: Rpcs) -> None:
     await rpcs.register()
     streams = await rpcs.open_streams(2)
@@ -187,7 +192,6 @@ async def test_set_objects_are_compacted(rpcs: Rpcs) -> None:
     assert list(one.ranges.end_offset) == [20, 5]
 
 
-@rpc_test
 async def test_a_stream_may_be_in_several_results_of_a_compaction_of_an_upload_never(
     rpcs: Rpcs,
 ) -> None:
@@ -218,7 +222,6 @@ async def test_a_stream_may_be_in_several_results_of_a_compaction_of_an_upload_n
     ]
 
 
-@rpc_test
 async def test_a_nodes_set_objects_are_listed_page_by_page(rpcs: Rpcs) -> None:
     await rpcs.register()
     (stream_id,) = await rpcs.open_streams(1)
@@ -256,7 +259,6 @@ async def test_a_nodes_set_objects_are_listed_page_by_page(rpcs: Rpcs) -> None:
     assert refused[2] == {"field": "page.page_size"}
 
 
-@rpc_test
 async def test_stream_objects_are_linked_by_a_composite(rpcs: Rpcs) -> None:
     await rpcs.register()
     (stream_id,) = await rpcs.open_streams(1)
@@ -308,7 +310,6 @@ async def test_stream_objects_are_linked_by_a_composite(rpcs: Rpcs) -> None:
     )
 
 
-@rpc_test
 async def test_what_is_known_of_objects_content_comes_back(rpcs: Rpcs) -> None:
     await rpcs.register()
     streams = await rpcs.open_streams(2)
@@ -382,7 +383,6 @@ def known(
     )
 
 
-@rpc_test
 async def test_verdicts_of_a_refused_commit(rpcs: Rpcs) -> None:
     await rpcs.register()
     streams = await rpcs.open_streams(2)
@@ -395,7 +395,6 @@ async def test_verdicts_of_a_refused_commit(rpcs: Rpcs) -> None:
     assert list(answer.range_errors) == [ERROR_CODE_NONE, ERROR_CODE_OFFSET_NOT_MATCHED]
 
 
-@rpc_test
 async def test_bytes_that_are_no_message_are_the_callers_mistake(rpcs: Rpcs) -> None:
     for method in (f"{OBJECTS}/CommitStreamSetObject", f"{NODES}/Heartbeat", "KVService/PutKVs"):
         code, reason, metadata = await rpcs.refusal(method, b"\xff\xff\xff")
@@ -407,7 +406,6 @@ async def test_bytes_that_are_no_message_are_the_callers_mistake(rpcs: Rpcs) -> 
     assert rpcs.controller.is_active
 
 
-@rpc_test
 async def test_a_call_that_meets_its_deadline_says_what_to_do(rpcs: Rpcs) -> None:
     await rpcs.register()
     rpcs.log.commit = lambda: None  # type: ignore[method-assign]
@@ -436,7 +434,6 @@ class AbortedError(Exception):
     """How the call ended."""
 
 
-@rpc_test
 async def test_a_passed_deadline_decides_nothing(rpcs: Rpcs) -> None:
     await rpcs.register()
     before = rpcs.log.next_offset
@@ -448,7 +445,6 @@ async def test_a_passed_deadline_decides_nothing(rpcs: Rpcs) -> None:
     assert rpcs.log.next_offset == before
 
 
-@rpc_test
 async def test_few_copies_of_the_map_are_made_at_a_time(rpcs: Rpcs) -> None:
     gate, kind = rpcs.controller.gate, RequestClass.SNAPSHOT
     get: Any = rpcs.channel.unary_stream("/streammeta.v1.MetadataService/GetSnapshot")
@@ -461,7 +457,6 @@ async def test_few_copies_of_the_map_are_made_at_a_time(rpcs: Rpcs) -> None:
     assert metadata_pb2.GetSnapshotResponse.FromString(await read).total_bytes > 0
 
 
-@rpc_test
 async def test_a_snapshot_that_is_refused_holds_nothing(rpcs: Rpcs) -> None:
     end_offset = rpcs.log.next_offset
     get: Any = rpcs.channel.unary_stream("/streammeta.v1.MetadataService/GetSnapshot")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local_cluster import ChildFailedError
-from tests.server.running import controller_command, format_data, start_python
+from tests.kit.real_cluster import controller_command, format_data, start_python
 from tests.storage.s3_servers import running_ministack
 
 pytestmark = pytest.mark.process

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ from streammeta.controller.records.record import KVsPut, Record, StreamsTrimmed
 from streammeta.controller.rpc import watch as watch_module
 from streammeta.controller.rpc.watch import WatchHandler
 from streammeta.controller.runtime.change_feed import ChangeFeed
-from streammeta.rpc.connections import client_channel, listen, new_server
+from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import kv_pb2, records_pb2
 from streammeta.v1 import metadata_pb2 as pb
 from streammeta.v1.metadata_pb2_grpc import MetadataServiceStub
-from tests.server.running import leader_of, running_cluster
+from tests.kit.grpc_servers import started
+from tests.kit.real_cluster import leader_of, running_cluster
 
 PATIENCE_S = 60.0
 
@@ -52,17 +53,10 @@ class Node:
             WatchHandler(self.changes).watch,
             request_deserializer=pb.WatchRequest.FromString,
         )
-        self._server = new_server()
-        self._server.add_generic_rpc_handlers(
-            (
-                grpc.method_handlers_generic_handler(
-                    "streammeta.v1.MetadataService", {"Watch": handler}
-                ),
-            )
+        service = "streammeta.v1.MetadataService"
+        self._server, self.endpoint = await started(
+            grpc.method_handlers_generic_handler(service, {"Watch": handler})
         )
-        port = listen(self._server, "127.0.0.1:0")
-        self.endpoint = f"127.0.0.1:{port}"
-        await self._server.start()
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -108,14 +102,6 @@ async def next_change(call: Any) -> tuple[int, records_pb2.RecordSet]:
         assert response is not grpc.aio.EOF
         if response.records:
             return response.offset, records_pb2.RecordSet.FromString(response.records)
-
-
-def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await scenario()
-
-    asyncio.run(bounded())
 
 
 async def status_of(call: Any) -> tuple[grpc.StatusCode, str, dict[str, str]]:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 
@@ -84,14 +84,6 @@ class Watch:
             await asyncio.sleep(0)
         self.messages.append(pb.WatchResponse.FromString(message))
         self.next_offset = self.messages[-1].offset + 1
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await scenario()
-
-    asyncio.run(bounded())
 
 
 async def leave(*watches: Watch) -> None:

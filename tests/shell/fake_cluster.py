@@ -4,13 +4,12 @@ It counts calls per method, so that tests can tell how much a command asked for.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from streammeta.rpc.connections import listen, new_blocking_server
 from streammeta.rpc.failures import details_trailer
 from streammeta.v1 import (
     admin_pb2,
@@ -25,6 +24,7 @@ from streammeta.v1 import (
     streams_pb2,
     streams_pb2_grpc,
 )
+from tests.kit.grpc_servers import served_by_threads
 
 Context = Any  # grpc.ServicerContext; its stubs disagree between sync and async
 Item = TypeVar("Item")
@@ -179,22 +179,14 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
 @contextmanager
 def serve(cluster: FakeCluster) -> Iterator[str]:
     """Serve the cluster on a loopback port until the block ends; gives `host:port`."""
-    server = new_blocking_server(4)
-    register: list[tuple[Callable[[Any, grpc.Server], None], Any]] = [
+    with served_by_threads(
         (streams_pb2_grpc.add_StreamServiceServicer_to_server, _Streams(cluster)),  # type: ignore[abstract]
         (objects_pb2_grpc.add_ObjectServiceServicer_to_server, _Objects(cluster)),  # type: ignore[abstract]
         (nodes_pb2_grpc.add_NodeServiceServicer_to_server, _Nodes(cluster)),  # type: ignore[abstract]
         (kv_pb2_grpc.add_KVServiceServicer_to_server, _Keys(cluster)),  # type: ignore[abstract]
         (admin_pb2_grpc.add_AdminServiceServicer_to_server, _Admin(cluster)),  # type: ignore[abstract]
-    ]
-    for add, servicer in register:
-        add(servicer, server)
-    port = listen(server, "127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(None).wait()
+    ) as endpoint:
+        yield endpoint
 
 
 def sample_cluster() -> FakeCluster:

@@ -1,0 +1,42 @@
+"""The gRPC services of a map, for a controller in the test's own process."""
+
+from __future__ import annotations
+
+import grpc
+
+from streammeta.controller.lifecycle.failover import Heartbeats
+from streammeta.controller.lifecycle.sessions import Sessions
+from streammeta.controller.rpc.commit_pipeline import CommitPipeline
+from streammeta.controller.rpc.convert_nodes import LeaderView
+from streammeta.controller.rpc.services import (
+    MetadataHandlers,
+    NodeHandlers,
+    routed,
+    routes,
+    service_handler,
+)
+from streammeta.controller.runtime.clock import Clock
+from streammeta.controller.runtime.controller import MetadataController
+from streammeta.v1 import kv_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2
+
+MODULES = (streams_pb2, objects_pb2, nodes_pb2, kv_pb2, metadata_pb2)
+
+
+def map_services(
+    cluster_id: str, controller: MetadataController, sessions: Sessions, clock: Clock
+) -> tuple[grpc.GenericRpcHandler, ...]:
+    """Return every service of the contract that asks the map."""
+    heartbeats = Heartbeats(controller, sessions, clock)
+    view = LeaderView(sessions.state, heartbeats.compacted_by)
+    unary = {
+        name.rpartition(".")[2]: routed(route, controller)
+        for name, route in routes(cluster_id, view).items()
+    }
+    unary |= NodeHandlers(heartbeats, controller.gate).unary()
+    streams = MetadataHandlers(controller).streams()
+    pipelines = {"CommitPipeline": CommitPipeline(controller).handle}
+    return tuple(
+        service_handler(service, unary, streams, pipelines)
+        for module in MODULES
+        for service in module.DESCRIPTOR.services_by_name.values()
+    )
