@@ -135,7 +135,9 @@ def _agreed_leader(seen: Sequence[quorum_pb2.DescribeQuorumResponse | str]) -> L
         (answer.leader_id, answer.epoch) == (leader.node_id, leader.epoch) for answer in answers
     )
     is_caught_up = len(leader.voters) == len(seen) and all(
-        0 <= voter.last_caught_up_age_ms <= _CAUGHT_UP_WITHIN_MS for voter in leader.voters
+        voter.HasField("last_caught_up_age_ms")
+        and voter.last_caught_up_age_ms <= _CAUGHT_UP_WITHIN_MS
+        for voter in leader.voters
     )
     return Leader(leader.node_id, leader.epoch) if is_agreed and is_caught_up else None
 

@@ -270,9 +270,7 @@ class FakeMap:
     def _locate(self, query: objects_pb2.ObjectQuery) -> objects_pb2.ObjectList:
         stream = self.streams.get(query.stream_id)
         if stream is None:
-            return objects_pb2.ObjectList(
-                error=ERROR_CODE_STREAM_NOT_EXIST, stream_start_offset=-1, stream_end_offset=-1
-            )
+            return objects_pb2.ObjectList(error=ERROR_CODE_STREAM_NOT_EXIST)
         answer = objects_pb2.ObjectList(
             stream_start_offset=stream.start, stream_end_offset=stream.end
         )

@@ -259,14 +259,11 @@ class World:
     def _locate(self, query: objects_pb2.ObjectQuery) -> objects_pb2.ObjectList:
         stream = self.streams.get(query.stream_id)
         if stream is None:
-            return objects_pb2.ObjectList(
-                error=ERROR_CODE_STREAM_NOT_EXIST, stream_start_offset=-1, stream_end_offset=-1
-            )
+            return objects_pb2.ObjectList(error=ERROR_CODE_STREAM_NOT_EXIST)
         answer = objects_pb2.ObjectList(
             error=ERROR_CODE_NONE,
             stream_start_offset=stream.start,
             stream_end_offset=stream.end,
-            lost_end_offset=-1,
         )
         if query.start_offset < stream.start:
             answer.error = ERROR_CODE_OFFSET_NOT_MATCHED

@@ -70,7 +70,9 @@ class LeaderWatch:
         claims = [
             (answer.epoch, answer.answered_by)
             for answer in answers
-            if answer is not None and answer.leader_id == answer.answered_by
+            if answer is not None
+            and answer.HasField("leader_id")
+            and answer.leader_id == answer.answered_by
         ]
         self.leader = max(claims)[1] if claims else None
         return self.leader

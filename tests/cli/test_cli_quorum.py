@@ -61,7 +61,7 @@ def view(
         cluster_id="c",
         node_id=node_id,
         role=role,
-        leader_id=node_id if role == "leader" else -1,
+        leader_id=node_id if role == "leader" else None,
         epoch=epoch,
         high_watermark=90,
         end_offset=100,
@@ -76,7 +76,6 @@ def replica(node_id: int, directory_id: str, age_ms: int = 3) -> pb.ReplicaStatu
         key=pb.ReplicaKey(node_id=node_id, directory_id=directory_id),
         end_offset=95,
         last_fetch_age_ms=age_ms,
-        last_caught_up_age_ms=-1,
     )
 
 
@@ -114,9 +113,7 @@ def test_of_two_that_claim_to_lead_the_newer_is_believed(
 def test_a_voter_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     gone = f"127.0.0.1:{free_ports(1)[0]}"
     with serving(view(1, "leader", voters=1)) as controllers:
-        controllers[0].view.voters.add(
-            key=pb.ReplicaKey(node_id=2), endpoint=gone, end_offset=-1, last_fetch_age_ms=-1
-        )
+        controllers[0].view.voters.add(key=pb.ReplicaKey(node_id=2), endpoint=gone)
         answer = described(capsys, controllers[0].view.voters[0].endpoint)
 
     assert [row["endpoint"] for row in answer["silent"]] == [gone]

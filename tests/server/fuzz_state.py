@@ -112,12 +112,12 @@ def state_of(channel: grpc.Channel) -> State:
     every_stream = streams_pb2.DescribeStreamsRequest()
     for one in streams.DescribeStreams(every_stream, timeout=_TIMEOUT_S).streams:
         state.streams[one.stream_id] = Stream(
-            epoch=one.epoch,
-            index=one.range_index,
+            epoch=_known(one, "epoch"),
+            index=_known(one, "range_index"),
             start=one.start_offset,
             end=one.end_offset,
             opened=one.state == common_pb2.STREAM_STATE_OPENED,
-            node=one.node_id,
+            node=_known(one, "node_id"),
         )
         for owed in one.pending_uploads:
             key = (owed.node_id, owed.stream_id)
@@ -135,14 +135,18 @@ def state_of(channel: grpc.Channel) -> State:
     return state
 
 
+def _known(message: Message, field: str) -> int:
+    return getattr(message, field) if message.HasField(field) else -1
+
+
 def _object(one: objects_pb2.ObjectDescription) -> Object:
     columns = (one.ranges.stream_id, one.ranges.start_offset, one.ranges.end_offset)
     return Object(
-        timestamp=one.timestamp_ms,
+        timestamp=max(one.deadline_ms, one.committed_at_ms, one.marked_at_ms),
         state=ObjectState(one.state),
         kind=ObjectKind(one.kind),
         attributes=one.attributes,
-        node=one.node_id,
-        composite=one.composite_id,
+        node=_known(one, "node_id"),
+        composite=_known(one, "composite_id"),
         held=list(zip(*columns, strict=True)),
     )

@@ -174,7 +174,7 @@ async def scenario(cluster: LocalCluster) -> None:
 
             async def is_over() -> bool:
                 described = await node(client, FAILED)
-                return described.recovered_by == -1 and not heartbeat.recoveries
+                return not described.HasField("recovered_by") and not heartbeat.recoveries
 
             await until(is_over, "the assignment to end")
             described = await node(client, FAILED)

@@ -107,7 +107,7 @@ async def test_heartbeats_renew_a_session_that_nodes_show(rpcs: Rpcs) -> None:
     assert not answer.compactions
     (heard,) = await nodes(rpcs)
     assert (heard.state, heard.supervised) == (nodes_pb2.NODE_STATE_ACTIVE, True)
-    assert heard.compacted_by == -1
+    assert not heard.HasField("compacted_by")
     old = common_pb2.NodeIdentity(node_id=1000, node_epoch=0)
     answer = await rpcs.call(
         f"{NODES}/Heartbeat", nodes_pb2.HeartbeatRequest(node=old), nodes_pb2.HeartbeatResponse
@@ -166,7 +166,8 @@ async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
         ),
         objects_pb2.GetObjectsResponse,
     )
-    assert [one.lost_end_offset for one in found.results] == [-1, 25]
+    assert [one.lost_end_offset for one in found.results] == [0, 25]
+    assert not found.results[0].HasField("lost_end_offset")
 
 
 async def test_set_objects_are_compacted(rpcs: Rpcs) -> None:
@@ -187,8 +188,10 @@ async def test_set_objects_are_compacted(rpcs: Rpcs) -> None:
     )
     (one,) = described.objects
     assert one.data_time_ms == rpcs.clock.now_ms - 5_000
-    assert one.timestamp_ms == rpcs.clock.now_ms
-    assert one.composite_id == -1
+    assert one.committed_at_ms == rpcs.clock.now_ms
+    assert not one.HasField("deadline_ms")
+    assert not one.HasField("marked_at_ms")
+    assert not one.HasField("composite_id")
     assert list(one.ranges.end_offset) == [20, 5]
 
 

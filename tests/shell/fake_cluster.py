@@ -240,8 +240,7 @@ def _set_object(
         state=common_pb2.OBJECT_STATE_COMMITTED,
         kind=common_pb2.OBJECT_KIND_STREAM_SET,
         object_size=size,
-        timestamp_ms=1712451146293,
+        committed_at_ms=1712451146293,
         node_id=1,
-        stream_id=-1,
         ranges=objects_pb2.RangeColumns(stream_id=streams, start_offset=starts, end_offset=ends),
     )

@@ -291,7 +291,7 @@ def test_newer_states_are_shown_by_number() -> None:
 def test_prepared_object_shows_its_deadline() -> None:
     cluster = FakeCluster()
     cluster.objects[1] = objects_pb2.ObjectDescription(
-        object_id=1, state=common_pb2.OBJECT_STATE_PREPARED, timestamp_ms=1000
+        object_id=1, state=common_pb2.OBJECT_STATE_PREPARED, deadline_ms=1000
     )
     with shell_on(cluster) as state:
         assert "deadline:    1970-01-01T00:00:01.000Z" in shown(state, "cat /objects/1")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from google.protobuf.message import Message
+
 from streammeta.v1 import admin_pb2, common_pb2, nodes_pb2, streams_pb2
 
 
@@ -113,6 +115,7 @@ def cluster_description(answer: admin_pb2.DescribeClusterResponse) -> ClusterDes
     """Translate an answer."""
     return ClusterDescription(
         **{name: getattr(answer, name) for name in ClusterDescription.__dataclass_fields__}
+        | {name: _optional(answer, name) for name in ("leader_id", "high_watermark")}
     )
 
 
@@ -120,8 +123,8 @@ def stream_description(one: streams_pb2.StreamDescription) -> StreamDescription:
     """Translate a row of an answer."""
     return StreamDescription(
         stream_id=one.stream_id,
-        epoch=one.epoch,
-        node_id=one.node_id,
+        epoch=_optional(one, "epoch"),
+        node_id=_optional(one, "node_id"),
         is_open=one.state == common_pb2.STREAM_STATE_OPENED,
         start_offset=one.start_offset,
         end_offset=one.end_offset,
@@ -138,3 +141,8 @@ def stream_description(one: streams_pb2.StreamDescription) -> StreamDescription:
         pending=tuple((each.start_offset, each.end_offset) for each in one.pending_uploads),
         lost=tuple((each.start_offset, each.end_offset) for each in one.lost),
     )
+
+
+def _optional(message: Message, field: str) -> int:
+    value: int = getattr(message, field)
+    return value if message.HasField(field) else -1

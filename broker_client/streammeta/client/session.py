@@ -267,7 +267,9 @@ async def _opening_streams(
         streams.extend(
             OpenedStream(one.stream_id, one.epoch, one.start_offset, one.end_offset)
             for one in answer.streams
-            if one.upload_end_offset <= 0  # else not open: an upload it owes after a fast close
+            if not one.HasField(
+                "upload_end_offset"
+            )  # else not open: an upload it owes after a fast close
         )
         token = answer.next_page_token
         if not token:

@@ -10,7 +10,6 @@ import click
 from streammeta.cli.client import ControllerClient, connection_options
 from streammeta.cli.output import CommandError, OutputFormat, command_output, format_option
 from streammeta.client.errors import code_name
-from streammeta.controller.ids import NONE_ID
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.nodes_pb2_grpc import NodeServiceStub
 from streammeta.v1.streams_pb2_grpc import StreamServiceStub
@@ -88,8 +87,8 @@ def _node_row(described: nodes_pb2.NodeDescription) -> tuple[object, ...]:
         described.locked,
         described.departed,
         described.failover,
-        None if described.recovered_by == NONE_ID else described.recovered_by,
-        None if described.compacted_by == NONE_ID else described.compacted_by,
+        described.recovered_by if described.HasField("recovered_by") else None,
+        described.compacted_by if described.HasField("compacted_by") else None,
         described.has_opening_streams,
         described.pending_upload_count,
         described.stream_set_object_count,

@@ -115,15 +115,15 @@ def _say(output: Output, views: QuorumViews) -> None:
 def _replica_rows(view: pb.DescribeQuorumResponse) -> Iterator[tuple[object, ...]]:
     for role, replicas in (("follower", view.voters), ("observer", live_observers(view))):
         for replica in replicas:
-            end_offset = or_none(replica.end_offset)
+            end_offset = or_none(replica, "end_offset")
             yield (
                 replica.key.node_id,
                 "leader" if replica.key.node_id == view.leader_id else role,
                 replica.endpoint or None,
                 end_offset,
                 None if end_offset is None else max(0, view.end_offset - end_offset),
-                or_none(replica.last_fetch_age_ms),
-                or_none(replica.last_caught_up_age_ms),
+                or_none(replica, "last_fetch_age_ms"),
+                or_none(replica, "last_caught_up_age_ms"),
                 replica.key.directory_id or None,
             )
 

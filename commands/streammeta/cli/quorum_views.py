@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
+from google.protobuf.message import Message
 
 from streammeta.cli.client import ControllerClient, no_controller_error
 from streammeta.cli.output import CommandError
-from streammeta.controller.ids import NONE_ID
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.v1 import quorum_pb2 as pb
@@ -129,7 +129,9 @@ def live_observers(view: pb.DescribeQuorumResponse) -> list[pb.ReplicaStatus]:
     return [
         observer
         for observer in view.observers
-        if observer.key.directory_id and 0 <= observer.last_fetch_age_ms < LIVE_MS
+        if observer.key.directory_id
+        and observer.HasField("last_fetch_age_ms")
+        and observer.last_fetch_age_ms < LIVE_MS
     ]
 
 
@@ -145,6 +147,6 @@ def _names(replicas: Sequence[pb.ReplicaStatus]) -> Iterator[str]:
         yield f"node {replica.key.node_id}{directory}"
 
 
-def or_none(number: int) -> int | None:
-    """Return a number of the contract, None where it stands for "unknown"."""
-    return None if number == NONE_ID else number
+def or_none(message: Message, field: str) -> int | None:
+    """Return an optional field's value, None where it is absent: not known."""
+    return getattr(message, field) if message.HasField(field) else None

@@ -1,24 +1,23 @@
 """What the shell shows of each kind of thing: messages of the contract as documents. Pure.
 
-Names are those of the contract. A fact that is absent (-1, empty) is left out.
+Names are those of the contract. A fact that is absent or empty is left out.
 """
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.message import Message
 
-from streammeta.controller.ids import NONE_ID
 from streammeta.shell.tree import Document, Table, Value
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.v1 import admin_pb2, common_pb2, kv_pb2, nodes_pb2, objects_pb2, streams_pb2
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TIME_FIELDS = {
-    common_pb2.OBJECT_STATE_PREPARED: "deadline",
-    common_pb2.OBJECT_STATE_COMMITTED: "committed_at",
-    common_pb2.OBJECT_STATE_LINKED: "committed_at",
-    common_pb2.OBJECT_STATE_MARK_DESTROYED: "mark_destroyed_at",
+_TIMES = {
+    "deadline_ms": "deadline",
+    "committed_at_ms": "committed_at",
+    "marked_at_ms": "mark_destroyed_at",
 }
 
 
@@ -36,10 +35,10 @@ def cluster(described: admin_pb2.DescribeClusterResponse) -> Document:
     size = described.size
     fields: list[tuple[str, Value]] = [
         ("cluster_id", described.cluster_id),
-        ("leader", described.leader_id if described.leader_id != NONE_ID else "unknown"),
+        ("leader", described.leader_id if described.HasField("leader_id") else "unknown"),
         ("leader_endpoint", described.leader_endpoint),
         ("epoch", described.epoch),
-        ("high_watermark", described.high_watermark),
+        ("high_watermark", _optional(described, "high_watermark")),
         ("answered_by", described.answered_by),
         ("object_namespace", described.object_namespace),
         ("cluster_uuid", described.cluster_uuid),
@@ -59,8 +58,8 @@ def stream(described: streams_pb2.StreamDescription, readable: objects_pb2.Objec
     fields: list[tuple[str, Value]] = [
         ("stream_id", described.stream_id),
         ("state", _enum_name(common_pb2.StreamState.DESCRIPTOR, "STREAM_STATE_", described.state)),
-        ("epoch", described.epoch),
-        ("node_id", described.node_id),
+        ("epoch", _optional(described, "epoch")),
+        ("node_id", _optional(described, "node_id")),
         ("start_offset", described.start_offset),
         ("end_offset", described.end_offset),
     ]
@@ -114,11 +113,11 @@ def stored_object(described: objects_pb2.ObjectDescription, namespace: str) -> D
         ("state", _enum_name(common_pb2.ObjectState.DESCRIPTOR, "OBJECT_STATE_", described.state)),
         ("kind", _enum_name(common_pb2.ObjectKind.DESCRIPTOR, "OBJECT_KIND_", described.kind)),
         ("object_size", described.object_size),
-        (_TIME_FIELDS.get(described.state, "time"), iso_time(described.timestamp_ms)),
+        *_times(described),
         ("key", key_for(described.object_id, namespace)),
         ("attributes", described.attributes),
-        ("node_id", described.node_id),
-        ("stream_id", described.stream_id),
+        ("node_id", _optional(described, "node_id")),
+        ("stream_id", _optional(described, "stream_id")),
     ]
     if described.HasField("max_timestamp_ms"):
         fields.append(("min_timestamp", iso_time(described.min_timestamp_ms)))
@@ -147,8 +146,8 @@ def node(described: nodes_pb2.NodeDescription) -> Document:
         ("state", _enum_name(nodes_pb2.NodeState.DESCRIPTOR, "NODE_STATE_", described.state)),
         ("supervised", described.supervised),
         ("failover", described.failover),
-        ("recovered_by", described.recovered_by),
-        ("compacted_by", described.compacted_by),
+        ("recovered_by", _optional(described, "recovered_by")),
+        ("compacted_by", _optional(described, "compacted_by")),
         ("locked", described.locked),
         ("departed", described.departed),
         ("has_opening_streams", described.has_opening_streams),
@@ -178,11 +177,17 @@ def key_value(namespace: str, entry: kv_pb2.KVEntry) -> Document:
 def _present(
     fields: Iterable[tuple[str, Value]], always: tuple[str, ...] = ()
 ) -> tuple[tuple[str, Value], ...]:
-    return tuple(
-        (name, value)
-        for name, value in fields
-        if name in always or (value != "" and (isinstance(value, bool) or value != NONE_ID))
-    )
+    return tuple((name, value) for name, value in fields if name in always or value != "")
+
+
+def _times(described: Message) -> Iterator[tuple[str, Value]]:
+    for field, name in _TIMES.items():
+        if described.HasField(field):
+            yield name, iso_time(getattr(described, field))
+
+
+def _optional(message: Message, field: str) -> Value:
+    return getattr(message, field) if message.HasField(field) else ""
 
 
 def _tags(tags: Iterable[common_pb2.Tag]) -> Table:

@@ -131,13 +131,13 @@ class DescribeClusterResponse(_message.Message):
     cluster_id: _builtins.str
     """fixed when the cluster is created"""
     leader_id: _builtins.int
-    """controller that leads; -1: unknown"""
+    """controller that leads; absent: unknown"""
     leader_endpoint: _builtins.str
     """host:port of its client listener; empty: unknown"""
     epoch: _builtins.int
     """quorum epoch"""
     high_watermark: _builtins.int
-    """committed end of the log; -1: unknown"""
+    """committed end of the log; absent: unknown"""
     answered_by: _builtins.int
     """controller that wrote this answer"""
     object_namespace: _builtins.str
@@ -158,10 +158,10 @@ class DescribeClusterResponse(_message.Message):
         self,
         *,
         cluster_id: _builtins.str = ...,
-        leader_id: _builtins.int = ...,
+        leader_id: _builtins.int | None = ...,
         leader_endpoint: _builtins.str = ...,
         epoch: _builtins.int = ...,
-        high_watermark: _builtins.int = ...,
+        high_watermark: _builtins.int | None = ...,
         answered_by: _builtins.int = ...,
         controllers: _abc.Iterable[Global___Controller] | None = ...,
         size: Global___MapSize | None = ...,
@@ -169,11 +169,18 @@ class DescribeClusterResponse(_message.Message):
         cluster_uuid: _builtins.str = ...,
         bucket_problem: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["size", b"size"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "size", b"size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "bucket_problem", b"bucket_problem", "cluster_id", b"cluster_id", "cluster_uuid", b"cluster_uuid", "controllers", b"controllers", "epoch", b"epoch", "high_watermark", b"high_watermark", "leader_endpoint", b"leader_endpoint", "leader_id", b"leader_id", "object_namespace", b"object_namespace", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "answered_by", b"answered_by", "bucket_problem", b"bucket_problem", "cluster_id", b"cluster_id", "cluster_uuid", b"cluster_uuid", "controllers", b"controllers", "epoch", b"epoch", "high_watermark", b"high_watermark", "leader_endpoint", b"leader_endpoint", "leader_id", b"leader_id", "object_namespace", b"object_namespace", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__high_watermark: _TypeAlias = _typing.Literal["high_watermark"]  # noqa: Y015
+    _WhichOneofArgType__high_watermark: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark"]  # noqa: Y015
+    _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
+    _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__high_watermark) -> _WhichOneofReturnType__high_watermark | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
 
 Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
 

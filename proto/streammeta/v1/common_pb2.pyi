@@ -5,7 +5,9 @@ What every service of the contract shares: error codes, states, ids and paging.
 
 Conventions that hold in all files:
   - offsets are record offsets, ranges are half-open [start, end);
-  - ids, epochs and offsets are signed 64-bit, -1 means "none" where a field says so;
+  - ids, epochs and offsets are signed 64-bit and 0 or more; what there is not is an absent field,
+    and -1 only in columns, whose rows can't be absent;
+  - an `optional` field of a request that says nothing of being absent must be set: zero is a value;
   - times are milliseconds since the Unix epoch (UTC), durations milliseconds;
   - columns (messages named *Columns) are parallel arrays: row i is element i of each column,
     and all columns of one message have the same length, unless a field says it may be empty.

@@ -235,13 +235,13 @@ class NodeDescription(_message.Message):
     pending_upload_count: _builtins.int
     """uploads it owes after fast closes"""
     recovered_by: _builtins.int
-    """node that is to recover its data; -1: none"""
+    """node that is to recover its data; absent: none"""
     departed: _builtins.bool
     """unregistered; kept until its last set object is gone"""
     supervised: _builtins.bool
     """sends heartbeats: its silence fences it"""
     compacted_by: _builtins.int
-    """it is gone, and this node is told to compact its set objects; -1: none"""
+    """it is gone, and this node is told to compact its set objects; absent: none"""
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
         """sorted by key"""
@@ -264,16 +264,23 @@ class NodeDescription(_message.Message):
         stream_set_objects: _abc.Iterable[Global___StreamSetObject] | None = ...,
         locked: _builtins.bool = ...,
         pending_upload_count: _builtins.int = ...,
-        recovered_by: _builtins.int = ...,
+        recovered_by: _builtins.int | None = ...,
         departed: _builtins.bool = ...,
         supervised: _builtins.bool = ...,
-        compacted_by: _builtins.int = ...,
+        compacted_by: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_compacted_by", b"_compacted_by", "_recovered_by", b"_recovered_by", "compacted_by", b"compacted_by", "recovered_by", b"recovered_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compacted_by", b"compacted_by", "departed", b"departed", "failover", b"failover", "has_opening_streams", b"has_opening_streams", "locked", b"locked", "node_epoch", b"node_epoch", "node_id", b"node_id", "pending_upload_count", b"pending_upload_count", "recovered_by", b"recovered_by", "state", b"state", "stream_set_object_count", b"stream_set_object_count", "stream_set_objects", b"stream_set_objects", "supervised", b"supervised", "tags", b"tags", "wal_config", b"wal_config"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compacted_by", b"_compacted_by", "_recovered_by", b"_recovered_by", "compacted_by", b"compacted_by", "departed", b"departed", "failover", b"failover", "has_opening_streams", b"has_opening_streams", "locked", b"locked", "node_epoch", b"node_epoch", "node_id", b"node_id", "pending_upload_count", b"pending_upload_count", "recovered_by", b"recovered_by", "state", b"state", "stream_set_object_count", b"stream_set_object_count", "stream_set_objects", b"stream_set_objects", "supervised", b"supervised", "tags", b"tags", "wal_config", b"wal_config"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__compacted_by: _TypeAlias = _typing.Literal["compacted_by"]  # noqa: Y015
+    _WhichOneofArgType__compacted_by: _TypeAlias = _typing.Literal["_compacted_by", b"_compacted_by"]  # noqa: Y015
+    _WhichOneofReturnType__recovered_by: _TypeAlias = _typing.Literal["recovered_by"]  # noqa: Y015
+    _WhichOneofArgType__recovered_by: _TypeAlias = _typing.Literal["_recovered_by", b"_recovered_by"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__compacted_by) -> _WhichOneofReturnType__compacted_by | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__recovered_by) -> _WhichOneofReturnType__recovered_by | None: ...
 
 Global___NodeDescription: _TypeAlias = NodeDescription  # noqa: Y015
 

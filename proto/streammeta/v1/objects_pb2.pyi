@@ -768,11 +768,11 @@ class ObjectList(_message.Message):
     error: _common_pb2.ErrorCode.ValueType
     """STREAM_NOT_EXIST, or OFFSET_NOT_MATCHED if start is below the stream's start"""
     stream_start_offset: _builtins.int
-    """first visible offset; -1 on STREAM_NOT_EXIST"""
+    """first visible offset; absent on STREAM_NOT_EXIST"""
     stream_end_offset: _builtins.int
-    """exclusive; -1 on STREAM_NOT_EXIST"""
+    """exclusive; absent on STREAM_NOT_EXIST"""
     lost_end_offset: _builtins.int
-    """start lies in offsets that were given up; read on from here; -1: no"""
+    """start lies in offsets that were given up; read on from here; absent: no"""
     @_builtins.property
     def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectSlice]:
         """contiguous; the first covers start, the last may reach beyond end"""
@@ -782,15 +782,26 @@ class ObjectList(_message.Message):
         *,
         error: _common_pb2.ErrorCode.ValueType = ...,
         objects: _abc.Iterable[Global___ObjectSlice] | None = ...,
-        stream_start_offset: _builtins.int = ...,
-        stream_end_offset: _builtins.int = ...,
-        lost_end_offset: _builtins.int = ...,
+        stream_start_offset: _builtins.int | None = ...,
+        stream_end_offset: _builtins.int | None = ...,
+        lost_end_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lost_end_offset", b"_lost_end_offset", "_stream_end_offset", b"_stream_end_offset", "_stream_start_offset", b"_stream_start_offset", "lost_end_offset", b"lost_end_offset", "stream_end_offset", b"stream_end_offset", "stream_start_offset", b"stream_start_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lost_end_offset", b"lost_end_offset", "objects", b"objects", "stream_end_offset", b"stream_end_offset", "stream_start_offset", b"stream_start_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lost_end_offset", b"_lost_end_offset", "_stream_end_offset", b"_stream_end_offset", "_stream_start_offset", b"_stream_start_offset", "error", b"error", "lost_end_offset", b"lost_end_offset", "objects", b"objects", "stream_end_offset", b"stream_end_offset", "stream_start_offset", b"stream_start_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__lost_end_offset: _TypeAlias = _typing.Literal["lost_end_offset"]  # noqa: Y015
+    _WhichOneofArgType__lost_end_offset: _TypeAlias = _typing.Literal["_lost_end_offset", b"_lost_end_offset"]  # noqa: Y015
+    _WhichOneofReturnType__stream_end_offset: _TypeAlias = _typing.Literal["stream_end_offset"]  # noqa: Y015
+    _WhichOneofArgType__stream_end_offset: _TypeAlias = _typing.Literal["_stream_end_offset", b"_stream_end_offset"]  # noqa: Y015
+    _WhichOneofReturnType__stream_start_offset: _TypeAlias = _typing.Literal["stream_start_offset"]  # noqa: Y015
+    _WhichOneofArgType__stream_start_offset: _TypeAlias = _typing.Literal["_stream_start_offset", b"_stream_start_offset"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lost_end_offset) -> _WhichOneofReturnType__lost_end_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_end_offset) -> _WhichOneofReturnType__stream_end_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_start_offset) -> _WhichOneofReturnType__stream_start_offset | None: ...
 
 Global___ObjectList: _TypeAlias = ObjectList  # noqa: Y015
 
@@ -927,7 +938,7 @@ class ObjectDescription(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     OBJECT_SIZE_FIELD_NUMBER: _builtins.int
-    TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
     STREAM_ID_FIELD_NUMBER: _builtins.int
@@ -937,6 +948,8 @@ class ObjectDescription(_message.Message):
     MIN_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     MAX_TIMESTAMP_MS_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    COMMITTED_AT_MS_FIELD_NUMBER: _builtins.int
+    MARKED_AT_MS_FIELD_NUMBER: _builtins.int
     object_id: _builtins.int
     """issued from a counter, never reused"""
     state: _common_pb2.ObjectState.ValueType
@@ -945,24 +958,28 @@ class ObjectDescription(_message.Message):
     """UNKNOWN until committed"""
     object_size: _builtins.int
     """bytes; 0 until committed"""
-    timestamp_ms: _builtins.int
-    """PREPARED: deadline; COMMITTED: commit time; MARK_DESTROYED: mark time"""
+    deadline_ms: _builtins.int
+    """of a PREPARED object: it expires unless committed by then"""
     attributes: _builtins.int
     """object attributes word"""
     node_id: _builtins.int
-    """of a stream set object; -1 otherwise"""
+    """of a stream set object"""
     stream_id: _builtins.int
-    """of a stream object; -1 otherwise"""
+    """of a stream object"""
     composite_id: _builtins.int
-    """of a LINKED object: the composite that refers to it; -1 otherwise"""
+    """of a LINKED object: the composite that refers to it"""
     data_time_ms: _builtins.int
-    """of a stream set object: commit time of its oldest data; -1 otherwise"""
+    """of a stream set object: commit time of its oldest data"""
     min_timestamp_ms: _builtins.int
     """time bounds as in ObjectSlice; absent: unknown"""
     max_timestamp_ms: _builtins.int
     """likewise"""
     crc32c: _builtins.int
     """CRC-32C of all bytes of the object; absent: unknown"""
+    committed_at_ms: _builtins.int
+    """of a COMMITTED or LINKED object: leader's clock at its commit"""
+    marked_at_ms: _builtins.int
+    """of a MARK_DESTROYED object: leader's clock when it was marked"""
     @_builtins.property
     def ranges(self) -> Global___RangeColumns:
         """of a stream set object or stream object; epochs empty"""
@@ -974,33 +991,63 @@ class ObjectDescription(_message.Message):
         state: _common_pb2.ObjectState.ValueType = ...,
         kind: _common_pb2.ObjectKind.ValueType = ...,
         object_size: _builtins.int = ...,
-        timestamp_ms: _builtins.int = ...,
+        deadline_ms: _builtins.int | None = ...,
         attributes: _builtins.int = ...,
-        node_id: _builtins.int = ...,
-        stream_id: _builtins.int = ...,
+        node_id: _builtins.int | None = ...,
+        stream_id: _builtins.int | None = ...,
         ranges: Global___RangeColumns | None = ...,
-        composite_id: _builtins.int = ...,
-        data_time_ms: _builtins.int = ...,
+        composite_id: _builtins.int | None = ...,
+        data_time_ms: _builtins.int | None = ...,
         min_timestamp_ms: _builtins.int | None = ...,
         max_timestamp_ms: _builtins.int | None = ...,
         crc32c: _builtins.int | None = ...,
+        committed_at_ms: _builtins.int | None = ...,
+        marked_at_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "crc32c", b"crc32c", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "ranges", b"ranges"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_committed_at_ms", b"_committed_at_ms", "_composite_id", b"_composite_id", "_crc32c", b"_crc32c", "_data_time_ms", b"_data_time_ms", "_deadline_ms", b"_deadline_ms", "_marked_at_ms", b"_marked_at_ms", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_node_id", b"_node_id", "_stream_id", b"_stream_id", "committed_at_ms", b"committed_at_ms", "composite_id", b"composite_id", "crc32c", b"crc32c", "data_time_ms", b"data_time_ms", "deadline_ms", b"deadline_ms", "marked_at_ms", b"marked_at_ms", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node_id", b"node_id", "ranges", b"ranges", "stream_id", b"stream_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "attributes", b"attributes", "composite_id", b"composite_id", "crc32c", b"crc32c", "data_time_ms", b"data_time_ms", "kind", b"kind", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node_id", b"node_id", "object_id", b"object_id", "object_size", b"object_size", "ranges", b"ranges", "state", b"state", "stream_id", b"stream_id", "timestamp_ms", b"timestamp_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_committed_at_ms", b"_committed_at_ms", "_composite_id", b"_composite_id", "_crc32c", b"_crc32c", "_data_time_ms", b"_data_time_ms", "_deadline_ms", b"_deadline_ms", "_marked_at_ms", b"_marked_at_ms", "_max_timestamp_ms", b"_max_timestamp_ms", "_min_timestamp_ms", b"_min_timestamp_ms", "_node_id", b"_node_id", "_stream_id", b"_stream_id", "attributes", b"attributes", "committed_at_ms", b"committed_at_ms", "composite_id", b"composite_id", "crc32c", b"crc32c", "data_time_ms", b"data_time_ms", "deadline_ms", b"deadline_ms", "kind", b"kind", "marked_at_ms", b"marked_at_ms", "max_timestamp_ms", b"max_timestamp_ms", "min_timestamp_ms", b"min_timestamp_ms", "node_id", b"node_id", "object_id", b"object_id", "object_size", b"object_size", "ranges", b"ranges", "state", b"state", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__committed_at_ms: _TypeAlias = _typing.Literal["committed_at_ms"]  # noqa: Y015
+    _WhichOneofArgType__committed_at_ms: _TypeAlias = _typing.Literal["_committed_at_ms", b"_committed_at_ms"]  # noqa: Y015
+    _WhichOneofReturnType__composite_id: _TypeAlias = _typing.Literal["composite_id"]  # noqa: Y015
+    _WhichOneofArgType__composite_id: _TypeAlias = _typing.Literal["_composite_id", b"_composite_id"]  # noqa: Y015
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__data_time_ms: _TypeAlias = _typing.Literal["data_time_ms"]  # noqa: Y015
+    _WhichOneofArgType__data_time_ms: _TypeAlias = _typing.Literal["_data_time_ms", b"_data_time_ms"]  # noqa: Y015
+    _WhichOneofReturnType__deadline_ms: _TypeAlias = _typing.Literal["deadline_ms"]  # noqa: Y015
+    _WhichOneofArgType__deadline_ms: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms"]  # noqa: Y015
+    _WhichOneofReturnType__marked_at_ms: _TypeAlias = _typing.Literal["marked_at_ms"]  # noqa: Y015
+    _WhichOneofArgType__marked_at_ms: _TypeAlias = _typing.Literal["_marked_at_ms", b"_marked_at_ms"]  # noqa: Y015
     _WhichOneofReturnType__max_timestamp_ms: _TypeAlias = _typing.Literal["max_timestamp_ms"]  # noqa: Y015
     _WhichOneofArgType__max_timestamp_ms: _TypeAlias = _typing.Literal["_max_timestamp_ms", b"_max_timestamp_ms"]  # noqa: Y015
     _WhichOneofReturnType__min_timestamp_ms: _TypeAlias = _typing.Literal["min_timestamp_ms"]  # noqa: Y015
     _WhichOneofArgType__min_timestamp_ms: _TypeAlias = _typing.Literal["_min_timestamp_ms", b"_min_timestamp_ms"]  # noqa: Y015
+    _WhichOneofReturnType__node_id: _TypeAlias = _typing.Literal["node_id"]  # noqa: Y015
+    _WhichOneofArgType__node_id: _TypeAlias = _typing.Literal["_node_id", b"_node_id"]  # noqa: Y015
+    _WhichOneofReturnType__stream_id: _TypeAlias = _typing.Literal["stream_id"]  # noqa: Y015
+    _WhichOneofArgType__stream_id: _TypeAlias = _typing.Literal["_stream_id", b"_stream_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__committed_at_ms) -> _WhichOneofReturnType__committed_at_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__composite_id) -> _WhichOneofReturnType__composite_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__data_time_ms) -> _WhichOneofReturnType__data_time_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_ms) -> _WhichOneofReturnType__deadline_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__marked_at_ms) -> _WhichOneofReturnType__marked_at_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_timestamp_ms) -> _WhichOneofReturnType__max_timestamp_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_timestamp_ms) -> _WhichOneofReturnType__min_timestamp_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__node_id) -> _WhichOneofReturnType__node_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stream_id) -> _WhichOneofReturnType__stream_id | None: ...
 
 Global___ObjectDescription: _TypeAlias = ObjectDescription  # noqa: Y015
 

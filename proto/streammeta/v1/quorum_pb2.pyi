@@ -216,7 +216,7 @@ class QuorumResponseHeader(_message.Message):
     epoch: _builtins.int
     """the answerer's epoch"""
     leader_id: _builtins.int
-    """leader of that epoch, -1 if unknown"""
+    """leader of that epoch; absent: unknown"""
     leader_endpoint: _builtins.str
     """its host:port, empty if unknown"""
     error: Global___QuorumError.ValueType
@@ -231,17 +231,19 @@ class QuorumResponseHeader(_message.Message):
         sender: _builtins.int = ...,
         receiver: _builtins.int = ...,
         epoch: _builtins.int = ...,
-        leader_id: _builtins.int = ...,
+        leader_id: _builtins.int | None = ...,
         leader_endpoint: _builtins.str = ...,
         error: Global___QuorumError.ValueType = ...,
         incarnation: _builtins.int = ...,
         request_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "leader_id", b"leader_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "error", b"error", "incarnation", b"incarnation", "leader_endpoint", b"leader_endpoint", "leader_id", b"leader_id", "receiver", b"receiver", "request_id", b"request_id", "sender", b"sender"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "epoch", b"epoch", "error", b"error", "incarnation", b"incarnation", "leader_endpoint", b"leader_endpoint", "leader_id", b"leader_id", "receiver", b"receiver", "request_id", b"request_id", "sender", b"sender"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
+    _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
 
 Global___QuorumResponseHeader: _TypeAlias = QuorumResponseHeader  # noqa: Y015
 
@@ -940,11 +942,11 @@ class ReplicaStatus(_message.Message):
     endpoint: _builtins.str
     """host:port, empty if unknown"""
     end_offset: _builtins.int
-    """end of its log, -1 if unknown"""
+    """end of its log; absent: unknown"""
     last_fetch_age_ms: _builtins.int
-    """milliseconds since its last Fetch, -1 if unknown"""
+    """milliseconds since its last Fetch; absent: unknown"""
     last_caught_up_age_ms: _builtins.int
-    """milliseconds since it had everything, -1 if unknown"""
+    """milliseconds since it had everything; absent: unknown"""
     @_builtins.property
     def key(self) -> Global___ReplicaKey:
         """node and disk"""
@@ -954,15 +956,26 @@ class ReplicaStatus(_message.Message):
         *,
         key: Global___ReplicaKey | None = ...,
         endpoint: _builtins.str = ...,
-        end_offset: _builtins.int = ...,
-        last_fetch_age_ms: _builtins.int = ...,
-        last_caught_up_age_ms: _builtins.int = ...,
+        end_offset: _builtins.int | None = ...,
+        last_fetch_age_ms: _builtins.int | None = ...,
+        last_caught_up_age_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_last_caught_up_age_ms", b"_last_caught_up_age_ms", "_last_fetch_age_ms", b"_last_fetch_age_ms", "end_offset", b"end_offset", "key", b"key", "last_caught_up_age_ms", b"last_caught_up_age_ms", "last_fetch_age_ms", b"last_fetch_age_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "endpoint", b"endpoint", "key", b"key", "last_caught_up_age_ms", b"last_caught_up_age_ms", "last_fetch_age_ms", b"last_fetch_age_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset", "_last_caught_up_age_ms", b"_last_caught_up_age_ms", "_last_fetch_age_ms", b"_last_fetch_age_ms", "end_offset", b"end_offset", "endpoint", b"endpoint", "key", b"key", "last_caught_up_age_ms", b"last_caught_up_age_ms", "last_fetch_age_ms", b"last_fetch_age_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__end_offset: _TypeAlias = _typing.Literal["end_offset"]  # noqa: Y015
+    _WhichOneofArgType__end_offset: _TypeAlias = _typing.Literal["_end_offset", b"_end_offset"]  # noqa: Y015
+    _WhichOneofReturnType__last_caught_up_age_ms: _TypeAlias = _typing.Literal["last_caught_up_age_ms"]  # noqa: Y015
+    _WhichOneofArgType__last_caught_up_age_ms: _TypeAlias = _typing.Literal["_last_caught_up_age_ms", b"_last_caught_up_age_ms"]  # noqa: Y015
+    _WhichOneofReturnType__last_fetch_age_ms: _TypeAlias = _typing.Literal["last_fetch_age_ms"]  # noqa: Y015
+    _WhichOneofArgType__last_fetch_age_ms: _TypeAlias = _typing.Literal["_last_fetch_age_ms", b"_last_fetch_age_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_offset) -> _WhichOneofReturnType__end_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_caught_up_age_ms) -> _WhichOneofReturnType__last_caught_up_age_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_fetch_age_ms) -> _WhichOneofReturnType__last_fetch_age_ms | None: ...
 
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
 
@@ -993,7 +1006,7 @@ class DescribeQuorumResponse(_message.Message):
     role: _builtins.str
     """its role, e.g. leader, follower, candidate"""
     leader_id: _builtins.int
-    """-1 if unknown"""
+    """absent: unknown"""
     epoch: _builtins.int
     """the answering node's epoch"""
     high_watermark: _builtins.int
@@ -1026,7 +1039,7 @@ class DescribeQuorumResponse(_message.Message):
         cluster_id: _builtins.str = ...,
         node_id: _builtins.int = ...,
         role: _builtins.str = ...,
-        leader_id: _builtins.int = ...,
+        leader_id: _builtins.int | None = ...,
         epoch: _builtins.int = ...,
         high_watermark: _builtins.int = ...,
         end_offset: _builtins.int = ...,
@@ -1038,12 +1051,17 @@ class DescribeQuorumResponse(_message.Message):
         repairing: _builtins.bool = ...,
         disk_full: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_snapshot_id", b"_snapshot_id", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "_snapshot_id", b"_snapshot_id", "leader_id", b"leader_id", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot_id", b"_snapshot_id", "cluster_id", b"cluster_id", "disk_full", b"disk_full", "end_offset", b"end_offset", "epoch", b"epoch", "flushed_end", b"flushed_end", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "node_id", b"node_id", "observers", b"observers", "repairing", b"repairing", "role", b"role", "snapshot_id", b"snapshot_id", "voters", b"voters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "_snapshot_id", b"_snapshot_id", "cluster_id", b"cluster_id", "disk_full", b"disk_full", "end_offset", b"end_offset", "epoch", b"epoch", "flushed_end", b"flushed_end", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "node_id", b"node_id", "observers", b"observers", "repairing", b"repairing", "role", b"role", "snapshot_id", b"snapshot_id", "voters", b"voters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
+    _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
     _WhichOneofReturnType__snapshot_id: _TypeAlias = _typing.Literal["snapshot_id"]  # noqa: Y015
     _WhichOneofArgType__snapshot_id: _TypeAlias = _typing.Literal["_snapshot_id", b"_snapshot_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot_id) -> _WhichOneofReturnType__snapshot_id | None: ...
 
 Global___DescribeQuorumResponse: _TypeAlias = DescribeQuorumResponse  # noqa: Y015

@@ -200,21 +200,28 @@ class OpenedStream(_message.Message):
     error: _common_pb2.ErrorCode.ValueType
     """this stream's outcome"""
     start_offset: _builtins.int
-    """first visible offset; -1 on error"""
+    """first visible offset; absent on error"""
     next_offset: _builtins.int
-    """offset the next commit must start at; -1 on error"""
+    """offset the next commit must start at; absent on error"""
     def __init__(
         self,
         *,
         error: _common_pb2.ErrorCode.ValueType = ...,
-        start_offset: _builtins.int = ...,
-        next_offset: _builtins.int = ...,
+        start_offset: _builtins.int | None = ...,
+        next_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "_start_offset", b"_start_offset", "next_offset", b"next_offset", "start_offset", b"start_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "next_offset", b"next_offset", "start_offset", b"start_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "_start_offset", b"_start_offset", "error", b"error", "next_offset", b"next_offset", "start_offset", b"start_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__next_offset: _TypeAlias = _typing.Literal["next_offset"]  # noqa: Y015
+    _WhichOneofArgType__next_offset: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset"]  # noqa: Y015
+    _WhichOneofReturnType__start_offset: _TypeAlias = _typing.Literal["start_offset"]  # noqa: Y015
+    _WhichOneofArgType__start_offset: _TypeAlias = _typing.Literal["_start_offset", b"_start_offset"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_offset) -> _WhichOneofReturnType__next_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start_offset) -> _WhichOneofReturnType__start_offset | None: ...
 
 Global___OpenedStream: _TypeAlias = OpenedStream  # noqa: Y015
 
@@ -580,9 +587,9 @@ class StreamDescription(_message.Message):
     stream_id: _builtins.int
     """issued from a counter, never reused"""
     epoch: _builtins.int
-    """-1: never opened"""
+    """absent: never opened"""
     range_index: _builtins.int
-    """index of the current range; -1: never opened"""
+    """index of the current range; absent: never opened"""
     start_offset: _builtins.int
     """first visible offset"""
     end_offset: _builtins.int
@@ -590,7 +597,7 @@ class StreamDescription(_message.Message):
     state: _common_pb2.StreamState.ValueType
     """opened or closed"""
     node_id: _builtins.int
-    """owner of the current range; -1: never opened"""
+    """owner of the current range; absent: never opened"""
     @_builtins.property
     def tags(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Tag]:
         """sorted by key"""
@@ -615,23 +622,34 @@ class StreamDescription(_message.Message):
         self,
         *,
         stream_id: _builtins.int = ...,
-        epoch: _builtins.int = ...,
-        range_index: _builtins.int = ...,
+        epoch: _builtins.int | None = ...,
+        range_index: _builtins.int | None = ...,
         start_offset: _builtins.int = ...,
         end_offset: _builtins.int = ...,
         state: _common_pb2.StreamState.ValueType = ...,
-        node_id: _builtins.int = ...,
+        node_id: _builtins.int | None = ...,
         tags: _abc.Iterable[_common_pb2.Tag] | None = ...,
         ranges: _abc.Iterable[Global___StreamRange] | None = ...,
         stream_objects: _abc.Iterable[Global___StreamObjectRange] | None = ...,
         pending_uploads: _abc.Iterable[Global___PendingUpload] | None = ...,
         lost: _abc.Iterable[Global___OffsetRange] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_node_id", b"_node_id", "_range_index", b"_range_index", "epoch", b"epoch", "node_id", b"node_id", "range_index", b"range_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "epoch", b"epoch", "lost", b"lost", "node_id", b"node_id", "pending_uploads", b"pending_uploads", "range_index", b"range_index", "ranges", b"ranges", "start_offset", b"start_offset", "state", b"state", "stream_id", b"stream_id", "stream_objects", b"stream_objects", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_node_id", b"_node_id", "_range_index", b"_range_index", "end_offset", b"end_offset", "epoch", b"epoch", "lost", b"lost", "node_id", b"node_id", "pending_uploads", b"pending_uploads", "range_index", b"range_index", "ranges", b"ranges", "start_offset", b"start_offset", "state", b"state", "stream_id", b"stream_id", "stream_objects", b"stream_objects", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
+    _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
+    _WhichOneofReturnType__node_id: _TypeAlias = _typing.Literal["node_id"]  # noqa: Y015
+    _WhichOneofArgType__node_id: _TypeAlias = _typing.Literal["_node_id", b"_node_id"]  # noqa: Y015
+    _WhichOneofReturnType__range_index: _TypeAlias = _typing.Literal["range_index"]  # noqa: Y015
+    _WhichOneofArgType__range_index: _TypeAlias = _typing.Literal["_range_index", b"_range_index"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch) -> _WhichOneofReturnType__epoch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__node_id) -> _WhichOneofReturnType__node_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__range_index) -> _WhichOneofReturnType__range_index | None: ...
 
 Global___StreamDescription: _TypeAlias = StreamDescription  # noqa: Y015
 
@@ -839,7 +857,7 @@ class OpeningStream(_message.Message):
     end_offset: _builtins.int
     """where recovery of the write-ahead log continues"""
     upload_end_offset: _builtins.int
-    """of a pending upload: recover up to here; -1: the stream is open"""
+    """of a pending upload: recover up to here; absent: the stream is open"""
     def __init__(
         self,
         *,
@@ -847,13 +865,15 @@ class OpeningStream(_message.Message):
         epoch: _builtins.int = ...,
         start_offset: _builtins.int = ...,
         end_offset: _builtins.int = ...,
-        upload_end_offset: _builtins.int = ...,
+        upload_end_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_upload_end_offset", b"_upload_end_offset", "upload_end_offset", b"upload_end_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "epoch", b"epoch", "start_offset", b"start_offset", "stream_id", b"stream_id", "upload_end_offset", b"upload_end_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_upload_end_offset", b"_upload_end_offset", "end_offset", b"end_offset", "epoch", b"epoch", "start_offset", b"start_offset", "stream_id", b"stream_id", "upload_end_offset", b"upload_end_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__upload_end_offset: _TypeAlias = _typing.Literal["upload_end_offset"]  # noqa: Y015
+    _WhichOneofArgType__upload_end_offset: _TypeAlias = _typing.Literal["_upload_end_offset", b"_upload_end_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__upload_end_offset) -> _WhichOneofReturnType__upload_end_offset | None: ...
 
 Global___OpeningStream: _TypeAlias = OpeningStream  # noqa: Y015
 

@@ -54,6 +54,11 @@ def optional_in(message: Message, field: str) -> int:
     return value
 
 
+def optional_out(value: int) -> int | None:
+    """Return what goes into an optional field: nothing for -1."""
+    return None if value < 0 else value
+
+
 def node_identity(message: common_pb2.NodeIdentity, field: str = "node") -> NodeIdentity:
     """Return the node and process in whose name a request is made."""
     if not (message.HasField("node_id") and message.HasField("node_epoch")):

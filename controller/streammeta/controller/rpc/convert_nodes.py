@@ -10,6 +10,7 @@ from streammeta.controller.metadata.object_facts import UNKNOWN
 from streammeta.controller.rpc.convert import (
     error_out,
     node_identity,
+    optional_out,
     page_request,
     require,
     tags_in,
@@ -131,10 +132,10 @@ def _description(node: answers.NodeDescription, view: LeaderView) -> pb.NodeDesc
         stream_set_objects=[_set_object(one) for one in node.stream_set_objects],
         locked=node.locked,
         pending_upload_count=node.pending_upload_count,
-        recovered_by=node.recovered_by,
+        recovered_by=optional_out(node.recovered_by),
         departed=node.departed,
         supervised=node.supervised,
-        compacted_by=view.compacted_by(node.node_id),
+        compacted_by=optional_out(view.compacted_by(node.node_id)),
     )
 
 

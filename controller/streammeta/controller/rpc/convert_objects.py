@@ -8,7 +8,7 @@ from typing import cast
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata import answers, requests
-from streammeta.controller.metadata.values import SourceOperation
+from streammeta.controller.metadata.values import ObjectState, SourceOperation
 from streammeta.controller.rpc.convert import (
     column_in,
     complete,
@@ -17,11 +17,20 @@ from streammeta.controller.rpc.convert import (
     facts_in,
     node_identity,
     optional_in,
+    optional_out,
     page_request,
     require,
 )
 from streammeta.v1 import common_pb2
 from streammeta.v1 import objects_pb2 as pb
+
+_TIME_FIELDS = {
+    ObjectState.PREPARED: "deadline_ms",
+    ObjectState.COMMITTED: "committed_at_ms",
+    ObjectState.LINKED: "committed_at_ms",
+    ObjectState.MARK_DESTROYED: "marked_at_ms",
+}
+"""Field of a description that holds the one time the map keeps of an object in a state."""
 
 
 def prepare_objects_in(message: pb.PrepareObjectsRequest) -> requests.PrepareObjects:
@@ -139,9 +148,9 @@ def check_objects_out(
 def _object_list(result: answers.ObjectList) -> pb.ObjectList:
     message = pb.ObjectList(
         error=error_out(result.error),
-        stream_start_offset=result.stream_start_offset,
-        stream_end_offset=result.stream_end_offset,
-        lost_end_offset=result.lost_end_offset,
+        stream_start_offset=optional_out(result.stream_start_offset),
+        stream_end_offset=optional_out(result.stream_end_offset),
+        lost_end_offset=optional_out(result.lost_end_offset),
     )
     add = message.objects.add
     for (
@@ -187,17 +196,17 @@ def _object_description(one: answers.ObjectDescription) -> pb.ObjectDescription:
         state=cast(common_pb2.ObjectState.ValueType, int(one.state)),
         kind=cast(common_pb2.ObjectKind.ValueType, int(one.kind)),
         object_size=one.object_size,
-        timestamp_ms=one.timestamp_ms,
         attributes=one.attributes,
-        node_id=one.node_id,
-        stream_id=one.stream_id,
+        node_id=optional_out(one.node_id),
+        stream_id=optional_out(one.stream_id),
         ranges=pb.RangeColumns(
             stream_id=one.ranges.stream_id.tolist(),
             start_offset=one.ranges.start_offset.tolist(),
             end_offset=one.ranges.end_offset.tolist(),
         ),
-        composite_id=one.composite_id,
-        data_time_ms=one.data_time_ms,
+        composite_id=optional_out(one.composite_id),
+        data_time_ms=optional_out(one.data_time_ms),
     )
+    setattr(message, _TIME_FIELDS[one.state], one.timestamp_ms)
     _facts_out(message, one.min_timestamp_ms, one.max_timestamp_ms, one.crc32c)
     return message

@@ -8,6 +8,7 @@ from streammeta.controller.rpc.convert import (
     complete,
     error_out,
     node_identity,
+    optional_out,
     page_request,
     require,
     tags_in,
@@ -49,8 +50,8 @@ def open_streams_out(answer: answers.OpenStreamsAnswer) -> pb.OpenStreamsRespons
         streams=[
             pb.OpenedStream(
                 error=error_out(stream.error),
-                start_offset=stream.start_offset,
-                next_offset=stream.next_offset,
+                start_offset=optional_out(stream.start_offset),
+                next_offset=optional_out(stream.next_offset),
             )
             for stream in answer.streams
         ]
@@ -135,7 +136,7 @@ def get_opening_streams_out(
                 epoch=stream.epoch,
                 start_offset=stream.start_offset,
                 end_offset=stream.end_offset,
-                upload_end_offset=stream.upload_end_offset,
+                upload_end_offset=optional_out(stream.upload_end_offset),
             )
             for stream in answer.streams
         ],
@@ -183,12 +184,12 @@ def describe_streams_out(answer: answers.DescribeStreamsAnswer) -> pb.DescribeSt
 def _description(stream: answers.StreamDescription) -> pb.StreamDescription:
     return pb.StreamDescription(
         stream_id=stream.stream_id,
-        epoch=stream.epoch,
-        range_index=stream.range_index,
+        epoch=optional_out(stream.epoch),
+        range_index=optional_out(stream.range_index),
         start_offset=stream.start_offset,
         end_offset=stream.end_offset,
         state=cast(common_pb2.StreamState.ValueType, int(stream.state)),
-        node_id=stream.node_id,
+        node_id=optional_out(stream.node_id),
         tags=tags_out(stream.tags),
         ranges=[
             pb.StreamRange(

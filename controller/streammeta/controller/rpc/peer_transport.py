@@ -235,7 +235,7 @@ class GrpcPeerTransport:
         answer = await getattr(stub, exchange.method)(
             exchange.request_to_pb(request), timeout=self._timeout_ms / 1000
         )
-        if answer.header.leader_endpoint and answer.header.leader_id >= 0:
+        if answer.header.leader_endpoint and answer.header.HasField("leader_id"):
             leader_id = NodeId(answer.header.leader_id)
             self._addresses.learn_leader(leader_id, answer.header.leader_endpoint)
         response: Response = exchange.response_from_pb(answer)

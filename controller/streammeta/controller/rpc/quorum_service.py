@@ -196,7 +196,7 @@ def _description_to_pb(cluster_id: str, seen: QuorumDescription) -> pb.DescribeQ
         cluster_id=cluster_id,
         node_id=seen.node_id,
         role=seen.role,
-        leader_id=_or_none(seen.leader_id),
+        leader_id=seen.leader_id,
         epoch=seen.epoch,
         high_watermark=seen.high_watermark,
         end_offset=seen.end_offset,
@@ -214,11 +214,7 @@ def _replica_to_pb(replica: ReplicaDescription) -> pb.ReplicaStatus:
     return pb.ReplicaStatus(
         key=key_to_pb(replica.key),
         endpoint=replica.endpoint,
-        end_offset=_or_none(replica.end_offset),
-        last_fetch_age_ms=_or_none(replica.last_fetch_age_ms),
-        last_caught_up_age_ms=_or_none(replica.last_caught_up_age_ms),
+        end_offset=replica.end_offset,
+        last_fetch_age_ms=replica.last_fetch_age_ms,
+        last_caught_up_age_ms=replica.last_caught_up_age_ms,
     )
-
-
-def _or_none(value: int | None) -> int:
-    return -1 if value is None else value

@@ -46,7 +46,6 @@ from streammeta.v1 import quorum_pb2 as pb
 DIRECTORY_ID_CHARS_MAX = 64
 """More than any UUID has; ids are compared, stored in every voter set and shown, never parsed."""
 
-_NONE = -1
 _BATCH_FIELDS = struct.Struct(">QQBI")
 
 
@@ -148,7 +147,7 @@ def response_header_to_pb(header: ResponseHeader, endpoint: str) -> pb.QuorumRes
         sender=header.sender,
         receiver=header.receiver,
         epoch=header.epoch,
-        leader_id=_NONE if header.leader_id is None else header.leader_id,
+        leader_id=header.leader_id,
         leader_endpoint=endpoint if header.leader_id is not None else "",
         error=pb.QuorumError.ValueType(header.error),
         incarnation=header.incarnation,
@@ -163,7 +162,7 @@ def response_header_from_pb(header: pb.QuorumResponseHeader) -> ResponseHeader:
     except ValueError:
         raise BadMessageError(f"header.error: {header.error} is unknown here") from None
     leader_id = None
-    if header.leader_id != _NONE:
+    if header.HasField("leader_id"):
         leader_id = NodeId(not_negative("header.leader_id", header.leader_id))
     return ResponseHeader(
         sender=NodeId(not_negative("header.sender", header.sender)),

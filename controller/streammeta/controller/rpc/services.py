@@ -30,7 +30,7 @@ from streammeta.controller.rpc import (
     convert_streams,
     wire_columns,
 )
-from streammeta.controller.rpc.convert import error_out, node_identity
+from streammeta.controller.rpc.convert import error_out, node_identity, optional_out
 from streammeta.controller.rpc.request_guard import (
     Context,
     StreamHandler,
@@ -202,10 +202,10 @@ class AdminHandlers:
         size = self._controller.cluster_map.size()
         return admin_pb2.DescribeClusterResponse(
             cluster_id=self._config.cluster_id,
-            leader_id=-1 if leader is None else leader[0],
+            leader_id=None if leader is None else leader[0],
             leader_endpoint="" if leader is None else leader[1],
             epoch=self._driver.epoch,
-            high_watermark=self._driver.high_watermark,
+            high_watermark=optional_out(self._driver.high_watermark),
             answered_by=self._config.node_id,
             controllers=_controllers(seen),
             size=admin_pb2.MapSize(
