@@ -1,0 +1,117 @@
+"""The contract keeps buf's rules and stays compatible with the one that was last released."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTO = ROOT / "proto"
+BASELINE = PROTO / "baseline.binpb"
+ADVICE = (
+    "a released broker would misread the contract; take the change back, or grow the contract as"
+    " docs/protocol.md says under 'How the contract grows'"
+)
+
+
+def buf(*words: str) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("buf")
+    return subprocess.run([program, *words], capture_output=True, text=True, check=False)
+
+
+def breaking(folder: Path) -> subprocess.CompletedProcess[str]:
+    return buf("breaking", str(folder), "--against", str(BASELINE))
+
+
+def changed(folder: Path, file: str, before: str, after: str) -> Path:
+    """Return a copy of the contract with one text replaced."""
+    copy = folder / "proto"
+    shutil.copytree(PROTO, copy, ignore=shutil.ignore_patterns("*_pb2*", "__pycache__"))
+    path = copy / "streammeta" / "v1" / file
+    text = path.read_text()
+    assert text.count(before) == 1, f"{before!r} is not in {file} exactly once"
+    path.write_text(text.replace(before, after))
+    return copy
+
+
+def test_the_contract_keeps_the_rules() -> None:
+    found = buf("lint", str(PROTO))
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_contract_is_compatible_with_the_released_one() -> None:
+    found = breaking(PROTO)
+    assert found.returncode == 0, f"{found.stdout}{found.stderr}{ADVICE}"
+
+
+FIELD = "int64 ttl_ms = 4; "
+OPTIONAL = "optional int64 end_offset = 3;    // fast close"
+BROKEN = [
+    ("objects.proto", FIELD, "int64 ttl_ms = 5; ", "number of a field"),
+    ("objects.proto", FIELD, "int32 ttl_ms = 4; ", "type of a field"),
+    ("objects.proto", FIELD, "sint64 ttl_ms = 4; ", "encoding of a field"),
+    ("objects.proto", FIELD, "repeated int64 ttl_ms = 4; ", "label of a field"),
+    ("objects.proto", FIELD, "int64 lifetime_ms = 4; ", "name of a field, which JSON carries"),
+    ("streams.proto", OPTIONAL, OPTIONAL.removeprefix("optional "), "presence of a field"),
+    ("kv.proto", "  bool overwrite = 4; ", "  // ", "removal of a field without reserve"),
+    ("nodes.proto", "NODE_STATE_FENCED = 2; ", "NODE_STATE_FENCED = 9; ", "number of a value"),
+    ("nodes.proto", "  NODE_STATE_FENCED = 2; ", "  // ", "removal of a value"),
+    ("common.proto", "reserved -1, 501, 507;", "reserved -1, 501;", "a reserved number let go"),
+    ("kv.proto", "  rpc DeleteKVs(DeleteKVsRequest) returns (DeleteKVsResponse);", "", "an RPC"),
+    (
+        "kv.proto",
+        "rpc DeleteKVs(DeleteKVsRequest) returns (DeleteKVsResponse);",
+        "rpc DeleteKVs(DeleteKVsRequest) returns (stream DeleteKVsResponse);",
+        "an answer that becomes a stream",
+    ),
+    ("kv.proto", "package streammeta.v1;", "package streammeta.v2;", "package"),
+    (
+        "records.proto",
+        "    StreamsDeletedRecord streams_deleted = 7; ",
+        "    // ",
+        "kind of record",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "_what"), BROKEN, ids=[one[3] for one in BROKEN]
+)
+def test_an_incompatible_change_is_found(
+    file: str, before: str, after: str, _what: str, tmp_path: Path
+) -> None:
+    found = breaking(changed(tmp_path, file, before, after))
+    assert found.returncode != 0
+    assert file.removesuffix(".proto") in found.stdout + found.stderr
+
+
+NEW_RPC = """message CopyKVsRequest {}
+message CopyKVsResponse {}
+service KVService {
+  rpc CopyKVs(CopyKVsRequest) returns (CopyKVsResponse);"""
+GROWN = [
+    ("objects.proto", FIELD, "optional int64 new = 9;\n  " + FIELD, "a new field"),
+    ("kv.proto", "  bool overwrite = 4; ", '  reserved 4;\n  reserved "overwrite"; ', "reserved"),
+    (
+        "nodes.proto",
+        "NODE_STATE_FENCED = 2; ",
+        "NODE_STATE_NEW = 9;\n  NODE_STATE_FENCED = 2; ",
+        "value",
+    ),
+    (
+        "kv.proto",
+        "service KVService {",
+        NEW_RPC,
+        "a new RPC",
+    ),
+]
+
+
+@pytest.mark.parametrize(("file", "before", "after", "_what"), GROWN, ids=[one[3] for one in GROWN])
+def test_the_contract_may_grow(
+    file: str, before: str, after: str, _what: str, tmp_path: Path
+) -> None:
+    found = breaking(changed(tmp_path, file, before, after))
+    assert found.returncode == 0, found.stdout + found.stderr
