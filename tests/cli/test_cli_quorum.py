@@ -71,7 +71,7 @@ def view(
     )
 
 
-def replica(node_id: int, directory_id: str, age_ms: int = 3) -> pb.ReplicaStatus:
+def replica(node_id: int, directory_id: str, age_ms: int | None = 3) -> pb.ReplicaStatus:
     return pb.ReplicaStatus(
         key=pb.ReplicaKey(node_id=node_id, directory_id=directory_id),
         end_offset=95,
@@ -131,7 +131,12 @@ def test_if_nobody_answers_the_command_fails(capsys: pytest.CaptureFixture[str])
 
 
 def test_observers_are_shown_while_they_fetch(capsys: pytest.CaptureFixture[str]) -> None:
-    observers = (replica(7, "new"), replica(7, "old", 60_000), replica(8, ""), replica(9, "x", -1))
+    observers = (
+        replica(7, "new"),
+        replica(7, "old", 60_000),
+        replica(8, ""),
+        replica(9, "x", None),
+    )
     with serving(view(1, "leader", observers=observers), view(2, "follower")) as controllers:
         answer = described(capsys, controllers[0].view.voters[0].endpoint)
 
