@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from scripts.benchmarks.committer import LoadError
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import (
     CommitStreamSetObject,
@@ -34,7 +34,6 @@ from streammeta.controller.metadata.values import (
     StreamObjectColumns,
     column,
 )
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.runtime.interfaces import SnapshotPoint

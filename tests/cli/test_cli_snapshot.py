@@ -12,16 +12,13 @@ from click.testing import CliRunner
 
 from streammeta.cli.output import run_cli
 from streammeta.cli.root import cli
-from streammeta.controller.snapshot.checkpoint_file import (
-    CheckpointId,
-    CheckpointReader,
-    write_checkpoint,
-)
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
 from streammeta.storage.object_store.address import open_object_store
 from tests.kit.real_cluster import put, running_cluster, streammeta
 from tests.storage.s3_servers import running_moto
 
-ID = CheckpointId(77, 3)
+ID = SnapshotId(EndOffset(77), Epoch(3))
 
 
 def checkpoint(path: Path, **more: Any) -> Path:

@@ -8,10 +8,9 @@ from typing import BinaryIO
 
 import pytest
 
-from streammeta.controller.ids import EndOffset
+from streammeta.controller.ids import EndOffset, SnapshotId
 from streammeta.controller.journal.errors import JournalDamagedError
 from streammeta.controller.journal.journal import Journal
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from tests.journal.journal_tools import (
     CLUSTER,

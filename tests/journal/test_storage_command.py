@@ -14,13 +14,12 @@ import pytest
 
 from streammeta.cli.output import run_cli
 from streammeta.cli.root import cli
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet
 from streammeta.controller.runtime.map_checkpoint import snapshot_check
-from streammeta.controller.snapshot.checkpoint_file import CheckpointId, write_checkpoint
+from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 from streammeta.controller.snapshot.voters import voters_section
 from tests.journal.journal_tools import batch
 
@@ -66,7 +65,7 @@ def checkpoint(which: SnapshotId) -> bytes:
         "voters": voters_section(VoterSet()),
         "streams": {"stream_id": np.arange(50, dtype=np.int64)},
     }
-    write_checkpoint(sink, CheckpointId(which.end_offset, which.epoch), "demo", sections)
+    write_checkpoint(sink, SnapshotId(which.end_offset, which.epoch), "demo", sections)
     return sink.getvalue()
 
 

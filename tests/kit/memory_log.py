@@ -5,11 +5,11 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from streammeta.controller.errors import BusyError, NotLeaderError
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import CreateStreams, NewStream, RegisterNode
 from streammeta.controller.metadata.values import NodeIdentity
-from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
+from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.interfaces import SnapshotPoint

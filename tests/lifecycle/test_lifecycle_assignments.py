@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.lifecycle.assignments import NOBODY, plan_compactions, plan_recoveries
+from streammeta.controller.ids import NONE_ID
+from streammeta.controller.lifecycle.assignments import plan_compactions, plan_recoveries
 from streammeta.controller.lifecycle.failover import read_nodes
 from streammeta.controller.lifecycle.sessions import NodeState, Sessions, SupervisedNode
 from streammeta.controller.metadata.answers import NodeDescription
@@ -83,7 +84,7 @@ def test_a_node_that_never_sent_a_heartbeat_is_neither_recovered_nor_a_target() 
 def test_a_target_that_is_not_active_any_more_is_replaced() -> None:
     nodes = [node(1, owes=True, recovered_by=2), node(2), node(3)]
     assert plan_recoveries(nodes, sessions({3}, {1, 2}), 1) == (RecoveryTarget(1, 5, 3),)
-    assert plan_recoveries(nodes, sessions(set(), {1, 2, 3}), 1) == (RecoveryTarget(1, 5, NOBODY),)
+    assert plan_recoveries(nodes, sessions(set(), {1, 2, 3}), 1) == (RecoveryTarget(1, 5, NONE_ID),)
 
 
 def test_a_leaving_target_is_replaced() -> None:
@@ -103,12 +104,12 @@ def test_a_leaving_target_is_replaced() -> None:
 )
 def test_an_assignment_that_is_over_ends(over: NodeDescription) -> None:
     nodes = [over, node(2)]
-    assert plan_recoveries(nodes, sessions({2}, {1}), 1) == (RecoveryTarget(1, 5, NOBODY),)
+    assert plan_recoveries(nodes, sessions({2}, {1}), 1) == (RecoveryTarget(1, 5, NONE_ID),)
 
 
 def test_a_node_that_is_heard_again_keeps_its_data() -> None:
     nodes = [node(1, owes=True, recovered_by=2), node(2)]
-    assert plan_recoveries(nodes, sessions({1, 2}, set()), 1) == (RecoveryTarget(1, 5, NOBODY),)
+    assert plan_recoveries(nodes, sessions({1, 2}, set()), 1) == (RecoveryTarget(1, 5, NONE_ID),)
 
 
 def test_a_new_leader_lets_recoveries_go_on() -> None:
@@ -145,11 +146,11 @@ def test_plans_are_complete_bounded_and_final(seed: int) -> None:
             node_id,
             owes=rng.random() < 0.7,
             locked=rng.random() < 0.1,
-            recovered_by=rng.choice([NOBODY, NOBODY, *ids]),
+            recovered_by=rng.choice([NONE_ID, NONE_ID, *ids]),
         )
         for node_id in ids
     ]
-    nodes = [replace(n, recovered_by=NOBODY if n.recovered_by == n.node_id else n.recovered_by)
+    nodes = [replace(n, recovered_by=NONE_ID if n.recovered_by == n.node_id else n.recovered_by)
              for n in nodes]  # fmt: skip
     heard = sessions(active, fenced)
 
@@ -159,7 +160,7 @@ def test_plans_are_complete_bounded_and_final(seed: int) -> None:
     failed = {
         n.node_id for n in after if n.node_id in fenced and n.has_opening_streams and not n.locked
     }
-    assigned = {n.node_id: n.recovered_by for n in after if n.recovered_by != NOBODY}
+    assigned = {n.node_id: n.recovered_by for n in after if n.recovered_by != NONE_ID}
     load = [list(assigned.values()).count(target) for target in active]
     assert set(assigned) <= failed, f"seed {seed}"
     assert set(assigned.values()) <= active, f"seed {seed}"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.object_facts import ObjectFacts, facts_of_one
 from streammeta.controller.metadata.requests import (
     CommitStreamObject,
@@ -19,7 +19,6 @@ from streammeta.controller.metadata.requests import (
     RemoveObjects,
 )
 from streammeta.controller.metadata.values import RangeColumns, SourceOperation, column
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
 from streammeta.controller.records.record import (
@@ -30,11 +29,7 @@ from streammeta.controller.records.record import (
 )
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map
-from streammeta.controller.snapshot.checkpoint_file import (
-    CheckpointId,
-    CheckpointReader,
-    write_checkpoint,
-)
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
 from streammeta.v1.records_pb2 import RecordSet
 from tests.metadata.test_metadata_uploads import (
     NODE,
@@ -336,7 +331,7 @@ def test_a_checkpoint_without_the_section_is_read_with_everything_unknown() -> N
     FrozenCheckpoint(point, frozen, b"").write(whole)
     sections = CheckpointReader(whole).sections()
     kept = {name: sections[name] for name in sections if name != "object_facts"}
-    write_checkpoint(old, CheckpointId(9, 1), "c", kept)
+    write_checkpoint(old, SnapshotId(EndOffset(9), Epoch(1)), "c", kept)
     for file in (whole, old):
         loaded = read_map(file, point.snapshot_id).cluster_map
         assert loaded.state_hash() == world.map.state_hash()

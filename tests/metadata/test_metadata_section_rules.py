@@ -12,19 +12,14 @@ import numpy as np
 import pytest
 
 from streammeta.controller.errors import ApiError, DamagedMapError
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.section_checks import Refers
 from streammeta.controller.metadata.section_rules import SECTIONS
 from streammeta.controller.metadata.values import NodeIdentity, ObjectState
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.runtime.map_checkpoint import read_map
-from streammeta.controller.snapshot.checkpoint_file import (
-    CheckpointError,
-    CheckpointId,
-    write_checkpoint,
-)
+from streammeta.controller.snapshot.checkpoint_file import CheckpointError, write_checkpoint
 from tests.metadata.rich_history import histories
 
 Sections = dict[str, dict[str, Any]]
@@ -245,7 +240,7 @@ def test_a_damaged_pending_upload_is_told_by_the_file_it_is_in() -> None:
     last = _length(sections["pending_uploads"]) - 1
     broken = _changed(sections, "pending_uploads", "stream_id", last, 10**6)
     file = io.BytesIO()
-    write_checkpoint(file, CheckpointId(end_offset, 1), ClusterId("c"), broken)
+    write_checkpoint(file, SnapshotId(EndOffset(end_offset), Epoch(1)), ClusterId("c"), broken)
     snapshot_id = SnapshotId(EndOffset(end_offset), Epoch(1))
     with pytest.raises(
         CheckpointError, match=r"section 'pending_uploads', row \d, .*: got 1000000"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from streammeta.controller.errors import InvariantError
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import (
     AbandonUploads,
@@ -30,11 +31,7 @@ from streammeta.controller.metadata.requests import (
 )
 from streammeta.controller.metadata.tables import Table, Undo
 from streammeta.controller.metadata.values import NodeIdentity, OnConflict
-from streammeta.controller.snapshot.checkpoint_file import (
-    CheckpointId,
-    CheckpointReader,
-    write_checkpoint,
-)
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
 from tests.metadata.test_metadata_uploads import NODE, NOW, OTHER, World, stream_objects
 
 
@@ -79,7 +76,9 @@ def test_every_section_comes_back_through_a_checkpoint() -> None:
     sections = _plain(frozen.sections())
     assert all(len(next(iter(columns.values()))) for columns in sections.values() if columns)
     sink = io.BytesIO()
-    write_checkpoint(sink, CheckpointId(frozen.end_offset, 1), "c", frozen.sections())
+    write_checkpoint(
+        sink, SnapshotId(EndOffset(frozen.end_offset), Epoch(1)), "c", frozen.sections()
+    )
     reader = CheckpointReader(sink)
     restored = ClusterMap.from_sections(reader.sections(), reader.id.end_offset)
     assert restored.applied_end_offset == world.map.applied_end_offset

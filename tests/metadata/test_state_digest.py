@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap, FrozenParts, Section
 from streammeta.controller.metadata.shared_views import SharedDictView, WindowView
 from streammeta.controller.metadata.tables import TableView
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map

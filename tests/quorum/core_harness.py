@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from typing import TypeVar
 
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState, QuorumTimings
 from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.events import (
@@ -31,7 +31,6 @@ from streammeta.controller.quorum.messages import (
     QuorumError,
     RequestHeader,
     ResponseHeader,
-    SnapshotId,
     VoteRequest,
     VoteResponse,
 )

@@ -17,12 +17,12 @@ from typing import Any, BinaryIO
 
 import grpc
 
-from streammeta.controller.ids import ClusterId, DirectoryId, NodeId
+from streammeta.controller.ids import ClusterId, DirectoryId, NodeId, SnapshotId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
-from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
+from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.rpc.peer_transport import GrpcPeerTransport, PeerAddresses
 from streammeta.controller.rpc.quorum_service import QuorumServicer

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.quorum.log_view import LogStart, LogView
-from streammeta.controller.quorum.messages import Batch, SnapshotId
+from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.quorum.voters import committed_end, majority, majority_end
 from tests.quorum.core_harness import batch, log_of
 

@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from streammeta.cli.local_cluster import Child, free_ports, start_child
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.messages import (
     FetchRequest,
     FetchSnapshotRequest,
     QuorumError,
     RequestHeader,
     Response,
-    SnapshotId,
     VoteRequest,
 )
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.events import (
     Append,
@@ -32,7 +32,6 @@ from streammeta.controller.quorum.messages import (
     FetchSnapshotRequest,
     FetchSnapshotResponse,
     QuorumError,
-    SnapshotId,
     VoteRequest,
 )
 from tests.quorum.core_harness import Lone, batch, log_of, voter_set

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.messages import (
     Batch,
     BatchKind,
@@ -27,7 +27,6 @@ from streammeta.controller.quorum.messages import (
     RequestHeader,
     Response,
     ResponseHeader,
-    SnapshotId,
     UpdateVoterRequest,
     UpdateVoterResponse,
     VoteRequest,

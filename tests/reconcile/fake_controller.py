@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import grpc
 import numpy as np
 
-from streammeta.controller.snapshot.checkpoint_file import CheckpointId, write_checkpoint
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 from streammeta.reconcile.identity import ClusterIdentity
 from streammeta.rpc.failures import Reason, details_trailer
 from streammeta.storage.bucket_marker import BucketMarker, create_marker
@@ -107,7 +108,7 @@ class FakeMap:
         }
         sections = {"counters": counters, "objects": objects, "bucket_claim": claim}
         file = io.BytesIO()
-        write_checkpoint(file, CheckpointId(9, 4), self.cluster_id, sections)
+        write_checkpoint(file, SnapshotId(EndOffset(9), Epoch(4)), self.cluster_id, sections)
         return file.getvalue()
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from streammeta.controller.snapshot.checkpoint_file import CheckpointId, write_checkpoint
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
 from streammeta.reconcile.errors import ControllerError, MapExportError
 from streammeta.reconcile.leader import LeaderClient, removed
 from streammeta.reconcile.map_export import MapExport, export_map, fetch_snapshot
@@ -201,13 +202,13 @@ def test_a_copy_without_the_columns_wanted_is_refused(tmp_path: Path) -> None:
         "objects": {"id": np.array([1])},
         "bucket_claim": {"cluster_uuid": ["u"], "issued_below": np.array([1])},
     }
-    write_checkpoint(file, CheckpointId(9, 4), "c1", sections)
+    write_checkpoint(file, SnapshotId(EndOffset(9), Epoch(4)), "c1", sections)
     with pytest.raises(MapExportError, match="other columns than this version reads"):
         exported(FakeMap(snapshot=file.getvalue()), tmp_path / "map")
 
 
 def test_a_copy_of_another_state_than_announced_is_refused(tmp_path: Path) -> None:
     file = io.BytesIO()
-    write_checkpoint(file, CheckpointId(8, 4), "c1", {})
+    write_checkpoint(file, SnapshotId(EndOffset(8), Epoch(4)), "c1", {})
     with pytest.raises(MapExportError, match=r"end_offset=8.*sent as.*end_offset=9"):
         exported(FakeMap(snapshot=file.getvalue()), tmp_path / "map")

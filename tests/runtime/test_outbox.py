@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.events import Send
 from streammeta.controller.quorum.messages import (
     BeginQuorumEpochRequest,
@@ -14,7 +14,6 @@ from streammeta.controller.quorum.messages import (
     FetchSnapshotRequest,
     Request,
     RequestHeader,
-    SnapshotId,
     VoteRequest,
 )
 from streammeta.controller.quorum.voters import ReplicaKey, VoterSet

@@ -9,11 +9,10 @@ from streammeta.controller.errors import (
     NotLeaderError,
     OutcomeUnknownError,
 )
-from streammeta.controller.ids import EndOffset
+from streammeta.controller.ids import EndOffset, SnapshotId
 from streammeta.controller.metadata.answers import CreateStreamsAnswer, DescribeStreamsAnswer
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import DescribeStreams, PrepareObjects
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.runtime.controller import Answered, MetadataController
 from streammeta.controller.runtime.quorum_errors import NoDiskSpaceError, NotCaughtUpError
 from tests.kit.clock import ManualClock

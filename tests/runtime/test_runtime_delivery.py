@@ -5,9 +5,9 @@ import random
 import pytest
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.quorum.log_view import LogStart, LogView
-from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
+from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.runtime.delivery import Delivery, HandOn, LoadSnapshot, ReadForDelivery
 
 

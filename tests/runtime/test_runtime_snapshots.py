@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from streammeta.controller.ids import EndOffset
+from streammeta.controller.ids import EndOffset, SnapshotId
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import DeleteKVs, GetKVs, KVKey, KVToPut, PutKVs
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.runtime.controller import Answered, MetadataController
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError
 from tests.kit.clock import ManualClock

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from streammeta.controller.ids import SnapshotId
 from streammeta.controller.journal.snapshots import SnapshotWriter
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.runtime.quorum_disk import FinishSnapshot
 from streammeta.storage.durable_files import DiskFullError
 from tests.sim.sim_store import encode_image

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from streammeta.controller.quorum.messages import Batch, SnapshotId
+from streammeta.controller.ids import SnapshotId
+from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.runtime.change_feed import ChangeFeed
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.interfaces import SnapshotPoint

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from streammeta.controller.ids import SnapshotId
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.events import (
@@ -35,7 +36,7 @@ from streammeta.controller.quorum.events import (
     VoterChangeRefused,
     VotersChanged,
 )
-from streammeta.controller.quorum.messages import BatchKind, Message, Request, SnapshotId
+from streammeta.controller.quorum.messages import BatchKind, Message, Request
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.core_loop import CoreLoop

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from streammeta.controller.ids import SnapshotId
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import LogStart
 from streammeta.controller.quorum.messages import (
@@ -15,7 +16,6 @@ from streammeta.controller.quorum.messages import (
     BatchKind,
     FetchRequest,
     Message,
-    SnapshotId,
     VoteRequest,
     VoteResponse,
 )

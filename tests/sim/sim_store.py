@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar
 
 from streammeta.controller.errors import ApiError
-from streammeta.controller.ids import DirectoryId, NodeId
+from streammeta.controller.ids import DirectoryId, NodeId, SnapshotId
 from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.metadata.cluster_map import ClusterMap, Decision
 from streammeta.controller.metadata.frozen import FrozenMap
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.records.codec import encode_records
 from streammeta.controller.records.record import KVsPut, Record

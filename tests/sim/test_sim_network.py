@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from streammeta.controller.ids import ClusterId, Epoch, NodeId
+from streammeta.controller.ids import ClusterId, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
@@ -17,7 +17,6 @@ from streammeta.controller.quorum.messages import (
     QuorumError,
     RequestHeader,
     ResponseHeader,
-    SnapshotId,
 )
 from streammeta.controller.quorum.voters import ReplicaKey
 from tests.sim.sim_network import ONE_WAY_SHAPES, SHAPES, Link, Network, two_way

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.metadata.requests import GetNextNodeId
-from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId, encode_voters
+from streammeta.controller.quorum.messages import Batch, BatchKind, encode_voters
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.runtime.state_hashes import RollingHash

@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.snapshot.checkpoint_file import (
     BATCH_ROWS,
     CheckpointError,
-    CheckpointId,
     CheckpointReader,
     write_checkpoint,
 )
 
-ID = CheckpointId(end_offset=1234, epoch=5)
+ID = SnapshotId(EndOffset(1234), Epoch(5))
 SECTIONS: dict[str, dict[str, Any]] = {
     "streams": {
         "stream_id": np.arange(5_000, dtype=np.int64),
@@ -118,12 +118,12 @@ def test_writing_and_reading_leave_pandas_alone(tmp_path: Path) -> None:
     program = """
 import io, sys
 import numpy as np
-from streammeta.controller.snapshot.checkpoint_file import CheckpointId
-from streammeta.controller.snapshot.checkpoint_file import CheckpointReader
-from streammeta.controller.snapshot.checkpoint_file import write_checkpoint
+from streammeta.controller.ids import SnapshotId
+from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
 file = io.BytesIO()
 columns = {"a": np.arange(3), "b": np.array([True, False, True]), "c": ["x", "", "zürich"]}
-write_checkpoint(file, CheckpointId(1, 1), "c", {"s": columns, "kvs": {"value": [b"1", b""]}})
+sections = {"s": columns, "kvs": {"value": [b"1", b""]}}
+write_checkpoint(file, SnapshotId(1, 1), "c", sections)
 read = CheckpointReader(file)
 assert read.columns("s")["c"] == ["x", "", "zürich"], read.columns("s")
 assert read.columns("s")["b"].tolist() == [True, False, True]

@@ -4,9 +4,8 @@ import io
 import re
 from pathlib import Path
 
-from streammeta.controller.ids import ClusterId, EndOffset, Epoch
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint

@@ -4,16 +4,14 @@ import io
 
 import pytest
 
-from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map, snapshot_check
 from streammeta.controller.snapshot.checkpoint_file import (
     CheckpointError,
-    CheckpointId,
     CheckpointReader,
     write_checkpoint,
 )
@@ -46,7 +44,9 @@ def test_the_voters_come_back(voters: VoterSet) -> None:
 
 def test_a_file_without_the_section_names_nobody() -> None:
     sink = io.BytesIO()
-    write_checkpoint(sink, CheckpointId(7, 3), "c", ClusterMap().freeze().sections())
+    write_checkpoint(
+        sink, SnapshotId(EndOffset(7), Epoch(3)), "c", ClusterMap().freeze().sections()
+    )
     assert CHECK(ID, sink) == VoterSet()
 
 
@@ -78,6 +78,6 @@ def test_a_node_named_twice_is_refused() -> None:
     twice = {name: [values[0], values[0]] for name, values in section.items()}
     twice["node_id"] = section["node_id"][[0, 0]]
     sink = io.BytesIO()
-    write_checkpoint(sink, CheckpointId(7, 3), "c", {"voters": twice})
+    write_checkpoint(sink, SnapshotId(EndOffset(7), Epoch(3)), "c", {"voters": twice})
     with pytest.raises(CheckpointError, match="repeat"):
         section_voters(CheckpointReader(sink))

@@ -1,9 +1,10 @@
-"""Names for the integers and strings that must not be mixed up.
+"""Identifiers: names for the integers and strings that must not be mixed up, and snapshot ids.
 
 An offset of the quorum's log is never an offset of a stream, and an exclusive end is never the
 last offset it contains; the type checker keeps them apart where these names are used.
 """
 
+from dataclasses import dataclass
 from typing import NewType
 
 NodeId = NewType("NodeId", int)
@@ -29,3 +30,19 @@ DirectoryId = NewType("DirectoryId", str)
 
 NONE_ID = -1
 """Stands for "no object", "no stream" and "no node" in ids and on the wire."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SnapshotId:
+    """A snapshot holds everything below `end_offset`, where a batch ends; its last is of `epoch`.
+
+    The end is exclusive, as all ends are (KAFKA-14618 was a mix-up of the two).
+    """
+
+    end_offset: EndOffset
+    epoch: Epoch
+
+    @property
+    def file_name(self) -> str:
+        """Name of the snapshot's checkpoint file."""
+        return f"{self.end_offset:020}-{self.epoch:010}.checkpoint"

@@ -14,11 +14,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from streammeta.controller.snapshot.checkpoint_file import (
-    CheckpointError,
-    CheckpointId,
-    CheckpointReader,
-)
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
 from streammeta.reconcile.errors import MapExportError
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.session import arrow_schema
@@ -64,7 +61,8 @@ def export_map(leader: LeaderClient, folder: Path) -> MapExport:
     """
     folder.mkdir()
     path = folder / _CHECKPOINT
-    identity = CheckpointId(*fetch_snapshot(leader, path))
+    end_offset, epoch = fetch_snapshot(leader, path)
+    identity = SnapshotId(EndOffset(end_offset), Epoch(epoch))
     try:
         with CheckpointReader.open(path) as checkpoint:
             checkpoint.verify()

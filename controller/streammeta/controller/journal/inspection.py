@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.journal.directory import (
     LOCK_NAME,
     DirectoryIdentity,
@@ -34,7 +34,6 @@ from streammeta.controller.journal.state_files import (
 )
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import EpochStart
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.storage.durable_files import FileSystem, PosixFileSystem, as_binary_io
 from streammeta.storage.segmented_log import Damage, FrameHeader
 

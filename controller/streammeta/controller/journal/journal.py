@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.journal.directory import (
     DirectoryIdentity,
     check_identity,
@@ -33,7 +33,7 @@ from streammeta.controller.journal.state_files import (
 )
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.events import SnapshotChunk
-from streammeta.controller.quorum.messages import Batch, SnapshotId
+from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.storage.durable_files import DiskFullError, FileSystem, Lock, PosixFileSystem
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import structlog
 
-from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.journal.directory import META_NAME
 from streammeta.controller.journal.errors import JournalDamagedError
 from streammeta.controller.journal.segment import (
@@ -39,7 +39,7 @@ from streammeta.controller.journal.state_files import (
 )
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import EpochStart, LogStart, LostPromise
-from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
+from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.storage.durable_files import FileSystem, pieces_of, replace_file
 from streammeta.storage.segmented_log import BadFrameError
 

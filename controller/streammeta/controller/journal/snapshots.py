@@ -18,14 +18,13 @@ from typing import BinaryIO, TypeAlias
 
 import structlog
 
-from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.journal.errors import (
     RESTART_REPAIRS,
     BadSnapshotError,
     JournalDamagedError,
 )
 from streammeta.controller.quorum.events import SnapshotChunk
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.storage.durable_files import (
     DiskFullError,
@@ -52,11 +51,6 @@ _SYNC_EVERY_BYTES = 16 << 20
 """Written and not flushed at most, so that no flush of the log waits behind a whole snapshot."""
 
 _log = structlog.get_logger(component="journal")
-
-
-def snapshot_name(snapshot_id: SnapshotId) -> str:
-    """Return the name of a complete snapshot's file."""
-    return f"{snapshot_id.end_offset:020d}-{snapshot_id.epoch:010d}.checkpoint"
 
 
 def parse_snapshot_name(name: str) -> SnapshotId | None:
@@ -184,7 +178,7 @@ class SnapshotStore:
 
     def path_of(self, snapshot_id: SnapshotId) -> Path:
         """Return where a snapshot is, or would be."""
-        return self._directory / snapshot_name(snapshot_id)
+        return self._directory / snapshot_id.file_name
 
     def forget_below(self, start_offset: EndOffset) -> None:
         """Remove the snapshots that end below `start_offset`; who reads one may go on."""

@@ -17,12 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
+from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.sessions import NodeState, Sessions
 from streammeta.controller.metadata.answers import NodeDescription
 from streammeta.controller.metadata.requests import RecoveryTarget
-
-NOBODY = -1
-"""Target of a recovery that is over."""
 
 
 def has_unrecovered_data(node: NodeDescription) -> bool:
@@ -51,12 +49,12 @@ def plan_recoveries(
         if node.node_id in failed and load.get(node.recovered_by, per_target) < per_target:
             load[node.recovered_by] += 1
             kept.add(node.node_id)
-    slots = _slots(targets, load, per_target, min(failed - kept, default=NOBODY))
+    slots = _slots(targets, load, per_target, min(failed - kept, default=NONE_ID))
     changes = []
     for node in nodes:
         if node.node_id in kept:
             continue
-        target = next(slots, NOBODY) if node.node_id in failed else NOBODY
+        target = next(slots, NONE_ID) if node.node_id in failed else NONE_ID
         if target != node.recovered_by:
             changes.append(RecoveryTarget(node.node_id, node.node_epoch, target))
     return tuple(changes)
@@ -68,7 +66,7 @@ def _has_failed(node: NodeDescription, sessions: Sessions) -> bool:
     if sessions.state(node.node_id) is NodeState.FENCED:
         return True
     # A recovery begun under an earlier leader goes on: it fences the process, or was to.
-    begun = node.failover or node.recovered_by != NOBODY
+    begun = node.failover or node.recovered_by != NONE_ID
     return begun and node.supervised and not sessions.is_heard(node.node_id)
 
 
@@ -98,7 +96,7 @@ def plan_compactions(
     load = dict.fromkeys(targets, 0)
     plan: dict[int, int] = {}
     for node_id in left:
-        target = current.get(node_id, NOBODY)
+        target = current.get(node_id, NONE_ID)
         if load.get(target, share) < share:
             load[target] += 1
             plan[node_id] = target
@@ -114,7 +112,7 @@ def _is_left(node: NodeDescription, sessions: Sessions) -> bool:
     """Whether a node left set objects behind that others are to compact."""
     if not node.stream_set_object_count or node.locked:
         return False
-    if has_unrecovered_data(node) or node.recovered_by != NOBODY:
+    if has_unrecovered_data(node) or node.recovered_by != NONE_ID:
         return False
     is_fenced = node.failover or sessions.state(node.node_id) is NodeState.FENCED
     return node.departed or is_fenced

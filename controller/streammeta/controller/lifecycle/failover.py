@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import structlog
 
 from streammeta.controller.errors import ApiError, ErrorCode
+from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.assignments import (
-    NOBODY,
     has_unrecovered_data,
     plan_compactions,
     plan_recoveries,
@@ -95,8 +95,8 @@ class Heartbeats:
         )
 
     def compacted_by(self, node_id: int) -> int:
-        """Return the node assigned to compact a departed one's set objects, or `NOBODY`."""
-        return self._compacted_by.get(node_id, NOBODY)
+        """Return the node assigned to compact a departed one's set objects, or `NONE_ID`."""
+        return self._compacted_by.get(node_id, NONE_ID)
 
     def set_recoveries(self, nodes: Iterable[NodeDescription]) -> None:
         """Assign recoveries to their targets; `nodes` are all of the map."""

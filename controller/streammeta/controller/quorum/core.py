@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState
 from streammeta.controller.quorum.election import Election
 from streammeta.controller.quorum.events import (
@@ -52,7 +52,6 @@ from streammeta.controller.quorum.messages import (
     QuorumError,
     Request,
     Response,
-    SnapshotId,
     UpdateVoterRequest,
     UpdateVoterResponse,
     VoteRequest,

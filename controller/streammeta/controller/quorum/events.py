@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.messages import Batch, Message, QuorumError, SnapshotId
+from streammeta.controller.quorum.messages import Batch, Message, QuorumError
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 
 

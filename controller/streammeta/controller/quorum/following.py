@@ -6,7 +6,7 @@ One Fetch is in flight at most, and it leaves only when everything below its off
 from __future__ import annotations
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.ids import EndOffset, NodeId
+from streammeta.controller.ids import EndOffset, NodeId, SnapshotId
 from streammeta.controller.quorum.election import Election
 from streammeta.controller.quorum.events import SnapshotInstalled, WriteSnapshotChunk
 from streammeta.controller.quorum.messages import (
@@ -21,7 +21,6 @@ from streammeta.controller.quorum.messages import (
     FetchSnapshotResponse,
     QuorumError,
     ResponseHeader,
-    SnapshotId,
     UpdateVoterRequest,
     UpdateVoterResponse,
 )

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.ids import EndOffset, Epoch
-from streammeta.controller.quorum.messages import Batch, EpochEnd, SnapshotId
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.controller.quorum.messages import Batch, EpochEnd
 from streammeta.controller.quorum.voters import VoterSet
 
 EMPTY_LOG_END = EndOffset(0)

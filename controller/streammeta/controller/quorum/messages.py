@@ -15,7 +15,7 @@ from enum import IntEnum, unique
 from typing import TypeAlias
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 
 
@@ -185,17 +185,6 @@ class EpochEnd:
 
     epoch: Epoch
     end_offset: EndOffset
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class SnapshotId:
-    """A snapshot holds everything below `end_offset`, where a batch ends; its last is of `epoch`.
-
-    The end is exclusive, as all ends are (KAFKA-14618 was a mix-up of the two).
-    """
-
-    end_offset: EndOffset
-    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState
 from streammeta.controller.quorum.events import (
     AppendLog,
@@ -45,7 +45,6 @@ from streammeta.controller.quorum.messages import (
     QuorumError,
     RequestHeader,
     ResponseHeader,
-    SnapshotId,
     UpdateVoterRequest,
     UpdateVoterResponse,
     voters_named_by,

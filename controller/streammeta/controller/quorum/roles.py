@@ -10,9 +10,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from streammeta.controller.ids import EndOffset, NodeId
+from streammeta.controller.ids import EndOffset, NodeId, SnapshotId
 from streammeta.controller.quorum.log_view import EMPTY_LOG_END
-from streammeta.controller.quorum.messages import FetchRequest, FetchSnapshotRequest, SnapshotId
+from streammeta.controller.quorum.messages import FetchRequest, FetchSnapshotRequest
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 
 

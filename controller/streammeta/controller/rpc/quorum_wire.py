@@ -17,7 +17,7 @@ import google_crc32c
 from google.protobuf.message import Message
 
 from streammeta.controller.config import ConfigError, check_reachable
-from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.messages import (
     Batch,
     BatchKind,
@@ -34,7 +34,6 @@ from streammeta.controller.quorum.messages import (
     Request,
     RequestHeader,
     ResponseHeader,
-    SnapshotId,
     UpdateVoterRequest,
     UpdateVoterResponse,
     VoteRequest,

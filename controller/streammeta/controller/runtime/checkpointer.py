@@ -24,10 +24,9 @@ from typing import Protocol
 import structlog
 
 from streammeta.controller.errors import ApiError, NotLeaderError
-from streammeta.controller.ids import EndOffset
+from streammeta.controller.ids import EndOffset, SnapshotId
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.journal.snapshots import SnapshotWriter
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.interfaces import SnapshotPoint, StateMachine
 from streammeta.controller.runtime.quorum_disk import FinishSnapshot, JournalThread

@@ -26,10 +26,11 @@ from streammeta.controller.errors import (
     OffsetPassedError,
     OutcomeUnknownError,
 )
+from streammeta.controller.ids import SnapshotId
 from streammeta.controller.metadata.answers import Answer
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.requests import PrepareObjects, ReadRequest, WriteRequest
-from streammeta.controller.quorum.messages import Batch, BatchKind, SnapshotId
+from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import Record
 from streammeta.controller.runtime.admission import Gate

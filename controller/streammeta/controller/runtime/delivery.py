@@ -16,11 +16,11 @@ from typing import Protocol, TypeAlias
 import structlog
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.ids import EndOffset, Epoch
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.log_view import LogView
-from streammeta.controller.quorum.messages import Batch, SnapshotId
+from streammeta.controller.quorum.messages import Batch
 from streammeta.controller.runtime.interfaces import StateMachine
 from streammeta.controller.runtime.quorum_disk import DiskRead, JournalThread
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from streammeta.controller.ids import ClusterId, NodeId
-from streammeta.controller.quorum.messages import Batch, Request, Response, SnapshotId
+from streammeta.controller.ids import ClusterId, NodeId, SnapshotId
+from streammeta.controller.quorum.messages import Batch, Request, Response
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.snapshot.checkpoint_file import Sink
 

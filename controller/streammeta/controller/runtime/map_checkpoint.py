@@ -10,18 +10,16 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from streammeta.controller.errors import DamagedMapError
-from streammeta.controller.ids import ClusterId
+from streammeta.controller.ids import ClusterId, SnapshotId
 from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.journal.snapshots import SnapshotCheck
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.frozen import FrozenMap
-from streammeta.controller.quorum.messages import SnapshotId
 from streammeta.controller.quorum.voters import VoterSet
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.state_hashes import UNKNOWN_LOG_HASH
 from streammeta.controller.snapshot.checkpoint_file import (
     CheckpointError,
-    CheckpointId,
     CheckpointReader,
     Columns,
     Sink,
@@ -50,7 +48,7 @@ class FrozenCheckpoint:
         """Write the whole file; return its size in bytes."""
         return write_checkpoint(
             sink,
-            CheckpointId(self.id.end_offset, self.id.epoch),
+            self.id,
             self.point.cluster_id,
             _Sections(self),
         )
@@ -92,16 +90,15 @@ def read_map(file: BinaryIO, snapshot_id: SnapshotId) -> LoadedMap:
         CheckpointError: the file is damaged, its sections contradict each other, or it is another
             checkpoint.
     """
-    wanted = CheckpointId(snapshot_id.end_offset, snapshot_id.epoch)
-    reader = CheckpointReader(file, wanted.file_name)
-    if reader.id != wanted:
+    reader = CheckpointReader(file, snapshot_id.file_name)
+    if reader.id != snapshot_id:
         raise CheckpointError(
-            f"the file says it is {reader.id.file_name}, wanted is {wanted.file_name}"
+            f"the file says it is {reader.id.file_name}, wanted is {snapshot_id.file_name}"
         )
     try:
         cluster_map = ClusterMap.from_sections(reader.sections(), snapshot_id.end_offset)
     except DamagedMapError as error:
-        raise CheckpointError(f"{wanted.file_name}: {error}") from error
+        raise CheckpointError(f"{snapshot_id.file_name}: {error}") from error
     return LoadedMap(cluster_map, _log_hash(reader))
 
 
@@ -124,11 +121,10 @@ def snapshot_check(cluster_id: ClusterId) -> SnapshotCheck:
 
 
 def _checked_voters(file: BinaryIO, snapshot_id: SnapshotId, cluster_id: ClusterId) -> VoterSet:
-    wanted = CheckpointId(snapshot_id.end_offset, snapshot_id.epoch)
-    reader = CheckpointReader(file, wanted.file_name)
-    if (reader.id, reader.cluster_id) != (wanted, cluster_id):
+    reader = CheckpointReader(file, snapshot_id.file_name)
+    if (reader.id, reader.cluster_id) != (snapshot_id, cluster_id):
         raise CheckpointError(
-            f"{wanted.file_name}: the file is checkpoint {reader.id.file_name} of cluster "
+            f"{snapshot_id.file_name}: the file is checkpoint {reader.id.file_name} of cluster "
             f"{reader.cluster_id!r}, wanted is that of its name, of cluster {cluster_id!r}"
         )
     reader.verify()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.config import QuorumConfig
 from streammeta.controller.quorum.core import QuorumCore
 from streammeta.controller.quorum.events import (
@@ -17,7 +17,7 @@ from streammeta.controller.quorum.events import (
     VoterChangeRefused,
     VoterChangeRequested,
 )
-from streammeta.controller.quorum.messages import QuorumError, SnapshotId
+from streammeta.controller.quorum.messages import QuorumError
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.runtime.quorum_errors import TransferRefusedError, VoterChangeError

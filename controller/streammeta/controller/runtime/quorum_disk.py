@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import structlog
 
-from streammeta.controller.ids import EndOffset
+from streammeta.controller.ids import EndOffset, SnapshotId
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.journal.snapshots import SnapshotWriter
 from streammeta.controller.quorum.events import (
@@ -39,7 +39,7 @@ from streammeta.controller.quorum.events import (
     WriteDone,
     WriteSnapshotChunk,
 )
-from streammeta.controller.quorum.messages import Batch, SnapshotId
+from streammeta.controller.quorum.messages import Batch
 from streammeta.storage.durable_files import DiskFullError
 
 _log = structlog.get_logger(component="journal")

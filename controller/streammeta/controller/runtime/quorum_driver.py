@@ -16,7 +16,7 @@ from typing import TypeAlias, assert_never
 import structlog
 
 from streammeta.controller.errors import InvariantError, NotLeaderError
-from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumConfig
 from streammeta.controller.quorum.core import QuorumCore
@@ -55,7 +55,7 @@ from streammeta.controller.quorum.events import (
     WriteDone,
     WriteSnapshotChunk,
 )
-from streammeta.controller.quorum.messages import Request, Response, SnapshotId
+from streammeta.controller.quorum.messages import Request, Response
 from streammeta.controller.quorum.roles import Resigned
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.runtime.append_batching import AppendTurns, FormingBatch

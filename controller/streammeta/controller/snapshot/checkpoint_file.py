@@ -45,6 +45,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+
 MAGIC = b"SMCHKPT1"
 END_MAGIC = b"1TPKHCMS"
 VERSION = 2
@@ -58,19 +60,6 @@ BINARY_COLUMNS = frozenset({("kvs", "value")})
 
 class CheckpointError(Exception):
     """A file that is no complete checkpoint; the message names what is wrong with it."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class CheckpointId:
-    """Which checkpoint: everything below `end_offset`, whose last entry is of `epoch`."""
-
-    end_offset: int
-    epoch: int
-
-    @property
-    def file_name(self) -> str:
-        """Return the file's name."""
-        return f"{self.end_offset:020}-{self.epoch:010}.checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +89,13 @@ class Sink(Protocol):
 
 def write_checkpoint(
     sink: Sink,
-    checkpoint_id: CheckpointId,
+    snapshot_id: SnapshotId,
     cluster_id: str,
     sections: Mapping[str, Columns | pa.Table],
 ) -> int:
     """Write a checkpoint to any binary sink; return its size in bytes."""
     output = _HashingSink(sink)
-    output.write(_header(checkpoint_id, cluster_id))
+    output.write(_header(snapshot_id, cluster_id))
     entries = []
     for name in sections:
         table = _as_table(name, sections[name])
@@ -158,9 +147,9 @@ class _SectionSink(io.RawIOBase):
         return len(data)
 
 
-def _header(checkpoint_id: CheckpointId, cluster_id: str) -> bytes:
+def _header(snapshot_id: SnapshotId, cluster_id: str) -> bytes:
     name = cluster_id.encode()
-    fixed = HEADER.pack(MAGIC, VERSION, checkpoint_id.end_offset, checkpoint_id.epoch, len(name))
+    fixed = HEADER.pack(MAGIC, VERSION, snapshot_id.end_offset, snapshot_id.epoch, len(name))
     header = fixed + name
     return header + CHECKSUM.pack(google_crc32c.value(header))
 
@@ -299,7 +288,7 @@ class CheckpointReader:
                 f"the footer says {self._digest.hex()}; take another checkpoint"
             )
 
-    def _read_header(self) -> tuple[CheckpointId, str]:
+    def _read_header(self) -> tuple[SnapshotId, str]:
         fixed = self._read(0, HEADER.size)
         magic, version, end_offset, epoch, name_length = HEADER.unpack(fixed)
         if magic != MAGIC:
@@ -310,7 +299,7 @@ class CheckpointReader:
         (crc,) = CHECKSUM.unpack(self._read(HEADER.size + name_length, CHECKSUM.size))
         if google_crc32c.value(fixed + name) != crc:
             raise self._error("the header does not match its checksum")
-        return CheckpointId(end_offset, epoch), name.decode()
+        return SnapshotId(EndOffset(end_offset), Epoch(epoch)), name.decode()
 
     def _read_index(self) -> tuple[bytes, int, dict[str, SectionEntry]]:
         footer_at = self._size - FOOTER.size
