@@ -1,4 +1,4 @@
-"""`streammeta storage`: format a controller's data directory, and look into that of a stopped one.
+"""`streammeta storage`: formats a controller's data directory, inspects that of a stopped one.
 
 Talks to no controller: it works on the directory alone, under the same lock.
 """
@@ -182,7 +182,7 @@ def _formatted(
 @_data_dir_option
 @format_option
 def info_command(*, data_dir: Path, output_format: OutputFormat) -> None:
-    """Show whose directory this is, what it holds, and what is damaged.
+    """Show the identity, the contents and the damage of a directory.
 
     The controller must not run; nothing is changed. Every batch of the log is read.
 
@@ -202,8 +202,8 @@ def verify_command(*, data_dir: Path, output_format: OutputFormat) -> None:
     """Read every byte of the log and the snapshots; exit 1 if anything is damaged.
 
     The controller must not run; nothing is changed. A damaged directory is repaired by starting the
-    controller: it puts the damaged part aside, takes what is missing from the leader, and does not
-    vote until it has it back.
+    controller: it puts the damaged part aside, fetches the missing part from the leader, and does
+    not vote until it has it back.
 
     \b
     Example:

@@ -23,7 +23,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class DiskFullError(OSError):
-    """There is no room on the disk, or in a quota; what was half written may be tried again."""
+    """The disk or a quota is full; a half-written call may be repeated."""
 
 
 class DirectoryInUseError(Exception):
@@ -158,7 +158,9 @@ class PosixLock:
             ) from None
         if read_only:
             return
-        with contextlib.suppress(OSError):  # the pid is for people; a full disk has no room for it
+        with contextlib.suppress(
+            OSError
+        ):  # the pid is for the operator; a full disk has no room for it
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 

@@ -10,7 +10,7 @@ record count u32 · body. The header's checksum begins with the log id, so a fra
 at another offset, never passes. `flushed end` is how far the log was known to be flushed when the
 frame was written: frames vouch for those before them.
 
-Knows neither what file headers and bodies hold nor what a log does about damage: both logs have
+Knows neither the contents of file headers and bodies nor the reaction to damage: both logs have
 their own rules for that.
 """
 
@@ -201,7 +201,7 @@ class Segment:
         self.size += len(frame)
 
     def cut_tail(self) -> None:
-        """Cut off what lies beyond `size`; durable after `sync`."""
+        """Cut off the bytes beyond `size`; durable after `sync`."""
         if self.file.size() > self.size:
             self.file.truncate(self.size)
 

@@ -22,7 +22,7 @@ _CHECKS = {
 class LogConfig:
     """Sizes in bytes."""
 
-    max_bytes: int = 1024 * _MIB  # of all segments and what waits for them
+    max_bytes: int = 1024 * _MIB  # of all segments and the records that wait for them
     segment_bytes: int = 64 * _MIB  # a segment that has reached this is followed by a new one
     group_bytes: int = 1 * _MIB  # of records in one frame; one larger record has its own
     max_unflushed_bytes: int = 32 * _MIB  # appended and not yet on the disk
@@ -49,7 +49,7 @@ class LogIdentity:
     node_epoch: int
 
     def __post_init__(self) -> None:
-        """Refuse what a header can't hold."""
+        """Refuse values that a header can't hold."""
         check_text("namespace", self.namespace, "that of the cluster, `session.namespace`")
         check_int("node_id", self.node_id, 0, INT32_MAX)
         check_int("node_epoch", self.node_epoch)

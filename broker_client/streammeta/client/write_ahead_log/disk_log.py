@@ -1,7 +1,7 @@
-"""The log on the disk: opening, writing, trimming. Blocking, for one thread at a time.
+"""Log on the disk: opening, writing, trimming. Blocking, for one thread at a time.
 
 Names in a log's directory: `.lock`, `state`, `<20 digits>.wal`, and kept aside for the operator
-`<20 digits>-<n>.aside`, `<20 digits>.wal.damaged`. Other names are not ours and are never touched.
+`<20 digits>-<n>.aside`, `<20 digits>.wal.damaged`. Other files are never touched.
 Segments go oldest first and only once it is durable that they were trimmed. When a log is opened
 nothing is changed before all of it was read and found good.
 """
@@ -110,9 +110,9 @@ def _check_directory(files: FileSystem, directory: Path, identity: LogIdentity) 
 
 @dataclass(frozen=True, slots=True)
 class _ScannedLog:
-    """What was found: the segments, oldest first, and the offset behind the last record.
+    """Result of a scan: the segments, oldest first, and the offset behind the last record.
 
-    Each segment's `size` is the end of its last good frame; what follows in the last one is torn.
+    Each segment's `size` is the end of its last good frame; the rest of the last one is torn.
     From byte `unflushed_from` on, the last one is not known to be on the disk. `lost` counts the
     records that a quarantine has given up.
     """
@@ -165,8 +165,8 @@ class DiskLog:
     ) -> DiskLog:
         """Open the log in a locked directory, making it if there is none.
 
-        What a crash has left torn or half made is removed, but nothing before the whole log was
-        read and found good.
+        Torn or half-made files of a crash are removed, but only after the whole log was read and
+        found good.
 
         Raises:
             WrongLogError, DamagedLogError: as `scan` says; nothing was changed.
@@ -200,7 +200,7 @@ class DiskLog:
 
     @property
     def segments(self) -> tuple[SegmentInfo, ...]:
-        """What is on the disk, oldest first; the last one is written to."""
+        """Segments on the disk, oldest first; the last one is written to."""
         return tuple(SegmentInfo(one.base_offset, one.size) for one in self._segments)
 
     def records(self, end: int) -> Iterator[RecordBatch]:
@@ -226,7 +226,7 @@ class DiskLog:
         except DiskFullError as error:
             _log.warning("the write-ahead log in %s has no room: %s", self._directory, error)
         self._sync()
-        self._remove_trimmed()  # what is committed sooner than it is written
+        self._remove_trimmed()  # records committed before they were written
         return done
 
     def trim(self, position: int) -> None:
@@ -248,7 +248,7 @@ class DiskLog:
         return path
 
     def start_over(self, position: int) -> None:
-        """Remove everything and go on at `position`, when nothing before it matters any more."""
+        """Remove all segments and continue at `position`; the records before it are settled."""
         self._state.note(position, self._state.flushed)
         self._has_unsynced = False
         self._remove_oldest(len(self._segments))
@@ -268,7 +268,7 @@ class DiskLog:
         self._state.close()
 
     def _mend(self, scanned: _ScannedLog) -> None:
-        """Remove what is torn, half made or trimmed, and make durable what was found."""
+        """Remove torn, half-made and trimmed data, and make the rest durable."""
         for name in self._files.names(self._directory):
             if is_leftover(name):
                 self._files.remove(self._directory / name)
@@ -323,7 +323,7 @@ class DiskLog:
         self._note(self.trimmed, self.end)
 
     def _note(self, trimmed: int, flushed: int) -> bool:
-        """Write the state down if there is room; an older one is never wrong."""
+        """Write the state if there is room; an older one is never wrong."""
         try:
             self._state.note(trimmed, flushed)
         except DiskFullError:
@@ -361,7 +361,7 @@ def _records_of(frames: FrameReader, path: Path, begin: int, end: int) -> Iterat
 
 
 def _rewrite(segment: LogSegment, position: int) -> None:
-    """Write again what may not be on the disk.
+    """Write again the bytes that may not be on the disk.
 
     After a failed sync the kernel may hold pages for clean that never reached the disk; a new sync
     would pass them over.
@@ -378,7 +378,7 @@ def _scan(
 
     Raises:
         WrongLogError: a segment is of another node or namespace, or a newer process wrote it.
-        DamagedLogError: what had been flushed can't be read; it names the first such place.
+        DamagedLogError: flushed records can't be read; it names the first such place.
     """
     segments: list[LogSegment] = []
     try:
@@ -464,8 +464,8 @@ def _check_end(
 ) -> None:
     """Raise `DamagedLogError` unless the segment may end where it was read to.
 
-    Only the end of the last segment may be torn, and only behind what is known to have been on the
-    disk: the state file says how far that is, and so does each frame for those before it.
+    Only the end of the last segment may be torn, and only behind the records known to have been on
+    the disk: the state file says how far that is, and so does each frame for those before it.
     """
     problem = reading.problem
     if following is not None and problem is None and reading.end != following.base_offset:

@@ -1,4 +1,4 @@
-"""What can go wrong with a write-ahead log; each message names the file and what to do next."""
+"""Errors of a write-ahead log; each message names the file and the next step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from streammeta.client.errors import BrokerClientError
 
 
 class WriteAheadLogError(BrokerClientError):
-    """The common base of all failures of the log."""
+    """Base class of all failures of the log."""
 
 
 class WrongLogError(WriteAheadLogError):
@@ -20,7 +20,7 @@ class LogLockedError(WriteAheadLogError):
 
 
 class DamagedLogError(WriteAheadLogError):
-    """Bytes that had been flushed are not what they were; nothing was changed.
+    """Flushed bytes have changed or are missing; nothing was changed.
 
     `path` and `offset` (bytes) say where.
     """
@@ -37,9 +37,9 @@ class DamagedLogError(WriteAheadLogError):
 
 
 class WriteAheadLogBrokenError(WriteAheadLogError):
-    """A write or a sync failed, so nobody knows what is on the disk; the log takes no more.
+    """A write or a sync failed, so the state of the disk is unknown; the log takes no more.
 
-    What it had acknowledged before is safe as far as the disk is. Never repeated: a second sync
+    Records acknowledged before are as safe as the disk. The sync is never repeated: a second one
     may succeed without having written anything.
     """
 
@@ -47,12 +47,12 @@ class WriteAheadLogBrokenError(WriteAheadLogError):
         self.directory = directory
         super().__init__(
             f"the write-ahead log in {directory} is broken: {reason}; stop this broker, check the"
-            " disk, and start it again: it recovers what the log holds"
+            " disk, and start it again: it recovers the records in the log"
         )
 
 
 class WriteAheadLogFullError(WriteAheadLogError):
-    """The disk, or the log's own limit, has no room; what was refused is not in the log."""
+    """The disk, or the log's own limit, has no room; refused records are not in the log."""
 
 
 class WriteAheadLogClosedError(WriteAheadLogError):

@@ -1,4 +1,4 @@
-"""Files of a write-ahead log and their bytes: segments, the state file, and what frames hold.
+"""File formats of a write-ahead log: file header, segments, frame bodies and the state file.
 
 File header, big-endian: magic of 4 bytes, CRC-32C u32 of all that follows, version u16, namespace
 length u16, node id i32, log id of 16 bytes drawn when the log is made, offset of the first record
@@ -86,7 +86,7 @@ def decode_file_header(data: bytes, magic: bytes, path: Path) -> FileHeader:
     """Read the header at the beginning of `data`.
 
     Raises:
-        BadHeaderError: it is not what was written.
+        BadHeaderError: it is damaged.
         WrongLogError: another release wrote it; `path` is for the message.
     """
     if len(data) < _FIXED_SIZE:
@@ -121,7 +121,7 @@ def check_owner(header: FileHeader, identity: LogIdentity, path: Path) -> None:
 
 
 class FrameKind(IntEnum):
-    """What the body of a frame is."""
+    """Contents of a frame's body."""
 
     RECORDS = 1
     LOST = 2
@@ -153,7 +153,7 @@ def records_in(header: FrameHeader, body: bytes, source: str) -> Iterator[Record
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a crash in the middle of making a file left this one."""
+    """Whether this is a half-made file that a crash left."""
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
@@ -239,7 +239,7 @@ class StateFile:
         return state
 
     def note(self, trimmed: int, flushed: int) -> None:
-        """Write the state down; durable after `sync`."""
+        """Write the state; durable after `sync`."""
         if (trimmed, flushed) != (self.trimmed, self.flushed):
             self._slots.write(trimmed, flushed)
             self.trimmed, self.flushed = trimmed, flushed

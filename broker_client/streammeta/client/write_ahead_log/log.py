@@ -1,6 +1,6 @@
-"""The write-ahead log as a broker uses it: appends from one event loop, one thread for the disk.
+"""Write-ahead log of a broker: appends from one event loop, one thread for the disk.
 
-Owns grouping, the bounds on disk and memory, and what is promised when the disk fails or is full.
+Owns grouping, the bounds on disk and memory, and the promises when the disk fails or is full.
 All records that arrive while the disk is busy are written next and share one sync. Knows nothing of
 streams, objects or controllers.
 """
@@ -52,7 +52,7 @@ class LogStats:
 
 
 class _Group(RecordGroup):
-    """A group with what its callers wait for."""
+    """A group and the future its callers wait for."""
 
     __slots__ = ("done", "size")
 
@@ -64,7 +64,7 @@ class _Group(RecordGroup):
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What the thread does in one go: trim, then write."""
+    """One unit of work for the thread: trim, then write."""
 
     trim_to: int | None
     start_over_at: int | None
@@ -119,7 +119,7 @@ class WriteAheadLog:
         """Open the log in `directory`, made if it is missing or empty, for one process.
 
         With `damage="quarantine"` a damaged log is mended as far as it can be read; the damaged
-        files are kept aside, and `lost` says what is missing.
+        files are kept aside, and `lost` counts the missing records.
 
         Raises:
             WrongLogError: the directory is another node's or cluster's, or no log at all.
@@ -191,7 +191,7 @@ class WriteAheadLog:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the segments that are not trimmed and of what waits for the disk."""
+        """Bytes of the segments that are not trimmed and of the records that wait for the disk."""
         return self._kept_bytes + self._unflushed
 
     @property
@@ -225,9 +225,9 @@ class WriteAheadLog:
         groups are done in order. Wait for it through `asyncio.shield`. It fails with
         `WriteAheadLogFullError` if the disk has no room: then none of the group, nor of those
         behind it, is in the log. It fails with `WriteAheadLogBrokenError` if the disk failed: then
-        nobody knows.
+        that is unknown.
 
-        Ask `has_room` first, or the log outgrows its bounds. Raises what bars the log: that it is
+        Ask `has_room` first, or the log outgrows its bounds. Raises the log's error if it is
         broken, closed, or full since the disk was.
         """
         size = len(header) + len(payload)
@@ -265,7 +265,7 @@ class WriteAheadLog:
         self._wake()
 
     def recover(self) -> Iterator[RecordBatch]:
-        """Read what the log had when it was opened and is not trimmed, in the order of appends.
+        """Read the records that were there at the opening and are not trimmed, in append order.
 
         Reads the files as it goes, at most one frame at a time; don't trim meanwhile. Raises
         `DamagedLogError` where a file has changed since it was opened.
@@ -286,7 +286,7 @@ class WriteAheadLog:
             raise _disk_error(self._directory, error) from error
 
     async def flush(self) -> None:
-        """Wait until what was appended is on the disk, or has failed."""
+        """Wait until everything appended is on the disk, or has failed."""
         self._wake()
         await self._idle.wait()
 
@@ -297,7 +297,7 @@ class WriteAheadLog:
         await self.close()
 
     async def close(self) -> None:
-        """Write what was appended, make the trim durable, and let others have the directory."""
+        """Write everything appended, make the trim durable, and release the directory."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -322,7 +322,7 @@ class WriteAheadLog:
         return FRAME_HEADER_SIZE * (2 + 2 * size // self._config.group_bytes)
 
     def _check_append(self, header: bytes, payload: bytes) -> None:
-        """Refuse what would make a frame unreadable, or leave a hole in a stream."""
+        """Refuse records that would make a frame unreadable, or leave a hole in a stream."""
         self._check_usable()
         if len(header) != RECORD_HEADER_SIZE or int.from_bytes(header[29:]) != len(payload):
             raise ValueError(
@@ -336,7 +336,7 @@ class WriteAheadLog:
             )
 
     def _wake(self) -> None:
-        """Let the thread have work after this turn of the loop, so that one turn shares a sync."""
+        """Schedule the next work after this turn of the loop, so that one turn shares a sync."""
         if self._work is None and self._start is None and (self._waiting or self._waiting_trim):
             self._idle.clear()
             self._start = self._loop.call_soon(self._begin)
@@ -364,7 +364,7 @@ class WriteAheadLog:
         return done, self._disk.segments
 
     def _finish(self, running: asyncio.Future[tuple[int, tuple[SegmentInfo, ...]]]) -> None:
-        """Tell the callers of each group, in order, and begin with what waits."""
+        """Complete the groups in order, and start the next work."""
         work = self._work
         self._work = None
         groups = work.groups if work is not None else []
@@ -385,7 +385,7 @@ class WriteAheadLog:
         self._wake()
 
     def _break(self, reason: BaseException, groups: Iterable[_Group]) -> None:
-        """Take no more, for good."""
+        """Refuse all appends from here on."""
         _log.error("the write-ahead log in %s is broken: %s", self._directory, reason)
         self._broken = WriteAheadLogBrokenError(self._directory, str(reason))
         self._broken.__cause__ = reason
@@ -393,7 +393,7 @@ class WriteAheadLog:
         self._drop([*groups, *self._waiting], self._broken)
 
     def _refuse(self, groups: Iterable[_Group]) -> None:
-        """Fail what the disk had no room for, and all behind it, until that much is trimmed."""
+        """Fail the groups without room and all behind them, until everything before is trimmed."""
         error = WriteAheadLogFullError(
             f"the disk of the write-ahead log in {self._directory} has no room; free some, the log"
             " goes on by itself once all that was appended is committed and trimmed"
@@ -429,7 +429,7 @@ def _succeed(group: _Group) -> None:
 
 
 def _retrieve(done: asyncio.Future[None]) -> None:
-    """Mark an error as seen: nobody has to wait for every group."""
+    """Mark an error as retrieved: callers need not wait for every group."""
     if not done.cancelled():
         done.exception()
 

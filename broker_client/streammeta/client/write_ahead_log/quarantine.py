@@ -1,4 +1,4 @@
-"""Making a damaged log readable again, when the operator asks for it.
+"""Quarantine: makes a damaged log readable again, on the operator's request.
 
 Of each damaged file a copy is kept as `<name>.damaged`. The file itself is replaced by one with
 all frames that can still be read, and a frame of kind 2 in the place of those that can't, which
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Salvage:
-    """What can be read of one segment: its good frames in order, and what they vouch for.
+    """The readable part of one segment: its good frames in order, and the end they vouch for.
 
     `is_whole` tells that nothing but good frames follows the header, `is_gapless` that nothing is
     missing before the last of them.
@@ -55,7 +55,7 @@ class _Salvage:
 
 
 def quarantine(files: FileSystem, directory: Path, identity: LogIdentity) -> int:
-    """Mend what `scan` would report as damage; does nothing if there is none.
+    """Mend everything that opening the log would report as damage; does nothing without damage.
 
     Returns how many records are lost with segments at the beginning that are missing; `scan` counts
     those that are lost behind.

@@ -1,9 +1,9 @@
-"""What to do, after a restart, with the records a write-ahead log holds.
+"""Recovery of a restarted broker: a verdict for each record of its write-ahead log.
 
 Decides for each record whether an object has it already, whether it is to be uploaded, or whether
 it can't be: then it is set aside. The decision is pure; `recover_into` asks the controllers and
 carries it out. A record of a stream's epoch counts as committed only below the end of the range of
-that very epoch: other offsets may hold what somebody else wrote.
+that very epoch: other offsets may hold records of another broker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DESCRIBED_AT_ONCE = 1_000
 
 
 class Verdict(Enum):
-    """What becomes of one record."""
+    """Verdict on one record."""
 
     COMMITTED = "committed"  # an object has it, or the stream was trimmed behind it
     UPLOAD = "upload"  # it continues the stream
@@ -35,7 +35,7 @@ class StreamHistory:
     """A stream's epochs so far, for records of epochs that the node does not hold.
 
     `ends` is the end offset of the range of each epoch, `owed` the offset ranges below them that
-    nobody has committed, half open.
+    were never committed, half open.
     """
 
     start_offset: int
@@ -142,11 +142,11 @@ async def recover_into(
     session: BrokerSession,
     upload: Callable[[RecordBatch], Awaitable[object]],
 ) -> RecoveryReport:
-    """Hand what is not committed to `upload`, in log order, after setting aside what can't be.
+    """Pass uncommitted records to `upload`, in log order, after setting the others aside.
 
     `upload` takes a record into the upload buffer, and not into the log again. The caller trims
-    the log to `recovered_end` when all of it is committed. Raises what `upload`, the controllers
-    and the log raise; then it can be repeated by a new process.
+    the log to `recovered_end` when all of it is committed. Raises the errors of `upload`, the
+    controllers and the log; a new process may repeat it then.
     """
     held = {stream.stream_id: stream.epoch for stream in session.inherited}
     asked = {

@@ -71,7 +71,7 @@ def read_set_aside(
 ) -> Iterator[str | RecordBatch]:
     """Yield the reason, then the records; needs no log, and changes nothing.
 
-    Raises `DamagedLogError` where the file is not what was written.
+    Raises `DamagedLogError` at the first damaged place.
     """
     return _read(check_path("path", path), files)
 

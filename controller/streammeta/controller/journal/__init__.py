@@ -1,1 +1,1 @@
-"""A controller's data directory: the log's segments, the quorum-state and the identity file."""
+"""Data directory of a controller: log segments, snapshots, quorum-state and identity file."""

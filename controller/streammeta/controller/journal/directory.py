@@ -1,8 +1,8 @@
-"""Whose data directory this is: formatting it once, and checking it before anything is touched.
+"""Identity of a data directory: formatted once, checked before anything in it is touched.
 
 Names in a controller's directory: `meta.json`, `quorum-state`, `flushed-mark`, `damage.json`,
 `reserve`, `.lock`, `<20 digits>.log` and `<20 digits>-<10 digits>.checkpoint`, perhaps with
-`.tmp`, `.part` or `.damaged` after them. Other names are not ours and are never touched.
+`.tmp`, `.part` or `.damaged` after them. Other files are never touched.
 """
 
 from __future__ import annotations

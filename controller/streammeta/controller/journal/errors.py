@@ -1,4 +1,4 @@
-"""Why a data directory can't be used. Each message is meant for an operator and says what to do."""
+"""Errors of a data directory; each message names the file and the operator's next step."""
 
 
 class JournalError(Exception):
@@ -18,7 +18,7 @@ class DirectoryLockedError(JournalError):
 
 
 class JournalDamagedError(JournalError):
-    """Bytes that were flushed are not what they were; `path` and `offset` say where.
+    """Flushed bytes have changed or are missing, at `offset` of the file `path`.
 
     `offset` is a position in the file, in bytes.
     """
@@ -35,10 +35,10 @@ REPLACE_VOTER = (
     "from the quorum, format an empty directory with --join, and add it again"
 )
 RESTART_REPAIRS = (
-    "Start this node again: it sets the damaged part aside and takes what is missing from the "
+    "Start this node again: it sets the damaged part aside, fetches the missing part from the "
     "leader, and does not vote until it has it back"
 )
 
 
 class BadSnapshotError(Exception):
-    """A snapshot file is not complete and intact; the message says what is wrong with it."""
+    """A snapshot file is incomplete or damaged; the message names the problem."""

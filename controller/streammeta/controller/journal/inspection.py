@@ -1,6 +1,6 @@
 """Read-only inspection of the data directory of a stopped node.
 
-Unlike recovery it goes on after the first damage, so that an operator learns of all of it.
+Unlike recovery it continues after the first damage, so that an operator sees all of it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def stopped_directory(path: Path) -> Iterator[tuple[FileSystem, DirectoryIdentit
 
 @dataclass(slots=True)
 class Inspection:
-    """What a data directory holds, once `run` has read it from front to end.
+    """Contents of a data directory, filled in by `run`.
 
     `state` and `flushed_end` are None where they can't be read. `reserve_bytes` is the room kept
     for a full disk: less than the whole once that was needed. `findings` are all damages; bytes

@@ -1,8 +1,8 @@
-"""The durable side of one replica: its log in segments, its snapshots, and its quorum-state.
+"""Durable state of one replica: its log in segments, its snapshots and its quorum-state.
 
 All calls block on the disk and belong on one thread, unless they say otherwise. A write is durable
 after `sync`. After an exception other than DiskFullError the state of the disk is unknown, and the
-process must end. What was flushed is never cut away silently: see `recovery`.
+process must end. Flushed data is never cut away silently: see `recovery`.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class Journal:
         files: FileSystem | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> Journal:
-        """Check whose directory this is, lock it, and recover what it holds.
+        """Check the identity of the directory, lock it, and recover its contents.
 
-        A torn tail, which was never flushed, is cut. `quorum_state` and `log_start` hold what was
-        found. A log that lost what was flushed is opened with `log_start.lost` set, the damaged
+        A torn tail, which was never flushed, is cut. `quorum_state` and `log_start` hold the
+        result. A log that lost flushed batches is opened with `log_start.lost` set, the damaged
         files put aside. With `directory_id`, the directory must be that one. A directory without
         its reserve of `reserve_bytes` gets it, as far as there is room.
 
@@ -118,14 +118,14 @@ class Journal:
 
     @property
     def start_offset(self) -> EndOffset:
-        """Where the log begins; what is below is in a snapshot."""
+        """Log start offset; everything below is in a snapshot."""
         return EndOffset(self._segments[0].base_offset) if self._segments else self.end_offset
 
     # -- writing
 
     @property
     def shortage(self) -> DiskFullError | None:
-        """Why nothing but what is urgent should be written; None while the reserve is whole."""
+        """The error that shrank the reserve, None while it is whole; only urgent writes go on."""
         return self._reserve.shortage
 
     def refill_reserve(self) -> None:
@@ -169,7 +169,7 @@ class Journal:
         """Make everything appended durable."""
         if self.flushed_end == self.end_offset:
             return
-        self._has_failed = True  # unless what follows returns
+        self._has_failed = True  # until the sync has succeeded
         self._segments[-1].sync()
         self._has_failed = False
         self.flushed_end = self.end_offset
@@ -187,14 +187,14 @@ class Journal:
     def trim(self, start_offset: EndOffset) -> None:
         """Remove segments wholly below `start_offset`, and snapshots that end below it.
 
-        Raises ValueError above the newest snapshot: nothing would hold what the log forgets.
+        Raises ValueError above the newest snapshot: the removed batches would be in no snapshot.
         """
         kept = self.snapshots
         if not kept or start_offset > kept[-1].end_offset:
             raise ValueError(f"no snapshot reaches {start_offset}, the log can't be trimmed there")
         removed = 0
         while len(self._segments) > 1 and self._segments[1].base_offset <= start_offset:
-            # The oldest first: what a crash leaves is a log again.
+            # The oldest first, so that a crash leaves a contiguous log.
             segment = self._segments.pop(0)
             segment.close()
             self._files.remove(segment.path)
@@ -262,7 +262,7 @@ class Journal:
     ) -> VoterSet | None:
         """Begin the log anew at the end of the downloaded snapshot; return the voters it names.
 
-        None if the file is not complete, intact and what was announced: it is removed then, and
+        None if the file is incomplete, damaged or not the announced one: it is removed then, and
         the log stays. The snapshot is durable before the log goes. Raises DiskFullError; it may be
         repeated then.
         """
@@ -285,15 +285,15 @@ class Journal:
     ) -> SnapshotChunk | None:
         """Return bytes of a snapshot, empty at its end; None if there is none. For any thread.
 
-        Who reads chunk by chunk reads one file to its end, even if it was removed meanwhile,
-        unless a minute passes between two chunks.
+        A reader that goes chunk by chunk reads one file to its end, even if it was removed
+        meanwhile, unless a minute passes between two chunks.
 
         Raises JournalDamagedError if the file is not intact.
         """
         return self._snapshots.read(snapshot_id, position, max_bytes)
 
     def release_idle_snapshots(self) -> None:
-        """Close snapshots that nobody reads any more; for any thread."""
+        """Close snapshots whose readers have been idle; for any thread."""
         self._snapshots.release_idle()
 
     # -- reading
@@ -301,8 +301,8 @@ class Journal:
     def read(self, start_offset: EndOffset, max_bytes: int) -> tuple[Batch, ...]:
         """Return whole batches from `start_offset`, at least one if there is any.
 
-        None are returned below the start of the log. Raises JournalDamagedError if what is read is
-        not what was written.
+        None are returned below the start of the log. Raises JournalDamagedError if the bytes read
+        are damaged.
         """
         for segment in reversed(self._segments):
             if segment.base_offset <= start_offset:
@@ -341,7 +341,7 @@ class Journal:
     def _begin_anew(self, snapshot_id: SnapshotId) -> None:
         self._mark.lower(snapshot_id.end_offset)
         while self._segments:
-            # The last first: what a crash leaves is never taken for a log after the snapshot.
+            # The last first, so that a crash never leaves a log that seems to follow the snapshot.
             self._remove_last_segment()
         self.end_offset = self.flushed_end = snapshot_id.end_offset
         self._last_epoch = snapshot_id.epoch

@@ -1,10 +1,9 @@
-"""Recovery of a data directory: what its log adds up to, and how damage is put aside.
+"""Recovery of a data directory: reads its log, cuts a torn tail, puts damage aside.
 
-A torn tail, which was never flushed, is cut, and so is what an interrupted truncation left. A
-damaged log is never made good by forgetting: what had been promised is noted durably, then the
-damaged segments are kept as `<name>.damaged`, and the good log before them stays. Every step can
-be interrupted and is found again at the next start. Memory is bounded by the tail that is kept and
-one batch.
+A torn tail was never flushed; it is cut, as is the rest of an interrupted truncation. Damage is
+never repaired by forgetting: the promised end offset is noted durably, then the damaged segments
+are renamed to `<name>.damaged`, and the good log before them stays. Every step can be interrupted
+and is repeated at the next start. Memory is bounded by the tail that is kept and one batch.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from streammeta.storage.durable_files import FileSystem, pieces_of, replace_file
 from streammeta.storage.segmented_log import BadFrameError
 
 NO_SNAPSHOT = SnapshotId(EndOffset(0), Epoch(0))
-"""Where a log begins that no snapshot precedes."""
+"""Start of a log without a snapshot."""
 
 _TEMPORARY_NAMES = frozenset(f"{name}.tmp" for name in (META_NAME, STATE_NAME, DAMAGE_NAME))
 _TAIL_BYTES = 4 << 20
@@ -54,7 +53,7 @@ _logger = structlog.get_logger(component="journal")
 
 @dataclass(slots=True)
 class _ScannedLog:
-    """What batches read in order add up to; `tail` are the newest."""
+    """Summary of batches read in order; `tail` holds the newest."""
 
     start_offset: EndOffset
     start_epoch: Epoch
@@ -95,7 +94,7 @@ class _ScannedLog:
 
 @dataclass(frozen=True, slots=True)
 class _ScanDamage:
-    """The first place that is not what was flushed: byte `byte` of the `index`-th file."""
+    """The first damaged place: byte `byte` of the `index`-th file."""
 
     index: int
     byte: int
@@ -104,7 +103,7 @@ class _ScanDamage:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What reading the segments from the `first` on came to; those before it are of no use."""
+    """Result of reading the segments from the `first` on; those before it are useless."""
 
     first: int
     log: _ScannedLog
@@ -133,7 +132,7 @@ class Recovery:
             JournalDamagedError: the quorum-state is older than the log: its vote is not the last.
         """
         self._remove_leftovers()
-        # A process that ended may have left what a power failure would still take back.
+        # A process that ended may have left data that a power failure would still take back.
         self.mark.sync()
         self._record = read_damage(self.files, self.directory)
         self.snapshots.recover()
@@ -159,7 +158,7 @@ class Recovery:
                 self.files.remove(self.directory / name)
 
     def _remove_truncated_segments(self) -> None:
-        """Go on with a truncation that a crash interrupted."""
+        """Finish a truncation that a crash interrupted."""
         if self.mark.is_cutting:
             while len(self._found) > 1 and self._found[-1].base_offset >= self.mark.end_offset:
                 self._remove(self._found.pop())
@@ -172,7 +171,7 @@ class Recovery:
             log, damage = self._scan(first)
             if self._found[first].base_offset > self._base.end_offset:
                 before = f"the newest snapshot ends at {self._base.end_offset}"
-                damage = _ScanDamage(first, 0, f"what is before it is missing: {before}")
+                damage = _ScanDamage(first, 0, f"the log before it is missing: {before}")
                 log = self._empty_log()
             if damage is None:
                 return _Reading(first, log, None, frozenset(skipped))
@@ -228,7 +227,7 @@ class Recovery:
 
     @property
     def _cut_end(self) -> EndOffset | None:
-        """Where the log is being cut: what lies beyond is left from that."""
+        """End offset of an interrupted truncation; batches beyond it are leftovers."""
         return self.mark.end_offset if self.mark.is_cutting else None
 
     def _was_flushed(self, index: int, end_offset: EndOffset) -> bool:
@@ -241,7 +240,7 @@ class Recovery:
         return self.mark.end_offset > end_offset or segment.vouches_beyond(end_offset)
 
     def _first_after(self, index: int) -> int | None:
-        """Return the first segment after a damaged one that a snapshot spares us the latter for."""
+        """Return the first segment after a damaged one whose batches a snapshot has, or None."""
         for later in range(index + 1, len(self._found)):
             file = self._found[later]
             if file.segment is not None and file.base_offset <= self._base.end_offset:
@@ -255,7 +254,7 @@ class Recovery:
     # -- deciding
 
     def _settle(self, reading: _Reading) -> _ScannedLog:
-        """Make the directory such that the log is what `reading` found good."""
+        """Reduce the directory to the good log that `reading` found."""
         log, damage = reading.log, reading.damage
         self._check_epoch(log)
         reaches_base = (
@@ -275,7 +274,7 @@ class Recovery:
         if reaches_base:
             self.mark.lower(new_end)
             return log
-        # With nothing put aside the mark goes first: what is removed is no promise then.
+        # With nothing put aside the mark goes first: the removed batches are no promise then.
         self.mark.lower(new_end)
         while self._found:
             self._remove(self._found.pop())
@@ -292,7 +291,7 @@ class Recovery:
             )
 
     def _promised_end(self, damage: _ScanDamage | None) -> EndOffset:
-        """Return how far the log may have been acknowledged; too far costs nothing but patience.
+        """Return the highest end offset that may have been acknowledged; too high only costs time.
 
         The mark may be older than the last flush, so every batch behind the damage counts too.
         """
@@ -355,7 +354,7 @@ class Recovery:
         del self._found[: reading.first]
 
     def _put_aside_from(self, index: int, good_size: int, *, keeps: bool) -> None:
-        """Keep the damaged segments for whoever looks into it; the last first."""
+        """Keep the damaged segments for the operator; the last first."""
         while len(self._found) > index + 1:
             self._rename_aside(self._found.pop())
         file = self._found[index]

@@ -1,8 +1,8 @@
-"""Room kept in the data directory for what must be written on a full disk.
+"""Reserved disk space for urgent writes on a full disk.
 
-A file of bytes that mean nothing: cut short, it makes room for elections and for what a leader had
-appended when the disk became full. Its last part is kept for the quorum-state, which is replaced
-again and again. While it is not whole the disk counts as full.
+A file of meaningless bytes: cut short, it makes room for elections and for the batches that a
+leader had appended when the disk became full. Its last part is kept for the quorum-state, which is
+replaced again and again. While the file is not whole the disk counts as full.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from streammeta.storage.durable_files import DiskFullError, File, FileSystem
 RESERVE_NAME = "reserve"
 
 DEFAULT_RESERVE_BYTES = 1 << 20
-"""Many times what an election writes, and little beside one segment."""
+"""Bytes; many times the writes of an election, and little beside one segment."""
 
 _STATE_SHARE = 8
-"""One part in so many is kept for the quorum-state."""
+"""Divisor: this share of the reserve is kept for the quorum-state."""
 _PIECE_BYTES = 64 << 10
 
 
 class Reserve:
-    """The reserve of one directory; its length alone counts, so a crash can't spoil it."""
+    """The reserve of one directory; its length alone counts, so a crash can't damage it."""
 
     def __init__(self, files: FileSystem, path: Path, size: int) -> None:
         """Take the reserve as it is; `size` is how large it should be in bytes, 0 for none."""

@@ -1,4 +1,4 @@
-"""A segment of the journal: its header, its batches, and a sparse index of their places.
+"""Segment of the journal: header, batches, and a sparse index of their positions.
 
 A segment appears under its name only once its header is durable, so a bad header is always damage.
 Header, big-endian: magic `SMS2` · log id of 16 bytes · base offset u64 · epoch of the batch before
@@ -97,7 +97,7 @@ class JournalSegment(Segment):
         """Yield all batches, and take them into the index.
 
         Raises:
-            BadFrameError: what follows the last yielded batch, at `size`, is not one.
+            BadFrameError: the bytes behind the last yielded batch, at `size`, are no batch.
         """
         self.rewind(self.header_size)
         frames = self.codec.frames(self.file, self.size)
@@ -108,7 +108,7 @@ class JournalSegment(Segment):
             yield batch
 
     def rewind(self, size: int) -> None:
-        """Take what lies at or beyond `size` for not read yet."""
+        """Set the end back to `size`; the batches beyond it leave the index."""
         keep = bisect_right(self._positions, size - 1)
         del self._offsets[keep:], self._positions[keep:]
         self.size = size

@@ -1,9 +1,8 @@
-"""The snapshots in a data directory: which there are, how they come, and who still reads them.
+"""Snapshots in a data directory: written, downloaded, verified and leased to readers.
 
-Knows no snapshot's contents: whether a file is complete and intact is asked of a function given by
-whoever knows the format. Names, with end offset and epoch: `<20 digits>-<10 digits>.checkpoint`,
-`.checkpoint.tmp` while written here, `.checkpoint.part` while downloaded, `.checkpoint.damaged`
-when found so.
+Knows no snapshot's contents: a given function checks that a file is complete and intact. Names,
+with end offset and epoch: `<20 digits>-<10 digits>.checkpoint`, `.checkpoint.tmp` while written
+here, `.checkpoint.part` while downloaded, `.checkpoint.damaged` when found so.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ IDLE_LEASE_S = 60.0
 """A snapshot stays readable for this long after the last chunk was read, even if removed."""
 
 _TRUSTED_S = 5.0
-"""A file is not verified again so soon: who asked may have lost patience meanwhile."""
+"""Seconds in which a file is not verified again: a reader may have timed out and come back."""
 
 _NAME = re.compile(r"^(\d{20})-(\d{10})\.checkpoint$")
 _UNFINISHED_NAME = re.compile(r"^\d{20}-\d{10}\.checkpoint\.(tmp|part)$")
@@ -80,7 +79,7 @@ class SnapshotWriter:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of what was written."""
+        """SHA-256 of the bytes written."""
         return self._digest.digest()
 
     def write(self, data: bytes) -> int:
@@ -152,7 +151,7 @@ class SnapshotStore:
         self._leases: dict[SnapshotId, _Lease] = {}
         self._download: SnapshotWriter | None = None
 
-    # -- what there is
+    # -- inventory
 
     @property
     def kept(self) -> tuple[SnapshotId, ...]:
@@ -160,7 +159,7 @@ class SnapshotStore:
         return self._kept
 
     def recover(self) -> None:
-        """Find the complete and intact snapshots; put damaged ones aside, loudly."""
+        """Find the complete and intact snapshots; log damaged ones and put them aside."""
         kept = []
         for name in self._files.names(self._directory):
             if is_unfinished_snapshot(name):
@@ -181,7 +180,7 @@ class SnapshotStore:
         return self._directory / snapshot_id.file_name
 
     def forget_below(self, start_offset: EndOffset) -> None:
-        """Remove the snapshots that end below `start_offset`; who reads one may go on."""
+        """Remove the snapshots that end below `start_offset`; open readers are not disturbed."""
         with self._guard:
             gone = [item for item in self._kept if item.end_offset < start_offset]
             self._kept = tuple(item for item in self._kept if item not in gone)
@@ -229,7 +228,7 @@ class SnapshotStore:
     def install(self, snapshot_id: SnapshotId, total_bytes: int, digest: bytes) -> VoterSet | None:
         """Check the download and make it a snapshot, durably; return the voters it names.
 
-        None if it is not what was announced: then it is removed. Raises DiskFullError with nothing
+        None if it is not the announced file: then it is removed. Raises DiskFullError with nothing
         changed.
         """
         download = self._download
@@ -282,7 +281,7 @@ class SnapshotStore:
                 lease.read_at = self._monotonic()
 
     def release_idle(self) -> None:
-        """Close the files that nobody has read for a while."""
+        """Close the files whose lease has expired."""
         limit = self._monotonic() - IDLE_LEASE_S
         with self._guard:
             idle = [

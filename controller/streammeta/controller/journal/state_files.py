@@ -52,7 +52,7 @@ def replace_sealed_json(files: FileSystem, path: Path, fields: Fields) -> None:
 
 
 def read_sealed_json(files: FileSystem, path: Path, version: int) -> Fields:
-    """Read what `replace_sealed_json` wrote, if its `version` is the one given.
+    """Read a file written by `replace_sealed_json`, of the `version` given.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -112,7 +112,7 @@ def read_quorum_state(files: FileSystem, path: Path) -> QuorumState:
     """Read the quorum-state; a missing file is damage, for formatting has written it.
 
     Raises:
-        JournalDamagedError: it is missing or not what was written.
+        JournalDamagedError: it is missing or damaged.
         WrongDirectoryError: another release wrote it.
     """
     try:
@@ -143,10 +143,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DamageRecord:
-    """What this replica had promised, and where its log was found damaged.
+    """Promises this replica made before its log was damaged, and the places of the damage.
 
     It is durable before anything damaged is put aside and until all is repaired, so the replica
-    neither votes nor acknowledges as if it still had what it lost, however often it restarts.
+    neither votes nor acknowledges as if it still had the lost batches, however often it restarts.
     """
 
     lost: LostPromise
@@ -157,7 +157,7 @@ def read_damage(files: FileSystem, directory: Path) -> DamageRecord | None:
     """Return the record, None if nothing is damaged.
 
     Raises:
-        JournalDamagedError: the record itself is not what was written.
+        JournalDamagedError: the record itself is damaged.
         WrongDirectoryError: another release wrote it.
     """
     path = directory / DAMAGE_NAME
