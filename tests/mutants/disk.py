@@ -26,11 +26,11 @@ DISK = (
             Edit(
                 _JOURNAL,
                 """
-                self._has_failed = True  # unless what follows returns
+                self._has_failed = True  # until the sync has succeeded
                 self._segments[-1].sync()
                 """,
                 """
-                self._has_failed = True  # unless what follows returns
+                self._has_failed = True  # until the sync has succeeded
                 """,
             ),
         ),
@@ -44,7 +44,7 @@ DISK = (
             Edit(
                 _JOURNAL,
                 """
-                self._has_failed = True  # unless what follows returns
+                self._has_failed = True  # until the sync has succeeded
                 self._segments[-1].sync()
                 """,
                 """
@@ -65,11 +65,11 @@ DISK = (
             Edit(
                 _JOURNAL,
                 """
-                self._has_failed = True  # unless what follows returns
+                self._has_failed = True  # until the sync has succeeded
                 self._segments[-1].sync()
                 """,
                 """
-                self._has_failed = True  # unless what follows returns
+                self._has_failed = True  # until the sync has succeeded
                 self._mark.advance(self.end_offset)
                 self._segments[-1].sync()
                 """,
