@@ -8,27 +8,29 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
-import streammeta.controller.metadata.object_indexes as node_objects
-import streammeta.controller.metadata.objects as objects
-import streammeta.controller.metadata.shared_views as shared_dict
-import streammeta.controller.metadata.stream_decisions as stream_decisions
-import streammeta.controller.metadata.stream_index as stream_index
-import streammeta.controller.metadata.tables as columns
-import streammeta.controller.metadata.values as paging
+from streammeta.controller.metadata import (
+    object_indexes,
+    object_queries,
+    shared_views,
+    stream_decisions,
+    stream_index,
+    tables,
+    values,
+)
 from streammeta.controller.metadata.object_directory import ObjectDirectory
 
 _SMALL = (
-    (columns, "_PAGE_SHIFT", 2),
-    (columns, "_PAGE_ROWS", 4),
-    (columns, "_CAPACITY_MIN", 4),
-    (columns, "RESERVE_ABOVE", 32),
-    (columns, "RESERVED_ROWS", 128),
-    (shared_dict, "_PAGES", 8),
-    (shared_dict, "_MASK", 7),
-    (paging, "_CHUNK_ROWS", 3),
+    (tables, "_PAGE_SHIFT", 2),
+    (tables, "_PAGE_ROWS", 4),
+    (tables, "_CAPACITY_MIN", 4),
+    (tables, "RESERVE_ABOVE", 32),
+    (tables, "RESERVED_ROWS", 128),
+    (shared_views, "_PAGES", 8),
+    (shared_views, "_MASK", 7),
+    (values, "_CHUNK_ROWS", 3),
     (stream_index, "_SHRINK_ABOVE", 4),
-    (node_objects, "_SPAN_SHIFT", 2),
-    (objects, "_SPANS_AT_ONCE", 2),
+    (object_indexes, "_SPAN_SHIFT", 2),
+    (object_queries, "_SPANS_AT_ONCE", 2),
     (stream_decisions, "DESTROYED_AT_ONCE_MAX", 2),
     (ObjectDirectory.__init__, "__defaults__", (16, 4)),
 )

@@ -276,7 +276,7 @@ def test_commits_without_facts_take_no_memory_and_no_bytes() -> None:
         for record in decision.records:
             assert not any(len(getattr(record, name)) for name in FACT_COLUMNS)
         world.map.apply(world.map.applied_end_offset, decision.records)
-    assert objects.facts.nbytes == 0
+    assert objects._facts.nbytes == 0
     assert not len(world.map.freeze().sections()["object_facts"]["object_id"])
 
 

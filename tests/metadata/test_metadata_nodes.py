@@ -116,7 +116,7 @@ def test_a_nodes_set_objects_are_listed_without_looking_at_those_of_others() -> 
 
 def _count_looked_up(world: World) -> list[int]:
     """Return a list that gets the number of ids of every look into the directory."""
-    directory: Any = world.map._objects.directory
+    directory: Any = world.map._objects._directory
     look_up, asked = directory.rows, list[int]()
 
     def count(ids: Int64Column) -> Any:

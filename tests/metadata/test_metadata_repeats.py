@@ -368,7 +368,7 @@ def test_sizes_are_bounded_and_so_is_their_sum() -> None:
             world.write(request)
         assert caught.value.field == field
     world.write(upload(0, (0, 0, 1), object_size=OBJECT_SIZE_MAX))
-    world.map._objects.counts.committed_bytes = COMMITTED_BYTES_MAX - 10
+    world.map._objects._counts.committed_bytes = COMMITTED_BYTES_MAX - 10
     before = world.map.state_hash()
     for request in (
         upload(1, (0, 1, 2), object_size=11),

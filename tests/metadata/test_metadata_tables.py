@@ -14,6 +14,8 @@ from streammeta.controller.metadata.requests import (
 from streammeta.controller.metadata.shared_views import SharedDict, Window
 from streammeta.controller.metadata.stream_index import StreamIndex
 from streammeta.controller.metadata.tables import FreeBlocks, Table, Undo, block_rows
+from streammeta.controller.metadata.values import column
+from streammeta.controller.records.record import ObjectsDestroyed
 from tests.metadata.test_metadata_uploads import NODE, NOW, World, upload
 
 
@@ -115,28 +117,29 @@ def test_tables_do_not_grow_while_objects_come_and_go() -> None:
         world.write(ExpireObjects(limit=10))
         held = np.array([first], dtype=np.int64)
         entry = world.map.applied_end_offset
-        destroyed = objects.decide_expire(NOW + 10_000, 10_000)
-        assert destroyed is not None
-        world.apply(destroyed, type(destroyed)(object_id=held, marked_at_ms=NOW))
+        expired = column(world.map.expired(NOW + 10_000, 10_000))
+        world.apply(
+            ObjectsDestroyed(object_id=expired, marked_at_ms=NOW),
+            ObjectsDestroyed(object_id=held, marked_at_ms=NOW),
+        )
         world.write(RemoveObjects(object_ids=tuple(range(first, first + 20))))
         assert world.map.applied_end_offset == entry + 2
         world.map.forget_undo(entry)  # the removal itself can still be undone
 
     live_and_die(0)
     live_and_die(1)
-    sizes = (len(objects._table), len(objects.ranges._table))
+    sizes = (len(objects._table), len(objects._ranges._table))
     for number in range(2, 12):
         live_and_die(number)
-    assert (len(objects._table), len(objects.ranges._table)) == sizes
+    assert (len(objects._table), len(objects._ranges._table)) == sizes
     assert world.restored().map.state_hash() == world.map.state_hash()
 
 
 def test_a_row_is_not_used_again_while_its_removal_can_be_undone() -> None:
     world = World()
     world.map.forget_undo(world.map.applied_end_offset)
-    destroyed = world.map._objects.decide_expire(NOW + 100_000, 10_000)
-    assert destroyed is not None
-    world.apply(destroyed)
+    expired = column(world.map.expired(NOW + 100_000, 10_000))
+    world.apply(ObjectsDestroyed(object_id=expired, marked_at_ms=NOW + 100_000))
     before, entry = world.map.state_hash(), world.map.applied_end_offset
     world.write(RemoveObjects(object_ids=tuple(range(50))))
     world.write(PrepareObjects(request_id="q", node=NODE, count=50, ttl_ms=5_000))
@@ -204,9 +207,8 @@ def test_held_deletions_wait_and_a_longer_hold_stays() -> None:
     hold = HoldDeletions(hold_ms=5_000)
     assert world.write(hold).until_ms == NOW + 5_000
     assert world.write(HoldDeletions(hold_ms=1_000)).until_ms == NOW + 5_000
-    destroyed = world.map._objects.decide_expire(NOW + 100_000, 3)
-    assert destroyed is not None
-    world.apply(type(destroyed)(object_id=destroyed.object_id, marked_at_ms=NOW))
+    expired = column(world.map.expired(NOW + 100_000, 3))
+    world.apply(ObjectsDestroyed(object_id=expired, marked_at_ms=NOW))
     assert world.map.destroyed(NOW + 10_000, 10, NOW + 4_999) == ()
     assert world.restored().map.destroyed(NOW + 10_000, 10, NOW + 4_999) == ()
     assert world.map.destroyed(NOW + 10_000, 10, NOW + 5_000) == (0, 1, 2)

@@ -55,8 +55,8 @@ STATE = (
         (
             Edit(
                 _FROZEN,
-                "column([node.recovered_by for node in parts.nodes])",
-                "column([-1 for node in parts.nodes])",
+                "column([node.recovered_by for node in parts.nodes.in_order])",
+                "column([-1 for node in parts.nodes.in_order])",
             ),
         ),
         Tested(f"{_TESTS}::test_whatever_the_map_hands_over_is_in_the_digest"),

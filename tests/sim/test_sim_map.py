@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streammeta.controller.metadata.requests import (
@@ -155,7 +156,8 @@ def test_no_offset_can_be_in_two_objects() -> None:
 def test_what_is_held_is_found_by_readers() -> None:
     world = Watched()
     objects: Any = world.map._objects
-    objects.ranges.unlink(objects.range_rows_of(objects.row(1)), Undo())
+    first = int(objects._table["first_range"][objects.row(1)])
+    objects._ranges.unlink(np.array([first]), Undo())
     with pytest.raises(Violation, match="what is readable is found"):
         world.write(upload(6, (3, 0, 1)))
 

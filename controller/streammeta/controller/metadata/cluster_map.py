@@ -13,19 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streammeta.controller.errors import ErrorCode, InvalidRequestError, InvariantError
+from streammeta.controller.errors import ErrorCode, InvariantError
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import (
-    AbandonUploadsAnswer,
     Answer,
     CommitStreamSetObjectAnswer,
-    CreateStreamsAnswer,
     ErrorAnswer,
     GetOpeningStreamsAnswer,
     MapSize,
-    OpenedStream,
-    OpenStreamsAnswer,
     PrepareObjectsAnswer,
-    StreamErrorsAnswer,
 )
 from streammeta.controller.metadata.commit_rules import Repeats
 from streammeta.controller.metadata.compactions import Compactions
@@ -35,90 +31,17 @@ from streammeta.controller.metadata.maintenance import BucketClaim, Claim, Objec
 from streammeta.controller.metadata.nodes import Nodes
 from streammeta.controller.metadata.object_indexes import NodeObjects
 from streammeta.controller.metadata.objects import Objects
-from streammeta.controller.metadata.reads import Reads, StreamReads
+from streammeta.controller.metadata.reads import Reads
 from streammeta.controller.metadata.record_checks import RecordChecks
-from streammeta.controller.metadata.request_identity import (
-    IssuedIds,
-    RequestKey,
-    RequestKind,
-    digest_of_tags,
-)
-from streammeta.controller.metadata.requests import (
-    AbandonUploads,
-    AssignRecoveries,
-    CheckObjects,
-    ClaimBucket,
-    CloseStreams,
-    CommitStreamObject,
-    CommitStreamSetObject,
-    CommitUploads,
-    CreateStreams,
-    DeleteKVs,
-    DeleteStreams,
-    DescribeObjects,
-    DescribeStreams,
-    DestroyDeadSetObjects,
-    ExpireObjects,
-    GetKVs,
-    GetNextNodeId,
-    GetNodes,
-    GetObjects,
-    GetOpeningStreams,
-    HoldDeletions,
-    ListKVs,
-    ListStreamSetObjects,
-    OpenStreams,
-    PrepareObjects,
-    PutKVs,
-    ReadRequest,
-    RegisterNode,
-    RemoveObjects,
-    SetNodeLock,
-    SuperviseNode,
-    SweepDeletedStreams,
-    TrimStreams,
-    UnregisterNode,
-    WriteRequest,
-)
 from streammeta.controller.metadata.restore import restore
-from streammeta.controller.metadata.shared_views import Window
 from streammeta.controller.metadata.stream_decisions import StreamDecisions
 from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.uploads import Uploads
 from streammeta.controller.metadata.validation import validate
 from streammeta.controller.metadata.values import ObjectState
-from streammeta.controller.records.record import (
-    BucketClaimed,
-    CommitRowsRejected,
-    DeletionsHeld,
-    KVsDeleted,
-    KVsPut,
-    NodeEpochSet,
-    NodeIdIssued,
-    NodeLocked,
-    NodeRegistered,
-    NodeSupervised,
-    NodeUnregistered,
-    ObjectAttributesSet,
-    ObjectsDestroyed,
-    ObjectsLinked,
-    ObjectsPrepared,
-    ObjectsRemoved,
-    PendingUploadsSet,
-    RangesRemoved,
-    Record,
-    RecoveryAssigned,
-    StreamObjectsCommitted,
-    StreamsClosed,
-    StreamsCreated,
-    StreamsDeleted,
-    StreamSetObjectsCommitted,
-    StreamsOpened,
-    StreamsReopened,
-    StreamsTrimmed,
-    UploadsAbandoned,
-)
+from streammeta.controller.records import record as rec
+from streammeta.controller.records.record import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +81,6 @@ class ClusterMap:
         )
         self._upkeep = ObjectUpkeep(self._streams, self._objects)
         self._reads = Reads(self._streams, self._objects, self._nodes, self._bucket_claim)
-        self._stream_reads = StreamReads(self._streams, self._objects)
         self._record_checks = RecordChecks(self._streams, self._objects, self._nodes)
         self._applied: deque[_Applied] = deque()
         self._deciders = self._make_deciders()
@@ -184,13 +106,13 @@ class ClusterMap:
             kvs=cluster_map._kvs,
             upkeep=cluster_map._upkeep,
             bucket_claim=cluster_map._bucket_claim,
-            rejected=cluster_map._repeats.rejected,
+            repeats=cluster_map._repeats,
         )
         return cluster_map
 
     # ---- the three verbs ----
 
-    def decide(self, request: WriteRequest, now_ms: int, offset: int) -> Decision:
+    def decide(self, request: requests.WriteRequest, now_ms: int, offset: int) -> Decision:
         """Judge a request against the latest state.
 
         Args:
@@ -206,7 +128,7 @@ class ClusterMap:
         records, answer = self._deciders[type(request)](request, now_ms, offset)
         return Decision(tuple(records), answer)
 
-    def query(self, request: ReadRequest) -> Answer:
+    def query(self, request: requests.ReadRequest) -> Answer:
         """Read the latest state; raises as `decide` does."""
         validate(request)
         return self._readers[type(request)](request)
@@ -271,46 +193,29 @@ class ClusterMap:
         return self.freeze().digest()
 
     def _parts(self) -> FrozenParts:
-        streams, past_ranges, tags = self._streams.view()
-        objects, object_ranges, object_facts = self._objects.view()
         return FrozenParts(
-            streams=streams,
-            past_ranges=past_ranges,
-            tags=tags,
-            objects=objects,
-            object_ranges=object_ranges,
-            object_facts=object_facts,
-            next_object_id=self._objects.next_object_id,
+            streams=self._streams.view(),
+            objects=self._objects.view(),
+            nodes=self._nodes.view(),
+            kvs=self._kvs.snapshot(),
             deletion_hold=self._upkeep.hold,
             bucket_claim=self._bucket_claim.current,
-            pending=self._streams.pending.in_order(),
-            lost=self._streams.lost.spans,
-            nodes=self._nodes.in_order(),
-            last_node_id=self._nodes.last_issued_id,
-            free_node_ids=self._nodes.free_ids,
-            kvs=self._kvs.snapshot(),
-            requests=(
-                self._streams.requests.view(),
-                self._objects.requests.view(),
-                self._nodes.requests.view(),
-            ),
-            rejected=self._repeats.rejected.view(),
-            removed=self._objects.removed.view(),
+            rejected=self._repeats.view(),
         )
 
     def size(self) -> MapSize:
         """Count what the map holds."""
-        counts = self._objects.counts
+        objects = self._objects
         return MapSize(
             streams=self._streams.live_count(),
-            objects=counts.present(),
-            prepared_objects=counts.of(ObjectState.PREPARED),
-            committed_objects=counts.of(ObjectState.COMMITTED),
-            destroyed_objects=counts.of(ObjectState.MARK_DESTROYED),
-            stream_set_objects=self._objects.set_objects.total(),
+            objects=len(objects),
+            prepared_objects=objects.count(ObjectState.PREPARED),
+            committed_objects=objects.count(ObjectState.COMMITTED),
+            destroyed_objects=objects.count(ObjectState.MARK_DESTROYED),
+            stream_set_objects=objects.set_object_count(),
             nodes=len(self._nodes),
             keys=len(self._kvs),
-            committed_bytes=counts.committed_bytes,
+            committed_bytes=objects.committed_bytes,
         )
 
     @property
@@ -332,11 +237,11 @@ class ClusterMap:
 
     def prepared_deadline(self) -> int | None:
         """Return the earliest deadline of a prepared object, or None."""
-        return self._objects.deadlines.first_time()
+        return self._objects.first_deadline()
 
     def expired(self, now_ms: int, limit: int) -> tuple[int, ...]:
         """Return at most `limit` prepared objects whose deadline lies before `now_ms`."""
-        return self._objects.deadlines.before(now_ms, limit)
+        return self._objects.expired_before(now_ms, limit)
 
     def destroyed(self, marked_before_ms: int, limit: int, now_ms: int) -> tuple[int, ...]:
         """Return at most `limit` objects marked destroyed before that time, oldest first.
@@ -353,143 +258,68 @@ class ClusterMap:
 
     def _make_deciders(self) -> dict[type, Callable[..., tuple[Sequence[Record], Answer]]]:
         # Each value takes exactly its key's type, which a dictionary's type can't say.
-        compactions, upkeep = self._compactions, self._upkeep
+        streams, uploads, compactions = self._stream_decisions, self._uploads, self._compactions
+        upkeep, nodes = self._upkeep, self._nodes
         return {
-            CreateStreams: self._decide_create,
-            OpenStreams: self._decide_open,
-            CloseStreams: self._decide_close,
-            TrimStreams: self._decide_trim,
-            DeleteStreams: self._decide_delete,
-            GetOpeningStreams: self._decide_opening,
-            PrepareObjects: self._decide_prepare,
-            CommitStreamSetObject: self._decide_set_object,
-            CommitUploads: lambda request, now_ms, _: self._uploads.decide_batch(request, now_ms),
-            AbandonUploads: self._decide_abandon,
-            CommitStreamObject: lambda request, now_ms, _: compactions.decide_stream_object(
-                request, now_ms
-            ),
-            ExpireObjects: lambda request, now_ms, _: _one(upkeep.decide_expire(request, now_ms)),
-            RemoveObjects: lambda request, *_: _one(upkeep.decide_remove(request)),
-            SweepDeletedStreams: lambda request, now_ms, _: _one(
-                upkeep.decide_sweep(request, now_ms)
-            ),
-            DestroyDeadSetObjects: lambda request, now_ms, _: _one(
-                upkeep.decide_destroy_dead(request, now_ms)
-            ),
-            HoldDeletions: lambda request, now_ms, _: _one(upkeep.decide_hold(request, now_ms)),
-            ClaimBucket: lambda request, *_: _one(self._bucket_claim.decide(request)),
-            RegisterNode: lambda request, *_: _one(self._nodes.decide_register(request)),
-            UnregisterNode: self._decide_unregister,
-            GetNextNodeId: lambda request, *_: _one(self._nodes.decide_next_id(request)),
-            SetNodeLock: lambda request, *_: _one(self._nodes.decide_lock(request)),
-            SuperviseNode: lambda request, *_: _one(self._nodes.decide_supervise(request)),
-            AssignRecoveries: lambda request, *_: self._nodes.decide_recoveries(request),
-            PutKVs: lambda request, _, offset: _one(self._kvs.decide_put(request, offset)),
-            DeleteKVs: lambda request, *_: _one(self._kvs.decide_delete(request)),
+            requests.CreateStreams: _without_time(streams.create),
+            requests.OpenStreams: _without_time(streams.open),
+            requests.CloseStreams: _without_time(streams.close),
+            requests.TrimStreams: _without_time(streams.trim),
+            requests.DeleteStreams: _with_time(streams.delete),
+            requests.AbandonUploads: _without_time(streams.abandon),
+            requests.GetOpeningStreams: _without_time(self._decide_opening),
+            requests.PrepareObjects: _with_time(self._decide_prepare),
+            requests.CommitStreamSetObject: _with_time(self._decide_set_object),
+            requests.CommitUploads: _with_time(uploads.decide_batch),
+            requests.CommitStreamObject: _with_time(compactions.decide_stream_object),
+            requests.ExpireObjects: _with_time(_one(upkeep.decide_expire)),
+            requests.RemoveObjects: _without_time(_one(upkeep.decide_remove)),
+            requests.SweepDeletedStreams: _with_time(_one(upkeep.decide_sweep)),
+            requests.DestroyDeadSetObjects: _with_time(_one(upkeep.decide_destroy_dead)),
+            requests.HoldDeletions: _with_time(_one(upkeep.decide_hold)),
+            requests.ClaimBucket: _without_time(_one(self._bucket_claim.decide)),
+            requests.RegisterNode: _without_time(_one(nodes.decide_register)),
+            requests.UnregisterNode: _without_time(_one(self._decide_unregister)),
+            requests.GetNextNodeId: _without_time(_one(nodes.decide_next_id)),
+            requests.SetNodeLock: _without_time(_one(nodes.decide_lock)),
+            requests.SuperviseNode: _without_time(_one(nodes.decide_supervise)),
+            requests.AssignRecoveries: _without_time(nodes.decide_recoveries),
+            requests.PutKVs: lambda request, _, offset: _one(self._kvs.decide_put)(request, offset),
+            requests.DeleteKVs: _without_time(_one(self._kvs.decide_delete)),
         }
 
-    def _decide_create(
-        self, request: CreateStreams, _now_ms: int, _offset: int
-    ) -> tuple[Sequence[Record], CreateStreamsAnswer]:
-        error = self._nodes.check(request.node)
-        if error is not ErrorCode.NONE:
-            return (), CreateStreamsAnswer(error=error)
-        key = RequestKey(RequestKind.CREATE_STREAMS, request.node.node_id, request.request_id)
-        issued = _issued_before(self._streams.requests, key, len(request.streams))
-        if issued is not None:
-            tags = [stream.tags for stream in request.streams]
-            if issued.content_digest not in (0, digest_of_tags(tags)):
-                raise InvalidRequestError(
-                    "request_id",
-                    f"{request.request_id!r} was used for streams with other tags; "
-                    "a new request needs a new id",
-                )
-            ids = tuple(range(issued.first_id, issued.first_id + issued.count))
-            return (), CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
-        return self._stream_decisions.create(request)
-
-    def _decide_open(
-        self, request: OpenStreams, _now_ms: int, _offset: int
-    ) -> tuple[Sequence[Record], OpenStreamsAnswer]:
-        error = self._nodes.check(request.node)
-        if error is not ErrorCode.NONE:
-            return (), OpenStreamsAnswer(streams=(OpenedStream(error),) * len(request.streams))
-        return self._stream_decisions.open(request)
-
-    def _decide_close(
-        self, request: CloseStreams, _now_ms: int, _offset: int
-    ) -> tuple[Sequence[Record], StreamErrorsAnswer]:
-        # A recovery closes streams on behalf of a fenced node.
-        error = self._nodes.check(request.node, fence_failover=False)
-        if error is not ErrorCode.NONE:
-            return (), StreamErrorsAnswer(errors=(error,) * len(request.streams))
-        return self._stream_decisions.close(request)
-
-    def _decide_trim(
-        self, request: TrimStreams, _now_ms: int, _offset: int
-    ) -> tuple[Sequence[Record], StreamErrorsAnswer]:
-        error = self._nodes.check(request.node)
-        if error is not ErrorCode.NONE:
-            return (), StreamErrorsAnswer(errors=(error,) * len(request.streams))
-        return self._stream_decisions.trim(request)
-
-    def _decide_delete(
-        self, request: DeleteStreams, now_ms: int, _offset: int
-    ) -> tuple[Sequence[Record], StreamErrorsAnswer]:
-        error = self._nodes.check(request.node)
-        if error is not ErrorCode.NONE:
-            return (), StreamErrorsAnswer(errors=(error,) * len(request.streams))
-        return self._stream_decisions.delete(request, now_ms)
-
     def _decide_opening(
-        self, request: GetOpeningStreams, _now_ms: int, _offset: int
+        self, request: requests.GetOpeningStreams
     ) -> tuple[Sequence[Record], GetOpeningStreamsAnswer]:
-        record: NodeEpochSet | None = None
+        record: rec.NodeEpochSet | None = None
         if request.page.page_token:
             error = self._nodes.check(request.node, fence_failover=False)
         else:
             record, error = self._nodes.decide_epoch(request.node, failover=request.failover)
         if error is not ErrorCode.NONE:
             return (), GetOpeningStreamsAnswer(error=error)
-        error, streams, token = self._stream_reads.opening_streams(
-            request.node.node_id, request.page
-        )
-        if error is not ErrorCode.NONE:
-            return (), GetOpeningStreamsAnswer(error=error)
-        answer = GetOpeningStreamsAnswer(error=error, streams=streams, next_page_token=token)
-        return _one((record, answer))
-
-    def _decide_abandon(
-        self, request: AbandonUploads, _now_ms: int, _offset: int
-    ) -> tuple[Sequence[Record], AbandonUploadsAnswer]:
-        return self._stream_decisions.abandon(request)
+        answer = self._reads.opening_streams(request.node.node_id, request.page)
+        changes = record is not None and answer.error is ErrorCode.NONE
+        return (record,) if record is not None and changes else (), answer
 
     def _decide_unregister(
-        self, request: UnregisterNode, _now_ms: int, _offset: int
-    ) -> tuple[Sequence[Record], ErrorAnswer]:
+        self, request: requests.UnregisterNode
+    ) -> tuple[rec.NodeUnregistered | None, ErrorAnswer]:
         node_id = request.node.node_id
-        owes = self._streams.open_counts.get(node_id) > 0
+        owes = self._streams.open_count(node_id) > 0
         owes = owes or len(self._streams.active_uploads(node_id)) > 0
-        return _one(self._nodes.decide_unregister(request.node, owes_streams=owes))
+        return self._nodes.decide_unregister(request.node, owes_streams=owes)
 
     def _decide_prepare(
-        self, request: PrepareObjects, now_ms: int, _offset: int
+        self, request: requests.PrepareObjects, now_ms: int
     ) -> tuple[Sequence[Record], PrepareObjectsAnswer]:
         error = self._nodes.check(request.node)
         if error is not ErrorCode.NONE:
             return (), PrepareObjectsAnswer(error=error)
-        key = RequestKey(RequestKind.PREPARE_OBJECTS, request.node.node_id, request.request_id)
-        issued = _issued_before(self._objects.requests, key, request.count)
-        if issued is not None:
-            return (), PrepareObjectsAnswer(
-                error=ErrorCode.NONE,
-                first_object_id=issued.first_id,
-                deadline_ms=issued.deadline_ms,
-            )
-        return _one(self._objects.decide_prepare(request, now_ms))
+        return self._objects.decide_prepare(request, now_ms)
 
     def _decide_set_object(
-        self, request: CommitStreamSetObject, now_ms: int, _offset: int
+        self, request: requests.CommitStreamSetObject, now_ms: int
     ) -> tuple[Sequence[Record], CommitStreamSetObjectAnswer]:
         if len(request.compacted_object_ids):
             return self._compactions.decide_set_object(request, now_ms)
@@ -499,57 +329,57 @@ class ClusterMap:
 
     def _make_readers(self) -> dict[type, Callable[..., Answer]]:
         return {
-            DescribeStreams: self._stream_reads.describe_streams,
-            GetObjects: self._reads.get_objects,
-            DescribeObjects: self._reads.describe_objects,
-            CheckObjects: self._reads.check_objects,
-            GetNodes: self._reads.get_nodes,
-            ListStreamSetObjects: self._reads.list_set_objects,
-            GetKVs: self._kvs.get,
-            ListKVs: self._kvs.list,
+            requests.DescribeStreams: self._reads.describe_streams,
+            requests.GetObjects: self._reads.get_objects,
+            requests.DescribeObjects: self._reads.describe_objects,
+            requests.CheckObjects: self._reads.check_objects,
+            requests.GetNodes: self._reads.get_nodes,
+            requests.ListStreamSetObjects: self._reads.list_set_objects,
+            requests.GetKVs: self._kvs.get,
+            requests.ListKVs: self._kvs.list,
         }
 
     def _make_replayers(self) -> dict[type, Callable[[Any, int, Undo], None]]:
         streams, objects, nodes, uploads = self._streams, self._objects, self._nodes, self._uploads
         anywhere: dict[type, Callable[[Any, Undo], None]] = {
-            StreamsCreated: streams.replay_created,
-            StreamsOpened: streams.replay_opened,
-            StreamsReopened: streams.replay_reopened,
-            StreamsClosed: streams.replay_closed,
-            StreamsTrimmed: streams.replay_trimmed,
-            RangesRemoved: streams.replay_ranges_removed,
-            StreamsDeleted: streams.replay_deleted,
-            ObjectsPrepared: objects.replay_prepared,
-            StreamSetObjectsCommitted: uploads.replay_set_objects,
-            StreamObjectsCommitted: uploads.replay_stream_objects,
-            CommitRowsRejected: self._repeats.replay_rejected,
-            PendingUploadsSet: streams.replay_pending_set,
-            UploadsAbandoned: streams.replay_abandoned,
-            ObjectsDestroyed: self._replay_destroyed,
-            ObjectsRemoved: objects.replay_removed,
-            ObjectsLinked: objects.replay_linked,
-            ObjectAttributesSet: objects.replay_attributes,
-            DeletionsHeld: self._upkeep.replay_held,
-            BucketClaimed: self._bucket_claim.replay,
-            NodeRegistered: nodes.replay_registered,
-            NodeEpochSet: nodes.replay_epoch_set,
-            NodeUnregistered: self._replay_unregistered,
-            NodeIdIssued: nodes.replay_id_issued,
-            NodeLocked: nodes.replay_locked,
-            NodeSupervised: nodes.replay_supervised,
-            RecoveryAssigned: nodes.replay_recovery_assigned,
-            KVsDeleted: self._kvs.replay_deleted,
+            rec.StreamsCreated: streams.replay_created,
+            rec.StreamsOpened: streams.replay_opened,
+            rec.StreamsReopened: streams.replay_reopened,
+            rec.StreamsClosed: streams.replay_closed,
+            rec.StreamsTrimmed: streams.replay_trimmed,
+            rec.RangesRemoved: streams.replay_ranges_removed,
+            rec.StreamsDeleted: streams.replay_deleted,
+            rec.ObjectsPrepared: objects.replay_prepared,
+            rec.StreamSetObjectsCommitted: uploads.replay_set_objects,
+            rec.StreamObjectsCommitted: uploads.replay_stream_objects,
+            rec.CommitRowsRejected: self._repeats.replay_rejected,
+            rec.PendingUploadsSet: streams.replay_pending_set,
+            rec.UploadsAbandoned: streams.replay_abandoned,
+            rec.ObjectsDestroyed: self._replay_destroyed,
+            rec.ObjectsRemoved: objects.replay_removed,
+            rec.ObjectsLinked: objects.replay_linked,
+            rec.ObjectAttributesSet: objects.replay_attributes,
+            rec.DeletionsHeld: self._upkeep.replay_held,
+            rec.BucketClaimed: self._bucket_claim.replay,
+            rec.NodeRegistered: nodes.replay_registered,
+            rec.NodeEpochSet: nodes.replay_epoch_set,
+            rec.NodeUnregistered: self._replay_unregistered,
+            rec.NodeIdIssued: nodes.replay_id_issued,
+            rec.NodeLocked: nodes.replay_locked,
+            rec.NodeSupervised: nodes.replay_supervised,
+            rec.RecoveryAssigned: nodes.replay_recovery_assigned,
+            rec.KVsDeleted: self._kvs.replay_deleted,
         }
         replayers = {kind: _ignoring_offset(replay) for kind, replay in anywhere.items()}
-        return {**replayers, KVsPut: self._kvs.replay_put}
+        return {**replayers, rec.KVsPut: self._kvs.replay_put}
 
-    def _replay_destroyed(self, record: ObjectsDestroyed, undo: Undo) -> None:
+    def _replay_destroyed(self, record: rec.ObjectsDestroyed, undo: Undo) -> None:
         self._objects.replay_destroyed(record, undo)
         self._nodes.forget_departed(undo)
 
-    def _replay_unregistered(self, record: NodeUnregistered, undo: Undo) -> None:
+    def _replay_unregistered(self, record: rec.NodeUnregistered, undo: Undo) -> None:
         # Nothing of what is on its list is owed any more.
-        self._streams.pending.drop(record.node_id, undo)
+        self._streams.drop_pending(record.node_id, undo)
         self._nodes.replay_unregistered(record, undo)
 
 
@@ -562,19 +392,19 @@ def _undo(actions: Undo) -> None:
         action()
 
 
-def _one(decided: tuple[Record | None, Any]) -> tuple[Sequence[Record], Any]:
-    record, answer = decided
-    return () if record is None else (record,), answer
+def _with_time(decide: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda request, now_ms, _offset: decide(request, now_ms)
 
 
-def _issued_before(
-    window: Window[RequestKey, IssuedIds], key: RequestKey, count: int
-) -> IssuedIds | None:
-    issued = window.get(key)
-    if issued is not None and issued.count != count:
-        raise InvalidRequestError(
-            "request_id",
-            f"{key.request_id!r} was used for {issued.count} ids, now for {count}; "
-            "a new request needs a new id",
-        )
-    return issued
+def _without_time(decide: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda request, _now_ms, _offset: decide(request)
+
+
+def _one(decide: Callable[..., tuple[Record | None, Any]]) -> Callable[..., Any]:
+    """Turn a decision of one record or none into one of several."""
+
+    def decided(*args: Any) -> tuple[Sequence[Record], Any]:
+        record, answer = decide(*args)
+        return () if record is None else (record,), answer
+
+    return decided

@@ -25,10 +25,10 @@ import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer
-from streammeta.controller.metadata.objects import Objects
+from streammeta.controller.metadata.object_queries import ObjectQueries
 from streammeta.controller.metadata.request_identity import NO_DIGEST, REJECTED_ROWS_MAX
 from streammeta.controller.metadata.requests import CommitStreamSetObject
-from streammeta.controller.metadata.shared_views import Window
+from streammeta.controller.metadata.shared_views import Window, WindowView
 from streammeta.controller.metadata.stream_ranges import NO_SPANS, StreamSpans
 from streammeta.controller.metadata.streams import DELETED, Streams
 from streammeta.controller.metadata.tables import Undo
@@ -82,10 +82,10 @@ class Continuity:
         streams, ids = self._streams, rows.stream_id
         if np.maximum.reduce(ids) >= len(streams):
             return False
-        ends = streams["end_offset"][ids]
-        good = (streams["state"][ids] == _OPENED) & (streams["node_id"][ids] == node_id)
+        ends = streams.end_offsets(ids)
+        good = streams.opened_by(node_id, ids)
         if len(rows.epoch):
-            good &= streams["epoch"][ids] == rows.epoch
+            good &= streams.epochs(ids) == rows.epoch
         if np.count_nonzero(good) < len(ids):
             return False
         if repeats:
@@ -106,9 +106,8 @@ class Continuity:
         return verdicts
 
     def _judge_issued(self, node_id: int, rows: UploadRows, ahead: Ahead) -> Int64Column:
-        streams, at = self._streams, rows.stream_id
-        state, owner, epochs = streams["state"][at], streams["node_id"][at], streams["epoch"][at]
-        low, high = streams["start_offset"][at], streams["end_offset"][at]
+        at = rows.stream_id
+        epochs, state, owner, low, high = self._streams.head_columns(at)
         if ahead.ends:
             pairs = zip(at.tolist(), high.tolist(), strict=True)
             high = np.array([ahead.ends.get(stream, end) for stream, end in pairs], np.int64)
@@ -151,7 +150,7 @@ class Continuity:
         """
         at = owed.row_of(stream_id)
         live = self._streams.live_starts(owed)
-        moved = (at >= 0) & (end > self._streams["start_offset"][np.where(at >= 0, stream_id, 0)])
+        moved = (at >= 0) & (end > self._streams.start_offsets(np.where(at >= 0, stream_id, 0)))
         starts = owed.start_offset.copy()
         starts[at[moved]] = end[moved]
         over = live >= owed.end_offset
@@ -252,9 +251,9 @@ class Repeat(Enum):
 class Repeats:
     """Commits that were made before, by the ids of their objects."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: ObjectQueries) -> None:
         self._objects = objects
-        self.rejected: Window[tuple[int, int], int] = Window(REJECTED_ROWS_MAX)
+        self._rejected: Window[tuple[int, int], int] = Window(REJECTED_ROWS_MAX)
 
     def judge(self, object_ids: Iterable[int], digest: int) -> Repeat:
         """Compare a commit with those that committed any of these objects.
@@ -285,17 +284,25 @@ class Repeats:
 
     def verdicts(self, object_id: Int64Column, stream_id: Int64Column) -> Int64Column:
         """Return the `ErrorCode` number that each row of a commit was answered first."""
-        if not len(self.rejected):
+        if not len(self._rejected):
             return np.zeros(len(object_id), dtype=np.int64)
         keys = zip(object_id.tolist(), stream_id.tolist(), strict=True)
-        return np.array([self.rejected.get(key) or 0 for key in keys], dtype=np.int64)
+        return np.array([self._rejected.get(key) or 0 for key in keys], dtype=np.int64)
+
+    def view(self) -> WindowView[tuple[int, int], int]:
+        """Return an immutable view of the remembered verdicts, by (object id, stream id)."""
+        return self._rejected.view()
+
+    def load(self, rejected: Iterable[tuple[tuple[int, int], int]]) -> None:
+        """Fill an empty window of verdicts."""
+        self._rejected.load(rejected)
 
     def replay_rejected(self, record: CommitRowsRejected, undo: Undo) -> None:
         """See `CommitRowsRejected`."""
         for object_id, stream_id, error in zip(
             record.object_id.tolist(), record.stream_id.tolist(), record.error.tolist(), strict=True
         ):
-            self.rejected.put((object_id, stream_id), error, undo)
+            self._rejected.put((object_id, stream_id), error, undo)
 
 
 def failed_commit(request: CommitStreamSetObject, error: ErrorCode) -> CommitStreamSetObjectAnswer:

@@ -22,10 +22,9 @@ from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, 
 from streammeta.controller.metadata.commit_rules import Repeat, Repeats, failed_commit, judge
 from streammeta.controller.metadata.nodes import Nodes
 from streammeta.controller.metadata.object_facts import UNKNOWN, Facts, facts_of_one
-from streammeta.controller.metadata.objects import Objects
+from streammeta.controller.metadata.object_queries import ObjectQueries
 from streammeta.controller.metadata.request_identity import digest_of_commit, digest_of_merge
 from streammeta.controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
-from streammeta.controller.metadata.stream_index import range_rows
 from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.uploads import Uploads
@@ -85,7 +84,7 @@ class Compactions:
         self,
         nodes: Nodes,
         streams: Streams,
-        objects: Objects,
+        objects: ObjectQueries,
         uploads: Uploads,
         repeats: Repeats,
     ) -> None:
@@ -105,7 +104,7 @@ class Compactions:
         if error is not _NONE:
             return [], failed_commit(request, error)
         ids, rows = _looked_up(self._objects, request.compacted_object_ids)
-        fit = self._is_set_object_of(rows, request.node.node_id)
+        fit = self._objects.are_set_objects_of(rows, request.node.node_id)
         if ids.tolist() == [request.object_id]:
             records, error = self._replace_attributes(request, rows, fit)
             return records, failed_commit(request, error)
@@ -123,31 +122,14 @@ class Compactions:
         verdicts = self._judge_set(request, rows)
         if verdicts.error() is not _NONE:
             return [], verdicts.answer()
-        self._objects.counts.require_room(request.object_size, request.stream_objects.object_size)
+        self._objects.require_room(request.object_size, request.stream_objects.object_size)
         return list(self._set_records(request, rows, digest, now_ms)), verdicts.answer()
-
-    def _is_set_object_of(self, rows: Int64Column, node_id: int) -> npt.NDArray[np.bool_]:
-        objects = self._objects
-        fit = self._in_state(rows, ObjectState.COMMITTED)
-        present = rows[fit]
-        in_set = objects["kind"][present] == ObjectKind.STREAM_SET
-        fit[fit] = in_set & (objects["node_id"][present] == node_id)
-        return fit
-
-    def _in_state(self, rows: Int64Column, state: ObjectState) -> npt.NDArray[np.bool_]:
-        fit = rows >= 0
-        fit[fit] = self._objects["state"][rows[fit]] == state
-        return fit
 
     def _result_error(self, object_id: int) -> ErrorCode:
         """Return OBJECT_NOT_EXIST if there is, and was, no such object to commit."""
-        if object_id < 0 or self._is_prepared(object_id) or self._was_committed(object_id):
+        if object_id < 0 or self._objects.is_prepared(object_id) or self._was_committed(object_id):
             return _NONE
         return ErrorCode.OBJECT_NOT_EXIST
-
-    def _is_prepared(self, object_id: int) -> bool:
-        row = self._objects.row(object_id)
-        return row >= 0 and self._objects["state"][row] == ObjectState.PREPARED
 
     def _was_committed(self, object_id: int) -> bool:
         return bool(self._objects.was_committed(np.array([object_id]))[0])
@@ -211,9 +193,7 @@ class Compactions:
 
     def _live_parts(self, rows: Int64Column) -> StreamSpans:
         """Return what objects hold above the starts of streams that exist."""
-        objects = self._objects
-        held = range_rows(objects["first_range"][rows], objects["range_count"][rows])
-        spans = StreamSpans(*objects.ranges.columns(held))
+        spans = self._objects.spans(rows)
         starts = self._streams.live_starts(spans)
         live = starts < spans.end_offset
         parts = StreamSpans(spans.stream_id, starts, spans.end_offset)
@@ -222,17 +202,18 @@ class Compactions:
     def _set_records(
         self, request: CommitStreamSetObject, rows: Int64Column, digest: int, now_ms: int
     ) -> Iterator[Record]:
-        orders = self._objects["order_id"][rows]
         ranges = request.ranges
-        bounds = self._objects.facts.bounds(rows)
+        bounds = self._objects.time_bounds(rows)
         if request.object_id >= 0:
             facts = _result_facts(request, bounds)
+            named = request.order_id >= 0
+            order_id = request.order_id if named else self._objects.least_order_id(rows)
             yield StreamSetObjectsCommitted(
                 node_id=request.node.node_id,
                 committed_at_ms=now_ms,
-                data_time_ms=int(self._objects["data_time_ms"][rows].min()),
+                data_time_ms=self._objects.least_data_time_ms(rows),
                 object_id=column([request.object_id]),
-                order_id=column([request.order_id if request.order_id >= 0 else orders.min()]),
+                order_id=column([order_id]),
                 object_size=column([request.object_size]),
                 attributes=column([request.attributes]),
                 range_count=column([len(ranges.stream_id)]),
@@ -270,7 +251,7 @@ class Compactions:
         if error is not _NONE:
             return [], error
         ids, rows = _looked_up(self._objects, request.source_object_ids)
-        fit = self._is_object_of(rows, request.stream_id)
+        fit = self._objects.are_objects_of_stream(rows, request.stream_id)
         if ids.tolist() == [request.object_id]:
             return self._replace_attributes(request, rows, fit)
         sources = _Sources(ids, rows, _operations(request))
@@ -286,17 +267,8 @@ class Compactions:
         error = self._source_error(request, sources, fit)
         if error is not _NONE:
             return [], error
-        self._objects.counts.require_room(request.object_size, EMPTY_COLUMN)
+        self._objects.require_room(request.object_size, EMPTY_COLUMN)
         return list(self._stream_object_records(request, sources, digest, now_ms)), _NONE
-
-    def _is_object_of(self, rows: Int64Column, stream_id: int) -> npt.NDArray[np.bool_]:
-        """Return which rows are those of committed stream objects or composites of a stream."""
-        objects = self._objects
-        fit = self._in_state(rows, ObjectState.COMMITTED)
-        fit[fit] = objects["kind"][rows[fit]] != ObjectKind.STREAM_SET
-        streams, _, _ = objects.ranges.columns(objects["first_range"][rows[fit]])
-        fit[fit] = streams == stream_id
-        return fit
 
     def _merge_repeat(
         self, request: CommitStreamObject, sources: "_Sources", digest: int
@@ -309,13 +281,13 @@ class Compactions:
     def _source_error(
         self, request: CommitStreamObject, sources: "_Sources", fit: npt.NDArray[np.bool_]
     ) -> ErrorCode:
-        objects, rows = self._objects, sources.rows
-        dropped = self._in_state(rows, ObjectState.PREPARED)
+        rows = sources.rows
+        dropped = self._objects.are_in_state(rows, ObjectState.PREPARED)
         dropped &= sources.operations == SourceOperation.DELETE
         if not (fit | dropped).all() or not _usable(sources.ids, request.object_id):
             return _NOT_FOUND
         kept = sources.operations == SourceOperation.KEEP_DATA
-        if (objects["kind"][rows[kept]] == ObjectKind.COMPOSITE).any():
+        if (self._objects.kinds(rows[kept]) == ObjectKind.COMPOSITE).any():
             return ErrorCode.INVALID_REQUEST
         outputs = StreamSpans()
         if request.object_id >= 0:
@@ -333,8 +305,10 @@ class Compactions:
         composite = False
         if request.object_id >= 0:
             composite = request.attributes & KIND_MASK == COMPOSITE_BITS
-            committed = sources.rows[self._in_state(sources.rows, ObjectState.COMMITTED)]
-            facts = _result_facts(request, self._objects.facts.bounds(committed))
+            committed = sources.rows[
+                self._objects.are_in_state(sources.rows, ObjectState.COMMITTED)
+            ]
+            facts = _result_facts(request, self._objects.time_bounds(committed))
             yield StreamObjectsCommitted(
                 committed_at_ms=now_ms,
                 object_id=column([request.object_id]),
@@ -368,13 +342,11 @@ class Compactions:
         self, composites: Int64Column, kept_above: int | None
     ) -> tuple[Int64Column, Int64Column]:
         """Return what objects link: what of it ends above an offset, and the rest."""
-        objects = self._objects
-        parts = [objects.links.of(object_id) for object_id in composites.tolist()]
-        ids = np.concatenate((EMPTY_COLUMN, *parts))
+        ids = self._objects.linked_to(composites)
         if kept_above is None or not len(ids):
             return EMPTY_COLUMN, ids
-        _, _, ends = objects.ranges.columns(objects["first_range"][objects.rows(ids)])
-        kept = ends > kept_above
+        # A linked object holds one range.
+        kept = self._objects.spans(self._objects.rows(ids)).end_offset > kept_above
         return ids[kept], ids[~kept]
 
     # ---- attributes alone ----
@@ -385,14 +357,13 @@ class Compactions:
         rows: Int64Column,
         fit: npt.NDArray[np.bool_],
     ) -> tuple[list[Record], ErrorCode]:
-        row = int(rows[0])
-        if row < 0:
+        if rows[0] < 0:
             return [], ErrorCode.OBJECT_NOT_EXIST
-        if self._objects["state"][row] != ObjectState.COMMITTED:
+        if not self._objects.are_in_state(rows, ObjectState.COMMITTED)[0]:
             return [], ErrorCode.OBJECT_NOT_COMMITTED
         if not fit[0]:
             return [], _NOT_FOUND
-        if self._objects["attributes"][row] == request.attributes:
+        if self._objects.attributes(rows)[0] == request.attributes:
             return [], _NONE
         record = ObjectAttributesSet(object_id=request.object_id, attributes=request.attributes)
         return [record], _NONE
@@ -436,7 +407,7 @@ def _bounded(rows: StreamObjectColumns, bounds: tuple[int, int]) -> StreamObject
     )
 
 
-def _looked_up(objects: Objects, ids: Int64Column) -> tuple[Int64Column, Int64Column]:
+def _looked_up(objects: ObjectQueries, ids: Int64Column) -> tuple[Int64Column, Int64Column]:
     """Return ids with their rows, -1 where there is none."""
     rows: Int64Column = np.maximum(objects.rows(ids), -1)
     return ids, rows

@@ -36,15 +36,13 @@ import numpy.typing as npt
 
 from streammeta.controller.metadata.kv import StoredValue
 from streammeta.controller.metadata.maintenance import Claim, DeletionHold
-from streammeta.controller.metadata.nodes import Node
+from streammeta.controller.metadata.nodes import NodesView
 from streammeta.controller.metadata.object_facts import facts_in_view
-from streammeta.controller.metadata.objects import UNUSED
-from streammeta.controller.metadata.request_identity import IssuedIds, RequestKey
+from streammeta.controller.metadata.object_queries import UNUSED, ObjectsView
 from streammeta.controller.metadata.shared_views import SharedDictView, WindowView
 from streammeta.controller.metadata.stream_index import range_rows
-from streammeta.controller.metadata.stream_ranges import RANGE_COLUMNS, StreamSpans
-from streammeta.controller.metadata.streams import DELETED
-from streammeta.controller.metadata.tables import TableView
+from streammeta.controller.metadata.stream_ranges import RANGE_COLUMNS
+from streammeta.controller.metadata.streams import DELETED, StreamsView
 from streammeta.controller.metadata.values import Int64Column, ObjectState, column
 from streammeta.controller.records.record import FACT_COLUMNS
 
@@ -54,26 +52,15 @@ Section: TypeAlias = dict[str, SectionColumn]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenParts:
-    """What the map hands over when it is frozen: shared views, and copies of dictionaries."""
+    """The views that make up a frozen map."""
 
-    streams: TableView
-    past_ranges: TableView
-    tags: SharedDictView[int, tuple[str, ...]]
-    pending: list[tuple[int, StreamSpans]]
-    lost: StreamSpans
-    objects: TableView
-    object_ranges: TableView
-    object_facts: TableView
-    next_object_id: int
+    streams: StreamsView
+    objects: ObjectsView
+    nodes: NodesView
+    kvs: SharedDictView[tuple[str, str], StoredValue]
     deletion_hold: DeletionHold
     bucket_claim: Claim
-    nodes: list[Node]
-    last_node_id: int
-    free_node_ids: frozenset[int]
-    kvs: SharedDictView[tuple[str, str], StoredValue]
-    requests: tuple[WindowView[RequestKey, IssuedIds], ...]
     rejected: WindowView[tuple[int, int], int]
-    removed: WindowView[int, int]
 
 
 class FrozenMap:
@@ -116,43 +103,43 @@ class _Sections(Mapping[str, Section]):
 
 def _counters(parts: FrozenParts) -> Section:
     return {
-        "next_stream_id": column([len(parts.streams)]),
-        "next_object_id": column([parts.next_object_id]),
-        "last_node_id": column([parts.last_node_id]),
+        "next_stream_id": column([len(parts.streams.rows)]),
+        "next_object_id": column([parts.objects.next_object_id]),
+        "last_node_id": column([parts.nodes.last_issued_id]),
         "deletions_held_since_ms": column([parts.deletion_hold.since_ms]),
         "deletions_held_until_ms": column([parts.deletion_hold.until_ms]),
     }
 
 
 def _streams(parts: FrozenParts) -> Section:
-    live = parts.streams.column("state") != DELETED
+    live = parts.streams.rows.column("state") != DELETED
     section: Section = {"stream_id": np.flatnonzero(live)}
     for name in ("epoch", "range_index", "start_offset", "end_offset", "state", "node_id"):
-        section[name] = parts.streams.column(name)[live]
+        section[name] = parts.streams.rows.column(name)[live]
     return section
 
 
 def _stream_tags(parts: FrozenParts) -> Section:
-    return _tag_section("stream_id", sorted(parts.tags.items()))
+    return _tag_section("stream_id", sorted(parts.streams.tags.items()))
 
 
 def _ranges(parts: FrozenParts) -> Section:
     current = _current_ranges(parts)
-    used = parts.past_ranges.column("stream_id") >= 0
+    used = parts.streams.past_ranges.column("stream_id") >= 0
     section: Section = {}
     for name in RANGE_COLUMNS:
-        past = parts.past_ranges.column(name)[used]
+        past = parts.streams.past_ranges.column(name)[used]
         section[name] = np.concatenate((past, current[name].astype(past.dtype)))
     order = np.lexsort((np.asarray(section["range_index"]), np.asarray(section["stream_id"])))
     return {name: np.asarray(values)[order] for name, values in section.items()}
 
 
 def _current_ranges(parts: FrozenParts) -> dict[str, Int64Column]:
-    index = parts.streams.column("range_index")
-    owned = (parts.streams.column("state") != DELETED) & (index >= 0)
+    index = parts.streams.rows.column("range_index")
+    owned = (parts.streams.rows.column("state") != DELETED) & (index >= 0)
     names = {"start_offset": "range_start"}
     columns = {
-        name: parts.streams.column(names.get(name, name))[owned]
+        name: parts.streams.rows.column(names.get(name, name))[owned]
         for name in RANGE_COLUMNS
         if name != "stream_id"
     }
@@ -177,31 +164,33 @@ _OBJECT_SECTION = (
 
 def _objects(parts: FrozenParts) -> Section:
     rows = _object_rows(parts)
-    return {name: parts.objects.column(name)[rows] for name in _OBJECT_SECTION}
+    return {name: parts.objects.rows.column(name)[rows] for name in _OBJECT_SECTION}
 
 
 def _object_ranges(parts: FrozenParts) -> Section:
     held_by = _object_rows(parts)
-    first, count = (parts.objects.column(name)[held_by] for name in ("first_range", "range_count"))
+    first, count = (
+        parts.objects.rows.column(name)[held_by] for name in ("first_range", "range_count")
+    )
     rows = range_rows(first, count)
     names = ("object_id", "stream_id", "start_offset", "end_offset")
-    return {name: parts.object_ranges.column(name)[rows].astype(np.int64) for name in names}
+    return {name: parts.objects.ranges.column(name)[rows].astype(np.int64) for name in names}
 
 
 def _object_facts(parts: FrozenParts) -> Section:
     rows = _object_rows(parts)
-    found, facts = facts_in_view(parts.object_facts, rows)
+    found, facts = facts_in_view(parts.objects.facts, rows)
     return {
-        "object_id": parts.objects.column("object_id")[rows[found]],
+        "object_id": parts.objects.rows.column("object_id")[rows[found]],
         **{name: getattr(facts, name) for name in FACT_COLUMNS},
     }
 
 
 def _object_rows(parts: FrozenParts) -> Int64Column:
     """Return the rows that are an object's, in id order."""
-    state = parts.objects.column("state")
+    state = parts.objects.rows.column("state")
     rows = np.flatnonzero((state != UNUSED) & (state != ObjectState.REMOVED))
-    ordered: Int64Column = rows[np.argsort(parts.objects.column("object_id")[rows])]
+    ordered: Int64Column = rows[np.argsort(parts.objects.rows.column("object_id")[rows])]
     return ordered
 
 
@@ -209,39 +198,42 @@ def _pending_uploads(parts: FrozenParts) -> Section:
     nothing = column()
     return {
         "node_id": np.concatenate(
-            [nothing, *(np.full(len(spans), node_id) for node_id, spans in parts.pending)]
+            [nothing, *(np.full(len(spans), node_id) for node_id, spans in parts.streams.pending)]
         ),
         **{
-            name: np.concatenate([nothing, *(getattr(spans, name) for _, spans in parts.pending)])
+            name: np.concatenate(
+                [nothing, *(getattr(spans, name) for _, spans in parts.streams.pending)]
+            )
             for name in _SPAN_COLUMNS
         },
     }
 
 
 def _lost_ranges(parts: FrozenParts) -> Section:
-    return {name: getattr(parts.lost, name) for name in _SPAN_COLUMNS}
+    return {name: getattr(parts.streams.lost, name) for name in _SPAN_COLUMNS}
 
 
 def _nodes(parts: FrozenParts) -> Section:
     return {
-        "node_id": column([node.node_id for node in parts.nodes]),
-        "node_epoch": column([node.node_epoch for node in parts.nodes]),
-        "failover": np.array([node.failover for node in parts.nodes], dtype=np.bool_),
-        "wal_config": [node.wal_config for node in parts.nodes],
-        "locked": np.array([node.locked for node in parts.nodes], dtype=np.bool_),
-        "departed": np.array([node.departed for node in parts.nodes], dtype=np.bool_),
-        "recovered_by": column([node.recovered_by for node in parts.nodes]),
-        "supervised": np.array([node.supervised for node in parts.nodes], dtype=np.bool_),
+        "node_id": column([node.node_id for node in parts.nodes.in_order]),
+        "node_epoch": column([node.node_epoch for node in parts.nodes.in_order]),
+        "failover": np.array([node.failover for node in parts.nodes.in_order], dtype=np.bool_),
+        "wal_config": [node.wal_config for node in parts.nodes.in_order],
+        "locked": np.array([node.locked for node in parts.nodes.in_order], dtype=np.bool_),
+        "departed": np.array([node.departed for node in parts.nodes.in_order], dtype=np.bool_),
+        "recovered_by": column([node.recovered_by for node in parts.nodes.in_order]),
+        "supervised": np.array([node.supervised for node in parts.nodes.in_order], dtype=np.bool_),
     }
 
 
 def _free_node_ids(parts: FrozenParts) -> Section:
-    return {"node_id": column(sorted(parts.free_node_ids))}
+    return {"node_id": column(sorted(parts.nodes.free_ids))}
 
 
 def _node_tags(parts: FrozenParts) -> Section:
     flat = [
-        (node.node_id, tuple(text for tag in node.tags for text in tag)) for node in parts.nodes
+        (node.node_id, tuple(text for tag in node.tags for text in tag))
+        for node in parts.nodes.in_order
     ]
     return _tag_section("node_id", flat)
 
@@ -257,8 +249,9 @@ def _kvs(parts: FrozenParts) -> Section:
 
 
 def _requests(parts: FrozenParts) -> Section:
-    keys = [key for window in parts.requests for key, _ in window]
-    issued = [ids for window in parts.requests for _, ids in window]
+    windows = (parts.streams.requests, parts.objects.requests, parts.nodes.requests)
+    keys = [key for window in windows for key, _ in window]
+    issued = [ids for window in windows for _, ids in window]
     return {
         "kind": column([int(key.kind) for key in keys]),
         "node_id": column([key.node_id for key in keys]),
@@ -280,8 +273,8 @@ def _rejected_rows(parts: FrozenParts) -> Section:
 
 def _removed_objects(parts: FrozenParts) -> Section:
     return {
-        "object_id": column([object_id for object_id, _ in parts.removed]),
-        "content_digest": column([digest for _, digest in parts.removed]),
+        "object_id": column([object_id for object_id, _ in parts.objects.removed]),
+        "content_digest": column([digest for _, digest in parts.objects.removed]),
     }
 
 

@@ -19,7 +19,7 @@ from streammeta.controller.metadata.answers import (
     RemoveObjectsAnswer,
     SweepAnswer,
 )
-from streammeta.controller.metadata.objects import Objects
+from streammeta.controller.metadata.object_queries import ObjectQueries
 from streammeta.controller.metadata.requests import (
     ClaimBucket,
     DestroyDeadSetObjects,
@@ -28,10 +28,9 @@ from streammeta.controller.metadata.requests import (
     RemoveObjects,
     SweepDeletedStreams,
 )
-from streammeta.controller.metadata.stream_index import range_rows
-from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.tables import Undo
+from streammeta.controller.metadata.values import Int64Column, ObjectState, column
 from streammeta.controller.records.record import (
     BucketClaimed,
     DeletionsHeld,
@@ -51,31 +50,42 @@ class DeletionHold:
 class ObjectUpkeep:
     """Decides the leader's own requests about objects; holds the replicated deletion hold."""
 
-    def __init__(self, streams: Streams, objects: Objects) -> None:
+    def __init__(self, streams: Streams, objects: ObjectQueries) -> None:
         self._streams = streams
         self._objects = objects
-        self.hold = DeletionHold()
+        self._hold = DeletionHold()
+
+    @property
+    def hold(self) -> DeletionHold:
+        """The replicated deletion hold."""
+        return self._hold
+
+    def load(self, hold: DeletionHold) -> None:
+        """Set the hold of an empty map."""
+        self._hold = hold
 
     def decide_expire(
         self, request: ExpireObjects, now_ms: int
     ) -> tuple[ObjectsDestroyed | None, ExpireObjectsAnswer]:
         """Mark prepared objects past their deadline."""
-        record = self._objects.decide_expire(now_ms, request.limit)
-        return record, ExpireObjectsAnswer(expired=0 if record is None else len(record.object_id))
+        ids = column(self._objects.expired_before(now_ms, request.limit))
+        return _destroyed(ids, now_ms), ExpireObjectsAnswer(expired=len(ids))
 
     def decide_remove(
         self, request: RemoveObjects
     ) -> tuple[ObjectsRemoved | None, RemoveObjectsAnswer]:
         """Forget destroyed objects whose bytes are gone."""
-        record = self._objects.decide_remove(request.object_ids)
-        return record, RemoveObjectsAnswer(removed=0 if record is None else len(record.object_id))
+        ids = column(sorted(set(request.object_ids)))
+        ids = ids[self._objects.states(ids) == ObjectState.MARK_DESTROYED]
+        record = ObjectsRemoved(object_id=ids) if len(ids) else None
+        return record, RemoveObjectsAnswer(removed=len(ids))
 
     def decide_sweep(
         self, request: SweepDeletedStreams, now_ms: int
     ) -> tuple[ObjectsDestroyed | None, SweepAnswer]:
         """Destroy what deleted streams have left."""
-        record = self._objects.decide_sweep(now_ms, request.limit)
-        return record, SweepAnswer(destroyed=0 if record is None else len(record.object_id))
+        ids = self._objects.sweepings(request.limit)
+        return _destroyed(ids, now_ms, deep=True), SweepAnswer(destroyed=len(ids))
 
     def decide_destroy_dead(
         self, request: DestroyDeadSetObjects, now_ms: int
@@ -87,42 +97,37 @@ class ObjectUpkeep:
         next_after = int(ids[limit - 1]) if len(ids) > limit else -1
         ids = ids[:limit]
         rows = objects.rows(ids)
-        counts = objects["range_count"][rows].astype(np.int64)
-        spans = StreamSpans(
-            *objects.ranges.columns(range_rows(objects["first_range"][rows], counts))
-        )
+        spans = objects.spans(rows)
         live = self._streams.live_starts(spans) < spans.end_offset
-        owners = np.repeat(np.arange(len(ids)), counts)
+        owners = np.repeat(np.arange(len(ids)), objects.range_counts(rows))
         dead = ids[np.bincount(owners[live], minlength=len(ids)) == 0]
         answer = DestroyDeadSetObjectsAnswer(destroyed=len(dead), next_after=next_after)
-        if not len(dead):
-            return None, answer
-        return ObjectsDestroyed(object_id=dead, marked_at_ms=now_ms), answer
+        return _destroyed(dead, now_ms), answer
 
     def decide_hold(
         self, request: HoldDeletions, now_ms: int
     ) -> tuple[DeletionsHeld | None, HoldDeletionsAnswer]:
         """Begin to hold deletions, or go on for longer; a longer hold stays as it is."""
         since_ms, until_ms = now_ms, now_ms + request.hold_ms
-        if now_ms < self.hold.until_ms:
-            since_ms = min(since_ms, self.hold.since_ms)
-            until_ms = max(until_ms, self.hold.until_ms)
+        if now_ms < self._hold.until_ms:
+            since_ms = min(since_ms, self._hold.since_ms)
+            until_ms = max(until_ms, self._hold.until_ms)
         answer = HoldDeletionsAnswer(until_ms=until_ms)
-        if DeletionHold(since_ms, until_ms) == self.hold:
+        if DeletionHold(since_ms, until_ms) == self._hold:
             return None, answer
         return DeletionsHeld(since_ms=since_ms, until_ms=until_ms), answer
 
     def replay_held(self, record: DeletionsHeld, undo: Undo) -> None:
         """See `DeletionsHeld`."""
-        before = self.hold
-        self.hold = DeletionHold(record.since_ms, record.until_ms)
-        undo.append(lambda: setattr(self, "hold", before))
+        before = self._hold
+        self._hold = DeletionHold(record.since_ms, record.until_ms)
+        undo.append(lambda: setattr(self, "_hold", before))
 
     def deletable(self, marked_before_ms: int, limit: int, now_ms: int) -> tuple[int, ...]:
         """Return at most `limit` objects destroyed before a time and not held, oldest first."""
-        if now_ms < self.hold.until_ms:
-            marked_before_ms = min(marked_before_ms, self.hold.since_ms)
-        return self._objects.destroyed.before(marked_before_ms, limit)
+        if now_ms < self._hold.until_ms:
+            marked_before_ms = min(marked_before_ms, self._hold.since_ms)
+        return self._objects.destroyed_before(marked_before_ms, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +142,20 @@ class BucketClaim:
     """The replicated claim."""
 
     def __init__(self) -> None:
-        self.current = Claim()
+        self._current = Claim()
+
+    @property
+    def current(self) -> Claim:
+        """The replicated claim."""
+        return self._current
+
+    def load(self, claim: Claim) -> None:
+        """Set the claim of an empty map."""
+        self._current = claim
 
     def decide(self, request: ClaimBucket) -> tuple[BucketClaimed | None, ClaimBucketAnswer]:
         """Set the UUID if there is none, raise the bound; None if neither changes."""
-        before = self.current
+        before = self._current
         claim = Claim(
             before.cluster_uuid or request.cluster_uuid,
             max(before.issued_below, request.issued_below),
@@ -158,7 +172,7 @@ class BucketClaim:
         Raises:
             InvariantError: the record would change the UUID or lower the bound.
         """
-        before = self.current
+        before = self._current
         claim = Claim(record.cluster_uuid, record.issued_below)
         if not claim.cluster_uuid or before.cluster_uuid not in ("", claim.cluster_uuid):
             raise InvariantError(
@@ -170,5 +184,13 @@ class BucketClaim:
                 f"record lowers the bound of object ids to {claim.issued_below}, "
                 f"but it is {before.issued_below}"
             )
-        self.current = claim
-        undo.append(lambda: setattr(self, "current", before))
+        self._current = claim
+        undo.append(lambda: setattr(self, "_current", before))
+
+
+def _destroyed(
+    ids: Int64Column, marked_at_ms: int, *, deep: bool = False
+) -> ObjectsDestroyed | None:
+    if not len(ids):
+        return None
+    return ObjectsDestroyed(object_id=ids, marked_at_ms=marked_at_ms, deep=deep)

@@ -25,7 +25,7 @@ from streammeta.controller.metadata.requests import (
     SetNodeLock,
     SuperviseNode,
 )
-from streammeta.controller.metadata.shared_views import Window
+from streammeta.controller.metadata.shared_views import Window, WindowView
 from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import NodeIdentity, Tags
 from streammeta.controller.records.record import (
@@ -63,6 +63,16 @@ class Node:
     supervised: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesView:
+    """Everything the registry of nodes holds; nodes are in id order."""
+
+    in_order: list[Node]
+    last_issued_id: int
+    free_ids: frozenset[int]
+    requests: WindowView[RequestKey, IssuedIds]
+
+
 class Nodes:
     """Nodes by id, and which ids were issued and can be issued again."""
 
@@ -70,9 +80,9 @@ class Nodes:
         self._set_objects = set_objects
         self._nodes: dict[int, Node] = {}
         self._departed: set[int] = set()
-        self.free_ids: frozenset[int] = frozenset()
-        self.last_issued_id = -1
-        self.requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
+        self._free_ids: frozenset[int] = frozenset()
+        self._last_issued_id = -1
+        self._requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -84,6 +94,15 @@ class Nodes:
     def in_order(self) -> list[Node]:
         """Return all nodes by id."""
         return [self._nodes[node_id] for node_id in sorted(self._nodes)]
+
+    def view(self) -> NodesView:
+        """Return an immutable view of the registry as it is now."""
+        return NodesView(
+            in_order=self.in_order(),
+            last_issued_id=self._last_issued_id,
+            free_ids=self._free_ids,
+            requests=self._requests.view(),
+        )
 
     def is_locked(self, node_id: int) -> bool:
         """Whether only the node itself may open streams it owned last."""
@@ -185,7 +204,7 @@ class Nodes:
 
     def decide_next_id(self, request: GetNextNodeId) -> tuple[NodeIdIssued | None, NodeIdAnswer]:
         """Issue the smallest id that is free again, else one above all others."""
-        issued = self.requests.get(_request_key(request.request_id))
+        issued = self._requests.get(_request_key(request.request_id))
         if issued is not None:
             return None, NodeIdAnswer(node_id=issued.first_id)
         node_id = self._next_id()
@@ -193,9 +212,9 @@ class Nodes:
         return record, NodeIdAnswer(node_id=node_id)
 
     def _next_id(self) -> int:
-        if self.free_ids:
-            return min(self.free_ids)
-        above_issued = max(NODE_ID_MIN, self.last_issued_id + 1)
+        if self._free_ids:
+            return min(self._free_ids)
+        above_issued = max(NODE_ID_MIN, self._last_issued_id + 1)
         node_id = max(above_issued, max(self._nodes, default=-1) + 1)
         if node_id > NODE_ID_MAX:  # somebody chose a very large one; there is room below it
             node_id = next(
@@ -254,7 +273,7 @@ class Nodes:
             self._write(node_id, None, undo)
         free = [node_id for node_id in gone if node_id >= NODE_ID_MIN]
         if free:
-            self._set_free_ids(self.free_ids.union(free), undo)
+            self._set_free_ids(self._free_ids.union(free), undo)
 
     def replay_locked(self, record: NodeLocked, undo: Undo) -> None:
         """See `NodeLocked`."""
@@ -270,23 +289,30 @@ class Nodes:
 
     def replay_id_issued(self, record: NodeIdIssued, undo: Undo) -> None:
         """See `NodeIdIssued`."""
-        before = self.last_issued_id
-        self.last_issued_id = max(before, record.node_id)
-        undo.append(lambda: setattr(self, "last_issued_id", before))
-        self._set_free_ids(self.free_ids - {record.node_id}, undo)
-        self.requests.put(_request_key(record.request_id), IssuedIds(record.node_id, 1), undo)
+        before = self._last_issued_id
+        self._last_issued_id = max(before, record.node_id)
+        undo.append(lambda: setattr(self, "_last_issued_id", before))
+        self._set_free_ids(self._free_ids - {record.node_id}, undo)
+        self._requests.put(_request_key(record.request_id), IssuedIds(record.node_id, 1), undo)
 
-    def load(self, nodes: Iterable[Node], last_issued_id: int, free_ids: Iterable[int]) -> None:
+    def load(
+        self,
+        nodes: Iterable[Node],
+        last_issued_id: int,
+        free_ids: Iterable[int],
+        requests: Iterable[tuple[RequestKey, IssuedIds]],
+    ) -> None:
         """Fill an empty registry."""
         for node in nodes:
             self._put(node.node_id, node)
-        self.last_issued_id = last_issued_id
-        self.free_ids = frozenset(free_ids)
+        self._last_issued_id = last_issued_id
+        self._free_ids = frozenset(free_ids)
+        self._requests.load(requests)
 
     def _set(self, node: Node, undo: Undo) -> None:
         self._write(node.node_id, node, undo)
-        if node.node_id in self.free_ids:
-            self._set_free_ids(self.free_ids - {node.node_id}, undo)
+        if node.node_id in self._free_ids:
+            self._set_free_ids(self._free_ids - {node.node_id}, undo)
 
     def _write(self, node_id: int, node: Node | None, undo: Undo) -> None:
         before = self._nodes.get(node_id)
@@ -304,9 +330,9 @@ class Nodes:
             self._nodes[node_id] = node
 
     def _set_free_ids(self, free_ids: frozenset[int], undo: Undo) -> None:
-        before = self.free_ids
-        self.free_ids = free_ids
-        undo.append(lambda: setattr(self, "free_ids", before))
+        before = self._free_ids
+        self._free_ids = free_ids
+        undo.append(lambda: setattr(self, "_free_ids", before))
 
 
 def _request_key(request_id: str) -> RequestKey:

@@ -12,36 +12,12 @@ import numpy as np
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.metadata.nodes import Nodes
-from streammeta.controller.metadata.objects import Objects
+from streammeta.controller.metadata.object_queries import ObjectQueries
 from streammeta.controller.metadata.section_checks import Mask
 from streammeta.controller.metadata.streams import DELETED, Streams
 from streammeta.controller.metadata.values import Int64Column, ObjectKind, ObjectState, StreamState
-from streammeta.controller.records.record import (
-    NodeEpochSet,
-    NodeIdIssued,
-    NodeLocked,
-    NodeRegistered,
-    NodeSupervised,
-    NodeUnregistered,
-    ObjectAttributesSet,
-    ObjectsDestroyed,
-    ObjectsLinked,
-    ObjectsPrepared,
-    ObjectsRemoved,
-    PendingUploadsSet,
-    RangesRemoved,
-    Record,
-    RecoveryAssigned,
-    StreamObjectsCommitted,
-    StreamsClosed,
-    StreamsCreated,
-    StreamsDeleted,
-    StreamSetObjectsCommitted,
-    StreamsOpened,
-    StreamsReopened,
-    StreamsTrimmed,
-    UploadsAbandoned,
-)
+from streammeta.controller.records import record as rec
+from streammeta.controller.records.record import Record
 
 _PREPARED = int(ObjectState.PREPARED)
 _COMMITTED = int(ObjectState.COMMITTED)
@@ -56,38 +32,38 @@ _CLOSED = int(StreamState.CLOSED)
 class RecordChecks:
     """Checks records of every kind against the map they are to be replayed on."""
 
-    def __init__(self, streams: Streams, objects: Objects, nodes: Nodes) -> None:
+    def __init__(self, streams: Streams, objects: ObjectQueries, nodes: Nodes) -> None:
         self._streams = streams
         self._objects = objects
         self._nodes = nodes
         self._checks: dict[type, Callable[[Any], None]] = {
-            StreamsCreated: self._created,
-            StreamsOpened: self._opened,
-            StreamsReopened: lambda record: self._live(record.stream_id, _CLOSED),
-            StreamsClosed: self._closed,
-            StreamsTrimmed: self._trimmed,
-            RangesRemoved: self._ranges_removed,
-            StreamsDeleted: lambda record: self._live(record.stream_id),
-            ObjectsPrepared: self._prepared,
-            StreamSetObjectsCommitted: self._set_objects,
-            StreamObjectsCommitted: self._stream_objects,
-            ObjectsDestroyed: lambda record: self._in_state(
+            rec.StreamsCreated: self._created,
+            rec.StreamsOpened: self._opened,
+            rec.StreamsReopened: lambda record: self._live(record.stream_id, _CLOSED),
+            rec.StreamsClosed: self._closed,
+            rec.StreamsTrimmed: self._trimmed,
+            rec.RangesRemoved: self._ranges_removed,
+            rec.StreamsDeleted: lambda record: self._live(record.stream_id),
+            rec.ObjectsPrepared: self._prepared,
+            rec.StreamSetObjectsCommitted: self._set_objects,
+            rec.StreamObjectsCommitted: self._stream_objects,
+            rec.ObjectsDestroyed: lambda record: self._in_state(
                 record.object_id, _PREPARED, _COMMITTED, _LINKED
             ),
-            ObjectsRemoved: lambda record: self._in_state(record.object_id, _DESTROYED),
-            ObjectsLinked: self._linked,
-            ObjectAttributesSet: lambda record: self._in_state(
+            rec.ObjectsRemoved: lambda record: self._in_state(record.object_id, _DESTROYED),
+            rec.ObjectsLinked: self._linked,
+            rec.ObjectAttributesSet: lambda record: self._in_state(
                 np.array([record.object_id]), _COMMITTED
             ),
-            PendingUploadsSet: self._pending,
-            UploadsAbandoned: self._abandoned,
-            NodeLocked: self._node,
-            NodeUnregistered: self._node,
-            NodeSupervised: self._node,
-            RecoveryAssigned: self._node,
-            NodeRegistered: self._node_epoch,
-            NodeEpochSet: self._node_epoch,
-            NodeIdIssued: lambda record: _not_negative("node_id", record.node_id),
+            rec.PendingUploadsSet: self._pending,
+            rec.UploadsAbandoned: self._abandoned,
+            rec.NodeLocked: self._node,
+            rec.NodeUnregistered: self._node,
+            rec.NodeSupervised: self._node,
+            rec.RecoveryAssigned: self._node,
+            rec.NodeRegistered: self._node_epoch,
+            rec.NodeEpochSet: self._node_epoch,
+            rec.NodeIdIssued: lambda record: _not_negative("node_id", record.node_id),
         }
 
     def check(self, record: Record) -> None:
@@ -105,42 +81,42 @@ class RecordChecks:
 
     # ---- streams ----
 
-    def _created(self, record: StreamsCreated) -> None:
+    def _created(self, record: rec.StreamsCreated) -> None:
         self._node(record)
         _positive("count", record.count)
         if len(record.tags) not in (0, record.count):
             raise InvariantError(f"tags: {len(record.tags)} for {record.count} streams")
 
-    def _opened(self, record: StreamsOpened) -> None:
+    def _opened(self, record: rec.StreamsOpened) -> None:
         self._node(record)
         self._live(record.stream_id)
-        later = record.stream_epoch > self._streams["epoch"][record.stream_id]
+        later = record.stream_epoch > self._streams.epochs(record.stream_id)
         _require("stream_epoch", later, record.stream_epoch, "above the stream's")
         if len(record.tags) not in (0, len(record.stream_id)):
             raise InvariantError(f"tags: {len(record.tags)} for {len(record.stream_id)} streams")
 
-    def _closed(self, record: StreamsClosed) -> None:
+    def _closed(self, record: rec.StreamsClosed) -> None:
         self._live(record.stream_id, _OPENED)
         _require("end_offset", record.end_offset >= -1, record.end_offset, "-1 or more")
 
-    def _trimmed(self, record: StreamsTrimmed) -> None:
+    def _trimmed(self, record: rec.StreamsTrimmed) -> None:
         self._live(record.stream_id)
-        forward = record.start_offset >= self._streams["start_offset"][record.stream_id]
+        forward = record.start_offset >= self._streams.start_offsets(record.stream_id)
         _require("start_offset", forward, record.start_offset, "the stream's or above")
 
-    def _ranges_removed(self, record: RangesRemoved) -> None:
+    def _ranges_removed(self, record: rec.RangesRemoved) -> None:
         ids = record.stream_id
         self._issued("stream_id", ids)
-        good = self._streams["state"][ids] != DELETED
+        good = self._streams.existing(ids)
         _require("stream_id", good, ids, "a stream that exists")
-        past = (record.range_index >= 0) & (record.range_index < self._streams["range_index"][ids])
+        past = (record.range_index >= 0) & (record.range_index < self._streams.range_indexes(ids))
         _require("range_index", past, record.range_index, "that of a range before the current one")
 
     def _live(self, stream_id: Int64Column, state: int | None = None) -> None:
         """Check that streams exist, in that state if one is given, none twice."""
         self._issued("stream_id", stream_id)
         _once("stream_id", stream_id)
-        states = self._streams["state"][stream_id]
+        states = self._streams.states(stream_id)
         if state is None:
             _require("stream_id", states != DELETED, stream_id, "a stream that exists")
         else:
@@ -156,12 +132,12 @@ class RecordChecks:
 
     # ---- objects ----
 
-    def _prepared(self, record: ObjectsPrepared) -> None:
+    def _prepared(self, record: rec.ObjectsPrepared) -> None:
         self._node(record)
         _positive("count", record.count)
         _not_negative("deadline_ms", record.deadline_ms)
 
-    def _set_objects(self, record: StreamSetObjectsCommitted) -> None:
+    def _set_objects(self, record: rec.StreamSetObjectsCommitted) -> None:
         self._node(record)
         self._committable(record.object_id, record.object_size)
         if len(record.range_count) > 1 or record.range_count[0] < 0:
@@ -169,7 +145,7 @@ class RecordChecks:
             _require("range_count", good, record.range_count, "0 or more")
         self._ranges(record.ranges)
 
-    def _stream_objects(self, record: StreamObjectsCommitted) -> None:
+    def _stream_objects(self, record: rec.StreamObjectsCommitted) -> None:
         self._committable(record.object_id, record.object_size)
         self._ranges(record)
 
@@ -186,13 +162,13 @@ class RecordChecks:
         good = (start >= 0) & (start < end)
         _require("start_offset", good, start, "0 or more, and below end_offset")
 
-    def _linked(self, record: ObjectsLinked) -> None:
+    def _linked(self, record: rec.ObjectsLinked) -> None:
         self._in_state(record.object_id, _COMMITTED, _LINKED)
-        kinds = self._objects["kind"][self._objects.rows(record.object_id)]
+        kinds = self._objects.kinds(self._objects.rows(record.object_id))
         _require("object_id", kinds != _SET, record.object_id, "a stream object")
-        row = self._objects.row(record.composite_id)
-        kind, state = self._objects["kind"], self._objects["state"]
-        if row < 0 or kind[row] != _COMPOSITE or state[row] != _COMMITTED:
+        row = self._objects.rows(np.array([record.composite_id]))
+        committed = self._objects.are_in_state(row, ObjectState.COMMITTED)[0]
+        if not committed or self._objects.kinds(row)[0] != _COMPOSITE:
             raise InvariantError(
                 f"composite_id: names object {record.composite_id}, must be a committed composite"
             )
@@ -202,7 +178,7 @@ class RecordChecks:
         rows = self._objects.rows(object_id)
         if len(rows) and np.minimum.reduce(rows) < 0:
             _require("object_id", rows >= 0, object_id, "an object that exists")
-        found = self._objects["state"][rows]
+        found = self._objects.row_states(rows)
         good = found == states[0]
         for state in states[1:]:
             good |= found == state
@@ -216,7 +192,7 @@ class RecordChecks:
         if self._nodes.get(record.node_id) is None:
             raise InvariantError(f"node_id: names node {record.node_id}, which there is not")
 
-    def _node_epoch(self, record: NodeRegistered | NodeEpochSet) -> None:
+    def _node_epoch(self, record: rec.NodeRegistered | rec.NodeEpochSet) -> None:
         _not_negative("node_id", record.node_id)
         _not_negative("node_epoch", record.node_epoch)
         node = self._nodes.get(record.node_id)
@@ -226,16 +202,16 @@ class RecordChecks:
                 f"epoch {node.node_epoch}"
             )
 
-    def _pending(self, record: PendingUploadsSet) -> None:
+    def _pending(self, record: rec.PendingUploadsSet) -> None:
         self._node(record)
         self._issued("stream_id", record.stream_id)
         _once("stream_id", record.stream_id)
         start, end = record.start_offset, record.end_offset
         _require("start_offset", (start >= 0) & (start <= end), start, "0 to end_offset")
 
-    def _abandoned(self, record: UploadsAbandoned) -> None:
+    def _abandoned(self, record: rec.UploadsAbandoned) -> None:
         self._node(record)
-        owed = self._streams.pending.of_node(record.node_id).stream_id
+        owed = self._streams.pending_of(record.node_id).stream_id
         good = np.isin(record.stream_id, owed)
         _require("stream_id", good, record.stream_id, "a stream that the node owes an upload of")
         _once("stream_id", record.stream_id)

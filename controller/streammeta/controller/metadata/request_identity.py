@@ -19,6 +19,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.metadata.requests import (
     CommitStreamObject,
     CommitStreamSetObject,
@@ -66,6 +67,15 @@ class IssuedIds:
     count: int
     deadline_ms: int = -1
     content_digest: int = 0
+
+    def require_count(self, key: RequestKey, count: int) -> None:
+        """Raise `InvalidRequestError` if a repeat asks for another number of ids."""
+        if self.count != count:
+            raise InvalidRequestError(
+                "request_id",
+                f"{key.request_id!r} was used for {self.count} ids, now for {count}; "
+                "a new request needs a new id",
+            )
 
 
 def digest_of_tags(tags: Sequence[Tags]) -> int:

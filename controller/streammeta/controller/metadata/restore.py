@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from streammeta.controller.errors import DamagedMapError
+from streammeta.controller.metadata.commit_rules import Repeats
 from streammeta.controller.metadata.commit_validation import INT64_MAX
 from streammeta.controller.metadata.kv import KVs, StoredValue
 from streammeta.controller.metadata.maintenance import (
@@ -21,9 +22,8 @@ from streammeta.controller.metadata.objects import Objects
 from streammeta.controller.metadata.request_identity import IssuedIds, RequestKey, RequestKind
 from streammeta.controller.metadata.section_checks import check_ends
 from streammeta.controller.metadata.section_rules import SectionChecker
-from streammeta.controller.metadata.shared_views import Window
 from streammeta.controller.metadata.stream_ranges import StreamSpans
-from streammeta.controller.metadata.streams import DELETED, Streams
+from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.values import Int64Column
 from streammeta.controller.records.record import FACT_COLUMNS
 
@@ -37,7 +37,7 @@ def restore(
     kvs: KVs,
     upkeep: ObjectUpkeep,
     bucket_claim: BucketClaim,
-    rejected: Window[tuple[int, int], int],
+    repeats: Repeats,
 ) -> None:
     """Fill empty managers; columns may be arrays or lists.
 
@@ -48,19 +48,23 @@ def restore(
     counters = checked["counters"]
     node_rows = _nodes(checked["nodes"], checked["node_tags"])
     free_ids = checked["free_node_ids"]["node_id"].tolist()
-    nodes.load(node_rows, int(counters["last_node_id"][0]), free_ids)
     stream_rows = dict(checked["streams"])
     tags = dict(_flat_tags(checked["stream_tags"], "stream_id"))
     streams.load(int(counters["next_stream_id"][0]), stream_rows, dict(checked["ranges"]), tags)
     _restore_objects(checked, streams, objects, int(counters["next_object_id"][0]))
-    upkeep.hold = _hold(counters)
+    upkeep.load(_hold(counters))
     if "bucket_claim" in sections:  # older versions claimed nothing
-        bucket_claim.current = _claim(checked["bucket_claim"])
-    streams.pending.load(_pending(checked["pending_uploads"]))
-    streams.lost.spans = _spans(checked["lost_ranges"])
+        bucket_claim.load(_claim(checked["bucket_claim"]))
+    pending, lost = _pending(checked["pending_uploads"]), _spans(checked["lost_ranges"])
     kvs.load(_kvs(checked["kvs"]))
-    _restore_requests(checked["requests"], streams, objects, nodes)
-    _restore_windows(checked, objects, rejected)
+    requests = _requests(checked["requests"])
+    streams.load_other(pending, lost, requests[RequestKind.CREATE_STREAMS])
+    node_requests = requests[RequestKind.NEXT_NODE_ID]
+    nodes.load(node_rows, int(counters["last_node_id"][0]), free_ids, node_requests)
+    repeats.load(_rejected(checked["rejected_rows"]))
+    objects.load_windows(
+        requests[RequestKind.PREPARE_OBJECTS], _removed(checked["removed_objects"])
+    )
 
 
 class _Checked:
@@ -92,10 +96,10 @@ def _restore_objects(
     if "content_digest" not in columns:  # older versions kept none
         columns["content_digest"] = np.zeros_like(columns["object_id"])
     ids = ranges["stream_id"]
-    exists = streams["state"][ids] != DELETED
-    check_ends(ranges, exists, streams["end_offset"][ids])
+    exists = streams.existing(ids)
+    check_ends(ranges, exists, streams.end_offsets(ids))
     # Nothing is visible of a stream that does not exist.
-    starts = np.where(exists, streams["start_offset"][ids], INT64_MAX)
+    starts = np.where(exists, streams.start_offsets(ids), INT64_MAX)
     objects.load(columns, ranges, exists, starts, next_object_id)
     if "object_facts" in sections:  # older versions knew none
         known = sections["object_facts"]
@@ -164,9 +168,7 @@ def _kvs(section: Mapping[str, Any]) -> dict[tuple[str, str], StoredValue]:
     }
 
 
-def _restore_requests(
-    section: Mapping[str, Any], streams: Streams, objects: Objects, nodes: Nodes
-) -> None:
+def _requests(section: Mapping[str, Any]) -> dict[RequestKind, list[tuple[RequestKey, IssuedIds]]]:
     # Older versions kept no digests.
     digests = section.get("content_digest", [0] * len(section["kind"]))
     entries = [
@@ -178,34 +180,20 @@ def _restore_requests(
             *(section[name] for name in _REQUEST_COLUMNS), digests, strict=True
         )
     ]
-    for kind, window in (
-        (RequestKind.CREATE_STREAMS, streams.requests),
-        (RequestKind.PREPARE_OBJECTS, objects.requests),
-        (RequestKind.NEXT_NODE_ID, nodes.requests),
-    ):
-        window.load(entry for entry in entries if entry[0].kind is kind)
+    return {kind: [entry for entry in entries if entry[0].kind is kind] for kind in RequestKind}
 
 
-def _restore_windows(
-    sections: _Checked,
-    objects: Objects,
-    rejected: Window[tuple[int, int], int],
-) -> None:
-    rows = sections["rejected_rows"]
-    rejected.load(
-        ((object_id, stream_id), error)
-        for object_id, stream_id, error in zip(
-            rows["object_id"].tolist(),
-            rows["stream_id"].tolist(),
-            rows["error"].tolist(),
-            strict=True,
-        )
-    )
-    removed = sections["removed_objects"]
-    ids = removed["object_id"].tolist()
+def _rejected(section: Mapping[str, Any]) -> Iterator[tuple[tuple[int, int], int]]:
+    columns = (section[name].tolist() for name in ("object_id", "stream_id", "error"))
+    for object_id, stream_id, error in zip(*columns, strict=True):
+        yield (object_id, stream_id), error
+
+
+def _removed(section: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    ids = section["object_id"].tolist()
     # Older versions kept no digests.
-    digests = removed["content_digest"].tolist() if "content_digest" in removed else [0] * len(ids)
-    objects.removed.load(zip(ids, digests, strict=True))
+    digests = section["content_digest"].tolist() if "content_digest" in section else [0] * len(ids)
+    return zip(ids, digests, strict=True)
 
 
 _NODE_COLUMNS = (

@@ -1,13 +1,13 @@
-"""Decides what is asked of streams: create, open, close, trim, delete, give up uploads.
+"""Decisions on requests about streams: create, open, close, trim, delete, give up uploads.
 
-The node has been checked. Every stream of a request is judged against the state before it; the
-first check that fails is the answer: does the stream exist, its epoch, its state, its owner, then
-offsets. Replay is in `streams`.
+Every stream of a request is judged against the state before the request; the first check that fails
+is the answer: does the stream exist, its epoch, its state, its owner, then offsets. Replay is in
+`streams`.
 """
 
 from collections.abc import Iterator, Sequence
 
-from streammeta.controller.errors import ErrorCode
+from streammeta.controller.errors import ErrorCode, InvalidRequestError
 from streammeta.controller.metadata.answers import (
     AbandonUploadsAnswer,
     CreateStreamsAnswer,
@@ -17,7 +17,13 @@ from streammeta.controller.metadata.answers import (
     StreamErrorsAnswer,
 )
 from streammeta.controller.metadata.nodes import Nodes
-from streammeta.controller.metadata.objects import Objects
+from streammeta.controller.metadata.object_queries import ObjectQueries
+from streammeta.controller.metadata.request_identity import (
+    IssuedIds,
+    RequestKey,
+    RequestKind,
+    digest_of_tags,
+)
 from streammeta.controller.metadata.requests import (
     AbandonUploads,
     CloseStreams,
@@ -50,13 +56,20 @@ DESTROYED_AT_ONCE_MAX = 10_000
 class StreamDecisions:
     """Judges requests about streams."""
 
-    def __init__(self, streams: Streams, objects: Objects, nodes: Nodes) -> None:
+    def __init__(self, streams: Streams, objects: ObjectQueries, nodes: Nodes) -> None:
         self._streams = streams
         self._objects = objects
         self._nodes = nodes
 
     def create(self, request: CreateStreams) -> tuple[list[Record], CreateStreamsAnswer]:
-        """Issue ids for new streams; the request is no repeat."""
+        """Issue ids for new streams; a repeat gets those of the first request."""
+        error = self._nodes.check(request.node)
+        if error is not ErrorCode.NONE:
+            return [], CreateStreamsAnswer(error=error)
+        key = RequestKey(RequestKind.CREATE_STREAMS, request.node.node_id, request.request_id)
+        issued = self._streams.issued(key)
+        if issued is not None:
+            return [], _first_answer(request, key, issued)
         first, count = len(self._streams), len(request.streams)
         tags = tuple(tuple(sorted(stream.tags)) for stream in request.streams)
         record = StreamsCreated(
@@ -73,6 +86,9 @@ class StreamDecisions:
 
     def open(self, request: OpenStreams) -> tuple[list[Record], OpenStreamsAnswer]:
         """Give streams to the node."""
+        error = self._nodes.check(request.node)
+        if error is not ErrorCode.NONE:
+            return [], OpenStreamsAnswer(streams=(OpenedStream(error),) * len(request.streams))
         node_id = request.node.node_id
         owed = set(self._streams.active_uploads(node_id).stream_id.tolist())
         opened, reopened, answers = [], [], []
@@ -121,15 +137,14 @@ class StreamDecisions:
     def _removable_ranges(self, stream_ids: Int64Column) -> list[Record]:
         # What stream objects cover needs no range: nobody will look for its node's set objects.
         removed: list[tuple[int, int]] = []
-        heads, past = self._streams["past_head"][stream_ids], self._streams.past
-        for stream_id in stream_ids[heads > 0].tolist():
+        for stream_id in self._streams.with_past_ranges(stream_ids).tolist():
             start, end = self._objects.stream_object_run(stream_id)
             if start == end:
                 continue
-            for row in past.chain(int(self._streams["past_head"][stream_id])):
-                low, high = past.cell("start_offset", row), past.cell("end_offset", row)
+            for past in self._streams.past_ranges(stream_id):
+                low, high = past.start_offset, past.end_offset
                 if low == high or (start <= low and high <= end):
-                    removed.append((stream_id, past.cell("range_index", row)))
+                    removed.append((stream_id, past.range_index))
         if not removed:
             return []
         ids, indexes = zip(*sorted(removed), strict=True)
@@ -139,6 +154,10 @@ class StreamDecisions:
 
     def close(self, request: CloseStreams) -> tuple[list[Record], StreamErrorsAnswer]:
         """Take streams from the node; closing a closed one is harmless."""
+        # A recovery closes streams on behalf of a fenced node.
+        error = self._nodes.check(request.node, fence_failover=False)
+        if error is not ErrorCode.NONE:
+            return [], StreamErrorsAnswer(errors=(error,) * len(request.streams))
         errors, closed = [], []
         heads = self._streams.heads([item.stream_id for item in request.streams])
         for item, head in zip(request.streams, heads, strict=True):
@@ -171,6 +190,9 @@ class StreamDecisions:
 
     def trim(self, request: TrimStreams) -> tuple[list[Record], StreamErrorsAnswer]:
         """Raise streams' starts."""
+        error = self._nodes.check(request.node)
+        if error is not ErrorCode.NONE:
+            return [], StreamErrorsAnswer(errors=(error,) * len(request.streams))
         errors, trimmed = [], []
         heads = self._streams.heads([item.stream_id for item in request.streams])
         for item, head in zip(request.streams, heads, strict=True):
@@ -192,6 +214,9 @@ class StreamDecisions:
 
         Where a stream has very many, the rest is left to sweeps.
         """
+        error = self._nodes.check(request.node)
+        if error is not ErrorCode.NONE:
+            return [], StreamErrorsAnswer(errors=(error,) * len(request.streams))
         errors, deleted = [], []
         heads = self._streams.heads([item.stream_id for item in request.streams])
         for item, head in zip(request.streams, heads, strict=True):
@@ -212,6 +237,20 @@ class StreamDecisions:
         held = self._objects.to_destroy(stream_ids, DESTROYED_AT_ONCE_MAX)
         if len(held):
             yield ObjectsDestroyed(object_id=held, marked_at_ms=now_ms, deep=True)
+
+
+def _first_answer(
+    request: CreateStreams, key: RequestKey, issued: IssuedIds
+) -> CreateStreamsAnswer:
+    issued.require_count(key, len(request.streams))
+    if issued.content_digest not in (0, digest_of_tags([one.tags for one in request.streams])):
+        raise InvalidRequestError(
+            "request_id",
+            f"{request.request_id!r} was used for streams with other tags; "
+            "a new request needs a new id",
+        )
+    ids = tuple(range(issued.first_id, issued.first_id + issued.count))
+    return CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
 
 
 def _close_verdict(head: Head | None, item: StreamToClose, node_id: int) -> ErrorCode:

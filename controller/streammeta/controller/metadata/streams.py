@@ -7,13 +7,15 @@ row holds the stream and its current range; ended ranges, pending uploads and lo
 """
 
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode, InvariantError
+from streammeta.controller.metadata.answers import StreamRange
 from streammeta.controller.metadata.objects import Objects
 from streammeta.controller.metadata.request_identity import (
     REQUESTS_MAX,
@@ -22,7 +24,12 @@ from streammeta.controller.metadata.request_identity import (
     RequestKind,
     digest_of_tags,
 )
-from streammeta.controller.metadata.shared_views import SharedDict, SharedDictView, Window
+from streammeta.controller.metadata.shared_views import (
+    SharedDict,
+    SharedDictView,
+    Window,
+    WindowView,
+)
 from streammeta.controller.metadata.stream_ranges import (
     LostRanges,
     PastRanges,
@@ -30,7 +37,13 @@ from streammeta.controller.metadata.stream_ranges import (
     StreamSpans,
 )
 from streammeta.controller.metadata.tables import Table, TableView, Undo
-from streammeta.controller.metadata.values import Int64Column, StreamState, Tags
+from streammeta.controller.metadata.values import (
+    EMPTY_COLUMN,
+    Int64Column,
+    StreamState,
+    Tags,
+    page_of_rows,
+)
 from streammeta.controller.records.record import (
     PendingUploadsSet,
     RangesRemoved,
@@ -42,6 +55,8 @@ from streammeta.controller.records.record import (
     StreamsTrimmed,
     UploadsAbandoned,
 )
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 DELETED = -1
 """State of a row whose stream is gone."""
@@ -70,7 +85,30 @@ class Head(NamedTuple):
     end_offset: int
 
 
+class HeadColumns(NamedTuple):
+    """The fields of `Head`, for many streams."""
+
+    epoch: Int64Column
+    state: Int64Column
+    node_id: Int64Column
+    start_offset: Int64Column
+    end_offset: Int64Column
+
+
 _HEAD_COLUMNS = Head._fields
+_RANGE_CELLS = ("range_index", "epoch", "start_offset", "end_offset", "node_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsView:
+    """Immutable views of everything the registry of streams holds; `tags` are flattened."""
+
+    rows: TableView
+    past_ranges: TableView
+    tags: SharedDictView[int, tuple[str, ...]]
+    pending: list[tuple[int, StreamSpans]]
+    lost: StreamSpans
+    requests: WindowView[RequestKey, IssuedIds]
 
 
 class Streams:
@@ -78,19 +116,16 @@ class Streams:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self.pending = PendingUploads()
-        self.lost = LostRanges()
-        self.open_counts = NodeCounts()
+        self._pending = PendingUploads()
+        self._lost = LostRanges()
+        self._open_counts = NodeCounts()
         self._table = Table({**STREAM_COLUMNS, "past_head": np.int32})
         self._live = 0
-        self.past = PastRanges()
-        self.requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
+        self._past = PastRanges()
+        self._requests: Window[RequestKey, IssuedIds] = Window(REQUESTS_MAX)
         self._tags: SharedDict[int, tuple[str, ...]] = SharedDict()
 
     # ---- reading ----
-
-    def __getitem__(self, name: str) -> npt.NDArray[np.int64]:
-        return self._table[name]
 
     def __len__(self) -> int:
         """Return the next stream id: how many streams there have ever been."""
@@ -99,7 +134,7 @@ class Streams:
     @property
     def nbytes(self) -> int:
         """Bytes allocated for rows and ranges, without tags."""
-        return self._table.nbytes + self.past.nbytes
+        return self._table.nbytes + self._past.nbytes
 
     def live_count(self) -> int:
         """Return how many streams exist."""
@@ -141,18 +176,163 @@ class Streams:
 
     def active_uploads(self, node_id: int) -> StreamSpans:
         """Return what a node owes still, each from the next offset to commit on."""
-        spans = self.pending.of_node(node_id)
+        spans = self._pending.of_node(node_id)
         if not len(spans):
             return spans
         starts = self.live_starts(spans)
         owed = StreamSpans(spans.stream_id, starts, spans.end_offset)
         return owed.take(starts < spans.end_offset)
 
-    def view(self) -> tuple[TableView, TableView, SharedDictView[int, tuple[str, ...]]]:
-        """Return immutable views of streams, past ranges and flattened tags."""
-        return self._table.view(), self.past.view(), self._tags.view()
+    def pending_of(self, node_id: int) -> StreamSpans:
+        """Return a node's list of pending uploads, entries that are over included."""
+        return self._pending.of_node(node_id)
+
+    def nodes_with_pending(self) -> list[int]:
+        """Return the nodes whose list of pending uploads is not empty, by id."""
+        return [node_id for node_id, _ in self._pending.in_order()]
+
+    def lost_of(self, stream_id: int) -> tuple[tuple[int, int], ...]:
+        """Return a stream's lost ranges, by start."""
+        return self._lost.of_stream(stream_id)
+
+    def lost_end(self, stream_id: int, offset: int) -> int:
+        """Return the end of the lost range that holds an offset, or -1 if none does."""
+        return self._lost.end_at(stream_id, offset)
+
+    def open_count(self, node_id: int) -> int:
+        """Return how many streams a node has open."""
+        return self._open_counts.get(node_id)
+
+    def issued(self, key: RequestKey) -> IssuedIds | None:
+        """Return what a remembered CreateStreams was answered, or None."""
+        return self._requests.get(key)
+
+    def view(self) -> StreamsView:
+        """Return immutable views of the registry as it is now."""
+        return StreamsView(
+            rows=self._table.view(),
+            past_ranges=self._past.view(),
+            tags=self._tags.view(),
+            pending=self._pending.in_order(),
+            lost=self._lost.spans,
+            requests=self._requests.view(),
+        )
+
+    # ---- columns of many streams, by id; each id was issued ----
+
+    def existing(self, ids: Int64Column) -> Mask:
+        """Say which streams are not deleted."""
+        live: Mask = self._table["state"][ids] != DELETED
+        return live
+
+    def opened_by(self, node_id: int, ids: Int64Column | slice) -> Mask:
+        """Say which streams are open on a node."""
+        table = self._table
+        opened: Mask = (table["state"][ids] == _OPENED) & (table["node_id"][ids] == node_id)
+        return opened
+
+    def head_columns(self, ids: Int64Column) -> "HeadColumns":
+        """Return what requests are judged by; the state of a deleted stream is `DELETED`."""
+        return HeadColumns._make(self._table[name][ids] for name in _HEAD_COLUMNS)
+
+    def epochs(self, ids: Int64Column) -> Int64Column:
+        """Return streams' epochs."""
+        return self._column("epoch", ids)
+
+    def states(self, ids: Int64Column) -> Int64Column:
+        """Return streams' states: `StreamState` numbers, or `DELETED`."""
+        return self._column("state", ids)
+
+    def start_offsets(self, ids: Int64Column) -> Int64Column:
+        """Return where streams begin to be visible."""
+        return self._column("start_offset", ids)
+
+    def end_offsets(self, ids: Int64Column) -> Int64Column:
+        """Return streams' ends."""
+        return self._column("end_offset", ids)
+
+    def range_indexes(self, ids: Int64Column) -> Int64Column:
+        """Return the indexes of streams' current ranges; -1: never opened."""
+        return self._column("range_index", ids)
+
+    def _column(self, name: str, ids: Int64Column) -> Int64Column:
+        values: Int64Column = self._table[name][ids]
+        return values
+
+    # ---- ranges of ownership ----
+
+    def past_ranges(self, stream_id: int) -> tuple[StreamRange, ...]:
+        """Return a stream's ended ranges, oldest first."""
+        past, head = self._past, int(self._table["past_head"][stream_id])
+        ended = [
+            StreamRange(*(past.cell(name, row) for name in _RANGE_CELLS))
+            for row in past.chain(head)
+        ]
+        return tuple(reversed(ended))
+
+    def ranges(self, stream_id: int) -> tuple[StreamRange, ...]:
+        """Return all ranges of a stream, oldest first; none if it was never opened."""
+        names = ("range_index", "epoch", "range_start", "end_offset", "node_id")
+        cells = [int(self._table[name][stream_id]) for name in names]
+        if cells[0] < 0:
+            return ()
+        return (*self.past_ranges(stream_id), StreamRange(*cells))
+
+    def with_past_ranges(self, ids: Int64Column) -> Int64Column:
+        """Return the streams that have ended ranges."""
+        return ids[self._table["past_head"][ids] > 0]
+
+    def owed_epochs(self, node_id: int, owed: StreamSpans) -> Int64Column | None:
+        """Return the epoch of the node's range that holds each upload.
+
+        None if one has no such range or several: then it can't be told whose data it is.
+        """
+        table, past, at = self._table, self._past, owed.stream_id
+        found = (
+            (table["node_id"][at] == node_id)
+            & (table["range_start"][at] <= owed.start_offset)
+            & (table["end_offset"][at] == owed.end_offset)
+        )
+        epochs = np.where(found, table["epoch"][at], -1)
+        count = found.astype(np.int64)
+        heads = table["past_head"][at].copy()
+        while np.count_nonzero(heads):
+            on = np.flatnonzero(heads)
+            rows = heads[on] - 1
+            cells = {name: past.cells(name, rows) for name in _RANGE_CELLS}
+            holds = (
+                (cells["node_id"] == node_id)
+                & (cells["start_offset"] <= owed.start_offset[on])
+                & (cells["end_offset"] == owed.end_offset[on])
+            )
+            epochs[on[holds]] = cells["epoch"][holds]
+            count[on] += holds
+            heads[on] = past.cells("previous", rows)
+        opened = self.opened_by(node_id, at)
+        return epochs if np.count_nonzero((count == 1) & ~opened) == len(count) else None
+
+    # ---- pages, in id order from an id on ----
+
+    def page(self, first: int, size: int, owner: int | None) -> tuple[Int64Column, int]:
+        """Return the first `size` streams, of one owner if one is named, and the id after them."""
+
+        def wanted(rows: slice) -> Mask:
+            live: Mask = self._table["state"][rows] != DELETED
+            return live if owner is None else live & (self._table["node_id"][rows] == owner)
+
+        return page_of_rows(first, len(self), size, wanted)
+
+    def page_opened_by(self, node_id: int, first: int, size: int) -> tuple[Int64Column, int]:
+        """Return the first `size` streams that a node has open, and the id after them."""
+        if not self._open_counts.get(node_id):
+            return EMPTY_COLUMN, -1
+        return page_of_rows(first, len(self), size, lambda rows: self.opened_by(node_id, rows))
 
     # ---- replaying ----
+
+    def drop_pending(self, node_id: int, undo: Undo) -> None:
+        """Forget what a node owes."""
+        self._pending.drop(node_id, undo)
 
     def replay_created(self, record: StreamsCreated, undo: Undo) -> None:
         """See `StreamsCreated`."""
@@ -170,7 +350,7 @@ class Streams:
             self._set_tags(stream_id, tags, undo)
         key = RequestKey(RequestKind.CREATE_STREAMS, record.node_id, record.request_id)
         digest = digest_of_tags(record.tags)
-        self.requests.put(key, IssuedIds(first, record.count, content_digest=digest), undo)
+        self._requests.put(key, IssuedIds(first, record.count, content_digest=digest), undo)
 
     def replay_opened(self, record: StreamsOpened, undo: Undo) -> None:
         """See `StreamsOpened`."""
@@ -199,7 +379,7 @@ class Streams:
             "end_offset": self._table["end_offset"][rows],
             "node_id": self._table["node_id"][rows],
         }
-        heads = self.past.add(ended, self._table["past_head"][rows], undo)
+        heads = self._past.add(ended, self._table["past_head"][rows], undo)
         self._table.put("past_head", rows, heads, undo)
 
     def replay_reopened(self, record: StreamsReopened, undo: Undo) -> None:
@@ -219,7 +399,7 @@ class Streams:
         spans = StreamSpans(rows, before, record.end_offset)
         owners = self._table["node_id"][rows]
         for node_id in np.unique(owners[owed]).tolist():
-            self.pending.put(node_id, spans.take(owed & (owners == node_id)), undo)
+            self._pending.put(node_id, spans.take(owed & (owners == node_id)), undo)
 
     def _count_live(self, delta: int, undo: Undo) -> None:
         before = self._live
@@ -229,19 +409,19 @@ class Streams:
     def _count_open(self, rows: Int64Column, delta: int, undo: Undo) -> None:
         """Count streams that are open now under their owners."""
         opened = rows[self._table["state"][rows] == _OPENED]
-        self.open_counts.add_each(self._table["node_id"][opened], delta, undo)
+        self._open_counts.add_each(self._table["node_id"][opened], delta, undo)
 
     def replay_pending_set(self, record: PendingUploadsSet, undo: Undo) -> None:
         """See `PendingUploadsSet`."""
         spans = StreamSpans(record.stream_id, record.start_offset, record.end_offset)
-        self.pending.put(record.node_id, spans, undo)
+        self._pending.put(record.node_id, spans, undo)
 
     def replay_abandoned(self, record: UploadsAbandoned, undo: Undo) -> None:
         """See `UploadsAbandoned`."""
         spans = self.active_uploads(record.node_id).of_streams(record.stream_id)
-        self.lost.add(spans, undo)
+        self._lost.add(spans, undo)
         nothing = np.zeros_like(record.stream_id)
-        self.pending.put(record.node_id, StreamSpans(record.stream_id, nothing, nothing), undo)
+        self._pending.put(record.node_id, StreamSpans(record.stream_id, nothing, nothing), undo)
 
     def replay_trimmed(self, record: StreamsTrimmed, undo: Undo) -> None:
         """See `StreamsTrimmed`."""
@@ -251,7 +431,7 @@ class Streams:
             "range_start", rows, np.maximum(self._table["range_start"][rows], starts), undo
         )
         self.raise_ends(rows, starts, undo)
-        self.lost.trim(rows, starts, undo)
+        self._lost.trim(rows, starts, undo)
         has_past = self._table["past_head"][rows] > 0
         for row, start in zip(rows[has_past].tolist(), starts[has_past].tolist(), strict=True):
             self._trim_past(row, start, undo)
@@ -259,31 +439,33 @@ class Streams:
     def _trim_past(self, stream_id: int, start: int, undo: Undo) -> None:
         below = set()
         head = int(self._table["past_head"][stream_id])
-        for row in self.past.chain(head):
-            if self.past.cell("end_offset", row) <= start:
+        for row in self._past.chain(head):
+            if self._past.cell("end_offset", row) <= start:
                 below.add(row)
-            elif self.past.cell("start_offset", row) < start:
-                self.past.clip(row, start, undo)
+            elif self._past.cell("start_offset", row) < start:
+                self._past.clip(row, start, undo)
         if below:
-            self._table.put("past_head", stream_id, self.past.remove(head, below, undo), undo)
+            self._table.put("past_head", stream_id, self._past.remove(head, below, undo), undo)
 
     def replay_ranges_removed(self, record: RangesRemoved, undo: Undo) -> None:
         """See `RangesRemoved`."""
         for stream_id in sorted(set(record.stream_id.tolist())):
             indexes = set(record.range_index[record.stream_id == stream_id].tolist())
             head = int(self._table["past_head"][stream_id])
-            rows = {r for r in self.past.chain(head) if self.past.cell("range_index", r) in indexes}
-            self._table.put("past_head", stream_id, self.past.remove(head, rows, undo), undo)
+            rows = {
+                r for r in self._past.chain(head) if self._past.cell("range_index", r) in indexes
+            }
+            self._table.put("past_head", stream_id, self._past.remove(head, rows, undo), undo)
 
     def replay_deleted(self, record: StreamsDeleted, undo: Undo) -> None:
         """See `StreamsDeleted`."""
         rows = record.stream_id
         self._count_open(rows, -1, undo)
         self._count_live(-len(rows), undo)
-        self.lost.drop(rows, undo)
+        self._lost.drop(rows, undo)
         for stream_id in rows.tolist():
             head = int(self._table["past_head"][stream_id])
-            self.past.remove(head, set(self.past.chain(head)), undo)
+            self._past.remove(head, set(self._past.chain(head)), undo)
             self._drop_tags(stream_id, undo)
         self._objects.drop_streams(rows, undo)
         for name in (*STREAM_COLUMNS, "past_head"):
@@ -317,11 +499,22 @@ class Streams:
         of_range = ranges["stream_id"]
         is_current = ranges["range_index"] == full["range_index"][of_range]
         full["range_start"][of_range[is_current]] = ranges["start_offset"][is_current]
-        ids, heads = self.past.load({n: values[~is_current] for n, values in ranges.items()})
+        ids, heads = self._past.load({n: values[~is_current] for n, values in ranges.items()})
         full["past_head"][ids] = heads
         self._table.load(full)
-        self.open_counts.load(full["node_id"][full["state"] == _OPENED])
+        self._open_counts.load(full["node_id"][full["state"] == _OPENED])
         self._tags.load((owner, tuple(map(sys.intern, texts))) for owner, texts in tags.items())
+
+    def load_other(
+        self,
+        pending: Iterable[tuple[int, StreamSpans]],
+        lost: StreamSpans,
+        requests: Iterable[tuple[RequestKey, IssuedIds]],
+    ) -> None:
+        """Fill what an empty registry holds beside streams."""
+        self._pending.load(pending)
+        self._lost.spans = lost
+        self._requests.load(requests)
 
     # ---- tags ----
 

@@ -29,7 +29,7 @@ from streammeta.controller.metadata.objects import Objects
 from streammeta.controller.metadata.request_identity import digest_of_commit, digests_of_uploads
 from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
 from streammeta.controller.metadata.stream_ranges import StreamSpans
-from streammeta.controller.metadata.streams import DELETED, Streams
+from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import (
     EMPTY_COLUMN,
@@ -124,7 +124,7 @@ class Uploads:
             request.on_conflict is OnConflict.REJECT_ALL or not verdicts.any_valid()
         ):
             return [], _answer(error, verdicts)
-        self._objects.counts.require_room(request.object_size, request.stream_objects.object_size)
+        self._objects.require_room(request.object_size, request.stream_objects.object_size)
         records = self._records(request, verdicts, digest, now_ms)
         return list(records), _answer(_NONE, verdicts)
 
@@ -135,8 +135,7 @@ class Uploads:
         return _OF_REPEAT[self._repeats.judge(request.stream_objects.object_id.tolist(), digest)]
 
     def _object_is(self, object_id: int, digest: int) -> _ObjectIs:
-        row = self._objects.row(object_id)
-        if row >= 0 and self._objects["state"][row] == _PREPARED:
+        if self._objects.is_prepared(object_id):
             return _ObjectIs.PREPARED
         repeat = self._repeats.judge((object_id,), digest)
         return _ObjectIs.MISSING if repeat is Repeat.NEW else _OF_REPEAT[repeat]
@@ -155,7 +154,7 @@ class Uploads:
         return _Verdicts(ranges, verdicts)
 
     def _judge_rows(self, node_id: int, rows: UploadRows) -> Int64Column:
-        owed = self._streams.pending.of_node(node_id)
+        owed = self._streams.pending_of(node_id)
         may_be_simple = len(rows.stream_id) and not len(owed)
         if may_be_simple and self._continuity.all_continue(node_id, rows, repeats=False):
             return np.zeros(len(rows.stream_id), dtype=np.int64)
@@ -190,7 +189,7 @@ class Uploads:
         rows, good = request.stream_objects, verdicts.stream_objects == 0
         if len(rows.stream_id):
             yield from self.stream_object_records(rows, good, digest, now_ms)
-        owed = self._streams.pending.of_node(request.node.node_id)
+        owed = self._streams.pending_of(request.node.node_id)
         if len(owed):
             stream_id = np.concatenate((ranges.stream_id, rows.stream_id[good]))
             end = np.concatenate((ranges.end, rows.end_offset[good]))
@@ -223,7 +222,7 @@ class Uploads:
             crc32c=facts.crc32c,
             content_digest=digest,
         )
-        gone = self._streams["state"][stream_id] == DELETED
+        gone = ~self._streams.existing(stream_id)
         if gone.any():
             # Nobody will ever read or compact an object of a stream that is gone.
             yield ObjectsDestroyed(object_id=object_id[gone], marked_at_ms=now_ms, deep=True)
@@ -243,29 +242,28 @@ class Uploads:
         digests = digests_of_uploads(request)
         if not self._all_can_be_committed(request):
             return self._decide_in_turn(request, digests, now_ms)
-        self._objects.counts.require_room(0, request.object_size)
+        self._objects.require_room(0, request.object_size)
         record = _batch_record(request, digests, now_ms)
         nothing = np.zeros(len(request.object_id), dtype=np.int64)
         return [record], _batch_answer(nothing, np.zeros(len(record.ranges.stream_id), np.int64))
 
     def _all_can_be_committed(self, request: CommitUploads) -> bool:
         node_id, ids = request.node.node_id, request.object_id
-        if len(self._streams.pending.of_node(node_id)):
+        if len(self._streams.pending_of(node_id)):
             return False
         several = len(ids) > 1
         rows = _rows_of(request.ranges)
         if not self._continuity.all_continue(node_id, rows, repeats=several):
             return False
         if not several:
-            row = self._objects.row(int(ids[0]))
-            return row >= 0 and bool(self._objects["state"][row] == _PREPARED)
+            return self._objects.is_prepared(int(ids[0]))
         return bool(np.count_nonzero(self._objects.states(ids) == _PREPARED) == len(ids))
 
     def _decide_in_turn(
         self, request: CommitUploads, digests: Int64Column, now_ms: int
     ) -> tuple[list[Record], CommitUploadsAnswer]:
         node_id = request.node.node_id
-        owed = self._streams.pending.of_node(node_id)
+        owed = self._streams.pending_of(node_id)
         turn = Ahead(owed)
         count, rows = request.range_count, _rows_of(request.ranges)
         errors = np.zeros(len(count), dtype=np.int64)
@@ -290,7 +288,7 @@ class Uploads:
         records: list[Record] = []
         if accepted.any():
             chosen = _some_uploads(request, accepted)
-            self._objects.counts.require_room(0, chosen.object_size)
+            self._objects.require_room(0, chosen.object_size)
             records.append(_batch_record(chosen, digests[accepted], now_ms))
             records.extend(_owed_changes(node_id, owed, turn.owed))
         return records, _batch_answer(errors, row_errors)
@@ -300,7 +298,7 @@ class Uploads:
         verdicts = self._continuity.judge(node_id, rows, turn)
         if np.count_nonzero(verdicts):
             return verdicts
-        high = self._streams["end_offset"][rows.stream_id]
+        high = self._streams.end_offsets(rows.stream_id)
         for stream_id, end, before in zip(
             rows.stream_id.tolist(), rows.end.tolist(), high.tolist(), strict=True
         ):
@@ -324,7 +322,7 @@ class Uploads:
 
     def _may_have_twins(self, ranges: SetObjectRanges) -> bool:
         """Whether a stream may be there twice; not if all rows continue what there is."""
-        expected = self._streams["end_offset"][ranges.stream_id]
+        expected = self._streams.end_offsets(ranges.stream_id)
         if np.count_nonzero(ranges.start_offset == expected) == len(expected):
             return False
         return has_twins(ranges.stream_id)
@@ -341,19 +339,13 @@ class Uploads:
 
         A stream whose end rises must not be there twice. Compactions raise none.
         """
-        existing = self._streams["state"][streams] != DELETED
+        existing = self._streams.existing(streams)
         if np.count_nonzero(existing) < len(existing):
             streams, ends, rows = streams[existing], ends[existing], rows[existing]
         if not len(streams):
             return
         before = self._streams.raise_ends(streams, ends, undo)
-        newest = ends > before
-        if np.count_nonzero(newest) == len(newest):
-            self._objects.ranges.link_last(streams, rows, undo)
-            return
-        if newest.any():
-            self._objects.ranges.link_last(streams[newest], rows[newest], undo)
-        self._objects.ranges.link_many(streams[~newest], rows[~newest], undo)
+        self._objects.link_ranges(streams, rows, ends > before, undo)
 
 
 def _turns(stream_id: Int64Column) -> list[Int64Column]:

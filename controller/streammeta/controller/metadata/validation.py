@@ -7,6 +7,7 @@ naming the field as in `proto/`, one over a limit `LimitExceededError`; neither 
 from collections.abc import Callable, Sequence
 
 from streammeta.controller.errors import LimitExceededError
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.commit_validation import (
     BATCH_MAX,
     INT32_MAX,
@@ -19,47 +20,6 @@ from streammeta.controller.metadata.commit_validation import (
     check_no_repeat,
     check_node,
     fail,
-)
-from streammeta.controller.metadata.requests import (
-    AbandonUploads,
-    AssignRecoveries,
-    CheckObjects,
-    ClaimBucket,
-    CloseStreams,
-    CommitStreamObject,
-    CommitStreamSetObject,
-    CommitUploads,
-    CreateStreams,
-    DeleteKVs,
-    DeleteStreams,
-    DescribeObjects,
-    DescribeStreams,
-    DestroyDeadSetObjects,
-    ExpireObjects,
-    GetKVs,
-    GetNextNodeId,
-    GetNodes,
-    GetObjects,
-    GetOpeningStreams,
-    HoldDeletions,
-    ListKVs,
-    ListStreamSetObjects,
-    OpenStreams,
-    PrepareObjects,
-    PutKVs,
-    ReadRequest,
-    RegisterNode,
-    RemoveObjects,
-    SetNodeLock,
-    StreamToClose,
-    StreamToDelete,
-    StreamToOpen,
-    StreamToTrim,
-    SuperviseNode,
-    SweepDeletedStreams,
-    TrimStreams,
-    UnregisterNode,
-    WriteRequest,
 )
 from streammeta.controller.metadata.values import NodeIdentity, PageRequest, Tags
 
@@ -76,7 +36,7 @@ WAL_CONFIG_BYTES_MAX = 16_384
 _ID_DIGITS_MAX = len(str(INT64_MAX))
 
 
-def validate(request: WriteRequest | ReadRequest) -> None:
+def validate(request: requests.WriteRequest | requests.ReadRequest) -> None:
     """Raise unless the request is well-formed.
 
     Raises:
@@ -118,7 +78,7 @@ def _check_id_page(page: PageRequest) -> None:
         raise fail("page.page_token", got, "empty or a next_page_token")
 
 
-def _check_create_streams(request: CreateStreams) -> None:
+def _check_create_streams(request: requests.CreateStreams) -> None:
     _check_request_id(request.request_id)
     check_node(request.node)
     check_batch("streams", request.streams)
@@ -128,7 +88,12 @@ def _check_create_streams(request: CreateStreams) -> None:
 
 def _check_streams(
     node: NodeIdentity,
-    streams: Sequence[StreamToOpen | StreamToClose | StreamToTrim | StreamToDelete],
+    streams: Sequence[
+        requests.StreamToOpen
+        | requests.StreamToClose
+        | requests.StreamToTrim
+        | requests.StreamToDelete
+    ],
     epoch_min: int,
 ) -> None:
     check_node(node)
@@ -141,70 +106,70 @@ def _check_streams(
     check_no_repeat("streams.stream_id", [stream.stream_id for stream in streams])
 
 
-def _check_open_streams(request: OpenStreams) -> None:
+def _check_open_streams(request: requests.OpenStreams) -> None:
     _check_streams(request.node, request.streams, epoch_min=0)
     for index, stream in enumerate(request.streams):
         _check_tags(f"streams[{index}].tags", stream.tags)
 
 
-def _check_close_streams(request: CloseStreams) -> None:
+def _check_close_streams(request: requests.CloseStreams) -> None:
     _check_streams(request.node, request.streams, epoch_min=0)
     for index, stream in enumerate(request.streams):
         if stream.end_offset is not None:
             check_between(f"streams[{index}].end_offset", stream.end_offset, 0, INT64_MAX)
 
 
-def _check_abandon_uploads(request: AbandonUploads) -> None:
+def _check_abandon_uploads(request: requests.AbandonUploads) -> None:
     check_between("node_id", request.node_id, 0, INT32_MAX)
     _check_described("stream_ids", request.stream_ids)
     check_no_repeat("stream_ids", request.stream_ids)
 
 
-def _check_trim_streams(request: TrimStreams) -> None:
+def _check_trim_streams(request: requests.TrimStreams) -> None:
     _check_streams(request.node, request.streams, epoch_min=0)
     for index, stream in enumerate(request.streams):
         field = f"streams[{index}].new_start_offset"
         check_between(field, stream.new_start_offset, 0, INT64_MAX)
 
 
-def _check_delete_streams(request: DeleteStreams) -> None:
+def _check_delete_streams(request: requests.DeleteStreams) -> None:
     _check_streams(request.node, request.streams, epoch_min=-1)
 
 
-def _check_get_opening_streams(request: GetOpeningStreams) -> None:
+def _check_get_opening_streams(request: requests.GetOpeningStreams) -> None:
     check_node(request.node)
     _check_id_page(request.page)
 
 
-def _check_prepare_objects(request: PrepareObjects) -> None:
+def _check_prepare_objects(request: requests.PrepareObjects) -> None:
     _check_request_id(request.request_id)
     check_node(request.node)
     check_between("count", request.count, 1, BATCH_MAX)
     check_between("ttl_ms", request.ttl_ms, TTL_MS_MIN, TTL_MS_MAX)
 
 
-def _check_limit(request: ExpireObjects | SweepDeletedStreams) -> None:
+def _check_limit(request: requests.ExpireObjects | requests.SweepDeletedStreams) -> None:
     check_between("limit", request.limit, 1, BATCH_MAX)
 
 
-def _check_destroy_dead(request: DestroyDeadSetObjects) -> None:
+def _check_destroy_dead(request: requests.DestroyDeadSetObjects) -> None:
     check_between("node_id", request.node_id, 0, INT32_MAX)
     check_between("after_object_id", request.after_object_id, -1, INT64_MAX - 1)
     check_between("limit", request.limit, 1, BATCH_MAX)
 
 
-def _check_hold(request: HoldDeletions) -> None:
+def _check_hold(request: requests.HoldDeletions) -> None:
     check_between("hold_ms", request.hold_ms, 1, TTL_MS_MAX)
 
 
-def _check_claim_bucket(request: ClaimBucket) -> None:
+def _check_claim_bucket(request: requests.ClaimBucket) -> None:
     if not 1 <= len(request.cluster_uuid) <= CLUSTER_UUID_LENGTH_MAX:
         problem = f"1 to {CLUSTER_UUID_LENGTH_MAX} characters"
         raise fail("cluster_uuid", repr(request.cluster_uuid), problem)
     check_between("issued_below", request.issued_below, 0, INT64_MAX)
 
 
-def _check_object_ids(request: RemoveObjects | CheckObjects) -> None:
+def _check_object_ids(request: requests.RemoveObjects | requests.CheckObjects) -> None:
     check_batch("object_ids", request.object_ids)
     _check_id_range("object_ids", request.object_ids)
 
@@ -215,26 +180,26 @@ def _check_id_range(field: str, ids: Sequence[int]) -> None:
         check_between(field, max(ids), 0, INT64_MAX)
 
 
-def _check_register_node(request: RegisterNode) -> None:
+def _check_register_node(request: requests.RegisterNode) -> None:
     check_node(request.node)
     _check_tags("tags", request.tags)
     if len(request.wal_config.encode()) > WAL_CONFIG_BYTES_MAX:
         raise LimitExceededError(f"wal_config: over {WAL_CONFIG_BYTES_MAX} bytes")
 
 
-def _check_node_request(request: UnregisterNode | SuperviseNode) -> None:
+def _check_node_request(request: requests.UnregisterNode | requests.SuperviseNode) -> None:
     check_node(request.node)
 
 
-def _check_next_node_id(request: GetNextNodeId) -> None:
+def _check_next_node_id(request: requests.GetNextNodeId) -> None:
     _check_request_id(request.request_id)
 
 
-def _check_set_node_lock(request: SetNodeLock) -> None:
+def _check_set_node_lock(request: requests.SetNodeLock) -> None:
     check_between("node_id", request.node_id, 0, INT32_MAX)
 
 
-def _check_assign_recoveries(request: AssignRecoveries) -> None:
+def _check_assign_recoveries(request: requests.AssignRecoveries) -> None:
     check_batch("targets", request.targets)
     for index, target in enumerate(request.targets):
         field = f"targets[{index}]"
@@ -254,7 +219,7 @@ def _check_key(field: str, namespace: str, key: str) -> None:
             raise LimitExceededError(f"{field}.{name}: over {KEY_BYTES_MAX} bytes")
 
 
-def _check_put_kvs(request: PutKVs) -> None:
+def _check_put_kvs(request: requests.PutKVs) -> None:
     check_batch("items", request.items)
     for index, item in enumerate(request.items):
         _check_key(f"items[{index}]", item.namespace, item.key)
@@ -269,27 +234,27 @@ def _check_version(field: str, expected_version: int | None) -> None:
         check_between(f"{field}.expected_version", expected_version, 0, INT64_MAX)
 
 
-def _check_kv_keys(request: GetKVs | DeleteKVs) -> None:
+def _check_kv_keys(request: requests.GetKVs | requests.DeleteKVs) -> None:
     check_batch("keys", request.keys)
     for index, key in enumerate(request.keys):
         _check_key(f"keys[{index}]", key.namespace, key.key)
         _check_version(f"keys[{index}]", key.expected_version)
-    if isinstance(request, DeleteKVs):
+    if isinstance(request, requests.DeleteKVs):
         check_no_repeat("keys.key", [(key.namespace, key.key) for key in request.keys])
 
 
-def _check_list_kvs(request: ListKVs) -> None:
+def _check_list_kvs(request: requests.ListKVs) -> None:
     _check_page(request.page)
 
 
-def _check_describe_streams(request: DescribeStreams) -> None:
+def _check_describe_streams(request: requests.DescribeStreams) -> None:
     _check_id_page(request.page)
     _check_described("stream_ids", request.stream_ids)
     if request.owner_node_id is not None:
         check_between("owner_node_id", request.owner_node_id, 0, INT32_MAX)
 
 
-def _check_describe_objects(request: DescribeObjects) -> None:
+def _check_describe_objects(request: requests.DescribeObjects) -> None:
     _check_id_page(request.page)
     _check_described("object_ids", request.object_ids)
 
@@ -300,7 +265,7 @@ def _check_described(field: str, ids: Sequence[int]) -> None:
     _check_id_range(field, ids)
 
 
-def _check_get_objects(request: GetObjects) -> None:
+def _check_get_objects(request: requests.GetObjects) -> None:
     check_batch("queries", request.queries)
     for index, query in enumerate(request.queries):
         field = f"queries[{index}]"
@@ -311,48 +276,48 @@ def _check_get_objects(request: GetObjects) -> None:
             raise fail(f"{field}.end_offset", query.end_offset, "-1 or >= start_offset")
 
 
-def _check_get_nodes(request: GetNodes) -> None:
+def _check_get_nodes(request: requests.GetNodes) -> None:
     _check_described("node_ids", request.node_ids)
 
 
-def _check_list_set_objects(request: ListStreamSetObjects) -> None:
+def _check_list_set_objects(request: requests.ListStreamSetObjects) -> None:
     check_between("node_id", request.node_id, 0, INT32_MAX)
     _check_id_page(request.page)
 
 
 # Each value takes exactly its key's type, which a dictionary's type can't say.
 _CHECKS: dict[type, Callable[..., None]] = {
-    CreateStreams: _check_create_streams,
-    OpenStreams: _check_open_streams,
-    CloseStreams: _check_close_streams,
-    TrimStreams: _check_trim_streams,
-    DeleteStreams: _check_delete_streams,
-    GetOpeningStreams: _check_get_opening_streams,
-    PrepareObjects: _check_prepare_objects,
-    CommitStreamSetObject: check_commit,
-    CommitUploads: check_commit_uploads,
-    AbandonUploads: _check_abandon_uploads,
-    CommitStreamObject: check_commit_stream_object,
-    ExpireObjects: _check_limit,
-    SweepDeletedStreams: _check_limit,
-    DestroyDeadSetObjects: _check_destroy_dead,
-    HoldDeletions: _check_hold,
-    ClaimBucket: _check_claim_bucket,
-    RemoveObjects: _check_object_ids,
-    RegisterNode: _check_register_node,
-    UnregisterNode: _check_node_request,
-    SuperviseNode: _check_node_request,
-    GetNextNodeId: _check_next_node_id,
-    SetNodeLock: _check_set_node_lock,
-    AssignRecoveries: _check_assign_recoveries,
-    PutKVs: _check_put_kvs,
-    DeleteKVs: _check_kv_keys,
-    DescribeStreams: _check_describe_streams,
-    GetObjects: _check_get_objects,
-    DescribeObjects: _check_describe_objects,
-    CheckObjects: _check_object_ids,
-    GetNodes: _check_get_nodes,
-    ListStreamSetObjects: _check_list_set_objects,
-    GetKVs: _check_kv_keys,
-    ListKVs: _check_list_kvs,
+    requests.CreateStreams: _check_create_streams,
+    requests.OpenStreams: _check_open_streams,
+    requests.CloseStreams: _check_close_streams,
+    requests.TrimStreams: _check_trim_streams,
+    requests.DeleteStreams: _check_delete_streams,
+    requests.GetOpeningStreams: _check_get_opening_streams,
+    requests.PrepareObjects: _check_prepare_objects,
+    requests.CommitStreamSetObject: check_commit,
+    requests.CommitUploads: check_commit_uploads,
+    requests.AbandonUploads: _check_abandon_uploads,
+    requests.CommitStreamObject: check_commit_stream_object,
+    requests.ExpireObjects: _check_limit,
+    requests.SweepDeletedStreams: _check_limit,
+    requests.DestroyDeadSetObjects: _check_destroy_dead,
+    requests.HoldDeletions: _check_hold,
+    requests.ClaimBucket: _check_claim_bucket,
+    requests.RemoveObjects: _check_object_ids,
+    requests.RegisterNode: _check_register_node,
+    requests.UnregisterNode: _check_node_request,
+    requests.SuperviseNode: _check_node_request,
+    requests.GetNextNodeId: _check_next_node_id,
+    requests.SetNodeLock: _check_set_node_lock,
+    requests.AssignRecoveries: _check_assign_recoveries,
+    requests.PutKVs: _check_put_kvs,
+    requests.DeleteKVs: _check_kv_keys,
+    requests.DescribeStreams: _check_describe_streams,
+    requests.GetObjects: _check_get_objects,
+    requests.DescribeObjects: _check_describe_objects,
+    requests.CheckObjects: _check_object_ids,
+    requests.GetNodes: _check_get_nodes,
+    requests.ListStreamSetObjects: _check_list_set_objects,
+    requests.GetKVs: _check_kv_keys,
+    requests.ListKVs: _check_list_kvs,
 }

@@ -18,40 +18,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from streammeta.controller.records.record import (
-    FACT_COLUMNS,
-    BucketClaimed,
-    CommitRowsRejected,
-    DeletionsHeld,
-    Int64Column,
-    KVsDeleted,
-    KVsPut,
-    NodeEpochSet,
-    NodeIdIssued,
-    NodeLocked,
-    NodeRegistered,
-    NodeSupervised,
-    NodeUnregistered,
-    ObjectAttributesSet,
-    ObjectsDestroyed,
-    ObjectsLinked,
-    ObjectsPrepared,
-    ObjectsRemoved,
-    PendingUploadsSet,
-    RangesRemoved,
-    Record,
-    RecoveryAssigned,
-    SetObjectRanges,
-    StreamObjectsCommitted,
-    StreamsClosed,
-    StreamsCreated,
-    StreamsDeleted,
-    StreamSetObjectsCommitted,
-    StreamsOpened,
-    StreamsReopened,
-    StreamsTrimmed,
-    UploadsAbandoned,
-)
+from streammeta.controller.records import record as rec
+from streammeta.controller.records.record import FACT_COLUMNS, Int64Column, Record
 
 Mask = npt.NDArray[np.bool_]
 RecordT = TypeVar("RecordT", bound=Record)
@@ -117,7 +85,7 @@ class _Rule:
     cut: Callable[[Any, Selection], Sequence[Record]]
 
 
-def _cut_created(record: StreamsCreated, selection: Selection) -> Sequence[Record]:
+def _cut_created(record: rec.StreamsCreated, selection: Selection) -> Sequence[Record]:
     """Streams that follow each other stay one record; `first_stream_id` and `count` say which."""
     if not selection.has_node(record.node_id):
         return ()
@@ -137,7 +105,9 @@ def _cut_created(record: StreamsCreated, selection: Selection) -> Sequence[Recor
     ]
 
 
-def _cut_set_objects(record: StreamSetObjectsCommitted, selection: Selection) -> Sequence[Record]:
+def _cut_set_objects(
+    record: rec.StreamSetObjectsCommitted, selection: Selection
+) -> Sequence[Record]:
     """Objects without a row that is asked for go; the others keep the rows asked for."""
     if not selection.has_node(record.node_id):
         return ()
@@ -149,7 +119,7 @@ def _cut_set_objects(record: StreamSetObjectsCommitted, selection: Selection) ->
     objects = range_count > 0
     if not objects.any():
         return ()
-    ranges = SetObjectRanges(
+    ranges = rec.SetObjectRanges(
         stream_id=record.ranges.stream_id[wanted],
         start_offset=record.ranges.start_offset[wanted],
         end_offset=record.ranges.end_offset[wanted],
@@ -209,7 +179,7 @@ def _of_node(record: Any, selection: Selection) -> Sequence[Record]:
     return (record,) if wanted else ()
 
 
-def _of_two_nodes(record: RecoveryAssigned, selection: Selection) -> Sequence[Record]:
+def _of_two_nodes(record: rec.RecoveryAssigned, selection: Selection) -> Sequence[Record]:
     wanted = not selection.stream_ids and selection.has_node(record.node_id, record.target_id)
     return (record,) if wanted else ()
 
@@ -281,33 +251,33 @@ def _nodes_of(record: Any, rule: _Rule) -> frozenset[int] | None:
 
 
 _RULES: dict[type, _Rule] = {
-    StreamsCreated: _Rule(frozenset({Kind.STREAM}), _cut_created),
-    StreamsOpened: _Rule(frozenset({Kind.STREAM}), _cut_rows),
-    StreamsReopened: _Rule(frozenset({Kind.STREAM}), _cut_rows),
-    StreamsClosed: _Rule(frozenset({Kind.STREAM}), _cut_rows),
-    StreamsTrimmed: _Rule(frozenset({Kind.STREAM}), _cut_rows),
-    RangesRemoved: _Rule(frozenset({Kind.STREAM}), _cut_rows),
-    StreamsDeleted: _Rule(frozenset({Kind.STREAM}), _cut_rows),
+    rec.StreamsCreated: _Rule(frozenset({Kind.STREAM}), _cut_created),
+    rec.StreamsOpened: _Rule(frozenset({Kind.STREAM}), _cut_rows),
+    rec.StreamsReopened: _Rule(frozenset({Kind.STREAM}), _cut_rows),
+    rec.StreamsClosed: _Rule(frozenset({Kind.STREAM}), _cut_rows),
+    rec.StreamsTrimmed: _Rule(frozenset({Kind.STREAM}), _cut_rows),
+    rec.RangesRemoved: _Rule(frozenset({Kind.STREAM}), _cut_rows),
+    rec.StreamsDeleted: _Rule(frozenset({Kind.STREAM}), _cut_rows),
     # Commits move the ends of streams.
-    StreamSetObjectsCommitted: _Rule(frozenset({Kind.STREAM, Kind.OBJECT}), _cut_set_objects),
-    StreamObjectsCommitted: _Rule(frozenset({Kind.STREAM, Kind.OBJECT}), _cut_rows),
-    CommitRowsRejected: _Rule(frozenset({Kind.OBJECT}), _cut_rows),
-    ObjectsPrepared: _Rule(frozenset({Kind.OBJECT}), _of_node),
-    ObjectsDestroyed: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
-    ObjectsRemoved: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
-    ObjectsLinked: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
-    ObjectAttributesSet: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
-    DeletionsHeld: _Rule(frozenset({Kind.OBJECT}), _of_neither),
-    BucketClaimed: _Rule(frozenset({Kind.OBJECT}), _of_neither),
-    PendingUploadsSet: _Rule(frozenset({Kind.STREAM, Kind.NODE}), _cut_rows),
-    UploadsAbandoned: _Rule(frozenset({Kind.STREAM, Kind.NODE}), _cut_rows),
-    NodeRegistered: _Rule(frozenset({Kind.NODE}), _of_node),
-    NodeEpochSet: _Rule(frozenset({Kind.NODE}), _of_node),
-    NodeLocked: _Rule(frozenset({Kind.NODE}), _of_node),
-    NodeSupervised: _Rule(frozenset({Kind.NODE}), _of_node),
-    NodeUnregistered: _Rule(frozenset({Kind.NODE}), _of_node),
-    NodeIdIssued: _Rule(frozenset({Kind.NODE}), _of_node),
-    RecoveryAssigned: _Rule(frozenset({Kind.NODE}), _of_two_nodes),
-    KVsPut: _Rule(frozenset({Kind.KV}), _of_neither),
-    KVsDeleted: _Rule(frozenset({Kind.KV}), _of_neither),
+    rec.StreamSetObjectsCommitted: _Rule(frozenset({Kind.STREAM, Kind.OBJECT}), _cut_set_objects),
+    rec.StreamObjectsCommitted: _Rule(frozenset({Kind.STREAM, Kind.OBJECT}), _cut_rows),
+    rec.CommitRowsRejected: _Rule(frozenset({Kind.OBJECT}), _cut_rows),
+    rec.ObjectsPrepared: _Rule(frozenset({Kind.OBJECT}), _of_node),
+    rec.ObjectsDestroyed: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
+    rec.ObjectsRemoved: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
+    rec.ObjectsLinked: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
+    rec.ObjectAttributesSet: _Rule(frozenset({Kind.OBJECT}), _of_unnamed_owner),
+    rec.DeletionsHeld: _Rule(frozenset({Kind.OBJECT}), _of_neither),
+    rec.BucketClaimed: _Rule(frozenset({Kind.OBJECT}), _of_neither),
+    rec.PendingUploadsSet: _Rule(frozenset({Kind.STREAM, Kind.NODE}), _cut_rows),
+    rec.UploadsAbandoned: _Rule(frozenset({Kind.STREAM, Kind.NODE}), _cut_rows),
+    rec.NodeRegistered: _Rule(frozenset({Kind.NODE}), _of_node),
+    rec.NodeEpochSet: _Rule(frozenset({Kind.NODE}), _of_node),
+    rec.NodeLocked: _Rule(frozenset({Kind.NODE}), _of_node),
+    rec.NodeSupervised: _Rule(frozenset({Kind.NODE}), _of_node),
+    rec.NodeUnregistered: _Rule(frozenset({Kind.NODE}), _of_node),
+    rec.NodeIdIssued: _Rule(frozenset({Kind.NODE}), _of_node),
+    rec.RecoveryAssigned: _Rule(frozenset({Kind.NODE}), _of_two_nodes),
+    rec.KVsPut: _Rule(frozenset({Kind.KV}), _of_neither),
+    rec.KVsDeleted: _Rule(frozenset({Kind.KV}), _of_neither),
 }
