@@ -71,10 +71,9 @@ class Reads:
 
     def _slices(self, query: ObjectQuery) -> ObjectList:
         stream_id = query.stream_id
-        head = self._streams.heads((stream_id,))[0]
-        if head is None:
+        if not self._streams.exists(stream_id):
             return ObjectList(error=ErrorCode.STREAM_NOT_EXIST)
-        low, high = head.start_offset, head.end_offset
+        low, high = self._streams.offsets(stream_id)
         if query.start_offset < low:
             error = ErrorCode.OFFSET_NOT_MATCHED
             return ObjectList(error=error, stream_start_offset=low, stream_end_offset=high)

@@ -144,6 +144,11 @@ class Streams:
         """Return whether the stream was created and not deleted."""
         return stream_id < len(self._table) and self._table["state"][stream_id] != DELETED
 
+    def offsets(self, stream_id: int) -> tuple[int, int]:
+        """Return the start and the end of a stream that exists."""
+        table = self._table
+        return int(table["start_offset"][stream_id]), int(table["end_offset"][stream_id])
+
     def tags(self, stream_id: int) -> Tags:
         """Return a stream's tags, sorted by key."""
         flat = self._tags.get(stream_id) or ()
