@@ -73,13 +73,13 @@ def _health_of(endpoint: str, service: str, timeout_s: float) -> str:
 
 
 RATE_SAMPLE_S = 0.25
-"""How long the leader is watched to see whether, and how fast, it is written to."""
+"""Time in seconds over which the leader's write rate is measured."""
 
 FIRST_LEAD_S = 0.5
-"""How far ahead the first offset lies, in time at the rate seen; doubled with each attempt."""
+"""Lead of the first offset, in seconds at the measured rate; doubled with each attempt."""
 
 STALLED_S = 1.0
-"""When the leader has not moved for so long, an offset ahead of it is given up."""
+"""Time in seconds without writes after which an offset ahead of the leader is given up."""
 
 _POLL_S = 0.1
 _PASSED = "OFFSET_PASSED"
@@ -87,7 +87,7 @@ _TRY_AGAIN = frozenset({_PASSED, "CANCELLED"})
 
 
 class Verdict(StrEnum):
-    """How a member compares."""
+    """Verdict on a member."""
 
     OK = "ok"
     DIFFERENT = "DIFFERENT"
@@ -106,7 +106,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """What a member said of its map, or why it did not; hashes are in hex."""
+    """Hashes of a member's map in hex, or the reason why there are none."""
 
     member: Member
     verdict: Verdict
@@ -161,7 +161,7 @@ def compare_members(endpoints: Sequence[str], timeout_s: float) -> Comparison:
 
 
 def judge(answers: Mapping[str, Answer], leader_id: int) -> list[MemberState]:
-    """Compare with what most say, and in case of doubt with the leader; one row a member."""
+    """Compare with the majority's hashes, on a tie with the leader's; one row a member."""
     said = {
         answer.answered_by: (endpoint, answer)
         for endpoint, answer in answers.items()
@@ -205,7 +205,7 @@ def _answering_endpoints(views: QuorumViews, endpoints: Sequence[str]) -> set[st
 
 
 def _silent_members(views: QuorumViews, client: ControllerClient) -> list[MemberState]:
-    """Name voters and observers that won't be asked, because they do not answer."""
+    """Return voters and observers that are not asked, because they do not answer."""
     leader = leaders_view(client)
     silent = []
     for voter in leader.voters:
@@ -242,7 +242,7 @@ def _choose_offset(client: ControllerClient, lead_s: float) -> int:
 def _ask(
     client: ControllerClient, endpoints: Sequence[str], at_offset: int, deadline: float
 ) -> dict[str, Answer]:
-    """Ask all at once; what waits for an offset that is not reached any more is given up."""
+    """Ask all at once; cancel calls for an offset that is not going to be reached."""
     channels = {endpoint: operator_channel(endpoint) for endpoint in endpoints}
     request = admin_pb2.StateHashRequest(at_offset=at_offset)
     timeout_s = max(1.0, deadline - time.monotonic())
@@ -281,7 +281,7 @@ def _is_to_be_repeated(answer: Answer) -> bool:
 
 
 HASH_TIMEOUT_S = 60.0
-"""Every member looks at its whole map; a large one takes seconds."""
+"""Timeout in seconds: every member hashes its whole map, and a large one takes seconds."""
 
 _COLUMNS = ("node_id", "leader", "endpoint", "verdict", "state_hash", "log_hash", "problem")
 

@@ -1,4 +1,4 @@
-"""`streammeta controller`: run one controller until it is told to stop."""
+"""`streammeta controller`: run one controller until Ctrl-C or SIGTERM."""
 
 from pathlib import Path
 
@@ -52,31 +52,31 @@ from streammeta.storage.object_format.object_key import cluster_namespace
     "--snapshot-log-bytes",
     default=20 << 20,
     show_default=True,
-    help="Write a snapshot after so much log; the log before the last two is removed.",
+    help="Write a snapshot after this many bytes of log; the log before the last two is removed.",
 )
 @click.option(
     "--snapshot-interval-ms",
     default=3_600_000,
     show_default=True,
-    help="Write a snapshot after so long, if anything has changed.",
+    help="Write a snapshot after this time, if anything has changed.",
 )
 @click.option(
     "--peer-override",
     default="",
     metavar="ID@HOST:PORT,...",
-    help="Reach these controllers here, whatever else is known of them: for NAT and proxies.",
+    help="Addresses of these controllers, over any other known: for NAT and proxies.",
 )
 @click.option(
     "--lifecycle-interval-ms",
     default=1_000,
     show_default=True,
-    help="How often expiry and deletion look for work.",
+    help="Interval of expiry and deletion.",
 )
 @click.option(
     "--delete-delay-ms",
     default=60_000,
     show_default=True,
-    help="How long a destroyed object's bytes stay in the bucket.",
+    help="Time that a destroyed object's bytes stay in the bucket.",
 )
 @click.option(
     "--delete-rate",
@@ -94,13 +94,13 @@ from streammeta.storage.object_format.object_key import cluster_namespace
     "--recoveries-per-node",
     default=1,
     show_default=True,
-    help="Fenced brokers whose data one broker is to recover at a time.",
+    help="Fenced brokers that one broker recovers at a time.",
 )
 @click.option(
     "--sweep-interval-ms",
     default=300_000,
     show_default=True,
-    help="How often to look for what brokers left behind: dead objects, unfinished uploads.",
+    help="Interval of sweeps for dead objects and unfinished uploads of brokers.",
 )
 @click.option(
     "--log-level",

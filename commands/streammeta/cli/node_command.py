@@ -1,4 +1,4 @@
-"""`streammeta node`: look at the brokers that the map knows, settle what one has left behind."""
+"""`streammeta node`: list brokers, lock and unregister them, abandon uploads they owe."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def node() -> None:
 @connection_options
 @format_option
 def list_command(connect: tuple[str, ...], timeout_s: float, output_format: OutputFormat) -> None:
-    """List the nodes: state, who recovers them or compacts for them, and what they still hold.
+    """List the nodes: state, nodes that recover or compact for them, and their set objects.
 
     \b
     Example:
@@ -244,7 +244,7 @@ def abandon(
 def _owed(
     client: ControllerClient, node_id: int, stream_ids: tuple[int, ...]
 ) -> Iterator[streams_pb2.PendingUpload]:
-    """Look at every stream: who owes uploads is not always who owns the stream."""
+    """Look at every stream: a node may owe uploads of a stream that it does not own."""
     request = streams_pb2.DescribeStreamsRequest(stream_ids=stream_ids)
     request.page.page_size = PAGE_SIZE
     while True:

@@ -79,7 +79,7 @@ COLUMN_PADDING = 3
 
 
 class OutputFormat(StrEnum):
-    """How a command speaks."""
+    """Format of a command's output."""
 
     TABLE = "table"
     PLAIN = "plain"
@@ -89,7 +89,7 @@ class OutputFormat(StrEnum):
 class CommandError(Exception):
     """A command's own failure: `code` for programs, the message and `hint` for people.
 
-    `details` are what programs get of what people have read already.
+    `details` are for programs; people have read them already.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ EXPECTED_ERRORS = (
     *(CommandError, ApiError, ConfigError, StorageError, JournalError),
     *(grpc.RpcError, OSError),
 )
-"""What `command_output` turns into an answer; anything else is a defect."""
+"""Errors that `command_output` turns into an answer; any other is a defect."""
 
 
 def explain(error: Exception) -> CommandError:
-    """Say what happened and what to do next, for an error of one of `EXPECTED_ERRORS`."""
+    """Return message and hint for an error of one of `EXPECTED_ERRORS`."""
     match error:
         case CommandError():
             return error
@@ -151,13 +151,13 @@ def _directory_hint(error: JournalError) -> str:
 
 @dataclass(slots=True)
 class Output:
-    """What a command says. In json all of it becomes one object, written when the command ends."""
+    """Output of a command. In json it becomes one object, written when the command ends."""
 
     format: OutputFormat
     collected: dict[str, Any] = field(default_factory=dict)
 
     def summary(self, facts: Mapping[str, Any]) -> None:
-        """Say named facts; in json they are members of the object itself."""
+        """Print named facts; in json they are members of the object itself."""
         if self.format is OutputFormat.JSON:
             self.collected.update(facts)
             return
@@ -167,7 +167,7 @@ class Output:
             click.echo(f"{name + separator:{width + len(separator)}}{cell(value)}")
 
     def rows(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Say a table; in json it is a list of objects called `name`."""
+        """Print a table; in json it is a list of objects called `name`."""
         if self.format is OutputFormat.JSON:
             self.collected[name] = [dict(zip(columns, row, strict=True)) for row in rows]
         elif self.format is OutputFormat.PLAIN:
@@ -177,7 +177,7 @@ class Output:
             _print_table(columns, rows)
 
     def note(self, text: str) -> None:
-        """Say something that only people need; json leaves it out."""
+        """Print a line for people; json leaves it out."""
         if self.format is not OutputFormat.JSON:
             click.echo(text)
 

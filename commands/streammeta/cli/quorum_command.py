@@ -1,4 +1,4 @@
-"""`streammeta quorum`: who leads, who votes and how far everybody is; and how to change that."""
+"""`streammeta quorum`: describe leader, voters and lag; add and remove voters; hand over."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from streammeta.v1.admin_pb2_grpc import AdminServiceStub
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
 CHANGE_TIMEOUT_S = 60.0
-"""A new voter first catches up, and a snapshot writes the whole map: both may take long."""
+"""Timeout in seconds of slow changes: a new voter catches up, a snapshot writes the whole map."""
 
 _SHARE_OF_TIMEOUT = 0.9
 """The controller gives up a little before this command does, so that its reason arrives."""
@@ -64,7 +64,7 @@ directory_id_option = click.option(
 
 @click.group()
 def quorum() -> None:
-    """Show and change who votes and who leads.
+    """Show and change the voters and the leader.
 
     \b
     Example:

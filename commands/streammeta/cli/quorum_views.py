@@ -1,4 +1,4 @@
-"""What each controller says of the quorum, gathered from all that can be found. Changes nothing."""
+"""Views of the quorum, gathered from every controller that can be found. Read-only."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 
 ANSWER_TIMEOUT_S = 3.0
-"""How long to wait for one controller: those that hang must not hide the others."""
+"""Timeout for one controller, in seconds, so that one that hangs does not hide the others."""
 
 
 LIVE_MS = 10_000
-"""An observer that has not fetched for so long is stopped, lost or another by now."""
+"""Time in ms without a fetch after which an observer counts as stopped."""
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ _MISSING_HINTS = {
 
 
 def live_observers(view: pb.DescribeQuorumResponse) -> list[pb.ReplicaStatus]:
-    """Return the observers that fetch; a leader remembers those that are gone for a while."""
+    """Return the observers that fetch; a leader remembers stopped ones for a while."""
     return [
         observer
         for observer in view.observers

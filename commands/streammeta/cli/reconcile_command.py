@@ -149,7 +149,7 @@ def plan_command(
     driver_memory: str,
     output_format: OutputFormat,
 ) -> None:
-    """Say of every key what it is, and write the plan to a new folder. Deletes nothing.
+    """Judge every key and write the plan to a new folder. Deletes nothing.
 
     Refuses to start unless the controllers and the bucket's marker are of one cluster: the same id,
     UUID and namespace.
@@ -226,7 +226,7 @@ def apply_command(
     driver_memory: str,
     output_format: OutputFormat,
 ) -> None:
-    """Ask the leader about every candidate of a plan and delete what it gives free.
+    """Check every candidate of a plan at the leader and delete those the map has forgotten.
 
     Refuses a plan whose guards failed, that is older than 24 h, or that is of another cluster,
     bucket or endpoint than it is applied to. Writes what is known of an object to the plan's folder
@@ -290,7 +290,7 @@ def _show_plan(output: Output, folder: Path, result: "PlanResult") -> None:
 
 
 def _plan_problem(folder: Path, result: "PlanResult") -> CommandError | None:
-    """The most serious thing that makes the command fail though there is a plan; None: nothing."""
+    """Return the most serious failure of a written plan, if any."""
     if result.failed_guards:
         names = ", ".join(guard.name for guard in result.failed_guards)
         return CommandError(

@@ -1,6 +1,6 @@
-"""`streammeta s3`: write or explain the address of a bucket, and try out what a store can do.
+"""`streammeta s3`: write or explain the address of a bucket, and precheck a store.
 
-Talks to no controller. What is tried is known in `storage.object_store.precheck`; here it is shown.
+Talks to no controller. `storage.object_store.precheck` does the checks; this module prints them.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _line(step: StepOutcome) -> str:
 
 
 def _tell(output: Output, report: PrecheckReport, configured: Checksum | None) -> None:
-    """Say the verdict; raise `CommandError` if it is not good."""
+    """Print the verdict; raise `CommandError` on a failed step."""
     facts = {
         "steps": [
             {"name": step.name, "ok": step.is_ok, "reason": step.reason} for step in report.steps
@@ -216,10 +216,10 @@ def _tell(output: Output, report: PrecheckReport, configured: Checksum | None) -
 
 def _advice(configured: Checksum, enforced: tuple[Checksum, ...]) -> str:
     names = ", ".join(enforced) or "none"
-    told = f"checksums that this server refuses damaged bytes by: {names}; in use: {configured}"
+    verdict = f"checksums that this server refuses damaged bytes by: {names}; in use: {configured}"
     if configured not in enforced:
         other = f" add {_CHECKSUM_OPTION}={enforced[-1]} to the address" if enforced else ""
-        return f"{told}. Damage on the way to it would be stored.{other}"
+        return f"{verdict}. Damage on the way to it would be stored.{other}"
     if not configured.is_stored and Checksum.CRC32C in enforced:
-        return f"{told}. Faster, and checked on reading too: {_CHECKSUM_OPTION}=crc32c"
-    return told
+        return f"{verdict}. Faster, and checked on reading too: {_CHECKSUM_OPTION}=crc32c"
+    return verdict

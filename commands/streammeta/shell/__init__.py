@@ -1,1 +1,1 @@
-"""The metadata shell: the map as a tree of directories and files, and commands to walk it."""
+"""Metadata shell: the map as a tree of directories and files, and commands to walk it."""

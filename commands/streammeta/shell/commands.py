@@ -1,7 +1,7 @@
-"""The shell's commands: from a state and words to events. They print nothing and keep nothing.
+"""Commands of the shell: generators from (state, words) to events.
 
-Each command is a generator over (state, words); whoever runs it shows the events and keeps the
-state that `Moved` describes. A failure of the backend passes through as `ApiError`.
+They print nothing and keep nothing: the caller shows the events and keeps the state that `Moved`
+describes. A failure of the backend passes through as `ApiError`.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ _SUMMARY_FILE = "info"
 
 @dataclass(frozen=True, slots=True)
 class ShellState:
-    """Where the user is, and what was typed before, the oldest line first."""
+    """Current directory and the lines typed so far, oldest first."""
 
     root: Directory
     here: Path = ()
@@ -40,7 +40,7 @@ Run: TypeAlias = Callable[[ShellState, list[str]], Iterator[Event]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: how it is called, what it does, how many words it takes (None: any number)."""
+    """One command: usage, summary, function, and number of words (None: any number)."""
 
     usage: str
     summary: str

@@ -1,4 +1,4 @@
-"""What the shell shows of each kind of thing: messages of the contract as documents. Pure.
+"""Documents of the shell: messages of the contract as named facts and tables. Pure.
 
 Names are those of the contract. A fact that is absent or empty is left out.
 """

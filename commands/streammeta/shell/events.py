@@ -13,7 +13,7 @@ from streammeta.shell.tree import Document, Path, Table, Value, path_text
 
 
 class ProblemCode(StrEnum):
-    """Why a command failed, for programs."""
+    """Reason of a failure, for programs."""
 
     NOT_FOUND = "NOT_FOUND"
     IS_DIRECTORY = "IS_DIRECTORY"
@@ -48,7 +48,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file holds, `depth` levels deep in a tree."""
+    """Content of a file, `depth` levels deep in a tree."""
 
     path: Path
     document: Document

@@ -43,7 +43,7 @@ class Suggestion:
 
 
 def suggestions(state: ShellState, line: str) -> list[Suggestion]:
-    """What may follow at the end of `line`."""
+    """Return completions of the end of `line`."""
     match = _LAST_WORD.search(line)
     word = match[0] if match else ""
     before = line[: len(line) - len(word)].split()

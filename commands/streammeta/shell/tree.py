@@ -1,4 +1,4 @@
-"""The tree that the shell walks: directories, files and the documents that files hold.
+"""Tree of the shell: directories, files and the documents that files hold.
 
 A backend (the live cluster, a checkpoint file) provides a root `Directory`; nothing here knows
 where its content comes from. Everything is resolved on demand and children are iterated lazily, so
@@ -30,7 +30,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a file holds: named facts, then tables. Times are ISO 8601 in UTC, sizes bytes."""
+    """Content of a file: named facts, then tables. Times are ISO 8601 in UTC, sizes bytes."""
 
     fields: tuple[tuple[str, Value], ...]
     tables: tuple[Table, ...] = ()
@@ -38,7 +38,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A leaf of the tree. `read` fetches its content, or returns None if it is gone by now."""
+    """A leaf of the tree. `read` fetches its content, or returns None if it was deleted."""
 
     read: Callable[[], Document | None]
 

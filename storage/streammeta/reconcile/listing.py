@@ -1,7 +1,7 @@
-"""Lists a bucket in shards, on Spark executors, and tells whose every key is.
+"""Bucket listing in shards on Spark executors, with the owner of every key.
 
-Shards are ranges of the key order that meet without a gap, so no key escapes, whatever it looks
-like; they are cut where the keys of this project are spread evenly. Knows nothing of the map.
+Shards are adjacent ranges of the key order, so every key is in exactly one; they are cut where the
+keys of this project are spread evenly. Knows nothing of the map.
 """
 
 from __future__ import annotations

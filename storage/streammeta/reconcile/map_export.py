@@ -1,6 +1,6 @@
-"""Fetches a copy of the map and writes its objects as Parquet, for Spark to read.
+"""Export of a snapshot of the map: its objects as Parquet, for Spark.
 
-Owns the columns that the comparison uses. The copy is taken through `GetSnapshot`, which contains
+Owns the columns that the comparison uses. The snapshot comes from `GetSnapshot`, contains
 everything acknowledged before the call, and is read with the checkpoint reader.
 """
 
@@ -36,7 +36,7 @@ _OBJECTS = "objects.parquet"
 
 @dataclass(frozen=True, slots=True)
 class MapExport:
-    """What a copy of the map is: whose, of which state of the log, and how much is in it.
+    """Description of a snapshot: its cluster, its offset in the log, and its counts.
 
     `committed_objects` counts objects that must be in the bucket: committed or linked.
     `issued_below` is the bound of object ids that the cluster claims in its bucket.

@@ -1,9 +1,8 @@
-"""Makes a plan: lists the bucket, then copies the map, and says of every key what it is.
+"""Planning: lists the bucket, then takes a snapshot of the map, and judges every key.
 
-The listing ends before the copy of the map is taken. So an object committed meanwhile is in the
-map and never looks like an orphan, and an id found in the bucket was issued before the copy was
-taken. What can't be found out once the listing is there makes a report of the rest. Nothing here
-deletes anything.
+The listing ends before the snapshot is taken. So an object committed meanwhile is in the map and
+never looks like an orphan, and an id found in the bucket was issued before the snapshot. If a later
+step fails, the plan is a report of the rest. Nothing here deletes anything.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ _VERDICT_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """What to compare and how careful to be.
+    """Bucket and cluster to compare, and safety limits.
 
     `store` may carry credentials, which are not written down. `connect` are HOST:PORT of
     controllers. An unknown object younger than `grace_ms` when the listing starts is left alone;
@@ -94,7 +93,7 @@ class PlanConfig:
 
 
 def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanResult:
-    """Compare bucket and map, and write the plan folder; `progress` hears one line per stage.
+    """Compare bucket and map, and write the plan folder; `progress` gets one line per stage.
 
     The plan is written also when guards failed, or when the map or the unfinished uploads could not
     be read after the bucket was listed: it is a report of what is known then.
@@ -176,7 +175,7 @@ def _uploads(store: ObjectStore, draft: Path) -> tuple[int | None, tuple[str, ..
 
 
 def _export(config: PlanConfig, identity: ClusterIdentity, folder: Path) -> MapExport | str:
-    """Copy the map and make sure whose it is; if there is no copy, the reason."""
+    """Export the map and check its cluster; without an export, return the reason."""
     try:
         with LeaderClient(config.connect, config.patience_s) as leader:
             exported = export_map(leader, folder)

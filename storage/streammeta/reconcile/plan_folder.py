@@ -46,7 +46,7 @@ _TIMES = ("created_at_ms", "listing_started_ms", "young_from_ms")
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many keys and, by the bucket's own sizes, bytes. A missing object counts 0 bytes."""
+    """Number of keys and of bytes in the bucket; a missing object counts 0 bytes."""
 
     keys: int
     size: int
@@ -54,7 +54,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """What a plan found: the content of plan.json.
+    """Findings of a plan: the content of plan.json.
 
     Times are Unix milliseconds. `place` is the one spelling of the store's endpoint and bucket.
     `map_end_offset` and `map_epoch` name the state of the map that was compared; they,
@@ -89,7 +89,7 @@ class PlanResult:
 
     @property
     def candidates(self) -> Tally:
-        """What apply may delete."""
+        """Keys that apply may delete."""
         return self.classes.get(Verdict.ORPHAN, Tally(0, 0))
 
     @property
@@ -110,7 +110,7 @@ class PlanResult:
 
 @contextmanager
 def new_plan_folder(folder: Path) -> Iterator[Path]:
-    """Give a draft folder that becomes `folder` when the block ends well, and vanishes otherwise.
+    """Yield a draft folder that becomes `folder` when the block succeeds, else is deleted.
 
     Raises:
         PlanError: `folder` exists already, or nothing can be written beside it.
@@ -190,7 +190,7 @@ PLAN_LIFE_MS = 24 * 3600 * 1000
 """Time since the listing began after which a plan is refused, in milliseconds."""
 
 CLOCK_SKEW_MS = 10 * 60 * 1000
-"""Largest difference between two machines' clocks that is put up with, in milliseconds."""
+"""Largest tolerated difference between two machines' clocks, in milliseconds."""
 
 
 def check_grace(grace_ms: int, *, is_unsafe: bool) -> None:

@@ -23,7 +23,7 @@ Int64Column: TypeAlias = npt.NDArray[np.int64]
 VerdictColumn: TypeAlias = npt.NDArray[np.str_]
 
 ABSENT = -1
-"""Stands for "no such value" in every column: not listed, not in the map, no object id."""
+"""No value, in every column: not listed, not in the map, no object id."""
 
 _KIND_MASK = 0b11
 
@@ -33,7 +33,7 @@ WANTED_STATES = (common_pb2.OBJECT_STATE_COMMITTED, common_pb2.OBJECT_STATE_LINK
 
 
 class Owner(enum.IntEnum):
-    """Whose key it is, from the key alone."""
+    """Owner of a key, from the key alone."""
 
     OWN = 0
     OTHER_CLUSTER = 1
@@ -80,7 +80,7 @@ class JoinedColumns:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What verdicts depend on besides the row.
+    """Inputs of verdicts besides the row.
 
     `next_object_id` is the map's: ids below it have been issued. Unknown objects modified at or
     after `young_from_ms` are left alone. Objects committed at or after `unlisted_from_ms` may have
@@ -102,10 +102,10 @@ WITHOUT_MAP = {
 
 
 def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
-    """One verdict per row; the empty string where there is nothing to report.
+    """Return one verdict per row; the empty string: nothing to report.
 
-    Nothing to report there is of an object that the bucket does not have and need not have. The
-    first matching rule wins, and an orphan must pass every test that could save it.
+    Nothing is reported of an object that the bucket lacks and need not have. The first matching
+    rule wins, and an orphan must pass every test that could save it.
     """
     listed = rows.listed_size != ABSENT
     own = rows.owner == Owner.OWN
@@ -230,7 +230,7 @@ def _missing_objects(found: Evidence) -> GuardResult:
     if not passed:
         detail += (
             "; nothing may be deleted before this is explained: look the keys up in the plan's"
-            " verdicts and restore the objects, or find out who else deletes in the bucket"
+            " verdicts and restore the objects, or find what else deletes in the bucket"
         )
     return GuardResult("missing_objects", passed, detail)
 

@@ -1,1 +1,1 @@
-"""Objects in a bucket: their format, the stores that hold them, and the bucket's reconciliation."""
+"""Storage: object format, object stores, segmented logs, and the planning of compactions."""

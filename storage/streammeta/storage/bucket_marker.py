@@ -1,8 +1,8 @@
-"""The cluster's marker in its bucket, and its claims on object ids.
+"""Marker of a cluster in its bucket, and its claims on object ids.
 
-The marker says which cluster a namespace of a bucket belongs to. It is created once, by the first
-controller that leads, and never replaced. A claim says below which bound the cluster may have
-issued object ids; its name is the bound, so that a late put can lower nothing and no store needs a
+The marker names the cluster that a namespace of a bucket belongs to. It is created once, by the
+first leader, and never replaced. A claim is an upper bound of the object ids that the cluster may
+have issued; its name is the bound, so a late put can lower nothing and no store needs a
 compare-and-swap. Every put here creates; nothing is ever overwritten.
 
 Keys lie under `<namespace>/`, where no object's key begins (see `object_key`): reconciliation and
@@ -27,10 +27,10 @@ from streammeta.storage.errors import (
 from streammeta.storage.object_store.base import ObjectStore
 
 VERSION = 1
-"""Of the bodies of marker and claims; a reader refuses any other."""
+"""Version of the bodies of marker and claims; readers refuse any other."""
 
 CLAIMS_KEPT = 3
-"""Newest claims that stay when older ones are deleted."""
+"""Newest claims that are kept when older ones are deleted."""
 
 _BOUND_DIGITS = 20
 _SUFFIX = ".json"
@@ -38,7 +38,7 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketMarker:
-    """Says which cluster a namespace belongs to; `created_ms` is in ms since 1970."""
+    """Owner of a namespace; `created_ms` is in ms since 1970."""
 
     cluster_id: str
     cluster_uuid: str
@@ -108,7 +108,7 @@ def create_marker(store: ObjectStore, marker: BucketMarker) -> BucketMarker:
         found = read_marker(store, marker.namespace)
         if found is None:
             raise StoreUnavailableError(
-                f"object {marker_key(marker.namespace)!r} was there and is gone; try again"
+                f"object {marker_key(marker.namespace)!r} existed and was deleted; try again"
             ) from None
         return found
     return marker
@@ -151,7 +151,7 @@ def put_claim(store: ObjectStore, namespace: str, claim: IdClaim) -> None:
 
 
 def delete_old_claims(store: ObjectStore, namespace: str) -> int:
-    """Delete all claims but the newest `CLAIMS_KEPT`; return how many are gone."""
+    """Delete all claims but the newest `CLAIMS_KEPT`; return how many were deleted."""
     bounds = sorted(_claimed_bounds(store, namespace))[:-CLAIMS_KEPT]
     if not bounds:
         return 0

@@ -61,7 +61,7 @@ class ObjectExistsError(StorageError):
     def __init__(self, key: str) -> None:
         self.key = key
         super().__init__(
-            f"object {key!r} exists already and was left as it is; read it to learn who made it, or"
+            f"object {key!r} exists already and was left as it is; read it to learn its creator, or"
             " use another key"
         )
 
@@ -115,10 +115,10 @@ class StoreRejectedError(StorageError):
 
 
 class StoreUnavailableError(StorageError):
-    """The store did not answer, or said that it can't serve now. The call may be repeated.
+    """The store did not answer, or can't serve now; the call is retriable.
 
-    What the call was to change may have been changed all the same. `throttled` tells that the store
-    asked for fewer requests, `retry_after_s` after how many seconds it wants to be asked again.
+    The call may have taken effect. `throttled`: the store asked for fewer requests;
+    `retry_after_s`: the wait in seconds that it asked for.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class StoreUnavailableError(StorageError):
 
 
 class DeadlineExceededError(StoreUnavailableError):
-    """The time given for the call is up, repetitions and waiting included.
+    """The deadline of the call has passed, retries and waiting included.
 
-    The cause, if there is one, is what went wrong the last time it was tried.
+    Its cause, if there is one, is the failure of the last attempt.
     """
 
 
@@ -199,7 +199,7 @@ def deviate(
 
 
 class PayloadError(StorageError):
-    """A payload is not what it was to be decoded as, or is damaged.
+    """A payload is of another kind than it was decoded as, or is damaged.
 
     `position` is the byte position in the payload, `found` and `expected` say what is wrong there.
     """

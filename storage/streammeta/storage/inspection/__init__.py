@@ -1,1 +1,1 @@
-"""Looking into stored objects: what is in one, sound or not, and what its payloads are."""
+"""Inspection of stored objects, sound or not, and of their payloads."""

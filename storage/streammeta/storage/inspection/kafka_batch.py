@@ -38,7 +38,7 @@ class Compression(IntEnum):
 
 
 def decompress(codec: Compression, data: memoryview, limit: int, *, origin: int = 0) -> bytes:
-    """Return what `data` was before it was compressed.
+    """Return the decompressed `data`.
 
     Raises `PayloadError` when it is malformed or gives more than `limit` bytes; `origin` is the
     position of `data[0]` in the payload, for the message.
@@ -151,7 +151,7 @@ def _malformed(codec: Compression, position: int, why: object) -> PayloadError:
 
 KAFKA_MAGIC = 2
 MAX_DECOMPRESSED_BYTES = 64 * 1024 * 1024
-"""No broker takes batches that large unless it is told to."""
+"""Limit of decompression in bytes, above what brokers accept by default."""
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _LOG_OVERHEAD = 12
@@ -205,7 +205,7 @@ class KafkaBatch:
 
     @property
     def timestamp_type(self) -> str:
-        """Who set the timestamps: `CREATE_TIME` or `LOG_APPEND_TIME`."""
+        """Origin of the timestamps: `CREATE_TIME` or `LOG_APPEND_TIME`."""
         return "LOG_APPEND_TIME" if self.attributes & _LOG_APPEND_TIME else "CREATE_TIME"
 
     @property

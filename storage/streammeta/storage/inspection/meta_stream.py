@@ -1,4 +1,4 @@
-"""Key-values of a MetaStream: what AutoMQ's brokers keep about a partition in a stream of its own.
+"""Key-values of a MetaStream, in which AutoMQ's brokers keep the state of a partition.
 
 Owns the frame (u8 magic 0, i32 key length, key in UTF-8, value) and the values of the keys that are
 known: PARTITION and LOG are JSON, LEADER_EPOCH_CHECKPOINT and PRODUCER_SNAPSHOTS are binary,
@@ -41,7 +41,7 @@ class LeaderEpochs:
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """Where one producer is; its last batch ends at `last_offset`, timestamps in ms since 1970.
+    """State of one producer; its last batch ends at `last_offset`, timestamps in ms since 1970.
 
     Sequence, offset and first offset of a transaction are -1 where there is none.
     """
@@ -57,7 +57,7 @@ class ProducerState:
 
     @property
     def has_batch(self) -> bool:
-        """Whether it wrote anything that is remembered."""
+        """Whether a batch of it is remembered."""
         return self.last_offset >= 0
 
 

@@ -1,11 +1,10 @@
-"""What is in an object, sound or not: footer, index and records, and everything that is wrong.
+"""Report on an object, sound or not: footer, index, records, faults and deviations.
 
-Reads like any reader as long as the object is sound. Where it is not, each fault is kept and what
-can still be read is read: blocks say themselves where they end, so records are found without an
-index, and entries are shown though they break a rule. Reading tolerantly, the deviations of foreign
-objects (see `storage.object_format.deviation`) are no faults but findings of their own. Does no
-I/O: the caller gives a function that fetches bytes `[start, end)`, of which no more than a few MiB
-are asked for at once.
+Reads like any reader as long as the object is sound. Otherwise each fault is kept and the rest is
+salvaged: blocks carry their length, so records are found without an index, and entries are shown
+though they break a rule. A tolerant report lists deviations of foreign objects (see
+`storage.errors`) apart from faults. Does no I/O: the caller passes a function that fetches bytes
+`[start, end)`, a few MiB at a time.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ Fetch: TypeAlias = Callable[[int, int], bytes]
 
 MAX_FETCH_BYTES = 4 * 1024 * 1024
 MAX_SALVAGED_BLOCK_BYTES = 64 * 1024 * 1024
-"""A block whose header says more is not read without an index that says the same."""
+"""Largest block, in bytes, that is read on the word of its own header alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectOutline:
-    """What footer and index of an object say, and what is wrong with them.
+    """Footer and index of an object, and their faults.
 
     `footer` is None when it can't be read. `entries` are all there are when `is_sound`; else they
     may break any rule. `links` are those of a composite, whose entries are in other objects.

@@ -1,1 +1,1 @@
-"""The bytes of stored objects: blocks, index, footer, links, keys. No I/O of any kind."""
+"""Object format: records, blocks, index, footer, links, keys. No I/O of any kind."""

@@ -19,7 +19,7 @@ import google_crc32c
 from streammeta.storage.errors import CorruptObjectError
 
 _COPIED_BYTES = 256 * 1024
-"""Few enough to stay in the processor's cache."""
+"""Piece size in bytes that stays in the processor's cache."""
 
 
 class ObjectChecksum:
@@ -71,7 +71,7 @@ class ObjectChecksum:
 
 
 _POLYNOMIAL = 0x82F63B78
-"""Of Castagnoli, with the coefficient of x^0 in the highest bit."""
+"""Castagnoli's polynomial, with the coefficient of x^0 in the highest bit."""
 _X = 1 << 30
 _ORDER = 2**31 - 1
 """x to this power is 1: the polynomial is x + 1 times a primitive one of degree 31."""

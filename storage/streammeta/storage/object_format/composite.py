@@ -37,7 +37,7 @@ _COUNT_POSITION, _ORDINAL_POSITION = 1, 8
 
 @dataclass(frozen=True, slots=True)
 class LinkedObject:
-    """One normal object of a composite: its id, its bucket, and which of its entries are linked."""
+    """One normal object of a composite: its id, its bucket, and its linked entries."""
 
     object_id: int
     bucket_id: int

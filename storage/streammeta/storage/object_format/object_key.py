@@ -38,7 +38,7 @@ class OtherClusterKey:
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """A key that is not of this layout at all; `reason` says how it differs."""
+    """A key of another layout; `reason` names the difference."""
 
     reason: str
 
@@ -47,13 +47,13 @@ ParsedKey: TypeAlias = OwnKey | OtherClusterKey | ForeignKey
 
 
 def cluster_namespace(cluster_id: str) -> str:
-    """Give the default namespace of a cluster. Raises `ValueError` on an id no key can hold."""
+    """Return the default namespace of a cluster. Raises `ValueError` on an id no key can hold."""
     _check_segment("cluster id", cluster_id)
     return f"_streammeta_{cluster_id}"
 
 
 def key_for(object_id: int, namespace: str) -> str:
-    """Give the key of `object_id` (0..2^63-1). Raises `ValueError` on a bad id or namespace."""
+    """Return the key of `object_id` (0..2^63-1). Raises `ValueError` on a bad id or namespace."""
     if not 0 <= object_id <= INT64_MAX:
         raise ValueError(f"object id is {object_id}, wanted 0..{INT64_MAX}")
     _check_segment("namespace", namespace)
@@ -61,7 +61,7 @@ def key_for(object_id: int, namespace: str) -> str:
 
 
 def parse_key(key: str, namespace: str) -> ParsedKey:
-    """Tell whose `key` is: an object of `namespace`, of another cluster, or foreign."""
+    """Return the owner of `key`: `namespace`, another cluster, or foreign."""
     parts = key.split("/")
     if len(parts) != 3:
         return ForeignKey(f"{len(parts)} path segments, wanted 3")
@@ -92,7 +92,7 @@ _INT32_SPAN = 1 << 32
 
 
 class ObjectKind(enum.IntEnum):
-    """What the bytes of an object are: data blocks, or links to other objects."""
+    """Content of an object: data blocks, or links to other objects."""
 
     NORMAL = 0
     COMPOSITE = 1

@@ -1,10 +1,9 @@
-"""Reading a normal object without doing any I/O.
+"""Sans-I/O reader of normal objects.
 
-The reader says which byte range it needs, the caller fetches it from wherever the object is and
-hands it in; then it says which bytes hold which blocks and turns them into records. No length in
-the bytes is believed before it is checked against what is known from elsewhere: the object size
-from metadata, the footer against the size, the index against the footer, the blocks against the
-index. What no check can see, the format having no checksum, is a change of payload or epoch bytes.
+The reader asks for a byte range, the caller fetches it and passes it in; then the reader locates
+blocks and decodes them. Every length is checked before it is used: the footer against the object
+size from metadata, the index against the footer, the blocks against the index. The format has no
+checksum, so a change of payload or epoch bytes goes unnoticed.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class ByteRange:
 
 
 def tail_guess(size: int, source: str) -> ByteRange:
-    """Give the end of a file of `size` bytes where its index and footer probably are.
+    """Return the end of a file of `size` bytes that probably holds its index and footer.
 
     That is 8192 bytes and 36 more for each full MiB. Raises `CorruptObjectError` when the file
     named `source` is too small to have a footer.
@@ -59,7 +58,7 @@ def tail_guess(size: int, source: str) -> ByteRange:
 
 
 def exactly(wanted: ByteRange, data: bytes | memoryview, source: str) -> memoryview:
-    """Give `data` as the bytes of `wanted`.
+    """Return `data` as the bytes of `wanted`.
 
     Raises `CorruptObjectError` when they are fewer or more, as of an object of another size.
     """
@@ -141,7 +140,7 @@ class ObjectReader:
         self._needed = None
 
     def block_range(self, entry: IndexEntry) -> ByteRange:
-        """Give the bytes that hold the blocks of `entry`."""
+        """Return the byte range of the blocks of `entry`."""
         return ByteRange(entry.position, entry.position + entry.size)
 
     def records(self, entry: IndexEntry, data: bytes | memoryview) -> list[RecordBatch]:

@@ -1,10 +1,9 @@
-"""Writing the bytes of a normal object as they come, from sorted records, part by part.
+"""Sans-I/O writer of normal objects: sorted records in, parts of an upload out.
 
-Owns where data blocks are cut, the order of what is written (blocks, index, footer) and how blocks
-are grouped into parts for an upload. The caller decides which streams go into the object and hands
-them over in ascending order; the writer refuses anything else before it changes. It does no I/O and
-holds no more than the parts nobody took yet: references to payloads, which are copied once, when
-their part is taken.
+Owns where data blocks are cut, the order of blocks, index and footer, and how blocks are grouped
+into parts. The caller chooses the streams and passes them in ascending order; the writer refuses
+anything else before it changes. It holds only parts that were not taken yet: references to
+payloads, which are copied once, when their part is taken.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ DEFAULT_PART_SIZE = 16 * 1024 * 1024
 class ObjectSummary:
     """What is in a written object: its size in bytes, index, and the range of each stream, by id.
 
-    `crc32c` is the CRC-32C of all its bytes, None unless the writer was told to compute it.
+    `crc32c` is the CRC-32C of all its bytes, None unless the writer computes it.
     """
 
     size: int
@@ -55,7 +54,7 @@ class ObjectSummary:
 
 @dataclass(slots=True)
 class _Block:
-    """A block in the making: what is joined to its bytes behind the header, and what it covers."""
+    """A block under construction: the chunks behind its header, and its offsets."""
 
     chunks: list[bytes]
     start_offset: int
@@ -144,8 +143,8 @@ class ObjectWriter:
     def parts(self) -> Iterator[bytes]:
         """Take the parts that are full, in the order of the object; each is given once.
 
-        A part is put together when it is asked for, and not held on to: who lets go of it before
-        asking for the next needs the memory of one.
+        A part is joined when it is taken, and not kept: a caller that drops each before taking the
+        next needs the memory of one.
         """
         while self._full:
             part = b"".join(self._full.popleft())
@@ -263,7 +262,7 @@ def encode_trailer(entries: Sequence[IndexEntry], data_size: int) -> bytes:
 
 
 def _refusal(record: RecordBatch, stream_id: int, next_offset: int) -> ValueError:
-    """Say why `record` can't follow what ends at `next_offset` of a stream."""
+    """Return the error of a `record` that can't follow `next_offset` of a stream."""
     if record.stream_id != stream_id:
         return ValueError(
             f"record of stream {record.stream_id} in a write of stream {stream_id}, wanted one"

@@ -54,7 +54,7 @@ class RecordBatch:
 
 
 class _Unfrozen:
-    """A `RecordBatch` in the making.
+    """A `RecordBatch` under construction.
 
     A frozen dataclass sets its fields through `object.__setattr__`, which is most of the time that
     decoding takes. An instance of a class with the same slots may change its class instead.
@@ -150,7 +150,7 @@ def decode_records(
 
 
 def _raise_fault(data: memoryview, at: int, source: str, origin: int) -> NoReturn:
-    """Say what is wrong with the record at `data[at]`."""
+    """Raise the error of the record at `data[at]`."""
     left = len(data) - at
     if left < RECORD_HEADER_SIZE:
         raise CorruptObjectError(

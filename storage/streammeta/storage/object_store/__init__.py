@@ -1,1 +1,1 @@
-"""Places that keep objects under keys: S3, a local directory, memory; one protocol for all."""
+"""Object stores: one protocol, implemented by S3 and by a local directory."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Checksum(StrEnum):
-    """What uploads are checked by; the value is how an address says it."""
+    """Checksum of uploads; the value is its name in an address."""
 
     MD5 = "md5"
     CRC32 = "crc32"
@@ -42,21 +42,21 @@ class Checksum(StrEnum):
 
     @property
     def is_stored(self) -> bool:
-        """Tell whether the server keeps it with the object and gives it back."""
+        """Whether the server stores it with the object and returns it."""
         return self is not Checksum.MD5
 
     @property
     def algorithm(self) -> ChecksumAlgorithmType:
-        """S3's name of it, if it is stored."""
+        """S3's name of a stored checksum."""
         return "CRC32C" if self is Checksum.CRC32C else "CRC32"
 
     @property
     def member(self) -> str:
-        """The name of the request's and answer's field that holds it."""
+        """Name of the field in requests and answers."""
         return "ContentMD5" if self is Checksum.MD5 else f"Checksum{self.algorithm}"
 
     def digest(self, body: bytes | memoryview) -> str:
-        """Compute it, in base64 as S3 writes it."""
+        """Return the checksum of `body` in base64, as S3 writes it."""
         match self:
             case Checksum.MD5:
                 raw = hashlib.md5(body, usedforsecurity=False).digest()
@@ -69,21 +69,21 @@ class Checksum(StrEnum):
         return base64.b64encode(raw).decode()
 
     def of(self, body: bytes | memoryview) -> dict[str, Any]:
-        """Give the fields of a request that sends `body`."""
+        """Return the checksum fields of a request that sends `body`."""
         named = {"ChecksumAlgorithm": self.algorithm} if self.is_stored else {}
         return {self.member: self.digest(body), **named}
 
-    def told(self, answer: Any) -> str:
-        """Give what the server says it stored, empty if it is silent."""
+    def stored_in(self, answer: Any) -> str:
+        """Return the stored checksum in an answer, empty if there is none."""
         return str(answer.get(self.member, "")) if self.is_stored else ""
 
     def contradicts(self, answer: Any, body: bytes) -> bool:
-        """Tell whether the server says that the whole object is other than `body`.
+        """Whether the answer's checksum of the whole object differs from that of `body`.
 
-        The checksum of an object uploaded in parts is one of checksums, told by its dash.
+        The checksum of an object uploaded in parts is one of checksums and contains a dash.
         """
-        told = self.told(answer)
-        return bool(told) and "-" not in told and told != self.digest(body)
+        stored = self.stored_in(answer)
+        return bool(stored) and "-" not in stored and stored != self.digest(body)
 
 
 DEFAULT_REGION = "us-east-1"
@@ -103,7 +103,7 @@ _IGNORED = ("s3-ops-bucket", "cluster-id")
 
 @dataclass(frozen=True, slots=True)
 class S3Config:
-    """Where the bucket is and how to reach it.
+    """A bucket and how to reach it.
 
     Without `endpoint_url` it is Amazon's; without keys they come from the environment (the AWS_*
     variables and boto3's other sources). `path_style` puts the bucket in the path, not the host.
@@ -262,7 +262,7 @@ def _directory_of(uri: str) -> Path:
 
 
 def without_secrets(uri: str) -> str:
-    """Give a store's address with bucket, endpoint and region alone: fit for logs and files."""
+    """Return an address with bucket, endpoint and region alone, fit for logs and files."""
     parts = urlsplit(_bucket_form(uri))
     shown = [pair for pair in parse_qsl(parts.query) if pair[0] in _PUBLIC_PARAMETERS]
     query = urlencode(

@@ -1,11 +1,10 @@
-"""The one protocol behind which objects are kept, whatever keeps them.
+"""Protocol of object stores, and the rules that all of them follow.
 
-Owns the names and rules that every store follows; knows no network and no file. All calls block:
-an event loop calls them in a thread. A store may be used by many threads at once. Every failure is
-one of `storage.errors`; `BucketNotFoundError`, `AccessDeniedError` and `StoreUnavailableError` may
-come out of any call and are not repeated below. Keys are non-empty strings of at most 1024 bytes
-in UTF-8 (`InvalidKeyError`). Tags are few short words for operators, who let rules of the bucket
-(expiry, cost, access) go by them; the product itself reads none back (`check_tags`).
+Does no I/O. All calls block: an event loop calls them in a thread. A store may be used by many
+threads at once. Every failure is one of `storage.errors`; any call may raise
+`BucketNotFoundError`, `AccessDeniedError` and `StoreUnavailableError`, which are not repeated
+below. Keys are non-empty strings of at most 1024 bytes in UTF-8 (`InvalidKeyError`). Tags are short
+labels for the bucket's own rules of expiry, cost and access; the product reads none back.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _MAX_TAG_CHARACTERS = 2048
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store knows of an object: size in bytes, time in ms since 1970, an opaque etag."""
+    """Description of an object: size in bytes, time in ms since 1970, an opaque etag."""
 
     key: str
     size: int
@@ -44,9 +43,10 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class DeleteResult:
-    """Keys that are gone now (also those that never were), and why others are not.
+    """Result of a deletion: keys that are absent now, and reasons for those that are not.
 
-    `throttled` are those of `failed` for which the store only asked for fewer requests.
+    `deleted` includes keys that never existed. `throttled` are the keys of `failed` whose only
+    reason is that the store asked for fewer requests.
     """
 
     deleted: tuple[str, ...]
@@ -67,7 +67,7 @@ class MultipartUpload:
 class UploadedPart:
     """One part of an upload: its number (1..10000), opaque etag and size in bytes.
 
-    `checksum` is what the store wants to be told again when the upload is completed, if anything.
+    `checksum` is sent again when the upload is completed; empty: the store needs none.
     """
 
     number: int
@@ -77,23 +77,23 @@ class UploadedPart:
 
 
 class ObjectStore(Protocol):
-    """Keeps immutable byte strings under keys. See the module for the rules that hold for all."""
+    """Immutable byte strings under keys; the module docstring has the rules for all calls."""
 
     def check(self) -> None:
-        """Ask once whether the bucket exists and the credentials work; raise the error if not."""
+        """Check with one request that the bucket exists and the credentials work."""
         ...
 
     def until(self, deadline: float) -> ObjectStore:
-        """Give a view of this store whose calls end by `deadline`, in `time.monotonic()` seconds.
+        """Return a view of this store whose calls end by `deadline`, in `time.monotonic()` seconds.
 
-        Repetitions and waiting for a turn are included: a call that is not done by then raises
-        `DeadlineExceededError`, though what it asked for may still happen. The earlier deadline of
-        a view and its view holds. Only `abort_multipart` is given `CLEAN_UP_S` seconds in any case.
+        Retries and waiting for a free slot are included: a call that is not done by then raises
+        `DeadlineExceededError`, and its effect may still happen. A view of a view has the earlier
+        deadline of both. Only `abort_multipart` always has at least `CLEAN_UP_S` seconds.
         """
         ...
 
     def metrics(self) -> StoreMetrics:
-        """Copy out what the calls of this store and all its views did so far."""
+        """Return the counters of the calls of this store and all its views so far."""
         ...
 
     def put(
@@ -121,11 +121,11 @@ class ObjectStore(Protocol):
         ...
 
     def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
-        """Read what is in the object from byte `start` on into the buffers `into`, in their order.
+        """Read the object from byte `start` on into the buffers `into`, in their order.
 
-        The bytes are not held beside them. Gives how many there were: fewer than there is room for
-        only when the object ends before. Raises as `get_range`; what the buffers hold then is
-        undefined, and after `DeadlineExceededError` it may still change: drop them.
+        Makes no other copy of the bytes. Returns their number, less than the room of the buffers
+        only when the object ends before. Raises as `get_range`; the content of the buffers is then
+        undefined, and after `DeadlineExceededError` may still change: drop them.
         """
         ...
 
@@ -187,7 +187,7 @@ class ObjectStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back connections; the store is not to be used any more."""
+        """Close connections; the store must not be used any more."""
         ...
 
 

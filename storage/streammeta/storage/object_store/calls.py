@@ -16,34 +16,34 @@ from types import MappingProxyType
 from streammeta.storage.errors import DeadlineExceededError
 
 CLEAN_UP_S = 10.0
-"""Time that dropping an unfinished upload is given even if no time is left for anything else."""
+"""Minimum time for dropping an unfinished upload, in seconds, whatever the deadline."""
 
 
 def check_deadline(deadline: float | None) -> None:
     """Raise `DeadlineExceededError` when the moment has passed."""
     if deadline is not None and time.monotonic() >= deadline:
         raise DeadlineExceededError(
-            "the time for calls of the object store was up before this one began; nothing was"
-            " asked of the store; give it more time"
+            "object store deadline exceeded before the request was sent; nothing was changed; raise"
+            " the deadline"
         )
 
 
 def earlier(one: float | None, other: float) -> float:
-    """Give the earlier of two deadlines."""
+    """Return the earlier of two deadlines."""
     return other if one is None else min(one, other)
 
 
 def with_clean_up(deadline: float | None) -> float | None:
-    """Give `deadline`, or `CLEAN_UP_S` from now if that is later."""
+    """Return `deadline`, or `CLEAN_UP_S` from now if that is later."""
     return None if deadline is None else max(deadline, time.monotonic() + CLEAN_UP_S)
 
 
 @dataclass(frozen=True, slots=True)
 class OperationMetrics:
-    """Sums over the calls of one operation; `seconds` include repetitions and waiting.
+    """Sums over the calls of one operation; `seconds` include retries and waiting.
 
-    `throttled` counts answers that asked for fewer requests. Bytes are those of the objects, of
-    calls that succeeded.
+    `throttled` counts answers that asked for fewer requests. Bytes are object bytes of successful
+    calls.
     """
 
     calls: int = 0
@@ -56,7 +56,7 @@ class OperationMetrics:
 
     @property
     def requests(self) -> int:
-        """Requests made of the store: each call once, and once for each repetition."""
+        """Requests sent to the store: calls and retries."""
         return self.calls + self.retries
 
 
@@ -73,13 +73,13 @@ class StoreMetrics:
     in_flight: int = 0
 
     def of(self, operation: str) -> OperationMetrics:
-        """Give the sums of one operation, zeros if it was never called."""
+        """Return the sums of one operation, zeros if it was never called."""
         return self.operations.get(operation, OperationMetrics())
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a running call has done so far; bytes count only if it succeeds."""
+    """Counters of a running call; bytes count only if it succeeds."""
 
     retries: int = 0
     throttled: int = 0
@@ -96,14 +96,14 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def snapshot(self, concurrency_limit: int | None = None) -> StoreMetrics:
-        """Copy out the sums."""
+        """Return a copy of the sums."""
         with self._lock:
             operations = MappingProxyType(dict(self._operations))
             return StoreMetrics(operations, concurrency_limit, self._in_flight)
 
     @contextmanager
     def call(self, operation: str, deadline: float | None = None) -> Iterator[Tally]:
-        """Measure the body as one call; it is not begun, but counted, after `deadline`."""
+        """Count the body as one call; after `deadline` it is counted but not run."""
         tally = Tally()
         started = time.perf_counter()
         with self._lock:

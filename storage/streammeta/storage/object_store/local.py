@@ -1,8 +1,8 @@
-"""Objects as files under one directory: for one machine, for tests and for trying things out.
+"""Local object store: objects as files under one directory, for one machine and for tests.
 
 Layout below the root: `objects/<key>`, `uploads/<upload id>/` with the parts of unfinished
-uploads, and `.tmp/`, where a file is written and synced before it is renamed into place, so that
-nobody ever sees half an object. Tags are an extended attribute of the file. Only files that this
+uploads, and `.tmp/`, where a file is written and synced before it is renamed into place, so
+readers never see half an object. Tags are an extended attribute of the file. Only files that this
 module made by key are replaced or deleted; links and special files are neither listed nor followed.
 """
 
@@ -254,7 +254,7 @@ class LocalObjectStore:
             )
 
     def _path_of(self, key: str) -> Path:
-        """Give the file of `key`, which is inside the root whatever the key, or refuse the key."""
+        """Return the file of `key`, always inside the root, or refuse the key."""
         check_key(key)
         for segment in key.split("/"):
             if segment in ("", ".", "..") or "\0" in segment:
@@ -324,7 +324,7 @@ class LocalObjectStore:
         sync_directory(path.parent)
 
     def _link(self, temporary: Path, path: Path) -> None:
-        """Give the file its name if no file has it: a rename would replace one, a link can't."""
+        """Name the file if no file has the name: a rename would replace one, a link can't."""
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -412,7 +412,7 @@ class LocalObjectStore:
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
-        """Say what the system says in the words of `streammeta.storage.errors`."""
+        """Translate errors of the system into those of `streammeta.storage.errors`."""
         try:
             yield
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Files of a local store, one step at a time: read, write, copy, sync, tags and what they tell.
+"""File operations of a local store: read, write, copy, sync, tags, descriptions.
 
-Every function works on an open file or one path and lets `OSError` pass; which files are objects
-and what an error means is known in `local`.
+Every function works on an open file or one path and lets `OSError` pass; `local` knows which files
+are objects and what an error means.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_all(fd: int, start: int, end: int) -> bytes:
 
 
 def read_scattered(fd: int, start: int, scatter: Scatter) -> int:
-    """Fill `scatter` from byte `start` on; give how many bytes there were before the file ended."""
+    """Fill `scatter` from byte `start` on; return the number of bytes before the file ended."""
     at = start
     while scatter.room:
         got = os.preadv(fd, scatter.next_views(_VIEWS_PER_READ), at)
@@ -84,7 +84,7 @@ def write_tags(fd: int, tags: Tags) -> None:
 
 
 def read_tags(fd: int) -> dict[str, str]:
-    """Give the tags kept with the file, none if there are none."""
+    """Return the tags kept with the file."""
     try:
         tags: dict[str, str] = json.loads(os.getxattr(fd, _TAGS_ATTRIBUTE))
     except OSError as error:
@@ -95,7 +95,7 @@ def read_tags(fd: int) -> dict[str, str]:
 
 
 def tags_of(path: Path) -> dict[str, str]:
-    """Give the tags kept with the file at `path`."""
+    """Return the tags kept with the file at `path`."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return read_tags(fd)
@@ -113,15 +113,15 @@ def sync_directory(folder: Path) -> None:
 
 
 def modified_ms(found: os.stat_result) -> int:
-    """Give the time of the last change of the bytes, in ms since 1970."""
+    """Return the time of the last change of the bytes, in ms since 1970."""
     return found.st_mtime_ns // 1_000_000
 
 
 def etag_of(found: os.stat_result) -> str:
-    """Give words that are others once the file is another."""
+    """Return an etag, which differs between two files of one name."""
     return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
 
 
 def info_of(key: str, found: os.stat_result) -> ObjectInfo:
-    """Describe the object `key`, which is this file."""
+    """Describe the object `key` by the status of its file."""
     return ObjectInfo(key, found.st_size, modified_ms(found), etag_of(found))

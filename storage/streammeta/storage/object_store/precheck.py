@@ -1,9 +1,8 @@
-"""Whether a store can be built upon: every kind of request tried once, and one promise put to test.
+"""Precheck of a store: every kind of request once, and a race of conditional puts.
 
-The promise is that of conditional puts: of all who create the same object at the same time one
-succeeds. It can't be read from a list of features: some servers ignore the condition, others check
-it and store in two steps. Works on any store, under keys of its own that are deleted in the end;
-no other key is read, written or listed.
+Of any number of concurrent creators of one key exactly one must succeed. No feature list tells:
+some servers ignore the condition, others check and store in two steps. Works on any store, under
+keys of its own that are deleted at the end; no other key is read, written or listed.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ class StepOutcome:
 
     @property
     def is_ok(self) -> bool:
-        """Tell whether the store did what was wanted."""
+        """Whether the step succeeded."""
         return not self.reason
 
 
 @dataclass(frozen=True, slots=True)
 class PrecheckReport:
-    """What came out: the steps in order, and what the precheck could not clean up, with why.
+    """Result of a precheck: the steps in order, and what could not be deleted, with the reason.
 
     `enforced` are the checksums by which the server refuses damaged bytes; None: it has no say.
     """
@@ -62,7 +61,7 @@ class PrecheckReport:
 
 @runtime_checkable
 class ChecksumProbe(Protocol):
-    """A store whose server may or may not look at checksums."""
+    """A store whose server may or may not verify checksums."""
 
     def enforces_checksum(self, key: str, checksum: Checksum) -> bool:
         """See `S3ObjectStore.enforces_checksum`."""
@@ -77,8 +76,7 @@ def run_precheck(
 ) -> PrecheckReport:
     """Try everything, one step after the other, each for at most `step_s` seconds.
 
-    `on_step` hears of each step when it is done. A store that fails raises nothing: the report says
-    what failed and why.
+    `on_step` is called after each step. Failures of the store are in the report and not raised.
     """
     check = _Precheck(store, step_s)
     steps: list[StepOutcome] = []
@@ -97,7 +95,7 @@ def run_precheck(
 
 
 class _FailedError(Exception):
-    """A step did not come out as it should; the message says how."""
+    """A step failed; the message is the reason."""
 
 
 def _outcome(name: str, run: Callable[[], None]) -> StepOutcome:
@@ -118,7 +116,7 @@ class _Precheck:
     _unfinished: MultipartUpload | None = None
 
     def steps(self) -> tuple[tuple[str, Callable[[], None]], ...]:
-        """Name what is to be done, in order."""
+        """Return the steps and their names, in order."""
         plain, source, joined = "object", "source", "multipart"
         body = MIN_PART_SIZE * b"m" + _TEXT
         return (
@@ -133,7 +131,7 @@ class _Precheck:
         )
 
     def enforced_checksums(self) -> tuple[Checksum, ...] | None:
-        """Find out which wrong checksums the server refuses; None if the store has no server."""
+        """Return the checksums that the server enforces; None if the store has no server."""
         probe = self._now
         if not isinstance(probe, ChecksumProbe):
             return None
@@ -147,7 +145,7 @@ class _Precheck:
             return None  # neither taken nor refused; nothing depends on it
 
     def clean_up(self) -> str:
-        """Delete whatever may have been written; say what may be left, and why."""
+        """Delete all that may have been written; return what may be left, and why."""
         try:
             if self._unfinished is not None:
                 self._now.abort_multipart(self._unfinished)
@@ -167,7 +165,7 @@ class _Precheck:
 
     def _wants(self, name: str) -> str:
         if name not in self._written:
-            raise _FailedError("not tried, for what it needs could not be written")
+            raise _FailedError("not tried: an earlier step did not write the object it needs")
         return f"{self._prefix}/{name}"
 
     def _write(self, name: str) -> None:
@@ -226,10 +224,9 @@ class _Precheck:
             created = list(pool.map(create, range(CREATORS)))
         if created.count(True) != 1:
             raise _FailedError(
-                f"{created.count(True)} of {CREATORS} who created the same object at the same time"
-                " were told that they made it, wanted 1: this server does not check and store in"
-                " one step (If-None-Match), so one node would overwrite what another one made; use"
-                " another server"
+                f"{created.count(True)} of {CREATORS} concurrent creators of one object succeeded,"
+                " wanted 1: this server does not check and store in one step (If-None-Match), so"
+                " one node would overwrite the object of another; use another server"
             )
         _expect(key, store.get_range(key), _named(created.index(True)))
         try:

@@ -15,7 +15,7 @@ from typing import Protocol
 from streammeta.storage.object_store.base import check_range
 
 _PIECE_BYTES = 256 * 1024
-"""Few enough to stay in the processor's cache between being received and being put in place."""
+"""Piece size in bytes that stays in the processor's cache between receipt and copy."""
 
 
 class _Stream(Protocol):
@@ -23,7 +23,7 @@ class _Stream(Protocol):
 
 
 class Scatter:
-    """Writable buffers, and where in them the next byte goes. Raises `ValueError` without room."""
+    """Writable buffers filled in order. Raises `ValueError` when they have no room."""
 
     def __init__(self, into: Sequence[memoryview]) -> None:
         self._views = deque(view.cast("B") for view in into if view.nbytes)
@@ -32,7 +32,7 @@ class Scatter:
             raise ValueError("the buffers to read into have no room, wanted 1 byte or more")
 
     def next_views(self, most: int) -> list[memoryview]:
-        """Give the first `most` of the places that are still to be filled, in order."""
+        """Return the first `most` unfilled places, in order."""
         return list(islice(self._views, most))
 
     def skip(self, size: int) -> None:
@@ -45,7 +45,7 @@ class Scatter:
             size -= min(size, len(view))
 
     def write(self, data: bytes | memoryview) -> None:
-        """Put `data`, at most `room` bytes, where it belongs."""
+        """Write `data`, at most `room` bytes, into the next places."""
         rest = memoryview(data)
         while rest:
             view = self._views[0]
@@ -55,7 +55,7 @@ class Scatter:
             rest = rest[size:]
 
     def fill_from(self, stream: _Stream) -> int:
-        """Read from `stream` until everything is filled or it ends; give how many bytes came."""
+        """Read from `stream` until all is filled or it ends; return the number of bytes."""
         received = 0
         while self.room:
             piece = stream.read(min(self.room, _PIECE_BYTES))
@@ -82,7 +82,7 @@ class MergedRange:
 def merge_ranges(
     ranges: Sequence[tuple[int, int]], *, max_span: int = MAX_SPAN, max_unused: float = MAX_UNUSED
 ) -> list[MergedRange]:
-    """Group half-open `ranges`, given in any order, into what is worth one read each, ascending.
+    """Group half-open `ranges`, in any order, into merged reads, ascending.
 
     A group of several spans at most `max_span` bytes, of which at most the share `max_unused`
     (0..1) belongs to no range; a range that is larger alone is a group. Every range is in exactly

@@ -1,11 +1,10 @@
-"""Repeating requests that may succeed later, without making a struggling store worse.
+"""Retries of store requests under limits that protect an overloaded store.
 
-Owns four limits: attempts a call, the time of a call over all its attempts, a budget of retries
-shared by all calls of a store (each retry spends, each success earns a little back, so that a store
-that is down is not hit by a multiple of the normal load), and the number of requests at a time.
-That one halves when the store asks for fewer and grows by one for each round of successes (additive
-increase, multiplicative decrease). Knows no protocol: it repeats what raises
-`StoreUnavailableError`.
+Four limits: attempts per call, time per call over all attempts, a retry budget shared by all calls
+of a store (each retry spends, each success earns a little back, so a store that is down does not
+get a multiple of the normal load), and concurrency. Concurrency halves when the store asks for
+fewer requests and grows by one for each round of successes (additive increase, multiplicative
+decrease). Knows no protocol: it retries what raises `StoreUnavailableError`.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Retrier:
         The delay is random between 0 and a bound that doubles each time, but never shorter than the
         store asked for. Raises the last error when attempts or budget are used up, any other error
         at once, and `DeadlineExceededError` when the call would not end by `deadline` or within
-        `policy.call_s`. `tally` is told of repetitions.
+        `policy.call_s`. `tally` counts the retries.
         """
         end = time.monotonic() + self._policy.call_s
         if deadline is not None:
@@ -124,14 +123,14 @@ class Retrier:
                 self._changed.notify()
 
     def _begin(self, end: float) -> int:
-        """Wait for a turn; give the number of the request."""
+        """Wait for a free slot; return the number of the request."""
         with self._changed:
             if not self._changed.wait_for(
                 lambda: self._running < int(self._limit), timeout=max(0.0, end - time.monotonic())
             ):
                 raise DeadlineExceededError(
-                    f"the time for the call was up while {self._running} other requests ran, as"
-                    " many as the store takes at a time now; ask less of it or give it more time"
+                    f"object store deadline exceeded while waiting for {self._running} other"
+                    " requests, the limit now; send fewer requests or raise the deadline"
                 )
             self._running += 1
             self._begun += 1
@@ -172,10 +171,10 @@ def _no_time_left(attempt: int, error: StoreUnavailableError) -> DeadlineExceede
 
 
 def run_for(seconds: float, request: Callable[[], T]) -> T:
-    """Run `request` in a thread of its own, and wait for it no longer than `seconds`.
+    """Run `request` in a thread of its own, and wait for it at most `seconds`.
 
-    A request that takes longer is left behind: it ends by the timeouts of its connection, and what
-    it brings is dropped. Raises `DeadlineExceededError` then.
+    Raises `DeadlineExceededError` when it takes longer. The request then goes on until the timeouts
+    of its connection, and its result is dropped.
     """
     outcome: Future[T] = Future()
 
@@ -192,6 +191,6 @@ def run_for(seconds: float, request: Callable[[], T]) -> T:
         if outcome.done():
             raise  # it is the request's own
         raise DeadlineExceededError(
-            "the object store did not answer before the time for the call was up; what it asked"
-            " for may still happen; repeat it with more time"
+            "object store deadline exceeded before the answer; the request may still take effect;"
+            " repeat it with a later deadline"
         ) from None

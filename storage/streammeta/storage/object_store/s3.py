@@ -1,8 +1,8 @@
-"""Objects in an S3 bucket, through boto3.
+"""S3 object store, through botocore.
 
-Owns the requests and their retries; botocore's own retries are off, because it neither repeats a
-body that broke off nor treats every 429 as one. What an error means is said in `s3_errors`, which
-checksum goes along in `s3_checksum`, where the bucket is in `s3_address`.
+Owns the requests and their retries; botocore's own retries are off, because it neither retries a
+body that broke off nor treats every 429 as throttling. Errors are translated in `s3_client`;
+addresses and checksums are in `address`.
 """
 
 from __future__ import annotations
@@ -278,13 +278,13 @@ class S3ObjectStore:
             upload_id=upload.upload_id,
         )
         copied = answer["CopyPartResult"]
-        return UploadedPart(number, copied["ETag"], end - start, self._checksum.told(copied))
+        return UploadedPart(number, copied["ETag"], end - start, self._checksum.stored_in(copied))
 
     def complete_multipart(self, upload: MultipartUpload, parts: Sequence[UploadedPart]) -> None:
         """See `ObjectStore.complete_multipart`.
 
-        A repeated request may find the upload gone because the first one did complete it: an
-        object of the right size and number of parts under the key is then the proof.
+        A retried request may find no upload because the first one completed it; an object of the
+        right size and number of parts under the key proves that.
         """
         check_parts(parts)
         named = [self._named(part) for part in parts]

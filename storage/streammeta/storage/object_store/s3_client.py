@@ -54,12 +54,12 @@ _SENT_BYTES = 64 * 1024
 
 
 def as_view(data: Body) -> bytes | memoryview:
-    """Give `data` without copying it: itself if it can't change, else a view of its bytes."""
+    """Return `data` without a copy: itself if it is immutable, else a view of its bytes."""
     return data if isinstance(data, bytes) else memoryview(data).cast("B")
 
 
 def sendable(body: bytes | memoryview) -> bytes | IO[bytes]:
-    """Give what botocore sends as `body`, for one attempt."""
+    """Return `body` in a form that botocore sends, for one attempt."""
     return body if isinstance(body, bytes) else cast("IO[bytes]", ViewBody(body))
 
 
@@ -72,17 +72,17 @@ class ViewBody(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """Say yes."""
+        """Always true."""
         return True
 
     def seekable(self) -> bool:
-        """Say yes."""
+        """Always true."""
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Give what comes next, all of it for a negative size, else at most `size` bytes.
+        """Return the next bytes: all of them for a negative size, else at most `size`.
 
-        Who asks for a lot gets less than that, so that little is held.
+        Large reads are cut to a piece, so that little is copied at a time.
         """
         size = len(self._view) if size < 0 else min(size, _SENT_BYTES)
         piece = bytes(self._view[self._at : self._at + size])
@@ -90,19 +90,19 @@ class ViewBody(io.RawIOBase):
         return piece
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to `offset` from the start, from here or from the end."""
+        """Move to `offset` from the start, the position or the end."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
         self._at = max(0, start + offset)
         return self._at
 
     def tell(self) -> int:
-        """Give the position of the next read."""
+        """Return the position of the next read."""
         return self._at
 
 
 _CONNECT_S = 5.0
 _DESCRIPTIONS = create_loader()
-"""What botocore knows of S3, parsed once for all clients: it is most of the cost of a client."""
+"""Botocore's description of S3, parsed once for all clients: most of the cost of a client."""
 _CONTENT_RANGE = re.compile(r"bytes (?P<first>\d+)-(?P<last>\d+)/(?P<total>\d+)")
 
 
@@ -132,7 +132,7 @@ def open_client(config: S3Config, policy: RetryPolicy) -> S3Client:
 
 
 def check_whole(key: str, answer: GetObjectOutputTypeDef, body: bytes, checksum: Checksum) -> None:
-    """Refuse a whole object that is not what was stored, as far as the server tells."""
+    """Refuse a whole object whose bytes contradict the server's checksum."""
     if checksum.contradicts(answer, body):
         raise StoreUnavailableError(
             f"the bytes of {key!r} arrived with another {checksum} than they were stored"
@@ -143,9 +143,9 @@ def check_whole(key: str, answer: GetObjectOutputTypeDef, body: bytes, checksum:
 def check_part(
     key: str, answer: GetObjectOutputTypeDef, received: int, start: int, end: int | None
 ) -> None:
-    """Refuse bytes that are not those asked for, as from a server that ignores ranges."""
-    told = answer.get("ContentRange", "")
-    match = _CONTENT_RANGE.fullmatch(told)
+    """Refuse bytes of another range than requested, as from a server that ignores ranges."""
+    stated = answer.get("ContentRange", "")
+    match = _CONTENT_RANGE.fullmatch(stated)
     if match:
         total = int(match["total"])
         wanted = (start, total if end is None else min(end, total))
@@ -154,19 +154,19 @@ def check_part(
             return
     raise StoreRejectedError(
         f"bytes [{start}, {'end' if end is None else end}) of {key!r} were answered with"
-        f" {received} bytes and the content range {told!r}; this server does not serve ranges as"
-        " it should, use another one"
+        f" {received} bytes and the content range {stated!r}; this server does not serve"
+        " ranges correctly, use another one"
     )
 
 
 def tagging(tags: Tags | None) -> dict[str, Any]:
-    """Give the field of a request that stores `tags`. Raises `ValueError`, see `check_tags`."""
+    """Return the request field that stores `tags`. Raises `ValueError`, see `check_tags`."""
     check_tags(tags or {})
     return {"Tagging": urlencode(dict(tags), quote_via=quote)} if tags else {}
 
 
 def to_ms(moment: datetime) -> int:
-    """Give ms since 1970."""
+    """Return ms since 1970."""
     return round(moment.timestamp() * 1000)
 
 
@@ -189,7 +189,7 @@ _UNAVAILABLE_CODES = frozenset(
         "ServiceUnavailable",
         "RequestTimeout",
         "OperationAborted",
-        # Another conditional put of the key is under way: only the next answer tells who won.
+        # Another conditional put of the key is under way: only the next answer names the winner.
         "ConditionalRequestConflict",
     }
 )
@@ -208,7 +208,7 @@ def translate(
     start: int = 0,
     upload_id: str = "",
 ) -> StorageError:
-    """Give our error for one of botocore; the rest says what the request was about."""
+    """Translate an error of botocore; the other arguments describe the request."""
     if isinstance(error, ClientError):
         return _translate_answer(error, bucket, key, start, upload_id)
     if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
@@ -281,10 +281,10 @@ def _denied(error: ClientError, code: str, bucket: str, key: str) -> AccessDenie
 def _retry_after_s(error: ClientError) -> float | None:
     """Read the header Retry-After: seconds, or a moment; None if it is absent or senseless."""
     metadata: Any = error.response.get("ResponseMetadata", {})
-    told = str(metadata.get("HTTPHeaders", {}).get("retry-after", ""))
+    header = str(metadata.get("HTTPHeaders", {}).get("retry-after", ""))
     try:
-        seconds = float(told)
+        seconds = float(header)
     except ValueError:
-        moment = email.utils.parsedate_tz(told)
+        moment = email.utils.parsedate_tz(header)
         seconds = math.nan if moment is None else email.utils.mktime_tz(moment) - time.time()
     return max(0.0, seconds) if math.isfinite(seconds) else None
