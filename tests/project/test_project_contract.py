@@ -1,5 +1,6 @@
 """The contract keeps buf's rules and stays compatible with the one that was last released."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,18 @@ def test_the_contract_keeps_the_rules() -> None:
 def test_the_contract_is_compatible_with_the_released_one() -> None:
     found = breaking(PROTO)
     assert found.returncode == 0, f"{found.stdout}{found.stderr}{ADVICE}"
+
+
+def test_every_rpc_says_whether_to_retry_which_errors_and_which_roles() -> None:
+    silent = []
+    for path in sorted(PROTO.glob("streammeta/v1/*.proto")):
+        for comment, name in re.findall(
+            r"((?:^  //.*\n)*)^  rpc (\w+)", path.read_text(), re.MULTILINE
+        ):
+            parts = re.findall(r"^  // (Retry|Errors|Roles): ", comment, re.MULTILINE)
+            if parts != ["Retry", "Errors", "Roles"]:
+                silent.append(f"{path.name}: {name}")
+    assert not silent
 
 
 FIELD = "int64 ttl_ms = 4; "

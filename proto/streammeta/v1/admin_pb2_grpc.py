@@ -60,29 +60,41 @@ class AdminServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def TakeSnapshot(self, request, context):
-        """Write a checkpoint on this controller's disk now. Answered by any controller, for itself.
+        """Writes a checkpoint file on this controller's disk now. Any controller serves it, for itself.
+        Retry: safe, another file at most.
+        Errors: status SNAPSHOT_FAILED.
+        Roles: admin, backup.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TransferLeadership(self, request, context):
-        """Hand leadership to a voter. Answered by the leader once it has stepped down, and at once if
-        it was asked for itself.
+        """Hands leadership to a voter. The leader serves it, and answers once it has stepped down, or at
+        once if it was asked for itself.
+        Retry: safe with to_node_id; without, a repeat may move leadership once more.
+        Errors: status TRANSFER_REFUSED.
+        Roles: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeCluster(self, request, context):
-        """Who leads, who votes, and how large the map is. Answered by any controller from what it knows.
+        """Describes leader, voters and the size of the map. Any controller serves it from what it knows.
+        Retry: safe, a read.
+        Errors: none of its own.
+        Roles: peer, broker, compactor, reader, reconcile, backup, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StateHash(self, request, context):
-        """Hash of this controller's map, to compare members at equal offsets.
+        """Returns a hash of this controller's map, to compare controllers at equal offsets.
+        Retry: safe, a read.
+        Errors: status OFFSET_PASSED.
+        Roles: peer, reader, reconcile, backup, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -60,28 +60,41 @@ class KVServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def PutKVs(self, request, context):
-        """Put values, each on its own condition.
+        """Stores values, each on its own condition.
+        Retry: without a condition safe; with one, a repeat may be answered KEY_EXIST by what the first
+        attempt stored: compare the value that comes with it.
+        Errors: KEY_EXIST.
+        Roles: broker, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetKVs(self, request, context):
-        """Get values. Linearizable.
+        """Returns values. Linearizable.
+        Retry: safe, a read.
+        Errors: none; an absent key is found = false.
+        Roles: broker, reader, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteKVs(self, request, context):
-        """Delete keys, each on its own condition.
+        """Deletes keys, each on its own condition.
+        Retry: safe; a repeat that comes after the first took effect is answered KEY_NOT_EXIST.
+        Errors: KEY_NOT_EXIST, KEY_EXIST for another version than the expected one.
+        Roles: broker, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListKVs(self, request, context):
-        """List keys with a prefix, in key order, page by page. Linearizable.
+        """Lists keys with a prefix, in key order, page by page. Linearizable.
+        Retry: safe, a read.
+        Errors: none of its own.
+        Roles: broker, reader, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

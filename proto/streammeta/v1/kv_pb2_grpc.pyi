@@ -32,25 +32,59 @@ class KVServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KVServiceAsyncStub: ...
     PutKVs: _grpc.UnaryUnaryMultiCallable[_kv_pb2.PutKVsRequest, _kv_pb2.PutKVsResponse]
-    """Put values, each on its own condition."""
+    """Stores values, each on its own condition.
+    Retry: without a condition safe; with one, a repeat may be answered KEY_EXIST by what the first
+      attempt stored: compare the value that comes with it.
+    Errors: KEY_EXIST.
+    Roles: broker, admin.
+    """
     GetKVs: _grpc.UnaryUnaryMultiCallable[_kv_pb2.GetKVsRequest, _kv_pb2.GetKVsResponse]
-    """Get values. Linearizable."""
+    """Returns values. Linearizable.
+    Retry: safe, a read.
+    Errors: none; an absent key is found = false.
+    Roles: broker, reader, admin.
+    """
     DeleteKVs: _grpc.UnaryUnaryMultiCallable[_kv_pb2.DeleteKVsRequest, _kv_pb2.DeleteKVsResponse]
-    """Delete keys, each on its own condition."""
+    """Deletes keys, each on its own condition.
+    Retry: safe; a repeat that comes after the first took effect is answered KEY_NOT_EXIST.
+    Errors: KEY_NOT_EXIST, KEY_EXIST for another version than the expected one.
+    Roles: broker, admin.
+    """
     ListKVs: _grpc.UnaryUnaryMultiCallable[_kv_pb2.ListKVsRequest, _kv_pb2.ListKVsResponse]
-    """List keys with a prefix, in key order, page by page. Linearizable."""
+    """Lists keys with a prefix, in key order, page by page. Linearizable.
+    Retry: safe, a read.
+    Errors: none of its own.
+    Roles: broker, reader, admin.
+    """
 
 @_typing.type_check_only
 class KVServiceAsyncStub(KVServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutKVs: _aio.UnaryUnaryMultiCallable[_kv_pb2.PutKVsRequest, _kv_pb2.PutKVsResponse]  # type: ignore[assignment]
-    """Put values, each on its own condition."""
+    """Stores values, each on its own condition.
+    Retry: without a condition safe; with one, a repeat may be answered KEY_EXIST by what the first
+      attempt stored: compare the value that comes with it.
+    Errors: KEY_EXIST.
+    Roles: broker, admin.
+    """
     GetKVs: _aio.UnaryUnaryMultiCallable[_kv_pb2.GetKVsRequest, _kv_pb2.GetKVsResponse]  # type: ignore[assignment]
-    """Get values. Linearizable."""
+    """Returns values. Linearizable.
+    Retry: safe, a read.
+    Errors: none; an absent key is found = false.
+    Roles: broker, reader, admin.
+    """
     DeleteKVs: _aio.UnaryUnaryMultiCallable[_kv_pb2.DeleteKVsRequest, _kv_pb2.DeleteKVsResponse]  # type: ignore[assignment]
-    """Delete keys, each on its own condition."""
+    """Deletes keys, each on its own condition.
+    Retry: safe; a repeat that comes after the first took effect is answered KEY_NOT_EXIST.
+    Errors: KEY_NOT_EXIST, KEY_EXIST for another version than the expected one.
+    Roles: broker, admin.
+    """
     ListKVs: _aio.UnaryUnaryMultiCallable[_kv_pb2.ListKVsRequest, _kv_pb2.ListKVsResponse]  # type: ignore[assignment]
-    """List keys with a prefix, in key order, page by page. Linearizable."""
+    """Lists keys with a prefix, in key order, page by page. Linearizable.
+    Retry: safe, a read.
+    Errors: none of its own.
+    Roles: broker, reader, admin.
+    """
 
 class KVServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -59,7 +93,12 @@ class KVServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kv_pb2.PutKVsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kv_pb2.PutKVsResponse, _abc.Awaitable[_kv_pb2.PutKVsResponse]]:
-        """Put values, each on its own condition."""
+        """Stores values, each on its own condition.
+        Retry: without a condition safe; with one, a repeat may be answered KEY_EXIST by what the first
+          attempt stored: compare the value that comes with it.
+        Errors: KEY_EXIST.
+        Roles: broker, admin.
+        """
 
     @_abc_1.abstractmethod
     def GetKVs(
@@ -67,7 +106,11 @@ class KVServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kv_pb2.GetKVsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kv_pb2.GetKVsResponse, _abc.Awaitable[_kv_pb2.GetKVsResponse]]:
-        """Get values. Linearizable."""
+        """Returns values. Linearizable.
+        Retry: safe, a read.
+        Errors: none; an absent key is found = false.
+        Roles: broker, reader, admin.
+        """
 
     @_abc_1.abstractmethod
     def DeleteKVs(
@@ -75,7 +118,11 @@ class KVServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kv_pb2.DeleteKVsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kv_pb2.DeleteKVsResponse, _abc.Awaitable[_kv_pb2.DeleteKVsResponse]]:
-        """Delete keys, each on its own condition."""
+        """Deletes keys, each on its own condition.
+        Retry: safe; a repeat that comes after the first took effect is answered KEY_NOT_EXIST.
+        Errors: KEY_NOT_EXIST, KEY_EXIST for another version than the expected one.
+        Roles: broker, admin.
+        """
 
     @_abc_1.abstractmethod
     def ListKVs(
@@ -83,6 +130,10 @@ class KVServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kv_pb2.ListKVsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kv_pb2.ListKVsResponse, _abc.Awaitable[_kv_pb2.ListKVsResponse]]:
-        """List keys with a prefix, in key order, page by page. Linearizable."""
+        """Lists keys with a prefix, in key order, page by page. Linearizable.
+        Retry: safe, a read.
+        Errors: none of its own.
+        Roles: broker, reader, admin.
+        """
 
 def add_KVServiceServicer_to_server(servicer: KVServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -50,16 +50,22 @@ class MetadataServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Watch(self, request, context):
-        """Follow changes from an offset on. Resumable: continue at the last offset seen plus 1.
-        Answered by any controller from what is committed there.
+        """Streams changes from an offset on, committed ones only. Resumable: continue at the last offset seen
+        plus 1. Any controller serves it; filters do not hide anything.
+        Retry: safe, a read.
+        Errors: status WATCHER_TOO_SLOW.
+        Roles: broker, compactor, reader, reconcile, backup, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSnapshot(self, request, context):
-        """A consistent copy of the whole map, in the checkpoint file format (docs/format.md), in chunks.
+        """Streams a snapshot of the whole map, in the checkpoint file format (docs/format.md), in chunks.
         Linearizable: it contains everything acknowledged before the call.
+        Retry: safe, a read; a hold is prolonged.
+        Errors: none of its own.
+        Roles: reader, reconcile, backup, admin; with hold_ms only reconcile, backup, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

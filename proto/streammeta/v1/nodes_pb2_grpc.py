@@ -80,57 +80,81 @@ class NodeServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def RegisterNode(self, request, context):
-        """Register a broker process. A larger epoch fences every older process of the same node.
+        """Registers a broker process. A larger epoch fences every older process of the same node.
+        Retry: safe, registering the same epoch again replaces wal_config and tags by the same.
+        Errors: NODE_EPOCH_EXPIRED.
+        Roles: broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnregisterNode(self, request, context):
-        """Forget a node that has no open streams.
+        """Forgets a node that has no open streams and owes no uploads.
+        Retry: safe, a node that is gone already is answered NONE.
+        Errors: STREAM_NOT_CLOSED, NODE_LOCKED, NODE_EPOCH_EXPIRED.
+        Roles: broker, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetNodes(self, request, context):
-        """Describe nodes by id or all. Linearizable.
+        """Describes nodes by id, or all. Linearizable.
+        Retry: safe, a read.
+        Errors: none of its own.
+        Roles: broker, compactor, reader, reconcile, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListStreamSetObjects(self, request, context):
-        """List what one node holds: its committed stream set objects, page by page in object id order.
-        Linearizable. Costs what the page costs, however large the map is.
+        """Lists the committed stream set objects of one node, page by page in object id order. Costs what
+        the page costs, however large the map is. Linearizable.
+        Retry: safe, a read.
+        Errors: NODE_EPOCH_NOT_EXIST.
+        Roles: broker, compactor, reader, reconcile, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetNextNodeId(self, request, context):
-        """Issue a node id that no node has.
+        """Issues a node id that no node has.
+        Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
+        Errors: none of its own.
+        Roles: admin, broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LockNode(self, request, context):
-        """Forbid others to take over this node's streams.
+        """Forbids other nodes to take over this node's streams.
+        Retry: safe, a repeat changes nothing.
+        Errors: NODE_EPOCH_NOT_EXIST.
+        Roles: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnlockNode(self, request, context):
-        """Undo LockNode.
+        """Undoes LockNode.
+        Retry: safe, a repeat changes nothing.
+        Errors: NODE_EPOCH_NOT_EXIST.
+        Roles: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Keep the node's session alive.
+        """Keeps the node's session alive, and returns the work that is meant for the node.
+        Retry: safe, the newest counts.
+        Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
+        Roles: broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,45 +32,107 @@ class NodeServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NodeServiceAsyncStub: ...
     RegisterNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.RegisterNodeRequest, _nodes_pb2.RegisterNodeResponse]
-    """Register a broker process. A larger epoch fences every older process of the same node."""
+    """Registers a broker process. A larger epoch fences every older process of the same node.
+    Retry: safe, registering the same epoch again replaces wal_config and tags by the same.
+    Errors: NODE_EPOCH_EXPIRED.
+    Roles: broker.
+    """
     UnregisterNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.UnregisterNodeRequest, _nodes_pb2.UnregisterNodeResponse]
-    """Forget a node that has no open streams."""
+    """Forgets a node that has no open streams and owes no uploads.
+    Retry: safe, a node that is gone already is answered NONE.
+    Errors: STREAM_NOT_CLOSED, NODE_LOCKED, NODE_EPOCH_EXPIRED.
+    Roles: broker, admin.
+    """
     GetNodes: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetNodesRequest, _nodes_pb2.GetNodesResponse]
-    """Describe nodes by id or all. Linearizable."""
+    """Describes nodes by id, or all. Linearizable.
+    Retry: safe, a read.
+    Errors: none of its own.
+    Roles: broker, compactor, reader, reconcile, admin.
+    """
     ListStreamSetObjects: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.ListStreamSetObjectsRequest, _nodes_pb2.ListStreamSetObjectsResponse]
-    """List what one node holds: its committed stream set objects, page by page in object id order.
-    Linearizable. Costs what the page costs, however large the map is.
+    """Lists the committed stream set objects of one node, page by page in object id order. Costs what
+    the page costs, however large the map is. Linearizable.
+    Retry: safe, a read.
+    Errors: NODE_EPOCH_NOT_EXIST.
+    Roles: broker, compactor, reader, reconcile, admin.
     """
     GetNextNodeId: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetNextNodeIdRequest, _nodes_pb2.GetNextNodeIdResponse]
-    """Issue a node id that no node has."""
+    """Issues a node id that no node has.
+    Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
+    Errors: none of its own.
+    Roles: admin, broker.
+    """
     LockNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.LockNodeRequest, _nodes_pb2.LockNodeResponse]
-    """Forbid others to take over this node's streams."""
+    """Forbids other nodes to take over this node's streams.
+    Retry: safe, a repeat changes nothing.
+    Errors: NODE_EPOCH_NOT_EXIST.
+    Roles: admin.
+    """
     UnlockNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.UnlockNodeRequest, _nodes_pb2.UnlockNodeResponse]
-    """Undo LockNode."""
+    """Undoes LockNode.
+    Retry: safe, a repeat changes nothing.
+    Errors: NODE_EPOCH_NOT_EXIST.
+    Roles: admin.
+    """
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.HeartbeatRequest, _nodes_pb2.HeartbeatResponse]
-    """Keep the node's session alive."""
+    """Keeps the node's session alive, and returns the work that is meant for the node.
+    Retry: safe, the newest counts.
+    Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
+    Roles: broker.
+    """
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.RegisterNodeRequest, _nodes_pb2.RegisterNodeResponse]  # type: ignore[assignment]
-    """Register a broker process. A larger epoch fences every older process of the same node."""
+    """Registers a broker process. A larger epoch fences every older process of the same node.
+    Retry: safe, registering the same epoch again replaces wal_config and tags by the same.
+    Errors: NODE_EPOCH_EXPIRED.
+    Roles: broker.
+    """
     UnregisterNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.UnregisterNodeRequest, _nodes_pb2.UnregisterNodeResponse]  # type: ignore[assignment]
-    """Forget a node that has no open streams."""
+    """Forgets a node that has no open streams and owes no uploads.
+    Retry: safe, a node that is gone already is answered NONE.
+    Errors: STREAM_NOT_CLOSED, NODE_LOCKED, NODE_EPOCH_EXPIRED.
+    Roles: broker, admin.
+    """
     GetNodes: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetNodesRequest, _nodes_pb2.GetNodesResponse]  # type: ignore[assignment]
-    """Describe nodes by id or all. Linearizable."""
+    """Describes nodes by id, or all. Linearizable.
+    Retry: safe, a read.
+    Errors: none of its own.
+    Roles: broker, compactor, reader, reconcile, admin.
+    """
     ListStreamSetObjects: _aio.UnaryUnaryMultiCallable[_nodes_pb2.ListStreamSetObjectsRequest, _nodes_pb2.ListStreamSetObjectsResponse]  # type: ignore[assignment]
-    """List what one node holds: its committed stream set objects, page by page in object id order.
-    Linearizable. Costs what the page costs, however large the map is.
+    """Lists the committed stream set objects of one node, page by page in object id order. Costs what
+    the page costs, however large the map is. Linearizable.
+    Retry: safe, a read.
+    Errors: NODE_EPOCH_NOT_EXIST.
+    Roles: broker, compactor, reader, reconcile, admin.
     """
     GetNextNodeId: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetNextNodeIdRequest, _nodes_pb2.GetNextNodeIdResponse]  # type: ignore[assignment]
-    """Issue a node id that no node has."""
+    """Issues a node id that no node has.
+    Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
+    Errors: none of its own.
+    Roles: admin, broker.
+    """
     LockNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.LockNodeRequest, _nodes_pb2.LockNodeResponse]  # type: ignore[assignment]
-    """Forbid others to take over this node's streams."""
+    """Forbids other nodes to take over this node's streams.
+    Retry: safe, a repeat changes nothing.
+    Errors: NODE_EPOCH_NOT_EXIST.
+    Roles: admin.
+    """
     UnlockNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.UnlockNodeRequest, _nodes_pb2.UnlockNodeResponse]  # type: ignore[assignment]
-    """Undo LockNode."""
+    """Undoes LockNode.
+    Retry: safe, a repeat changes nothing.
+    Errors: NODE_EPOCH_NOT_EXIST.
+    Roles: admin.
+    """
     Heartbeat: _aio.UnaryUnaryMultiCallable[_nodes_pb2.HeartbeatRequest, _nodes_pb2.HeartbeatResponse]  # type: ignore[assignment]
-    """Keep the node's session alive."""
+    """Keeps the node's session alive, and returns the work that is meant for the node.
+    Retry: safe, the newest counts.
+    Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
+    Roles: broker.
+    """
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -79,7 +141,11 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.RegisterNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.RegisterNodeResponse, _abc.Awaitable[_nodes_pb2.RegisterNodeResponse]]:
-        """Register a broker process. A larger epoch fences every older process of the same node."""
+        """Registers a broker process. A larger epoch fences every older process of the same node.
+        Retry: safe, registering the same epoch again replaces wal_config and tags by the same.
+        Errors: NODE_EPOCH_EXPIRED.
+        Roles: broker.
+        """
 
     @_abc_1.abstractmethod
     def UnregisterNode(
@@ -87,7 +153,11 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.UnregisterNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.UnregisterNodeResponse, _abc.Awaitable[_nodes_pb2.UnregisterNodeResponse]]:
-        """Forget a node that has no open streams."""
+        """Forgets a node that has no open streams and owes no uploads.
+        Retry: safe, a node that is gone already is answered NONE.
+        Errors: STREAM_NOT_CLOSED, NODE_LOCKED, NODE_EPOCH_EXPIRED.
+        Roles: broker, admin.
+        """
 
     @_abc_1.abstractmethod
     def GetNodes(
@@ -95,7 +165,11 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.GetNodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.GetNodesResponse, _abc.Awaitable[_nodes_pb2.GetNodesResponse]]:
-        """Describe nodes by id or all. Linearizable."""
+        """Describes nodes by id, or all. Linearizable.
+        Retry: safe, a read.
+        Errors: none of its own.
+        Roles: broker, compactor, reader, reconcile, admin.
+        """
 
     @_abc_1.abstractmethod
     def ListStreamSetObjects(
@@ -103,8 +177,11 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.ListStreamSetObjectsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.ListStreamSetObjectsResponse, _abc.Awaitable[_nodes_pb2.ListStreamSetObjectsResponse]]:
-        """List what one node holds: its committed stream set objects, page by page in object id order.
-        Linearizable. Costs what the page costs, however large the map is.
+        """Lists the committed stream set objects of one node, page by page in object id order. Costs what
+        the page costs, however large the map is. Linearizable.
+        Retry: safe, a read.
+        Errors: NODE_EPOCH_NOT_EXIST.
+        Roles: broker, compactor, reader, reconcile, admin.
         """
 
     @_abc_1.abstractmethod
@@ -113,7 +190,11 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.GetNextNodeIdRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.GetNextNodeIdResponse, _abc.Awaitable[_nodes_pb2.GetNextNodeIdResponse]]:
-        """Issue a node id that no node has."""
+        """Issues a node id that no node has.
+        Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
+        Errors: none of its own.
+        Roles: admin, broker.
+        """
 
     @_abc_1.abstractmethod
     def LockNode(
@@ -121,7 +202,11 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.LockNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.LockNodeResponse, _abc.Awaitable[_nodes_pb2.LockNodeResponse]]:
-        """Forbid others to take over this node's streams."""
+        """Forbids other nodes to take over this node's streams.
+        Retry: safe, a repeat changes nothing.
+        Errors: NODE_EPOCH_NOT_EXIST.
+        Roles: admin.
+        """
 
     @_abc_1.abstractmethod
     def UnlockNode(
@@ -129,7 +214,11 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.UnlockNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.UnlockNodeResponse, _abc.Awaitable[_nodes_pb2.UnlockNodeResponse]]:
-        """Undo LockNode."""
+        """Undoes LockNode.
+        Retry: safe, a repeat changes nothing.
+        Errors: NODE_EPOCH_NOT_EXIST.
+        Roles: admin.
+        """
 
     @_abc_1.abstractmethod
     def Heartbeat(
@@ -137,6 +226,10 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.HeartbeatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.HeartbeatResponse, _abc.Awaitable[_nodes_pb2.HeartbeatResponse]]:
-        """Keep the node's session alive."""
+        """Keeps the node's session alive, and returns the work that is meant for the node.
+        Retry: safe, the newest counts.
+        Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
+        Roles: broker.
+        """
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

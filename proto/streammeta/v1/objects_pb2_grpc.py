@@ -75,52 +75,77 @@ class ObjectServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def PrepareObjects(self, request, context):
-        """Issue consecutive object ids, to be committed before they expire. Repeating a request_id
-        returns the first answer.
+        """Issues consecutive object ids, to be committed before they expire.
+        Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
+        Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED; statuses OBJECT_IDS_NOT_READY,
+        WRONG_BUCKET, MAP_OLDER_THAN_BUCKET.
+        Roles: broker, compactor.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitStreamSetObject(self, request, context):
-        """Register an upload (one stream set object and any number of stream objects), or the result of
-        compacting stream set objects. A commit may be repeated: with the same content it gets the first
-        answer, with other content OBJECT_CONTENT_MISMATCH. See CommitStreamSetObjectRequest.
+        """Registers an upload (one stream set object and any number of stream objects), or the result of
+        compacting stream set objects. See CommitStreamSetObjectRequest.
+        Retry: safe by object id: the same content gets the first answer.
+        Errors: OBJECT_NOT_EXIST, OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND,
+        INVALID_REQUEST, those of the node check, and for each row STREAM_NOT_EXIST, STREAM_FENCED,
+        STREAM_NOT_OPENED, OFFSET_NOT_MATCHED, STREAM_INNER_ERROR.
+        Roles: broker, compactor.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitStreamObject(self, request, context):
-        """Register the result of compacting stream objects of one stream. Repeats as above.
+        """Registers the result of compacting stream objects of one stream.
+        Retry: safe by object id: the same content gets the first answer.
+        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED, OBJECT_NOT_EXIST,
+        OBJECT_NOT_COMMITTED, OBJECT_CONTENT_MISMATCH, COMPACTED_OBJECTS_NOT_FOUND, INVALID_REQUEST, and
+        those of the node check.
+        Roles: broker, compactor.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitPipeline(self, request_iterator, context):
-        """Many commits on one stream of messages; answered in order, one response per request.
+        """Takes many commits on one stream of messages; answers in order, one response per request.
+        Retry: safe, each commit by its object id; in order, see docs/protocol.md.
+        Errors: per commit as in CommitStreamSetObject; statuses name the `sequence` of their message, and
+        TOO_MANY_PIPELINES is its own.
+        Roles: broker, compactor.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetObjects(self, request, context):
-        """Which objects hold a range of a stream, contiguous from its start. Linearizable.
+        """Lists the objects that hold a range of a stream, contiguous from its start. Linearizable.
+        Retry: safe, a read.
+        Errors: STREAM_NOT_EXIST, OFFSET_NOT_MATCHED.
+        Roles: broker, compactor, reader, reconcile, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeObjects(self, request, context):
-        """Describe objects by id or page by page in id order. Linearizable.
+        """Describes objects by id, or all page by page in id order. Linearizable.
+        Retry: safe, a read.
+        Errors: none of its own.
+        Roles: broker, compactor, reader, reconcile, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckObjects(self, request, context):
-        """For each id: may its bytes be deleted? Linearizable; made for reconciliation.
+        """Returns the state of each id, from which follows whether its bytes may be deleted. Linearizable.
+        Retry: safe, a read.
+        Errors: none of its own.
+        Roles: reconcile, broker, compactor, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -86,6 +86,9 @@ class QuorumServiceServicer:
 
     def Vote(self, request, context):
         """Asks for a vote or, with pre_vote, whether one could be had.
+        Retry: safe.
+        Errors: QuorumError in the answer's header.
+        Roles: peer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,6 +96,9 @@ class QuorumServiceServicer:
 
     def BeginQuorumEpoch(self, request, context):
         """Announces the sender as leader of its epoch.
+        Retry: safe.
+        Errors: QuorumError in the answer's header.
+        Roles: peer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,6 +106,9 @@ class QuorumServiceServicer:
 
     def EndQuorumEpoch(self, request, context):
         """Announces that the sender no longer leads its epoch.
+        Retry: safe.
+        Errors: QuorumError in the answer's header.
+        Roles: peer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,6 +116,9 @@ class QuorumServiceServicer:
 
     def Fetch(self, request, context):
         """Acknowledges everything below an offset and asks for what follows; may wait for it.
+        Retry: safe.
+        Errors: QuorumError in the answer's header.
+        Roles: peer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,6 +126,9 @@ class QuorumServiceServicer:
 
     def FetchSnapshot(self, request, context):
         """Downloads some bytes of a snapshot.
+        Retry: safe.
+        Errors: QuorumError in the answer's header.
+        Roles: peer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,27 +136,39 @@ class QuorumServiceServicer:
 
     def UpdateVoter(self, request, context):
         """Tells the leader where a voter listens and which disk it has.
+        Retry: safe.
+        Errors: QuorumError in the answer's header.
+        Roles: peer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddVoter(self, request, context):
-        """Makes an observer a voter. For operators; served by the leader.
+        """Makes an observer a voter. The leader serves it.
+        Retry: safe; a repeat that comes after the first took effect is answered DUPLICATE_VOTER.
+        Errors: statuses INVALID_REQUEST, DUPLICATE_VOTER, REQUEST_TIMED_OUT.
+        Roles: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveVoter(self, request, context):
-        """Takes a voter's vote away. For operators; served by the leader.
+        """Takes a voter's vote away. The leader serves it.
+        Retry: safe; a repeat that comes after the first took effect is answered VOTER_NOT_FOUND.
+        Errors: statuses INVALID_REQUEST, VOTER_NOT_FOUND, REQUEST_TIMED_OUT.
+        Roles: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeQuorum(self, request, context):
-        """Tells who leads and how far each replica is, as the answering node sees it. For operators.
+        """Returns the leader and the progress of each replica, as the answering node sees them.
+        Retry: safe, a read.
+        Errors: none of its own; NOT_LEADER only with leader_only.
+        Roles: peer, broker, compactor, reader, reconcile, backup, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -80,57 +80,85 @@ class StreamServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def CreateStreams(self, request, context):
-        """Create closed, empty streams. Repeating a request_id returns the first answer.
+        """Creates closed, empty streams: all or none.
+        Retry: safe with the same request_id, kept for 24 h: the first answer comes again.
+        Errors: NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED; status INVALID_FIELD for a
+        request_id that was used with other content.
+        Roles: broker, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenStreams(self, request, context):
-        """Take ownership of streams under a stream epoch no smaller than any before.
+        """Takes ownership of streams under a stream epoch no smaller than any before.
+        Retry: safe, an open with the current epoch of the same owner changes nothing.
+        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_CLOSED, NODE_LOCKED, and those of the node check:
+        NODE_EPOCH_EXPIRED, NODE_EPOCH_NOT_EXIST, NODE_FENCED.
+        Roles: broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseStreams(self, request, context):
-        """Give up ownership. Repeating a close is harmless.
+        """Gives up ownership.
+        Retry: safe, a repeated close changes nothing.
+        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED for an end_offset
+        below the stream's end, and those of the node check.
+        Roles: broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TrimStreams(self, request, context):
-        """Move streams' visible start forward.
+        """Moves the visible starts of streams forward.
+        Retry: safe, a repeated trim changes nothing.
+        Errors: STREAM_NOT_EXIST, STREAM_FENCED, STREAM_NOT_OPENED, STREAM_INNER_ERROR, OFFSET_NOT_MATCHED,
+        and those of the node check.
+        Roles: broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteStreams(self, request, context):
-        """Delete closed streams for good.
+        """Deletes closed streams for good, and what they hold.
+        Retry: safe, a stream that does not exist any more is answered NONE.
+        Errors: STREAM_FENCED, STREAM_NOT_CLOSED, STREAM_INNER_ERROR, and those of the node check.
+        Roles: broker, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeStreams(self, request, context):
-        """Describe streams by id, by owner or all of them, in id order, page by page. Linearizable.
+        """Describes streams by id, by owner or all of them, in id order, page by page. Linearizable.
+        Retry: safe, a read.
+        Errors: none of its own.
+        Roles: broker, compactor, reader, reconcile, admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetOpeningStreams(self, request, context):
-        """Register a node's epoch for fencing and list the streams it must recover, page by page.
+        """Registers a node's epoch for fencing and lists the streams that it must recover, page by page.
+        Retry: safe, registering the same epoch again changes nothing.
+        Errors: NODE_EPOCH_EXPIRED; STREAM_INNER_ERROR if an upload that is owed fits no range of the node.
+        Roles: broker, with failover for a node that it recovers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AbandonUploads(self, request, context):
-        """Give up uploads that a node owes and can never make: their offsets are lost, readers pass them
-        over. For operators, when a write-ahead log is gone for good.
+        """Gives up uploads that a node owes and can never make: their offsets are lost, and readers pass
+        them over. For a write-ahead log that is gone for good.
+        Retry: safe; a repeat finds nothing left to give up.
+        Errors: NODE_EPOCH_NOT_EXIST.
+        Roles: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
