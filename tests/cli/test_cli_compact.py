@@ -319,8 +319,8 @@ def test_nodes_are_spoken_for_with_their_own_epochs() -> None:
     assert silent.writer == NodeIdentity(node_id=2, node_epoch=20)
 
 
-def test_without_a_node_that_lives_nothing_can_be_prepared() -> None:
-    with pytest.raises(CommandError, match="no node lives") as raised:
+def test_ids_cannot_be_prepared_without_a_live_node() -> None:
+    with pytest.raises(CommandError, match="no live node") as raised:
         found(NodeChoice(gone=True), RECOVERED, DEPARTED)
     assert raised.value.code == "NO_LIVE_NODE"
     assert found(NodeChoice(gone=True), ACTIVE) == Targets((), None)

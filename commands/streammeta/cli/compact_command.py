@@ -36,7 +36,7 @@ class NodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class CompactionRequest:
-    """One call of the command; sizes in bytes, `rate` in bytes a second, 0: as fast as it goes."""
+    """One call of the command; sizes in bytes, `rate` in bytes per second, 0: no limit."""
 
     connect: tuple[str, ...]
     timeout_s: float
@@ -144,7 +144,7 @@ _OPTIONS = (
         default=DEFAULT_BUDGET,
         show_default=True,
         metavar="SIZE",
-        help="Memory for what is being copied.",
+        help="Memory for blocks and indexes in flight.",
     ),
     click.option(
         "--split-size",
@@ -167,7 +167,7 @@ _OPTIONS = (
         type=ByteCount(),
         default="0B",
         metavar="SIZE",
-        help="Read, and write, at most so much a second.  [default: as fast as it goes]",
+        help="Most bytes read, and most written, per second.  [default: no limit]",
     ),
 )
 
@@ -187,12 +187,12 @@ class RunByDefault(click.Group):
 
 @click.group(cls=RunByDefault)
 def compact() -> None:
-    """Turn many small set objects into few large ones, or say what that would save.
+    """Merge many small set objects into few large ones, or show what that would save.
 
     `streammeta compact OPTIONS` is short for `streammeta compact run OPTIONS`. Brokers that use the
-    Python client can compact by themselves; this is for those that don't, for nodes that are gone,
-    and for trying things. It registers no node and fences nobody, and does no harm beside another
-    compaction of the same objects.
+    Python client can compact by themselves; this is for other brokers, for departed nodes, and for
+    experiments. It registers and fences no node, and is safe beside another compaction of the same
+    objects.
 
     \b
     Examples:
@@ -206,8 +206,8 @@ def compact() -> None:
 @click.option(
     "--stream-objects",
     is_flag=True,
-    help="Also merge and link the stream objects of the streams that these nodes own. Of nodes that"
-    " are gone none.",
+    help="Also merge and link the stream objects of the streams that these nodes own, except those"
+    " of departed and fenced nodes.",
 )
 @click.option("--once", is_flag=True, help="Compact what is due, then end.  [default]")
 @click.option(

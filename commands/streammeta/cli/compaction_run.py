@@ -64,7 +64,7 @@ class Targets:
 async def find_targets(client: ControllerClient, choice: NodeChoice) -> Targets:
     """Look up the chosen nodes; `all` and `gone` leave out nodes without set objects.
 
-    Raises `CommandError` when a node that was named has not registered, or no node lives.
+    Raises `CommandError` when a node that was named has not registered, or no node is live.
     """
     answer = await client.call(GET_NODES, nodes_pb2.GetNodesRequest())
     known = {node.node_id: node for node in answer.nodes}
@@ -105,7 +105,7 @@ def _writer(
     if not able:
         raise CommandError(
             "NO_LIVE_NODE",
-            "no node lives in whose name object ids could be prepared",
+            "no live node can prepare object ids",
             "start a broker, or register a node, and repeat",
         )
     return NodeIdentity(node_id=able[0].node_id, node_epoch=able[0].node_epoch)
@@ -206,7 +206,7 @@ class Session:
         return NodePlan(target.node_id, tuple(commits), left_out | planned.left_out)
 
     def _figures(self, group: PlannedGroup, listed: dict[int, ListedObject]) -> list[CommitFigures]:
-        """Work out each commit of a group; what is expired goes with the first."""
+        """Return the figures of each commit of a group; expired objects go with the first."""
         plans = [(one, one.source_ids) for one in group.plan.commits]
         if group.expired_ids:
             first, ids = plans[0] if plans else (_NOTHING, ())

@@ -258,7 +258,7 @@ def _cold_gets(entries: EntryTable, holder: Column, index_gets: Sequence[int]) -
 
 
 def _index_gets(object_size: int, entries: int) -> int:
-    """Requests for an index: a second one if it begins before what is guessed to hold it."""
+    """Count the requests for an index: a second one if the first guess starts behind it."""
     guess = tail_guess(object_size, "")
     begins = object_size - FOOTER_SIZE - entries * INDEX_ENTRY_SIZE
     return 1 if begins >= guess.start else 2

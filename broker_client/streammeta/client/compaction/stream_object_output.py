@@ -87,7 +87,7 @@ class StreamObjectOutput:
         """Store one object of the blocks of `sources`, but for those below `stream_start`.
 
         A store that refuses to copy by itself is not asked again. Raises `UnusableSourceError` for
-        a source whose bytes are not what was written; the object is then not stored.
+        a source with damaged bytes; the object is then not stored.
         """
         if self._may_copy:
             try:

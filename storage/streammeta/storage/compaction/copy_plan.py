@@ -158,7 +158,7 @@ class _Layout:
             self._copy(rest)
 
     def finish(self, trailer_size: int) -> list[Part]:
-        """Return all parts; what is open, and the trailer, are the last."""
+        """Return all parts; open ranges and the trailer are the last one."""
         self._parts.append(WrittenPart(tuple(self._open), trailer_size))
         return self._parts
 

@@ -18,7 +18,7 @@ class CompactionLimits:
 
     An iteration reads at most `memory_budget`. A stream with more than `split_size`, 0 or more,
     gets a stream object of its own. One commit makes at most `max_stream_objects` of them and a
-    stream set object of at most `max_streams` streams, and tells of at most `max_rows` stream
+    stream set object of at most `max_streams` streams, and names at most `max_rows` stream
     objects and streams together.
 
     Raises `ValueError` when another limit than the split size is below 1.

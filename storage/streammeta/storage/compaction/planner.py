@@ -40,9 +40,10 @@ from streammeta.storage.compaction.plan import (
 def without_faults(
     table: EntryTable, memory_budget: int
 ) -> tuple[EntryTable, tuple[Exclusion, ...]]:
-    """Return the entries of the objects that have no fault, and what is wrong with the others.
+    """Return the entries of sound objects, and the faults of the others.
 
-    `table` is sorted by stream and offset; an object is kept or left out with all its entries.
+    Faults are overlaps and entries over the budget. `table` is sorted by stream and offset; an
+    object is kept or left out with all its entries.
     """
     oversized = table.size > memory_budget
     overlapping = _overlapping_rows(table)
@@ -179,7 +180,7 @@ def _commit_plan(grouping: Grouping, memory_budget: int) -> CommitPlan:
     """Lay the groups into iterations: rows in their order, as many as fit the budget.
 
     A group that does not fit as a whole is cut: a stream object becomes two, the stream set object
-    is gone on with.
+    continues.
     """
     table = grouping.table
     ends = np.cumsum(table.size, dtype=np.int64)

@@ -148,8 +148,8 @@ class Group:
 class Selection:
     """Groups in the order to work them off, and the objects left for later, in the node's order.
 
-    First what is overdue, the oldest first; then merges, those first that are done soonest: should
-    time run out, most objects are gone.
+    Overdue splits come first, the oldest first; then merges, the smallest first: should time run
+    out, most objects are merged.
     """
 
     groups: tuple[Group, ...]
@@ -165,7 +165,7 @@ def select_set_objects(
     """Choose what to compact at `now_ms`, in ms since 1970.
 
     Neither a group nor those left for later have an object of `set_aside`: ids that could not be
-    compacted lately. No group reaches across one. Nobody starves: what is `split_after_s` old is
+    compacted lately. No group reaches across one. No object starves: one `split_after_s` old is
     always in a group, and no more than `max_set_objects` stay that could be merged, as far as the
     limits of a group allow.
     """
@@ -231,7 +231,7 @@ class _Limits:
 
 
 def _overdue(age_ms: Column, free: Mask, config: SelectionConfig, limits: _Limits) -> list[_Span]:
-    """Return what is split for its age, with its neighbours that are old."""
+    """Return the splits by age, each with its old neighbours."""
     return [
         group
         for start, stop in _runs(free & (age_ms >= config.split_along_s * 1000))
@@ -241,7 +241,7 @@ def _overdue(age_ms: Column, free: Mask, config: SelectionConfig, limits: _Limit
 
 
 def _overgrown(sizes: Column, free: Mask, config: SelectionConfig, limits: _Limits) -> list[_Span]:
-    """Return what is split because it can't grow: full objects that fill a group with neighbours.
+    """Return the splits by size: full objects that fill a group with their neighbours.
 
     Waiting longer would not make the stream objects any larger.
     """
@@ -259,7 +259,7 @@ def _overgrown(sizes: Column, free: Mask, config: SelectionConfig, limits: _Limi
 
 
 def _merged(sizes: Column, free: Mask, config: SelectionConfig, limits: _Limits) -> list[_Span]:
-    """Return what is merged; the growth asked for is lowered while too many objects would stay."""
+    """Return the merges; the required growth is lowered while too many objects would stay."""
     mergeable = free & (sizes <= config.full_size)
     runs, count = _runs(mergeable), int(np.count_nonzero(mergeable))
     growth = config.growth

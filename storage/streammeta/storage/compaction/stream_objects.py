@@ -76,12 +76,12 @@ class StreamObject:
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """Where a group ends, and what is in none. Sizes are in bytes.
+    """Limits of a group. Sizes are in bytes.
 
     A group holds up to `group_bytes`; if `is_soft` the object that reaches it still belongs to it,
     unless it alone has more than `absorbed_bytes`: such an object stays as it is, since to make one
     object fewer all of it would have to be copied. If it `is_tiered`, a group that is still to grow
-    begins with what is no larger than all behind it (see `newest_tier`). A composite links no
+    begins with an object no larger than all behind it (see `newest_tier`). A composite links no
     normal object below `linked_bytes`, except to close the gap between two composites. PRUNE_LINKS
     waits for more than `dirty_bytes`.
     """
