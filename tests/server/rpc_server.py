@@ -10,6 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import message_factory
+from google.protobuf.message import Message
 
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.metadata.cluster_map import ClusterMap
@@ -43,6 +45,15 @@ class Rpcs:
         send: Any = self.channel.unary_unary(f"/streammeta.v1.{method}")
         return response.FromString(await send(data, **options))
 
+    async def ask(self, request: Message, **options: Any) -> Any:
+        """Call the RPC that takes such a request."""
+        asked = request.DESCRIPTOR
+        services = asked.file.services_by_name.values()
+        rpc = next(each for one in services for each in one.methods if each.input_type is asked)
+        response = message_factory.GetMessageClass(rpc.output_type)
+        method = f"{rpc.containing_service.name}/{rpc.name}"
+        return await self.call(method, request, response, **options)
+
     async def refusal(
         self, method: str, request: Any, **options: Any
     ) -> tuple[grpc.StatusCode, str, dict[str, str]]:
@@ -54,42 +65,32 @@ class Rpcs:
 
     async def register(self, node: common_pb2.NodeIdentity = NODE) -> None:
         """Register a node."""
-        await self.call(
-            "NodeService/RegisterNode",
-            nodes_pb2.RegisterNodeRequest(node=node, wal_config="wal-7"),
-            nodes_pb2.RegisterNodeResponse,
-        )
+        await self.ask(nodes_pb2.RegisterNodeRequest(node=node, wal_config="wal-7"))
 
     async def open_streams(self, count: int) -> list[int]:
         """Create and open streams, at epoch 1."""
-        created = await self.call(
-            "StreamService/CreateStreams",
+        created = await self.ask(
             streams_pb2.CreateStreamsRequest(
                 request_id="create", node=NODE, streams=[streams_pb2.NewStream()] * count
-            ),
-            streams_pb2.CreateStreamsResponse,
+            )
         )
-        await self.call(
-            "StreamService/OpenStreams",
+        await self.ask(
             streams_pb2.OpenStreamsRequest(
                 node=NODE,
                 streams=[
                     streams_pb2.StreamToOpen(stream_id=one, stream_epoch=1)
                     for one in created.stream_ids
                 ],
-            ),
-            streams_pb2.OpenStreamsResponse,
+            )
         )
         return list(created.stream_ids)
 
     async def prepare(self, count: int) -> int:
         """Prepare objects; return the first id."""
-        prepared = await self.call(
-            "ObjectService/PrepareObjects",
+        prepared = await self.ask(
             objects_pb2.PrepareObjectsRequest(
                 request_id=f"prepare {count}", node=NODE, count=count, ttl_ms=60_000
-            ),
-            objects_pb2.PrepareObjectsResponse,
+            )
         )
         first: int = prepared.first_object_id
         return first

@@ -53,55 +53,53 @@ def commit(object_id: int, *rows: tuple[int, int, int]) -> objects_pb2.CommitStr
 
 
 async def committed(rpcs: Rpcs, request: objects_pb2.CommitStreamSetObjectRequest) -> None:
-    answer = await rpcs.call(
-        f"{OBJECTS}/CommitStreamSetObject", request, objects_pb2.CommitStreamSetObjectResponse
-    )
+    answer = await rpcs.ask(request)
     assert answer.error == ERROR_CODE_NONE
     assert list(answer.range_errors) == [ERROR_CODE_NONE] * len(request.ranges.stream_id)
 
 
 async def nodes(rpcs: Rpcs, **fields: object) -> list[nodes_pb2.NodeDescription]:
     request = nodes_pb2.GetNodesRequest(**fields)  # type: ignore[arg-type]
-    answer = await rpcs.call(f"{NODES}/GetNodes", request, nodes_pb2.GetNodesResponse)
+    answer = await rpcs.ask(request)
     return list(answer.nodes)
 
 
 async def test_a_node_from_its_id_to_its_end(rpcs: Rpcs) -> None:
     issue = nodes_pb2.GetNextNodeIdRequest(request_id="first")
     for _ in range(2):
-        issued = await rpcs.call(f"{NODES}/GetNextNodeId", issue, nodes_pb2.GetNextNodeIdResponse)
+        issued = await rpcs.ask(issue)
         assert issued.node_id == 1000
     await rpcs.register()
     for name, locked in (("LockNode", True), ("UnlockNode", False)):
         request = getattr(nodes_pb2, f"{name}Request")(node_id=1000)
-        answer = await rpcs.call(f"{NODES}/{name}", request, nodes_pb2.LockNodeResponse)
+        answer = await rpcs.ask(request)
         assert answer.error == ERROR_CODE_NONE
         (node,) = await nodes(rpcs)
         assert node.locked is locked
     (stream_id,) = await rpcs.open_streams(1)
     leave = nodes_pb2.UnregisterNodeRequest(node=NODE)
-    left = await rpcs.call(f"{NODES}/UnregisterNode", leave, nodes_pb2.UnregisterNodeResponse)
+    left = await rpcs.ask(leave)
     assert left.error == ERROR_CODE_STREAM_NOT_CLOSED
     close = streams_pb2.CloseStreamsRequest(
         node=NODE, streams=[streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1)]
     )
-    await rpcs.call(f"{STREAMS}/CloseStreams", close, streams_pb2.CloseStreamsResponse)
-    left = await rpcs.call(f"{NODES}/UnregisterNode", leave, nodes_pb2.UnregisterNodeResponse)
+    await rpcs.ask(close)
+    left = await rpcs.ask(leave)
     assert left.error == ERROR_CODE_NONE
     assert await nodes(rpcs) == []
     lock = nodes_pb2.LockNodeRequest(node_id=1000)
-    refused = await rpcs.call(f"{NODES}/LockNode", lock, nodes_pb2.LockNodeResponse)
+    refused = await rpcs.ask(lock)
     assert refused.error == ERROR_CODE_NODE_EPOCH_NOT_EXIST
 
 
 async def test_heartbeats_renew_a_session_that_nodes_show(rpcs: Rpcs) -> None:
     beat = nodes_pb2.HeartbeatRequest(node=NODE)
-    answer = await rpcs.call(f"{NODES}/Heartbeat", beat, nodes_pb2.HeartbeatResponse)
+    answer = await rpcs.ask(beat)
     assert answer.error == ERROR_CODE_NODE_EPOCH_NOT_EXIST
     await rpcs.register()
     (silent,) = await nodes(rpcs)
     assert (silent.state, silent.supervised) == (nodes_pb2.NODE_STATE_UNKNOWN, False)
-    answer = await rpcs.call(f"{NODES}/Heartbeat", beat, nodes_pb2.HeartbeatResponse)
+    answer = await rpcs.ask(beat)
     assert (answer.error, answer.session_timeout_ms) == (ERROR_CODE_NONE, SESSION_TIMEOUT_MS)
     assert not answer.recoveries
     assert not answer.compactions
@@ -109,9 +107,7 @@ async def test_heartbeats_renew_a_session_that_nodes_show(rpcs: Rpcs) -> None:
     assert (heard.state, heard.supervised) == (nodes_pb2.NODE_STATE_ACTIVE, True)
     assert not heard.HasField("compacted_by")
     old = common_pb2.NodeIdentity(node_id=1000, node_epoch=0)
-    answer = await rpcs.call(
-        f"{NODES}/Heartbeat", nodes_pb2.HeartbeatRequest(node=old), nodes_pb2.HeartbeatResponse
-    )
+    answer = await rpcs.ask(nodes_pb2.HeartbeatRequest(node=old))
     assert answer.error == ERROR_CODE_NODE_EPOCH_EXPIRED
 
 
@@ -124,47 +120,35 @@ async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
         node=NODE,
         streams=[streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1, end_offset=25)],
     )
-    closed = await rpcs.call(f"{STREAMS}/CloseStreams", close, streams_pb2.CloseStreamsResponse)
+    closed = await rpcs.ask(close)
     assert list(closed.errors) == [ERROR_CODE_NONE]
     owed = streams_pb2.PendingUpload(
         node_id=1000, stream_id=stream_id, start_offset=10, end_offset=25
     )
     describe = streams_pb2.DescribeStreamsRequest(stream_ids=[stream_id])
-    described = await rpcs.call(
-        f"{STREAMS}/DescribeStreams", describe, streams_pb2.DescribeStreamsResponse
-    )
+    described = await rpcs.ask(describe)
     assert list(described.streams[0].pending_uploads) == [owed]
     assert [one.pending_upload_count for one in await nodes(rpcs)] == [1]
-    opening = await rpcs.call(
-        f"{STREAMS}/GetOpeningStreams",
-        streams_pb2.GetOpeningStreamsRequest(node=NODE),
-        streams_pb2.GetOpeningStreamsResponse,
-    )
+    opening = await rpcs.ask(streams_pb2.GetOpeningStreamsRequest(node=NODE))
     assert [(one.end_offset, one.upload_end_offset) for one in opening.streams] == [(10, 25)]
 
-    gave_up = await rpcs.call(
-        f"{STREAMS}/AbandonUploads",
-        streams_pb2.AbandonUploadsRequest(node_id=1000, stream_ids=[stream_id]),
-        streams_pb2.AbandonUploadsResponse,
+    gave_up = await rpcs.ask(
+        streams_pb2.AbandonUploadsRequest(node_id=1000, stream_ids=[stream_id])
     )
 
     assert gave_up.error == ERROR_CODE_NONE
     assert list(gave_up.abandoned) == [owed]
-    described = await rpcs.call(
-        f"{STREAMS}/DescribeStreams", describe, streams_pb2.DescribeStreamsResponse
-    )
+    described = await rpcs.ask(describe)
     assert not described.streams[0].pending_uploads
     lost = streams_pb2.OffsetRange(start_offset=10, end_offset=25)
     assert list(described.streams[0].lost) == [lost]
-    found = await rpcs.call(
-        f"{OBJECTS}/GetObjects",
+    found = await rpcs.ask(
         objects_pb2.GetObjectsRequest(
             queries=[
                 objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=start)
                 for start in (0, 12)
             ]
-        ),
-        objects_pb2.GetObjectsResponse,
+        )
     )
     assert [one.lost_end_offset for one in found.results] == [0, 25]
     assert not found.results[0].HasField("lost_end_offset")
@@ -181,11 +165,7 @@ async def test_set_objects_are_compacted(rpcs: Rpcs) -> None:
     compaction.ClearField("order_id")
     compaction.compacted_object_ids.extend([first, first + 1])
     await committed(rpcs, compaction)
-    described = await rpcs.call(
-        f"{OBJECTS}/DescribeObjects",
-        objects_pb2.DescribeObjectsRequest(object_ids=[first + 2]),
-        objects_pb2.DescribeObjectsResponse,
-    )
+    described = await rpcs.ask(objects_pb2.DescribeObjectsRequest(object_ids=[first + 2]))
     (one,) = described.objects
     assert one.data_time_ms == rpcs.clock.now_ms - 5_000
     assert one.committed_at_ms == rpcs.clock.now_ms
@@ -215,11 +195,7 @@ async def test_a_stream_may_be_in_several_results_of_a_compaction_of_an_upload_n
     )  # fmt: skip
     await committed(rpcs, several)
     query = objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=0)
-    found = await rpcs.call(
-        f"{OBJECTS}/GetObjects",
-        objects_pb2.GetObjectsRequest(queries=[query]),
-        objects_pb2.GetObjectsResponse,
-    )
+    found = await rpcs.ask(objects_pb2.GetObjectsRequest(queries=[query]))
     assert [(one.object_id - first, one.end_offset) for one in found.results[0].objects] == [
         *((1, 4), (2, 5), (3, 6), (1, 10)),
     ]
@@ -239,9 +215,7 @@ async def test_a_nodes_set_objects_are_listed_page_by_page(rpcs: Rpcs) -> None:
     request.page.page_size = 2
     pages: list[list[int]] = []
     while not pages or request.page.page_token:
-        page = await rpcs.call(
-            f"{NODES}/ListStreamSetObjects", request, nodes_pb2.ListStreamSetObjectsResponse
-        )
+        page = await rpcs.ask(request)
         assert (page.error, page.total) == (ERROR_CODE_NONE, 3)
         pages.append([one.object_id - first for one in page.objects])
         request.page.page_token = page.next_page_token
@@ -253,9 +227,7 @@ async def test_a_nodes_set_objects_are_listed_page_by_page(rpcs: Rpcs) -> None:
     assert [one.object_id - first for one in held.stream_set_objects] == [0, 1, 2]
 
     request.node_id = 1001
-    page = await rpcs.call(
-        f"{NODES}/ListStreamSetObjects", request, nodes_pb2.ListStreamSetObjectsResponse
-    )
+    page = await rpcs.ask(request)
     assert page.error == ERROR_CODE_NODE_EPOCH_NOT_EXIST
     request.page.page_size = -1
     refused = await rpcs.refusal(f"{NODES}/ListStreamSetObjects", request)
@@ -288,21 +260,13 @@ async def test_stream_objects_are_linked_by_a_composite(rpcs: Rpcs) -> None:
         operations=[objects_pb2.SOURCE_OPERATION_KEEP_DATA],
     )
     for _ in range(2):
-        answer = await rpcs.call(
-            f"{OBJECTS}/CommitStreamObject", compaction, objects_pb2.CommitStreamObjectResponse
-        )
+        answer = await rpcs.ask(compaction)
         assert answer.error == ERROR_CODE_NONE
-    described = await rpcs.call(
-        f"{OBJECTS}/DescribeObjects",
-        objects_pb2.DescribeObjectsRequest(object_ids=[first]),
-        objects_pb2.DescribeObjectsResponse,
-    )
+    described = await rpcs.ask(objects_pb2.DescribeObjectsRequest(object_ids=[first]))
     assert described.objects[0].composite_id == first + 1
     assert described.objects[0].state == common_pb2.OBJECT_STATE_LINKED
     compaction.object_id = first + 2
-    answer = await rpcs.call(
-        f"{OBJECTS}/CommitStreamObject", compaction, objects_pb2.CommitStreamObjectResponse
-    )
+    answer = await rpcs.ask(compaction)
     assert answer.error == ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND
     compaction.operations[0] = 9  # type: ignore[call-overload]
     refused = await rpcs.refusal(f"{OBJECTS}/CommitStreamObject", compaction)
@@ -344,28 +308,21 @@ async def test_what_is_known_of_objects_content_comes_back(rpcs: Rpcs) -> None:
         max_timestamp_ms=6,
         crc32c=1 << 31,
     )
-    method = f"{OBJECTS}/CommitStreamObject"
-    answer = await rpcs.call(method, compaction, objects_pb2.CommitStreamObjectResponse)
+    answer = await rpcs.ask(compaction)
     assert answer.error == ERROR_CODE_NONE
-    described = await rpcs.call(
-        f"{OBJECTS}/DescribeObjects",
-        objects_pb2.DescribeObjectsRequest(),
-        objects_pb2.DescribeObjectsResponse,
-    )
+    described = await rpcs.ask(objects_pb2.DescribeObjectsRequest())
     crc = (1 << 32) - 1
     assert [*map(known, described.objects)] == [
         *((0, 70, 0), (None, None, crc)),
         *((None, None, 9), (None, None, None), (5, 6, 1 << 31)),
     ]
-    found = await rpcs.call(
-        f"{OBJECTS}/GetObjects",
+    found = await rpcs.ask(
         objects_pb2.GetObjectsRequest(
             queries=[
                 objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=0)
                 for stream_id in streams
             ]
-        ),
-        objects_pb2.GetObjectsResponse,
+        )
     )
     assert [[*map(known, one.objects)] for one in found.results] == [
         *([(0, 70, 0), (None, None, 9), (None, None, None)], [(5, 6, 1 << 31)]),
@@ -391,9 +348,7 @@ async def test_verdicts_of_a_refused_commit(rpcs: Rpcs) -> None:
     streams = await rpcs.open_streams(2)
     first = await rpcs.prepare(1)
     request = commit(first, (streams[0], 0, 10), (streams[1], 3, 5))
-    answer = await rpcs.call(
-        f"{OBJECTS}/CommitStreamSetObject", request, objects_pb2.CommitStreamSetObjectResponse
-    )
+    answer = await rpcs.ask(request)
     assert answer.error == ERROR_CODE_OFFSET_NOT_MATCHED
     assert list(answer.range_errors) == [ERROR_CODE_NONE, ERROR_CODE_OFFSET_NOT_MATCHED]
 
@@ -414,7 +369,7 @@ async def test_a_call_that_meets_its_deadline_says_what_to_do(rpcs: Rpcs) -> Non
     rpcs.log.commit = lambda: None  # type: ignore[method-assign]
     request = nodes_pb2.LockNodeRequest(node_id=NODE.node_id)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await rpcs.call(f"{NODES}/LockNode", request, nodes_pb2.LockNodeResponse, timeout=0.5)
+        await rpcs.ask(request, timeout=0.5)
     assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     details = raised.value.details() or ""
     assert "outcome of a write is unknown" in details
