@@ -50,7 +50,7 @@ class Rpcs:
         asked = request.DESCRIPTOR
         services = asked.file.services_by_name.values()
         rpc = next(each for one in services for each in one.methods if each.input_type is asked)
-        response = message_factory.GetMessageClass(rpc.output_type)
+        response = message_factory.GetMessageClass(rpc.output_type)  # type: ignore[arg-type]
         method = f"{rpc.containing_service.name}/{rpc.name}"
         return await self.call(method, request, response, **options)
 

@@ -1,4 +1,4 @@
-"""Calls to the controllers: find the leader, repeat what is safe to repeat, give up in time.
+"""Client of the controllers: finds the leader, retries safe requests, gives up at the deadline.
 
 Owns the channels, the deadline of each call and the reading of gRPC statuses. What may be repeated
 is decided here and nowhere else: every RPC of the contract is idempotent by request id, object id
@@ -132,17 +132,17 @@ class ControllerClient:
 
     @property
     def router(self) -> LeaderRouter:
-        """The belief about the leader that all calls share."""
+        """The leader router that all calls share."""
         return self._router
 
     @property
     def attempt_timeout_s(self) -> float:
-        """How long one attempt may take, in seconds."""
+        """Time limit of one attempt, in seconds."""
         return self._attempt_timeout
 
     @property
     def deadline_s(self) -> float:
-        """How long a call may take unless told otherwise, in seconds."""
+        """Default time limit of a call, in seconds."""
         return self._deadline
 
     def channel(self, endpoint: str) -> grpc.aio.Channel:
@@ -177,7 +177,7 @@ class ControllerClient:
             raise unavailable(method.name, seconds, search) from None
 
     async def describe_cluster(self) -> ClusterDescription:
-        """Ask who leads and how large the map is, as any one controller knows it."""
+        """Return the leader and the size of the map, as any one controller knows them."""
         answer = await self.call(DESCRIBE_CLUSTER, admin_pb2.DescribeClusterRequest())
         return cluster_description(answer)
 
@@ -239,7 +239,7 @@ class ControllerClient:
 
 
 def refusal(method: str, failure: RpcFailure) -> RefusedError:
-    """Return the error of a call that a controller refused for good."""
+    """Return the error of a call that a controller has refused for good."""
     kind = _REFUSALS_BY_REASON.get(failure.reason)
     kind = kind or _REFUSALS.get(failure.code, ControllerDefectError)
     return kind(method, detail=failure.text)

@@ -222,7 +222,7 @@ class MetadataWatch:
 
 
 class _Search:
-    """Which controller to ask next; keeps what each did since one last served the watch."""
+    """Rotation over the controllers, with the failure of each since one last served the watch."""
 
     def __init__(self, endpoints: Sequence[str], rng: random.Random, deadline_s: float) -> None:
         self._endpoints = endpoints
@@ -239,28 +239,28 @@ class _Search:
 
     @property
     def is_gone_everywhere(self) -> bool:
-        """Whether every controller was asked, and those that answered have it no longer."""
+        """Whether all were asked, and those that answered no longer have the next change."""
         return bool(self._gone) and len(self._gone) + len(self._failed) >= len(self._endpoints)
 
     def served(self) -> None:
-        """A controller sent something."""
+        """Note that a controller served the watch."""
         self._served_at = self._loop.time()
         self._rounds = 0
         self._gone: set[str] = set()
         self._failed: dict[str, str] = {}
 
     def gone(self, endpoint: str) -> None:
-        """A controller no longer has what comes next."""
+        """Note that a controller no longer has the next change."""
         self._failed.pop(endpoint, None)
         self._gone.add(endpoint)
 
     def failed(self, endpoint: str, reason: str) -> None:
-        """A controller did not serve, or stopped to."""
+        """Note that a controller failed to serve."""
         self._gone.discard(endpoint)
         self._failed[endpoint] = reason
 
     async def turn(self) -> None:
-        """Pass to the next controller; wait a little after each round."""
+        """Move on to the next controller; wait after each round."""
         if self._loop.time() - self._served_at > self._deadline:
             raise ControllerUnavailableError("Watch", self._deadline, self._failed)
         self._turn = (self._turn + 1) % len(self._endpoints)
@@ -271,7 +271,7 @@ class _Search:
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
-    """Say why an attempt failed if another controller may do better; raise the error if not."""
+    """Return why an attempt failed if another controller may serve; raise the error if not."""
     failure = read_failure(error)
     if failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED and failure.reason:
         return failure.text  # too many watchers, or this one was too slow: another may have room

@@ -1,4 +1,4 @@
-"""The RPCs that the client calls, as typed values.
+"""RPCs of the contract as typed values.
 
 A method with a request id field gets the same id in all attempts of one call.
 """
@@ -18,7 +18,7 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[RequestT, ResponseT]):
-    """One unary RPC. `leader_only` is False for what any controller answers from what it knows."""
+    """One unary RPC. `leader_only` is False if any controller answers from its own state."""
 
     request: type[RequestT]
     response: type[ResponseT]
@@ -26,7 +26,7 @@ class Method(Generic[RequestT, ResponseT]):
     service: str = field(init=False)
     name: str = field(init=False)
     path: str = field(init=False)
-    """The path of the RPC as gRPC spells it."""
+    """The path of the RPC on the wire."""
 
     def __post_init__(self) -> None:
         asked = self.request.DESCRIPTOR

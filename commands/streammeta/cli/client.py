@@ -41,7 +41,7 @@ _HINTS_BY_REASON: dict[str, str] = {
 }
 
 _REPEATED = frozenset({FailureKind.UNREACHABLE, FailureKind.NOT_LEADER})
-"""Failures after which a call is repeated; operators are told of all others at once."""
+"""Failures after which a call is repeated; all others are reported at once."""
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -101,7 +101,7 @@ class ControllerClient(BlockingClient):
 def _explained(error: LeaderCallError) -> CallError:
     has_failed_before = error.endpoint in error.search.tried
     is_late = error.failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    # More is known of an endpoint tried before than that the last moment was too short for it.
+    # A timeout at an endpoint that failed before means: the time for the search is over.
     if error.is_final and not (is_late and has_failed_before):
         return call_error(error.failure, error.endpoint)
     tried = error.search.tried
@@ -171,7 +171,7 @@ def connect_option(command: Decorated) -> Decorated:
 
 
 def timeout_option(default_s: float) -> Callable[[Decorated], Decorated]:
-    """Return what adds `--timeout`: argument `timeout_s: float`, above 0."""
+    """Return a decorator that adds `--timeout`: argument `timeout_s: float`, above 0."""
     return click.option(
         "--timeout",
         "timeout_s",
@@ -179,5 +179,5 @@ def timeout_option(default_s: float) -> Callable[[Decorated], Decorated]:
         default=default_s,
         show_default=True,
         metavar="SECONDS",
-        help="How long a call may take.",
+        help="Time limit of a call.",
     )

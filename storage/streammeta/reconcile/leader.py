@@ -72,11 +72,11 @@ class LeaderClient(BlockingClient):
 
     @property
     def patience_s(self) -> float:
-        """Time for which a leader is looked for, in seconds."""
+        """Time limit of the search for a leader, in seconds."""
         return self._patience_s
 
     def check_objects(self, object_ids: Sequence[int]) -> Standing:
-        """Ask for the state of each id (1..10000 of them) as the leader knows it; linearizable.
+        """Return the state of each id (1..10000 of them) as the leader knows it; linearizable.
 
         Raises:
             ControllerError: no leader answered in time, or the answer does not fit the question.
@@ -104,7 +104,7 @@ class LeaderClient(BlockingClient):
         )
 
     def describe(self) -> tuple[Description, ...]:
-        """The cluster as its controllers know it: the leader, then those given that answer.
+        """Return the cluster as its controllers know it: the leader first, then others that answer.
 
         Raises:
             ControllerError: no leader answered in time.
@@ -125,13 +125,13 @@ class LeaderClient(BlockingClient):
     def read_snapshot(
         self, take: Callable[[Iterator[metadata_pb2.GetSnapshotResponse]], _Answer]
     ) -> _Answer:
-        """Call `take` with the chunks of a copy of the map as of now or later.
+        """Call `take` with the chunks of a snapshot of the map as of now or later.
 
         `take` is called again, from the first chunk, when the leader is lost on the way; the time
         to look for another counts from the last chunk, a few times.
 
         Raises:
-            ControllerError: no leader sent a whole copy in time.
+            ControllerError: no leader sent a whole snapshot in time.
         """
         request = metadata_pb2.GetSnapshotRequest()
         begun = 0
@@ -166,12 +166,12 @@ class LeaderClient(BlockingClient):
 
 
 def removed(state: int) -> bool:
-    """Whether the map says of an object that it existed once and is forgotten: free to delete."""
+    """Return whether an object existed once and is removed from the map: free to delete."""
     return state == common_pb2.OBJECT_STATE_REMOVED
 
 
 def state_name(state: int) -> str:
-    """Name an object state as the contract does, in short: "COMMITTED"."""
+    """Return the short name of an object state: "COMMITTED"."""
     known = {value.number: value.name for value in common_pb2.ObjectState.DESCRIPTOR.values}
     return known.get(state, f"state {state}").removeprefix("OBJECT_STATE_")
 

@@ -1,1 +1,1 @@
-"""The door: gRPC in, gRPC out. Translates and waits, never decides."""
+"""gRPC services of a controller, and its calls to peers. Translates and waits, never decides."""

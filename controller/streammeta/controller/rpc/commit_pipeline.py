@@ -1,9 +1,9 @@
 """CommitPipeline: batches of commits on one stream of messages, answered in order.
 
-Messages are read ahead of the answers, and what has been read is decided together: its entries
-share a batch of the log and a flush. Beyond a number of bytes nothing more is read, which is how
-the caller is held back. Whatever ends the stream, the answers to the messages before it are given
-first. The caller may repeat every message on another stream: commits are idempotent by object id.
+Messages are read ahead of the answers, and messages read are decided together: their entries share
+a batch of the log and a flush. Back-pressure: reading stops at a number of bytes not yet answered.
+Messages before the end of the stream are answered first. A caller may repeat every message on
+another stream: commits are idempotent by object id.
 """
 
 import asyncio
@@ -33,30 +33,30 @@ from streammeta.controller.runtime.controller import MetadataController, Submiss
 from streammeta.v1 import columns_pb2 as pb
 
 BYTES_AHEAD = 4 << 20
-"""Bytes of one stream that may be read and not yet answered; one message may be larger."""
+"""Maximum size of the messages read and not yet answered, in bytes; one message may be larger."""
 
 MESSAGES_AHEAD = 256
 
 ROWS_A_PART = 20_000
-"""Rows decided before the event loop has a turn for others: as many as one commit may hold.
+"""Maximum number of rows decided in one turn of the event loop: as many as a commit may hold.
 
 All pipelines share them.
 """
 
 ROWS_A_COMMIT = 300
-"""What a commit costs however few rows it has, in rows."""
+"""Cost of a commit in addition to its rows, in rows."""
 
 ROWS_A_MESSAGE = 700
-"""Least cost of a message, in rows."""
+"""Minimum cost of a message, in rows."""
 
 BYTES_A_ROW = 32
 """Size of a row in a message, for the cost of parsing it."""
 
 PIPELINES_MAX = 1_000
-"""Pipelines open on one controller at a time."""
+"""Maximum number of pipelines open on one controller."""
 
 PIPELINES_PER_CONNECTION = 100
-"""Pipelines open on one connection at a time."""
+"""Maximum number of pipelines open on one connection."""
 
 _Commit: TypeAlias = CommitStreamSetObject | CommitUploads
 
@@ -69,10 +69,10 @@ class _Decided:
     submissions: Sequence[Submission]
     has_uploads: bool
     rows: int
-    """How much work it was."""
+    """The work that it was, in rows."""
 
     async def response(self) -> bytes:
-        """Wait until all is committed; return the answer."""
+        """Return the answer once all commits are committed."""
         answers: list[Answer] = []
         for submission in self.submissions:
             await submission.committed()
@@ -95,12 +95,12 @@ class _Refused:
     error: Exception
 
     async def response(self) -> bytes:
-        """Raise what is wrong with it."""
+        """Raise the error."""
         raise self.error
 
 
 class _Ahead:
-    """Messages that were read and not answered yet; those not decided yet wait in order."""
+    """Messages read and not answered yet; those not yet decided are queued in order."""
 
     def __init__(self, messages_max: int) -> None:
         self._messages_max = messages_max
@@ -115,7 +115,7 @@ class _Ahead:
             await self._changed.wait_for(self._has_room)
 
     async def put(self, data: bytes | None) -> None:
-        """Add a message that was read; None: there will be no more."""
+        """Add a message that was read; None marks the end."""
         async with self._changed:
             if data is None:
                 self._is_over = True
@@ -125,17 +125,17 @@ class _Ahead:
             self._changed.notify_all()
 
     async def wait(self) -> bool:
-        """Wait until there is something to decide; False: there will be nothing more."""
+        """Wait until there is a message to decide; return False at the end."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._undecided or self._is_over)
         return bool(self._undecided)
 
     def take(self) -> bytes | None:
-        """Return the next message to decide, if there is one now."""
+        """Return the next message to decide, None if there is none now."""
         return self._undecided.popleft() if self._undecided else None
 
     async def answered(self) -> None:
-        """The oldest message has its answer."""
+        """Note that the oldest message is answered."""
         async with self._changed:
             self._sizes.popleft()
             self._changed.notify_all()
@@ -165,7 +165,7 @@ class CommitPipeline:
             await self._serve(messages, context)
 
     def _counted(self, connection: str) -> contextlib.AbstractContextManager[None]:
-        """Count a pipeline in until the context ends."""
+        """Count a pipeline as open until the context ends."""
         for count, limit, place in (
             (self._open[connection], PIPELINES_PER_CONNECTION, "connection"),
             (self._open.total(), PIPELINES_MAX, "controller"),
@@ -208,7 +208,7 @@ class CommitPipeline:
         try:
             await ahead.room()
             while (data := await anext(stream, None)) is not None:
-                # Many pipelines' messages may arrive at once; what follows is spread over turns.
+                # Messages of many pipelines may arrive at once; their work is spread over turns.
                 await self._budget.take(ROWS_A_MESSAGE + len(data) // BYTES_A_ROW)
                 await ahead.put(data)
                 await ahead.room()
@@ -251,7 +251,7 @@ class CommitPipeline:
             return _Refused(sequence, error)
 
     async def _decide(self, message: pb.PackedCommitPipelineRequest) -> _Decided:
-        # All is read before anything is decided: what can't be read changes nothing.
+        # All commits are parsed before any is decided: a malformed message changes nothing.
         commits: list[_Commit] = []
         for index, commit in enumerate(message.commits):
             try:
@@ -293,5 +293,5 @@ def _parts(commits: Sequence[_Commit]) -> Iterator[list[_Commit]]:
 
 
 def _size(commit: _Commit) -> int:
-    """How much work a commit is, in rows."""
+    """Return the work that a commit is, in rows."""
     return ROWS_A_COMMIT + len(commit.ranges.stream_id)

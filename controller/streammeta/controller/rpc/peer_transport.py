@@ -32,11 +32,11 @@ from streammeta.v1 import quorum_pb2_grpc
 
 
 class PeerAddresses:
-    """The address book of one controller.
+    """Addresses of the peers of one controller.
 
-    `endpoint` is where this controller itself is reached. An entry of `overrides` is used instead
-    of anything else, and is told to nobody: it holds for this controller's place in the network
-    alone.
+    `endpoint` is where this controller itself is reached. An entry of `overrides` is used
+    instead of all others and never published: it is valid from this controller's place in the
+    network alone.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PeerAddresses:
         self._voters = voters
 
     def learn_leader(self, node_id: NodeId, endpoint: str) -> None:
-        """Note where an answer says that the leader is; what can't be an address is ignored."""
+        """Note the leader's address in an answer; ignore malformed ones."""
         try:
             check_reachable("leader_endpoint", endpoint)
         except ConfigError:
@@ -68,13 +68,13 @@ class PeerAddresses:
         self._leader = (node_id, endpoint)
 
     def in_use(self, node_id: NodeId) -> str | None:
-        """Where to send what is meant for this node; None if nobody has told."""
+        """Return the address for requests to this node; None if none is known."""
         if node_id in self._overrides:
             return self._overrides[node_id]
         return self.published(node_id)
 
     def published(self, node_id: NodeId) -> str | None:
-        """Where to send others who look for this node; None if nobody has told."""
+        """Return the address of this node to publish to others; None if none is known."""
         if node_id == self._local:
             return self._endpoint
         candidates = self._candidates(node_id)
@@ -85,7 +85,7 @@ class PeerAddresses:
         return self._in_use[node_id]
 
     def is_candidate(self, node_id: NodeId, endpoint: str) -> bool:
-        """Whether this may still be the node's address."""
+        """Return whether this may still be the node's address."""
         if node_id in self._overrides:
             return endpoint == self._overrides[node_id]
         return endpoint in self._candidates(node_id)
@@ -110,7 +110,7 @@ class PeerAddresses:
         return failed.issuperset(candidates)
 
     def _candidates(self, node_id: NodeId) -> list[str]:
-        """Every address that this node may have, the likeliest first."""
+        """Return every address that this node may have, the likeliest first."""
         voter = self._voters.find(node_id)
         told = [
             voter.endpoint if voter else None,
@@ -121,13 +121,13 @@ class PeerAddresses:
 
 
 IN_FLIGHT_PER_PEER_MAX = 32
-"""Requests without an answer yet; the core has one of each kind under way, and those it gave up."""
+"""Maximum number of requests in flight to a peer: one of each kind, and those given up."""
 
 _MEANT_FOR_ANOTHER = {
     QuorumError.INCONSISTENT_CLUSTER_ID: "peer_is_of_another_cluster",
     QuorumError.INVALID_VOTER_KEY: "peer_has_another_disk",
 }
-"""Refusals by which the address may be wrong, and what the log says of them."""
+"""Refusals that suggest a wrong address, and their log events."""
 
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -136,7 +136,7 @@ _log = structlog.get_logger(component="quorum")
 
 @dataclass(slots=True)
 class _Link:
-    """The connections to one address: snapshots have their own, so that votes never queue."""
+    """Connections to one address; snapshots have their own, so that votes never queue."""
 
     peer: NodeId
     endpoint: str
@@ -151,7 +151,7 @@ class _Link:
         self._stubs[False] = quorum_pb2_grpc.QuorumServiceStub(self.control)
 
     def stub(self, *, for_bulk: bool) -> quorum_pb2_grpc.QuorumServiceAsyncStub:
-        """Return the stub over one of the connections; that for bulk is made when first asked."""
+        """Return the stub of one of the connections; the one for bulk is made on first use."""
         if for_bulk and self._bulk is None:
             self._bulk = peer_channel(self.endpoint, self.timeout_ms, for_snapshots=True)
             self._stubs[True] = quorum_pb2_grpc.QuorumServiceStub(self._bulk)
@@ -167,7 +167,7 @@ class _Link:
 
 
 class GrpcPeerTransport:
-    """Implements `PeerTransport`; to be made on the event loop that uses it."""
+    """Implements `PeerTransport`; must be created on the event loop that uses it."""
 
     def __init__(self, addresses: PeerAddresses, timeout_ms: int) -> None:
         self._addresses = addresses
@@ -180,21 +180,21 @@ class GrpcPeerTransport:
         self._listener: PeerListener | None = None
 
     def bind(self, listener: PeerListener) -> None:
-        """Connect the listener; once, before the first `send`."""
+        """Set the listener, once, before the first `send`."""
         self._listener = listener
 
     def set_voters(self, voters: VoterSet) -> None:
-        """Take over the addresses of the voters now in force; disconnect from what is none now."""
+        """Take over the addresses of the voters now in force; close connections to former ones."""
         self._addresses.set_voters(voters)
         self._drop_unused()
 
     def endpoint(self, node_id: NodeId) -> str | None:
-        """Where to send others who look for this node; None if nobody has told."""
+        """Return the address of this node to publish to others; None if none is known."""
         return self._addresses.published(node_id)
 
     @property
     def connected_to(self) -> set[tuple[NodeId, str]]:
-        """The peers, each with its address, for which connections are held."""
+        """The connected peers, each with its address."""
         return set(self._links)
 
     def send(self, request: Request) -> None:
@@ -202,7 +202,7 @@ class GrpcPeerTransport:
         _begin(self._exchange(request), self._exchanges)
 
     async def close(self) -> None:
-        """Give up what is in flight and disconnect."""
+        """Cancel requests in flight and disconnect."""
         for task in list(self._exchanges):
             task.cancel()
         await asyncio.gather(*self._exchanges, return_exceptions=True)
@@ -263,7 +263,7 @@ class GrpcPeerTransport:
         if error.code() in _SILENT:
             all_failed = self._addresses.failed(peer, endpoint)
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            # TCP may wait for minutes before it tries again after a cut; a new connection does not.
+            # TCP may wait for minutes before it retransmits after a cut; a new connection does not.
             self._drop((peer, endpoint))
         self._told().on_request_failed(peer, request.header.request_id)
         if all_failed and _is_refused(error):
@@ -316,7 +316,7 @@ def _begin(work: Coroutine[None, None, None], among: set[asyncio.Task[None]]) ->
 
 
 def _is_refused(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the host is there and says that nothing listens; a stopped process gives no such."""
+    """Return whether the host refused the connection; a paused process does not refuse."""
     return (
         error.code() is grpc.StatusCode.UNAVAILABLE
         and "connection refused" in (error.details() or "").lower()

@@ -1,7 +1,7 @@
-"""The gRPC face of the quorum: hands requests to the driver and its answers back.
+"""QuorumService: passes requests to the quorum driver and returns its answers.
 
-Peers' requests are answered by the core, operators' by the driver. How many of them may be under
-way at once is bounded here, apart for each kind, so that a flood of one leaves room for the others.
+The core answers requests of peers, the driver those of operators. The number in flight is bounded
+for each kind, so that a flood of one kind leaves room for the others.
 """
 
 # ruff: noqa: N802 (methods are named as in the contract)
@@ -42,14 +42,14 @@ from streammeta.v1 import quorum_pb2_grpc
 Context = grpc.aio.ServicerContext[Any, Any]
 
 CHANGE_TIMEOUT_MS_DEFAULT = 30_000
-"""How long a change of voters may take if the caller does not say."""
+"""Time limit of a voter change without one of its own, in milliseconds."""
 
 CHANGE_TIMEOUT_MS_MAX = 600_000
-"""How long it may take at most: a new voter first catches up."""
+"""Maximum time limit of a voter change, in milliseconds: a new voter catches up first."""
 
 
 class _Room:
-    """Counts what is under way and refuses what would be too much."""
+    """Bound on the number of requests of one kind in flight."""
 
     def __init__(self, what: str, limit: int) -> None:
         self._what = what
@@ -95,27 +95,27 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
         }
 
     async def Vote(self, request: pb.VoteRequest, context: Context) -> Any:
-        """Judge a candidate."""
+        """Vote on a candidate."""
         return await self._handle(VoteRequest, request, context)
 
     async def BeginQuorumEpoch(self, request: pb.BeginQuorumEpochRequest, context: Context) -> Any:
-        """Hear who leads."""
+        """Note the leader of an epoch."""
         return await self._handle(BeginQuorumEpochRequest, request, context)
 
     async def EndQuorumEpoch(self, request: pb.EndQuorumEpochRequest, context: Context) -> Any:
-        """Hear who leads no more."""
+        """Note that a leader has resigned."""
         return await self._handle(EndQuorumEpochRequest, request, context)
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> Any:
-        """Serve the log; may wait for batches."""
+        """Return batches of the log; may wait for them."""
         return await self._handle(FetchRequest, request, context)
 
     async def FetchSnapshot(self, request: pb.FetchSnapshotRequest, context: Context) -> Any:
-        """Serve bytes of a snapshot."""
+        """Return bytes of a snapshot."""
         return await self._handle(FetchSnapshotRequest, request, context)
 
     async def UpdateVoter(self, request: pb.UpdateVoterRequest, context: Context) -> Any:
-        """Hear where a voter listens and which disk it has."""
+        """Note a voter's address and disk."""
         return await self._handle(UpdateVoterRequest, request, context)
 
     async def AddVoter(self, request: pb.AddVoterRequest, context: Context) -> pb.AddVoterResponse:
@@ -138,7 +138,7 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
     async def RemoveVoter(
         self, request: pb.RemoveVoterRequest, context: Context
     ) -> pb.RemoveVoterResponse:
-        """Take a voter's vote away, and wait until that is committed."""
+        """Make a voter an observer, and wait until that is committed."""
         try:
             with self._operators.one():
                 self._require_cluster(request.cluster_id)
@@ -152,7 +152,7 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
     async def DescribeQuorum(
         self, request: pb.DescribeQuorumRequest, context: Context
     ) -> pb.DescribeQuorumResponse:
-        """Tell how this node sees the quorum."""
+        """Return the quorum as this node knows it."""
         if request.leader_only and not self._driver.is_leader:
             await abort(context, self._driver.leader_hint())
         return _description_to_pb(self._cluster_id, self._driver.describe())
@@ -183,7 +183,7 @@ def _as_answer(error: Exception) -> Exception:
 
 
 def _change_timeout_ms(asked: int, context: Context) -> int:
-    """How long a change may take: as asked, and no longer than the caller itself waits."""
+    """Return the time limit of a change, at most the caller's deadline, in milliseconds."""
     if not 0 <= asked <= CHANGE_TIMEOUT_MS_MAX:
         raise InvalidRequestError("timeout_ms", f"{asked}; must be 0 to {CHANGE_TIMEOUT_MS_MAX}")
     timeout_ms = asked or CHANGE_TIMEOUT_MS_DEFAULT

@@ -138,10 +138,10 @@ def _classify_bucket(error: Exception) -> tuple[grpc.StatusCode, str, dict[str, 
 
 
 TIMEOUT_S_MAX = 60.0
-"""Longest a call may wait here, whatever deadline its caller set."""
+"""Maximum time that a call may wait here, in seconds, whatever its deadline."""
 
 _ANSWER_BEFORE_S = 0.05
-"""Time for the answer to travel, in seconds: a caller that gives up first hears no reason."""
+"""Time reserved for the answer to travel, in seconds, so that the caller receives the reason."""
 _SHARE_OF_DEADLINE = 0.95
 """Share of a short deadline after which a call is answered."""
 
@@ -153,7 +153,7 @@ _Result = TypeVar("_Result")
 
 
 def guarded(handler: UnaryHandler) -> UnaryHandler:
-    """Wrap a unary handler: its exceptions become statuses, the caller's deadline is kept."""
+    """Wrap a unary handler: exceptions become statuses, and the caller's deadline is kept."""
 
     async def call(request: Message, context: Context) -> Message:
         remaining = context.time_remaining()
@@ -173,7 +173,7 @@ def guarded(handler: UnaryHandler) -> UnaryHandler:
 def parsed(
     handler: Callable[[Any, Context], Awaitable[_Result]], parse: Callable[[bytes], Message]
 ) -> Callable[[bytes, Context], Awaitable[_Result]]:
-    """Wrap a handler: bytes that don't parse are the caller's mistake, and answered so."""
+    """Wrap a handler: bytes that do not parse are refused as an invalid request."""
 
     async def call(data: bytes, context: Context) -> _Result:
         try:
@@ -197,7 +197,7 @@ OFFSET_KEY = "streammeta-offset"
 OFFSET_MAX = (1 << 63) - 1
 
 _SHARE_OF_DEADLINE = 0.9
-"""A caller that gives a deadline should hear why there is no answer, rather than nothing."""
+"""Share of a caller's deadline that a session read may wait, so that a refusal still arrives."""
 
 _WAIT_MS_DEFAULT = 5_000
 _WAIT_MS_MAX = 60_000
@@ -233,5 +233,5 @@ def longest_wait_ms(context: Context) -> int:
 
 
 def quote_offset(context: Context, offset: int) -> None:
-    """Send the offset that the answer holds at."""
+    """Set the offset at which the answer holds as trailing metadata."""
     context.set_trailing_metadata(((OFFSET_KEY, str(offset)),))

@@ -54,7 +54,7 @@ PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How one unary RPC is translated; `writes` tells a mutation from a query."""
+    """Translation of one unary RPC; `writes` is True for mutations, False for queries."""
 
     decode: Callable[[Any], Any]
     encode: Callable[[Any], Message]
@@ -118,7 +118,7 @@ def routes(cluster_id: str, view: convert_nodes.LeaderView) -> Mapping[str, Rout
 
 
 def routed(route: Route, controller: MetadataController) -> UnaryHandler:
-    """Return the handler that submits a route's requests to the loop; see `session` for reads."""
+    """Return the handler that submits a route's requests to the loop; reads may name an offset."""
 
     async def handle(request: Message, context: Context) -> Message:
         decoded = route.decode(request)
@@ -161,19 +161,19 @@ def service_handler(
 
 
 def _serialized(message: Message | bytes) -> bytes:
-    """Messages that go to many are bytes already."""
+    """Return the bytes of a message; messages that go to many watches are bytes already."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 OBSERVER_PRESENT_MS = 10_000
-"""An observer that has not fetched for so long is stopped, lost or another by now."""
+"""Maximum time since an observer's last fetch for it to be listed, in milliseconds."""
 
 TRANSFER_TIMEOUT_MS = 30_000
-"""How long a transfer may take; the driver gives up long before if the successor is slow."""
+"""Maximum time of a transfer, in milliseconds; the driver gives up a slow successor earlier."""
 
 
 class AdminHandlers:
-    """Answers from this controller's own state, whether it leads or not, but for transfers."""
+    """AdminService: answers from this controller's own state, leader or not, but for transfers."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ def _controller_id(field: str, node_id: int) -> NodeId:
 
 
 class NodeHandlers:
-    """Passes heartbeats on to the leader's sessions."""
+    """NodeService.Heartbeat: passes heartbeats to the leader's sessions."""
 
     def __init__(self, heartbeats: Heartbeats, gate: Gate) -> None:
         self._heartbeats = heartbeats
@@ -314,18 +314,18 @@ class NodeHandlers:
 
 
 HOLD_MS_MAX = 604_800_000
-"""A week: how long at most the bytes of a snapshot's objects are kept for its reader."""
+"""Maximum time that a reader may hold deletions for its snapshot, in milliseconds: a week."""
 
 CHUNK_BYTES_MAX = 1 << 20
 
 
 class MetadataHandlers:
-    """Writes a frozen map to a temporary file in a thread and sends it from there."""
+    """MetadataService: snapshots, written to a temporary file by a thread, and watches."""
 
     def __init__(
         self, controller: MetadataController, on_copied: Callable[[], None] = lambda: None
     ) -> None:
-        """Call `on_copied` whenever a copy of the map was made for a caller."""
+        """`on_copied` is called after each snapshot made for a caller."""
         self._controller = controller
         self._on_copied = on_copied
         self._watch = WatchHandler(controller.changes)
@@ -339,7 +339,7 @@ class MetadataHandlers:
     ) -> None:
         with tempfile.TemporaryFile() as file:
             try:
-                # Few copies are made at a time; how slowly they are read is nobody else's concern.
+                # Few snapshots are written at a time; a slow reader holds up no other.
                 gate = self._controller.gate
                 async with gate.admitted(RequestClass.SNAPSHOT, context.time_remaining()):
                     await self._require_offset(request.not_before_offset)
@@ -360,7 +360,7 @@ class MetadataHandlers:
                 await context.write(chunk)
 
     async def _require_offset(self, wanted: int) -> None:
-        """Before anything is done: a refused call leaves no hold behind."""
+        """Check first of all, so that a refused call leaves no hold behind."""
         if wanted <= self._controller.committed_end:
             return
         end_offset = (await self._controller.frozen()).id.end_offset  # the newest, by a majority
@@ -370,7 +370,7 @@ class MetadataHandlers:
             )
 
     async def _hold_deletions(self, hold_ms: int) -> None:
-        """Before the copy is made, so that nothing it names can lose its bytes after it."""
+        """Hold deletions before the snapshot, so that no object in it loses its bytes."""
         if not 0 <= hold_ms <= HOLD_MS_MAX:
             raise InvalidRequestError("hold_ms", f"{hold_ms}; wanted 0 to {HOLD_MS_MAX}, a week")
         if hold_ms:

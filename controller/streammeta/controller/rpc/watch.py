@@ -24,22 +24,22 @@ from streammeta.controller.runtime.change_feed import ChangeFeed, Cursor, Watche
 from streammeta.v1 import metadata_pb2 as pb
 
 PROGRESS_S = 1.0
-"""Longest time between two messages to a watch without changes, in seconds, unless others wait."""
+"""Maximum time between two messages to an idle watch, in seconds, unless others wait."""
 
 WATCHES_PER_TURN = 16
 """Watches served in one turn of the event loop."""
 
 TURN_S = 0.002
-"""A turn that has taken so long, in seconds, serves no further watch."""
+"""Time after which a turn serves no further watch, in seconds."""
 
 PAUSE_S_MAX = 0.02
-"""Longest time, in seconds, that the event loop is left to others between two turns."""
+"""Maximum pause between two turns, in seconds."""
 
 SENDING_BYTES_MAX = 64 << 20
 """Bytes of messages being sent beyond which no further watch is served."""
 
 SENDING_S_MAX = 5.0
-"""Time that a message may take to send while others wait for room, in seconds."""
+"""Maximum time to send a message while other watches wait for memory, in seconds."""
 
 _DUE_PER_TURN = 256
 _NOT_TAKEN = (
@@ -48,7 +48,7 @@ _NOT_TAKEN = (
 
 
 class Follower:
-    """One watch: where it stands, and the message it waits for or sends."""
+    """One watch: its cursor, and the message that it waits for or sends."""
 
     def __init__(
         self, fanout: Fanout, selection: Selection, combines: bool, cursor: Cursor
@@ -64,7 +64,7 @@ class Follower:
         self.has_left = False
 
     async def next(self) -> bytes | None:
-        """Return the next message; None: what comes next is gone from the feed."""
+        """Return the next message; None if the feed no longer has the next change."""
         self.message = asyncio.get_running_loop().create_future()
         self._fanout.enqueue(self)
         return await self.message
@@ -125,12 +125,12 @@ class Fanout:
             self.messages.leave(follower.group)
 
     def enqueue(self, follower: Follower) -> None:
-        """Serve a follower that waits, when its turn comes."""
+        """Queue a follower that waits for a message."""
         self._queue.append(follower)
         self._schedule_turn()
 
     def sent(self, follower: Follower) -> None:
-        """Take note that a message is sent."""
+        """Note that a message was sent."""
         follower.told_at = asyncio.get_running_loop().time()
         self._forget_sending(follower)
 
@@ -212,7 +212,7 @@ class Fanout:
             del self._sending[follower]
             self._sending_bytes -= follower.message_bytes
 
-    # -- alarms: one for each follower, when it may be due to be told its progress
+    # -- alarms: one for each follower, at the time its next progress message may be sent
 
     def _wake_due(self, now: float) -> None:
         for _ in range(_DUE_PER_TURN):
@@ -223,7 +223,7 @@ class Fanout:
                 self._set_alarm(follower, self._on_alarm(follower, now))
 
     def _on_alarm(self, follower: Follower, now: float) -> float:
-        """Do what is due for a follower and return when to look again."""
+        """Handle a follower's alarm; return the time of its next one."""
         if follower in self._sending and follower.cursor.is_lost:
             follower.cut_off(WatcherTooSlowError(follower.cursor.next_offset))
         if follower in self._idle:
@@ -247,13 +247,13 @@ class Fanout:
 
 
 WATCHERS_MAX = 1_000
-"""Watchers that one controller serves at a time."""
+"""Maximum number of watches that one controller serves."""
 
 ABORT_PATIENCE_S = 5.0
-"""How long a stuck connection may take the status that cuts it off before it is dropped."""
+"""Maximum time to send the status that cuts off a stuck connection, in seconds."""
 
 IDS_MAX = 10_000
-"""Most stream ids, and most node ids, of one watch."""
+"""Maximum number of stream ids, and of node ids, in one watch."""
 
 _KINDS = {
     pb.ENTITY_KIND_STREAM: Kind.STREAM,
@@ -264,7 +264,7 @@ _KINDS = {
 
 
 class WatchHandler:
-    """Serves all watchers of this controller; messages out are bytes."""
+    """Handler of MetadataService.Watch; messages out are bytes."""
 
     def __init__(self, changes: ChangeFeed) -> None:
         self._changes = changes
@@ -272,7 +272,7 @@ class WatchHandler:
         self._watchers = 0
 
     async def watch(self, request: pb.WatchRequest, context: Context) -> None:
-        """Serve one watcher until it leaves, is cut off, or needs a snapshot."""
+        """Serve one watch until its caller leaves, it is cut off, or it needs a snapshot."""
         try:
             selection = read_selection(request)
             cursor = _cursor(self._changes, request.from_offset)
@@ -282,7 +282,7 @@ class WatchHandler:
             ):
                 await self._follow(follower, context)
         except WatcherTooSlowError as error:
-            # What is being sent may be stuck for good, and then so is the status behind it.
+            # A message that is stuck for good holds up the status behind it.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(abort(context, error), ABORT_PATIENCE_S)
         except Exception as error:  # noqa: BLE001 - every failure of a call is a status
@@ -312,7 +312,7 @@ class WatchHandler:
 
 
 def read_selection(request: pb.WatchRequest) -> Selection:
-    """Return what a watch asks for.
+    """Return the selection that a watch asks for.
 
     Raises:
         InvalidRequestError: a kind is unknown, an id negative, or there are too many ids.

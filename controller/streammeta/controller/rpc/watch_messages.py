@@ -18,17 +18,17 @@ from streammeta.controller.runtime.change_feed import Change, ChangeFeed
 from streammeta.v1 import metadata_pb2 as pb
 
 EXAMINED_MAX = 64
-"""Log entries that one message covers at most."""
+"""Maximum number of log entries that one message covers."""
 
 COMBINED_BYTES = 1 << 20
-"""A message that has so many bytes takes no further entry."""
+"""Size from which on a message takes no further entry."""
 
 KEPT_BYTES = 16 << 20
-"""Bytes of encoded messages, and again of decoded entries, kept for the next watch."""
+"""Cache size for encoded messages, and again for decoded entries, in bytes."""
 
 _KEPT_OVERHEAD_BYTES = 256
 _INDEX_FROM = 4
-"""Filters from which on an entry is indexed, instead of searched for each."""
+"""Number of selections from which on an entry is indexed instead of searched for each."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -36,7 +36,7 @@ Value = TypeVar("Value")
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """Watches that get the same messages from the same offset on."""
+    """Watches with equal selections, which receive equal messages from equal offsets."""
 
     selection: Selection
     combines: bool
@@ -46,7 +46,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A message, None without changes asked for, and the offset behind what it covers."""
+    """A message, None if it would be empty, and the end offset of the entries it covers."""
 
     message: bytes | None
     next_offset: int
@@ -62,13 +62,13 @@ class WatchMessages:
         self._entries: _Recent[int, _Entry] = _Recent()
 
     def join(self, selection: Selection, *, combines: bool) -> Group:
-        """Count a watch in; `leave` counts it out."""
+        """Add a watch to its group, until `leave`."""
         group = self._groups.setdefault((selection, combines), Group(selection, combines))
         group.members += 1
         return group
 
     def leave(self, group: Group) -> None:
-        """Count a watch out."""
+        """Remove a watch from its group."""
         group.members -= 1
         if not group.members:
             del self._groups[group.selection, group.combines]
@@ -140,7 +140,7 @@ class _Entry:
         self._index: EntryIndex | None = None
 
     def cut(self, selection: Selection, *, is_indexed: bool) -> bytes:
-        """Return the part that is asked for, as a RecordSet; empty if there is none."""
+        """Return the selected records as a RecordSet; empty if there are none."""
         if is_indexed:
             self._index = self._index or EntryIndex(self._records)
             if not self._index.may_concern(selection):
@@ -161,19 +161,19 @@ def _is(one: object, other: object) -> bool:
 
 
 class _Recent(Generic[Key, Value]):
-    """Values by key, of which the oldest go beyond `KEPT_BYTES`."""
+    """Cache of values by key; evicts the oldest beyond `KEPT_BYTES`."""
 
     def __init__(self) -> None:
         self._values: dict[Key, tuple[Value, int]] = {}
         self._bytes = 0
 
     def get(self, key: Key) -> Value | None:
-        """Return the value under a key if it is still kept."""
+        """Return the value of a key, None if it was evicted."""
         found = self._values.get(key)
         return None if found is None else found[0]
 
     def put(self, key: Key, value: Value, size: int) -> None:
-        """Keep a value of so many bytes under a new key."""
+        """Add a value of `size` bytes under a new key."""
         self._values[key] = (value, size + _KEPT_OVERHEAD_BYTES)
         self._bytes += size + _KEPT_OVERHEAD_BYTES
         while self._bytes > KEPT_BYTES and len(self._values) > 1:
