@@ -1,4 +1,4 @@
-"""What can go wrong, as the controller's packages raise it.
+"""Errors that the controller's packages raise, and the codes of per-item outcomes.
 
 An `ApiError` is an answer: the caller's request can't be met and nothing was changed. An
 `InvariantError` is a defect of ours: a state that must not exist. Per-item outcomes of a request

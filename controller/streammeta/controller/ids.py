@@ -10,12 +10,6 @@ from typing import NewType
 NodeId = NewType("NodeId", int)
 """A controller's or broker's id, >= 0. Brokers issued by the controller start at 1000."""
 
-StreamId = NewType("StreamId", int)
-"""A stream's id, issued from a counter starting at 0."""
-
-ObjectId = NewType("ObjectId", int)
-"""An object's id, issued from a counter starting at 0, never reused."""
-
 Epoch = NewType("Epoch", int)
 """A quorum epoch (Raft's term). 0 is primordial and never has a leader."""
 

@@ -1,4 +1,4 @@
-"""What the map answers, as plain values.
+"""Answers of the map, as plain values.
 
 Mirrors the responses in `proto/`: same fields, same meaning. Per-item outcomes are `ErrorCode`
 values; a request that fails as a whole raises instead.
@@ -55,7 +55,7 @@ class StreamErrorsAnswer:
 class OpeningStream:
     """An open stream with its current range on the node, or an upload the node owes.
 
-    Of the latter `upload_end_offset` says how far, and `end_offset` from where on.
+    An upload owed reaches from `end_offset` to `upload_end_offset`.
     """
 
     stream_id: int
@@ -87,7 +87,7 @@ class StreamRange:
 
 @dataclass(frozen=True, slots=True)
 class StreamObjectRange:
-    """What a stream object holds."""
+    """The range that a stream object holds."""
 
     object_id: int
     start_offset: int
@@ -96,7 +96,7 @@ class StreamObjectRange:
 
 @dataclass(frozen=True, slots=True)
 class PendingUpload:
-    """What a node acknowledged of a stream before a fast close and has not committed yet."""
+    """Offsets that a node acknowledged before a fast close and has not committed yet."""
 
     node_id: int
     stream_id: int
@@ -106,7 +106,7 @@ class PendingUpload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonUploadsAnswer:
-    """What was given up now; NODE_EPOCH_NOT_EXIST if the node is unknown."""
+    """The uploads given up now; NODE_EPOCH_NOT_EXIST if the node is unknown."""
 
     error: ErrorCode
     abandoned: tuple[PendingUpload, ...] = ()
@@ -304,28 +304,28 @@ class CheckObjectsAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireObjectsAnswer:
-    """How many were marked."""
+    """The number of objects marked destroyed."""
 
     expired: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveObjectsAnswer:
-    """How many were forgotten."""
+    """The number of objects removed."""
 
     removed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepAnswer:
-    """How many were destroyed."""
+    """The number of objects marked destroyed."""
 
     destroyed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestroyDeadSetObjectsAnswer:
-    """How many were destroyed, and the largest id looked at; -1: there are none after it."""
+    """The number of objects destroyed, and the largest id looked at; -1: it was the last."""
 
     destroyed: int
     next_after: int
@@ -333,7 +333,7 @@ class DestroyDeadSetObjectsAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldDeletionsAnswer:
-    """Until when bytes are kept, by the leader's clock."""
+    """The end of the hold, by the leader's clock."""
 
     until_ms: int
 
@@ -355,7 +355,7 @@ class NodeIdAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignRecoveriesAnswer:
-    """How many of the assignments were made."""
+    """The number of assignments made."""
 
     assigned: int
 
@@ -447,7 +447,7 @@ class ListKVsAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapSize:
-    """How many entities the map holds; `committed_bytes` sums committed objects' sizes."""
+    """Numbers of entities in the map; `committed_bytes` sums committed objects' sizes."""
 
     streams: int
     objects: int

@@ -46,7 +46,7 @@ from streammeta.controller.records.record import Record
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to append, atomically, and what to answer once it is committed.
+    """Records to append atomically, and the answer to give once they are committed.
 
     Without records nothing changes; the answer still speaks of the latest state.
     """
@@ -184,7 +184,7 @@ class ClusterMap:
     def freeze(self) -> FrozenMap:
         """Return an immutable view of the map as it is now, entries that may be undone included.
 
-        Who publishes it waits until everything below `applied_end_offset` is committed.
+        Publish it only once everything below `applied_end_offset` is committed.
         """
         return FrozenMap(self.applied_end_offset, self._parts())
 
@@ -251,7 +251,7 @@ class ClusterMap:
         return self._upkeep.deletable(marked_before_ms, limit, now_ms)
 
     def has_sweepings(self) -> bool:
-        """Whether a stream that was deleted has left objects to destroy."""
+        """Return whether a deleted stream has left objects to destroy."""
         return self._objects.has_sweepings()
 
     # ---- deciding ----

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer
@@ -32,10 +31,15 @@ from streammeta.controller.metadata.shared_views import Window, WindowView
 from streammeta.controller.metadata.stream_ranges import NO_SPANS, StreamSpans
 from streammeta.controller.metadata.streams import DELETED, Streams
 from streammeta.controller.metadata.tables import Undo
-from streammeta.controller.metadata.values import EMPTY_COLUMN, Int64Column, OnConflict, StreamState
+from streammeta.controller.metadata.values import (
+    EMPTY_COLUMN,
+    INT64_MAX,
+    Int64Column,
+    Mask,
+    OnConflict,
+    StreamState,
+)
 from streammeta.controller.records.record import CommitRowsRejected
-
-Mask = npt.NDArray[np.bool_]
 
 # Members of an enum are slow to look up; these are looked up for every commit.
 _OPENED = int(StreamState.OPENED)
@@ -44,7 +48,7 @@ _STREAM_NOT_EXIST = int(ErrorCode.STREAM_NOT_EXIST)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UploadRows:
-    """What is offered: ranges of streams, no stream twice; `epoch` is empty if none was given."""
+    """Offered ranges of streams, no stream twice; `epoch` is empty if none was given."""
 
     stream_id: Int64Column
     start: Int64Column
@@ -59,7 +63,7 @@ class UploadRows:
 
 @dataclass(slots=True, eq=False)
 class Ahead:
-    """How the uploads before this one in its batch, if any, changed what it is judged by.
+    """Effects of the uploads before this one in its batch.
 
     `owed` is the node's list of pending uploads; `ends` has the streams whose end they raised.
     """
@@ -75,7 +79,7 @@ class Continuity:
         self._streams = streams
 
     def all_continue(self, node_id: int, rows: UploadRows, *, repeats: bool) -> bool:
-        """Whether every row continues a stream of a node that owes nothing.
+        """Return whether every row continues a stream of a node that owes nothing.
 
         With `repeats` a stream may have several rows, each to continue the one before.
         """
@@ -127,7 +131,7 @@ class Continuity:
     def _owed_cases(
         self, rows: UploadRows, low: Int64Column, owed: StreamSpans
     ) -> tuple[tuple[Mask, ErrorCode], ...]:
-        """What the node owes of a stream it may upload, whoever has the stream now."""
+        """Let the node upload what it owes of a stream, whichever node has the stream now."""
         if not len(owed):
             return ()
         at = owed.row_of(rows.stream_id)
@@ -159,13 +163,13 @@ class Continuity:
 
 
 def has_twins(ids: Int64Column) -> bool:
-    """Whether some id is there twice."""
+    """Return whether some id is there twice."""
     ordered = np.sort(ids)
     return bool(np.count_nonzero(ordered[1:] == ordered[:-1]))
 
 
 def _chains(rows: UploadRows, ends: Int64Column) -> bool:
-    """Whether each row continues the row of its stream before it, and the first one the stream."""
+    """Return whether each row continues its stream: the row before it, or else the stream's end."""
     if not has_twins(rows.stream_id):
         return bool(np.count_nonzero(rows.start == ends) == len(ends))
     order = np.argsort(rows.stream_id, kind="stable")
@@ -182,10 +186,7 @@ def _last_of(*cases: tuple[Mask, ErrorCode]) -> Int64Column:
     return verdicts
 
 
-_INT64_MAX = 2**63 - 1
-
-
-def judge(outputs: StreamSpans, sources: StreamSpans) -> tuple[npt.NDArray[np.bool_], bool]:
+def judge(outputs: StreamSpans, sources: StreamSpans) -> tuple[Mask, bool]:
     """Return which outputs reach beyond a contiguous run of the sources, and whether all is held.
 
     Both are live parts. Outputs are sorted by stream id, and those of a stream overlap none of the
@@ -211,7 +212,7 @@ def _extents(
     owner: Int64Column, spans: StreamSpans, owners: int
 ) -> tuple[Int64Column, Int64Column, Int64Column]:
     """Return each owner's lowest start, highest end and length of all its spans."""
-    low = np.full(owners, _INT64_MAX, dtype=np.int64)
+    low = np.full(owners, INT64_MAX, dtype=np.int64)
     high = np.zeros(owners, dtype=np.int64)
     held = np.zeros(owners, dtype=np.int64)
     np.minimum.at(low, owner, spans.start_offset)
@@ -220,9 +221,7 @@ def _extents(
     return low, high, held
 
 
-def _judge_by_runs(
-    outputs: StreamSpans, sources: StreamSpans
-) -> tuple[npt.NDArray[np.bool_], bool]:
+def _judge_by_runs(outputs: StreamSpans, sources: StreamSpans) -> tuple[Mask, bool]:
     """Do what `judge` does where a stream is in several pieces, or to say what does not fit."""
     order = np.lexsort((sources.start_offset, sources.stream_id))
     runs: dict[int, list[tuple[int, int]]] = {}

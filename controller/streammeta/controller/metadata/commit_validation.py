@@ -19,6 +19,8 @@ from streammeta.controller.metadata.requests import (
 )
 from streammeta.controller.metadata.values import (
     COMPOSITE_BITS,
+    INT32_MAX,
+    INT64_MAX,
     KIND_MASK,
     Int64Column,
     NodeIdentity,
@@ -31,8 +33,6 @@ from streammeta.controller.records.record import FACT_COLUMNS
 
 BATCH_MAX = 10_000
 """Items in one request."""
-INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
 
 
 def fail(field: str, got: object, wanted: str) -> InvalidRequestError:

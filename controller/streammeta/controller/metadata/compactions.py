@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
@@ -33,6 +32,7 @@ from streammeta.controller.metadata.values import (
     EMPTY_COLUMN,
     KIND_MASK,
     Int64Column,
+    Mask,
     ObjectKind,
     ObjectState,
     SourceOperation,
@@ -279,7 +279,7 @@ class Compactions:
         return Repeat.SAME if self._were_destroyed(sources.ids, dropped) else Repeat.NEW
 
     def _source_error(
-        self, request: CommitStreamObject, sources: "_Sources", fit: npt.NDArray[np.bool_]
+        self, request: CommitStreamObject, sources: "_Sources", fit: Mask
     ) -> ErrorCode:
         rows = sources.rows
         dropped = self._objects.are_in_state(rows, ObjectState.PREPARED)
@@ -355,7 +355,7 @@ class Compactions:
         self,
         request: CommitStreamSetObject | CommitStreamObject,
         rows: Int64Column,
-        fit: npt.NDArray[np.bool_],
+        fit: Mask,
     ) -> tuple[list[Record], ErrorCode]:
         if rows[0] < 0:
             return [], ErrorCode.OBJECT_NOT_EXIST

@@ -1,4 +1,4 @@
-"""The nodes: brokers, the epoch of each one's newest process, what fences it, and their ids.
+"""The registry of nodes: brokers, the epochs of their newest processes, fencing, and node ids.
 
 One registry serves fencing and registration. A node that unregisters while it holds set objects
 departs: it is kept until the last of them is gone, so that they can be compacted in its name.
@@ -27,7 +27,7 @@ from streammeta.controller.metadata.requests import (
 )
 from streammeta.controller.metadata.shared_views import Window, WindowView
 from streammeta.controller.metadata.tables import Undo
-from streammeta.controller.metadata.values import NodeIdentity, Tags
+from streammeta.controller.metadata.values import INT32_MAX, NodeIdentity, Tags
 from streammeta.controller.records.record import (
     NodeEpochSet,
     NodeIdIssued,
@@ -39,8 +39,7 @@ from streammeta.controller.records.record import (
 )
 
 NODE_ID_MIN = 1_000
-"""The first id of the counter; those below are left to whoever names nodes by hand."""
-NODE_ID_MAX = 2**31 - 1
+"""The first id of the counter; those below are left to nodes named by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,8 @@ class Node:
     """One broker.
 
     `failover`: another node recovers its data. `locked`: streams it owned last can be opened by
-    itself alone. `departed`: unregistered, but it holds set objects. `recovered_by`: who is to
-    recover its data, or -1. `supervised`: it has sent heartbeats, so its silence means something.
+    itself alone. `departed`: unregistered, but it holds set objects. `recovered_by`: the node that
+    recovers its data, or -1. `supervised`: it has sent heartbeats, so its silence means failure.
     """
 
     node_id: int
@@ -105,7 +104,7 @@ class Nodes:
         )
 
     def is_locked(self, node_id: int) -> bool:
-        """Whether only the node itself may open streams it owned last."""
+        """Return whether only the node itself may open streams it owned last."""
         node = self._nodes.get(node_id)
         return node is not None and node.locked
 
@@ -216,18 +215,18 @@ class Nodes:
             return min(self._free_ids)
         above_issued = max(NODE_ID_MIN, self._last_issued_id + 1)
         node_id = max(above_issued, max(self._nodes, default=-1) + 1)
-        if node_id > NODE_ID_MAX:  # somebody chose a very large one; there is room below it
+        if node_id > INT32_MAX:  # a very large one was chosen by hand; there is room below
             node_id = next(
                 number for number in itertools.count(above_issued) if not self.get(number)
             )
-        if node_id > NODE_ID_MAX:
-            raise LimitExceededError(f"no node id is left below {NODE_ID_MAX}; unregister some")
+        if node_id > INT32_MAX:
+            raise LimitExceededError(f"no node id is left below {INT32_MAX}; unregister some")
         return node_id
 
     def decide_recoveries(
         self, request: AssignRecoveries
     ) -> tuple[list[RecoveryAssigned], AssignRecoveriesAnswer]:
-        """Say who recovers whose data, where the node's process is still the one meant."""
+        """Assign recoveries, each if the node's process is still the one meant."""
         records = []
         for target in request.targets:
             node = self._nodes.get(target.node_id)
@@ -336,5 +335,5 @@ class Nodes:
 
 
 def _request_key(request_id: str) -> RequestKey:
-    # Who asks has no node id yet.
+    # The caller has no node id yet.
     return RequestKey(RequestKind.NEXT_NODE_ID, -1, request_id)

@@ -1,4 +1,4 @@
-"""Where objects are: the table row of every object id.
+"""Directory of objects: the table row of every object id.
 
 Ids come from a counter and most objects live shortly, so ids in use are dense among the newest and
 ever sparser among older ones. The newest ids index a ring of row numbers directly. What survives

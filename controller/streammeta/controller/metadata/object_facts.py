@@ -1,8 +1,8 @@
-"""What is known of objects' content: between which times their records are, and their checksums.
+"""Facts about objects' content: time bounds of their records, and checksums.
 
 All of it is optional. A table beside that of the objects, with the same row numbers, holds it; the
 table begins with the first object of which something is known, and memory is taken only where rows
-are written, so that who records none of this pays nothing. Cells hold the complement of a value:
+are written, so clusters that record no facts pay nothing. Cells hold the complement of a value:
 in rows that were never written, which are zeros, everything reads as unknown. Rows whose object is
 not committed hold zeros. Knows nothing of objects but their rows.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streammeta.controller.metadata.tables import Table, TableView
-from streammeta.controller.metadata.values import EMPTY_COLUMN, Int64Column, column
+from streammeta.controller.metadata.values import EMPTY_COLUMN, Int64Column, Mask, column
 from streammeta.controller.records.record import (
     FACT_COLUMNS,
     StreamObjectsCommitted,
@@ -128,7 +128,7 @@ def facts_in_view(view: TableView, rows: Int64Column) -> tuple[Int64Column, Fact
     return found, Facts(**{name: getattr(facts, name)[found] for name in FACT_COLUMNS})
 
 
-def known_columns(columns: object, chosen: npt.NDArray[np.bool_] | None = None) -> Facts:
+def known_columns(columns: object, chosen: Mask | None = None) -> Facts:
     """Return the facts of what has columns of their names; those that know nothing are empty.
 
     `chosen` says of which rows; None: of all.
@@ -136,7 +136,7 @@ def known_columns(columns: object, chosen: npt.NDArray[np.bool_] | None = None) 
     return Facts(**{name: _known(getattr(columns, name), chosen) for name in FACT_COLUMNS})
 
 
-def _known(values: Int64Column, chosen: npt.NDArray[np.bool_] | None) -> Int64Column:
+def _known(values: Int64Column, chosen: Mask | None) -> Int64Column:
     if not len(values):
         return values
     taken = values if chosen is None else values[chosen]

@@ -40,6 +40,7 @@ from streammeta.controller.metadata.tables import FreeBlocks, Table, TableView
 from streammeta.controller.metadata.values import (
     EMPTY_COLUMN,
     Int64Column,
+    Mask,
     ObjectKind,
     ObjectState,
     RangeColumns,
@@ -182,13 +183,13 @@ class ObjectQueries:
         held = range_rows(self._table["first_range"][rows], self._table["range_count"][rows])
         return StreamSpans(*self._ranges.columns(held))
 
-    def are_in_state(self, rows: Int64Column, state: ObjectState) -> npt.NDArray[np.bool_]:
+    def are_in_state(self, rows: Int64Column, state: ObjectState) -> Mask:
         """Say which rows, negative where there is no object, are in a state."""
         fit = rows >= 0
         fit[fit] = self._table["state"][rows[fit]] == state
         return fit
 
-    def are_set_objects_of(self, rows: Int64Column, node_id: int) -> npt.NDArray[np.bool_]:
+    def are_set_objects_of(self, rows: Int64Column, node_id: int) -> Mask:
         """Say which rows are committed set objects of a node."""
         fit = self.are_in_state(rows, ObjectState.COMMITTED)
         present = rows[fit]
@@ -196,7 +197,7 @@ class ObjectQueries:
         fit[fit] = in_set & (self._table["node_id"][present] == node_id)
         return fit
 
-    def are_objects_of_stream(self, rows: Int64Column, stream_id: int) -> npt.NDArray[np.bool_]:
+    def are_objects_of_stream(self, rows: Int64Column, stream_id: int) -> Mask:
         """Say which rows are committed stream objects or composites of a stream."""
         fit = self.are_in_state(rows, ObjectState.COMMITTED)
         fit[fit] = self._table["kind"][rows[fit]] != _STREAM_SET
@@ -275,7 +276,7 @@ class ObjectQueries:
         states[present] = self._table["state"][rows[present]]
         return states
 
-    def was_committed(self, object_ids: Int64Column) -> npt.NDArray[np.bool_]:
+    def was_committed(self, object_ids: Int64Column) -> Mask:
         """Return which objects are, or within the window were, committed."""
         rows = self.rows(object_ids)
         committed = np.zeros(len(rows), dtype=np.bool_)
@@ -395,12 +396,12 @@ class ObjectQueries:
                 break
         return np.concatenate(found)
 
-    def _of_one_stream(self, range_rows_: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+    def _of_one_stream(self, range_rows_: npt.NDArray[np.integer]) -> Mask:
         """Say which ranges are those of a stream object or composite."""
         if not len(range_rows_):
             return np.zeros(0, dtype=np.bool_)
         kinds = self._table["kind"][self.rows(self._ranges.object_ids(range_rows_))]
-        of_one: npt.NDArray[np.bool_] = kinds != _STREAM_SET
+        of_one: Mask = kinds != _STREAM_SET
         return of_one
 
     def _expiry_times(self, state: int, ids: Int64Column) -> Int64Column:
@@ -438,5 +439,5 @@ class ObjectQueries:
         return np.concatenate(parts)[:limit]
 
     def has_sweepings(self) -> bool:
-        """Whether a stream that is deleted has left objects to destroy."""
+        """Return whether a deleted stream has left objects to destroy."""
         return bool(self._swept)

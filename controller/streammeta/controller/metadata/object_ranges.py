@@ -1,4 +1,4 @@
-"""Which objects hold which ranges of which streams.
+"""The ranges of streams that objects hold, by object and by stream.
 
 One table row per range; an object's rows are consecutive. For each stream an index lists its rows
 by end offset, so that the object holding an offset is found by binary search, and what follows it
@@ -6,7 +6,7 @@ is the rest of the list: above a stream's start offset ends grow strictly, becau
 where the stream's data ends. The index is derived from the table.
 
 Rows of objects that are gone are used again, a block of them for an object of about as many
-ranges. Neither what an object is nor what a stream is, is known here.
+ranges. Knows nothing else of objects or streams.
 """
 
 import bisect
@@ -24,7 +24,7 @@ from streammeta.controller.metadata.tables import (
     block_rows,
     block_size,
 )
-from streammeta.controller.metadata.values import Int64Column
+from streammeta.controller.metadata.values import Int64Column, Mask
 from streammeta.controller.records.record import SetObjectRanges, StreamObjectsCommitted
 
 _RANGE_COLUMNS = {
@@ -195,7 +195,7 @@ class ObjectRanges:
         """Return how many rows each stream's list has, and the lists one behind the other."""
         return self._index.lists(streams)
 
-    def keep_listed(self, streams: Int64Column, kept: npt.NDArray[np.bool_], undo: Undo) -> None:
+    def keep_listed(self, streams: Int64Column, kept: Mask, undo: Undo) -> None:
         """Drop from streams' lists what `kept`, one entry a row of `listed`, does not name."""
         self._keep(streams, *self._index.lists(streams), kept, undo)
 
@@ -204,7 +204,7 @@ class ObjectRanges:
         streams: Int64Column,
         counts: Int64Column,
         listed: npt.NDArray[np.int32],
-        kept: npt.NDArray[np.bool_],
+        kept: Mask,
         undo: Undo,
     ) -> None:
         if np.count_nonzero(kept) == len(kept):
@@ -242,7 +242,7 @@ class ObjectRanges:
         self,
         columns: dict[str, Int64Column],
         range_count: Int64Column,
-        indexed: npt.NDArray[np.bool_],
+        indexed: Mask,
         visible_from: Int64Column,
     ) -> Int64Column:
         """Fill an empty table with what objects hold; return each object's first row.

@@ -29,6 +29,7 @@ from streammeta.controller.metadata.values import (
     COMPOSITE_BITS,
     KIND_MASK,
     Int64Column,
+    Mask,
     ObjectKind,
     ObjectState,
 )
@@ -65,7 +66,7 @@ _UNCOMMITTED_CELLS = {
     "range_count": 0,
     "content_digest": NO_DIGEST,
 }
-"""What a prepared object's row holds, besides its id and deadline."""
+"""Cells of a prepared object's row, besides its id and deadline."""
 _DESTROYED_CELLS = ("state", "timestamp_ms", "attributes", "first_range", "range_count")
 
 
@@ -163,7 +164,7 @@ class Objects(ObjectQueries):
         self,
         streams: Int64Column,
         rows: Int64Column,
-        newest: npt.NDArray[np.bool_],
+        newest: Mask,
         undo: Undo,
     ) -> None:
         """Put range rows into the lists of their streams.
@@ -282,7 +283,7 @@ class Objects(ObjectQueries):
         self,
         columns: dict[str, Int64Column],
         ranges: dict[str, Int64Column],
-        exists: npt.NDArray[np.bool_],
+        exists: Mask,
         starts: Int64Column,
         next_object_id: int,
     ) -> None:

@@ -1,4 +1,4 @@
-"""Checks a record before it is replayed: what it names must exist, and be in the state it needs.
+"""Checks records before replay: what a record names must exist, in the state it needs.
 
 Decisions make no other records, so one that fails here was damaged or made by a controller with a
 defect. It is refused as a whole, before it changes anything. Rows of columns are checked at once;
@@ -13,9 +13,14 @@ import numpy as np
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.metadata.nodes import Nodes
 from streammeta.controller.metadata.object_queries import ObjectQueries
-from streammeta.controller.metadata.section_checks import Mask
 from streammeta.controller.metadata.streams import DELETED, Streams
-from streammeta.controller.metadata.values import Int64Column, ObjectKind, ObjectState, StreamState
+from streammeta.controller.metadata.values import (
+    Int64Column,
+    Mask,
+    ObjectKind,
+    ObjectState,
+    StreamState,
+)
 from streammeta.controller.records import record as rec
 from streammeta.controller.records.record import Record
 

@@ -39,7 +39,7 @@ _NO_TAGS = 1
 
 
 class RequestKind(IntEnum):
-    """Which call a remembered request was."""
+    """Kinds of remembered requests."""
 
     CREATE_STREAMS = 1
     PREPARE_OBJECTS = 2

@@ -1,4 +1,4 @@
-"""What the map is asked, as plain values.
+"""Requests to the map, as plain values.
 
 Mirrors the requests in `proto/`: same fields, same meaning, columns as read-only numpy int64
 arrays. Knows nothing of protobuf and checks nothing; `validation` does that before the map looks
@@ -221,7 +221,7 @@ class AbandonUploads:
 
 @dataclass(frozen=True, slots=True)
 class ObjectQuery:
-    """Which objects hold a range; `end_offset` -1: as far as `limit` (0 means 1000) allows."""
+    """The range to find objects of; `end_offset` -1: as far as `limit` (0: 1000) allows."""
 
     stream_id: int
     start_offset: int
@@ -335,7 +335,7 @@ class SuperviseNode:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryTarget:
-    """Who is to recover the data of a node's process; `target_id` -1: nobody any more."""
+    """The node to recover the data of a node's process; `target_id` -1: none any more."""
 
     node_id: int
     node_epoch: int
@@ -344,7 +344,7 @@ class RecoveryTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignRecoveries:
-    """Say who recovers whose data; what no longer fits the nodes is passed over."""
+    """Assign recoveries of nodes' data; what no longer fits the nodes is passed over."""
 
     targets: tuple[RecoveryTarget, ...]
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from streammeta.controller.errors import DamagedMapError
 from streammeta.controller.metadata.commit_rules import Repeats
-from streammeta.controller.metadata.commit_validation import INT64_MAX
 from streammeta.controller.metadata.kv import KVs, StoredValue
 from streammeta.controller.metadata.maintenance import (
     BucketClaim,
@@ -24,7 +23,7 @@ from streammeta.controller.metadata.section_checks import check_ends
 from streammeta.controller.metadata.section_rules import SectionChecker
 from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import Streams
-from streammeta.controller.metadata.values import Int64Column
+from streammeta.controller.metadata.values import INT64_MAX, Int64Column
 from streammeta.controller.records.record import FACT_COLUMNS
 
 

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streammeta.controller.errors import DamagedMapError
-from streammeta.controller.metadata.values import Int64Column
+from streammeta.controller.metadata.values import Int64Column, Mask
 
-Mask: TypeAlias = npt.NDArray[np.bool_]
 Columns: TypeAlias = Mapping[str, Int64Column]
 """A section; columns of texts are lists, and no rule computes with them."""
 Loaded: TypeAlias = Mapping[str, Columns]

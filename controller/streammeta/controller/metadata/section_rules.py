@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from streammeta.controller.errors import DamagedMapError, ErrorCode
-from streammeta.controller.metadata.commit_validation import INT32_MAX, INT64_MAX
 from streammeta.controller.metadata.object_facts import CRC32C_MAX, UNKNOWN
 from streammeta.controller.metadata.request_identity import RequestKind
 from streammeta.controller.metadata.section_checks import (
@@ -19,14 +18,20 @@ from streammeta.controller.metadata.section_checks import (
     Columns,
     Holds,
     Loaded,
-    Mask,
     Refers,
     Rule,
     Unique,
     check_columns,
     require,
 )
-from streammeta.controller.metadata.values import ObjectKind, ObjectState, StreamState
+from streammeta.controller.metadata.values import (
+    INT32_MAX,
+    INT64_MAX,
+    Mask,
+    ObjectKind,
+    ObjectState,
+    StreamState,
+)
 
 _OPENED = int(StreamState.OPENED)
 _CLOSED = int(StreamState.CLOSED)

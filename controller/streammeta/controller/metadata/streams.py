@@ -9,10 +9,9 @@ row holds the stream and its current range; ended ranges, pending uploads and lo
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode, InvariantError
 from streammeta.controller.metadata.answers import StreamRange
@@ -39,7 +38,9 @@ from streammeta.controller.metadata.stream_ranges import (
 from streammeta.controller.metadata.tables import Table, TableView, Undo
 from streammeta.controller.metadata.values import (
     EMPTY_COLUMN,
+    INT64_MAX,
     Int64Column,
+    Mask,
     StreamState,
     Tags,
     page_of_rows,
@@ -56,8 +57,6 @@ from streammeta.controller.records.record import (
     UploadsAbandoned,
 )
 
-Mask: TypeAlias = npt.NDArray[np.bool_]
-
 DELETED = -1
 """State of a row whose stream is gone."""
 
@@ -72,11 +71,10 @@ STREAM_COLUMNS = {
 }
 
 _OPENED = int(StreamState.OPENED)
-_INT64_MAX = 2**63 - 1
 
 
 class Head(NamedTuple):
-    """What requests about a stream are judged by."""
+    """The fields by which requests about a stream are judged."""
 
     epoch: int
     state: int
@@ -177,7 +175,7 @@ class Streams:
         """
         exists = self._table["state"][spans.stream_id] != DELETED
         starts = np.maximum(self._table["start_offset"][spans.stream_id], spans.start_offset)
-        return np.where(exists, starts, _INT64_MAX)
+        return np.where(exists, starts, INT64_MAX)
 
     def active_uploads(self, node_id: int) -> StreamSpans:
         """Return what a node owes still, each from the next offset to commit on."""

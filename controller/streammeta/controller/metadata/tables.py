@@ -32,10 +32,10 @@ Rows: TypeAlias = Int64Column | slice | int
 
 
 class Undo(list[Callable[[], None]]):
-    """What takes back one log entry's effects, in the order they were done; run it backwards.
+    """Actions that undo one log entry, in the order of its effects; run them backwards.
 
-    `when_committed` is what to do instead once the entry can't be taken back any more: above all
-    to free what undoing would have needed.
+    `when_committed` runs instead once the entry can't be undone any more, to free what undoing
+    would have needed.
     """
 
     __slots__ = ("when_committed",)
@@ -233,7 +233,7 @@ class FreeBlocks:
         self._stacks: dict[int, list[Int64Column]] = {}
 
     def __bool__(self) -> bool:
-        """Whether there has been an unused block."""
+        """Return whether there has been an unused block."""
         return bool(self._stacks)
 
     def take(self, size: int, count: int) -> Int64Column:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
@@ -34,6 +33,7 @@ from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import (
     EMPTY_COLUMN,
     Int64Column,
+    Mask,
     ObjectState,
     OnConflict,
     RangeColumns,
@@ -198,7 +198,7 @@ class Uploads:
         yield from _rejections(request, verdicts)
 
     def stream_object_records(
-        self, rows: StreamObjectColumns, valid: npt.NDArray[np.bool_], digest: int, now_ms: int
+        self, rows: StreamObjectColumns, valid: Mask, digest: int, now_ms: int
     ) -> Iterator[Record]:
         """Yield what commits the chosen rows; those of streams that are gone are destroyed too.
 
@@ -224,7 +224,7 @@ class Uploads:
         )
         gone = ~self._streams.existing(stream_id)
         if gone.any():
-            # Nobody will ever read or compact an object of a stream that is gone.
+            # No reader and no compaction will ever need an object of a deleted stream.
             yield ObjectsDestroyed(object_id=object_id[gone], marked_at_ms=now_ms, deep=True)
 
     # ---- deciding a batch ----
@@ -321,7 +321,7 @@ class Uploads:
             self._advance(streams[turn], ends[turn], rows[turn], undo)
 
     def _may_have_twins(self, ranges: SetObjectRanges) -> bool:
-        """Whether a stream may be there twice; not if all rows continue what there is."""
+        """Return whether a stream may be there twice; not if all rows continue what there is."""
         expected = self._streams.end_offsets(ranges.stream_id)
         if np.count_nonzero(ranges.start_offset == expected) == len(expected):
             return False
@@ -387,7 +387,7 @@ def _batch_record(
     )
 
 
-def _some_uploads(request: CommitUploads, chosen: npt.NDArray[np.bool_]) -> CommitUploads:
+def _some_uploads(request: CommitUploads, chosen: Mask) -> CommitUploads:
     ranges = request.ranges
     rows = np.repeat(chosen, request.range_count)
     facts = known_columns(request, chosen)
@@ -410,7 +410,7 @@ def _some_uploads(request: CommitUploads, chosen: npt.NDArray[np.bool_]) -> Comm
 def _owed_changes(
     node_id: int, before: StreamSpans, after: StreamSpans
 ) -> Iterator[PendingUploadsSet]:
-    """What makes `after` of `before`, whose rows are of the same streams."""
+    """Yield the change from `before` to `after`, whose rows are of the same streams."""
     changed = before.start_offset != after.start_offset
     if np.count_nonzero(changed):
         spans = after.take(changed)

@@ -1,4 +1,4 @@
-"""What a request must be before the map looks at its state.
+"""Validation of requests before the map looks at its state.
 
 Every check here depends on the request alone. A malformed request raises `InvalidRequestError`
 naming the field as in `proto/`, one over a limit `LimitExceededError`; neither changes anything.
@@ -10,8 +10,6 @@ from streammeta.controller.errors import LimitExceededError
 from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.commit_validation import (
     BATCH_MAX,
-    INT32_MAX,
-    INT64_MAX,
     check_batch,
     check_between,
     check_commit,
@@ -21,7 +19,13 @@ from streammeta.controller.metadata.commit_validation import (
     check_node,
     fail,
 )
-from streammeta.controller.metadata.values import NodeIdentity, PageRequest, Tags
+from streammeta.controller.metadata.values import (
+    INT32_MAX,
+    INT64_MAX,
+    NodeIdentity,
+    PageRequest,
+    Tags,
+)
 
 PAGE_SIZE_MAX = 10_000
 TTL_MS_MIN = 1_000

@@ -10,10 +10,15 @@ from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-Int64Column: TypeAlias = npt.NDArray[np.int64]
-"""One column: row i is element i. Requests and answers never change one once it is made."""
+from streammeta.controller.records import record
+
+Int64Column: TypeAlias = record.Int64Column
+Mask: TypeAlias = record.Mask
+Tags: TypeAlias = record.Tags
+EMPTY_COLUMN = record.EMPTY_COLUMN
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
 
 
 def column(values: object = ()) -> Int64Column:
@@ -23,11 +28,8 @@ def column(values: object = ()) -> Int64Column:
     return result
 
 
-EMPTY_COLUMN = column()
-
-
 class ObjectState(IntEnum):
-    """Where an object is in its life; numbers of the protobuf enum."""
+    """States of an object's life; numbers of the protobuf enum."""
 
     PREPARED = 1
     COMMITTED = 2
@@ -38,7 +40,7 @@ class ObjectState(IntEnum):
 
 
 class ObjectKind(IntEnum):
-    """What holds an object; numbers of the protobuf enum."""
+    """Kinds of objects; numbers of the protobuf enum."""
 
     UNKNOWN = 0
     STREAM_SET = 1
@@ -47,29 +49,25 @@ class ObjectKind(IntEnum):
 
 
 class StreamState(IntEnum):
-    """Whether a stream accepts commits; numbers of the protobuf enum."""
+    """States of a stream: an opened one accepts commits; numbers of the protobuf enum."""
 
     OPENED = 1
     CLOSED = 2
 
 
 class OnConflict(IntEnum):
-    """What one bad range of a commit does to the others; numbers of the protobuf enum."""
+    """Effect of one bad range of a commit on the others; numbers of the protobuf enum."""
 
     REJECT_ALL = 1
     ACCEPT_VALID = 2
 
 
 class SourceOperation(IntEnum):
-    """What a compaction does to a stream object it replaces; numbers of the protobuf enum."""
+    """Effect of a compaction on a stream object it replaces; numbers of the protobuf enum."""
 
     DELETE = 1
     KEEP_DATA = 2
     DEEP_DELETE = 3
-
-
-Tags: TypeAlias = tuple[tuple[str, str], ...]
-"""(key, value) pairs, no key twice. In answers sorted by key."""
 
 
 KIND_MASK = 3
@@ -132,7 +130,7 @@ class StreamObjectColumns:
 PAGE_SIZE_DEFAULT = 1_000
 _CHUNK_ROWS = 65_536
 
-RowFilter: TypeAlias = Callable[[slice], npt.NDArray[np.bool_]]
+RowFilter: TypeAlias = Callable[[slice], Mask]
 
 
 def page_size(page: PageRequest) -> int:

@@ -1,1 +1,1 @@
-"""What the log says: records as values, and their bytes."""
+"""Records of the log: as values, as bytes, and selections of them."""

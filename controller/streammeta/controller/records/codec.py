@@ -160,7 +160,7 @@ _MAY_BE_EMPTY: dict[type[Any], tuple[str, ...]] = {
 
 
 class _Layout:
-    """How one record class maps to its message: fields with their codecs, and which are columns."""
+    """Mapping of one record class to its message: fields, their codecs, and the columns."""
 
     def __init__(self, cls: type[Any]) -> None:
         hints = get_type_hints(cls, vars(record_module))

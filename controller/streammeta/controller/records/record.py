@@ -1,4 +1,4 @@
-"""Records: the facts a decision puts into the log, and what each one does when it is replayed.
+"""Records: the facts a decision puts into the log, and the effect of each on replay.
 
 Replay is a pure function of the map, the records and their log offset: what needed a clock or a
 counter to decide is written into the record. Records are never judged again on replay. Where many
@@ -12,9 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 Int64Column: TypeAlias = npt.NDArray[np.int64]
-_EMPTY: Int64Column = np.zeros(0, dtype=np.int64)
-_EMPTY.setflags(write=False)
+"""One column: row i is element i. No record, request or answer changes one once it is made."""
+Mask: TypeAlias = npt.NDArray[np.bool_]
+"""Rows chosen of a column."""
+EMPTY_COLUMN: Int64Column = np.zeros(0, dtype=np.int64)
+EMPTY_COLUMN.setflags(write=False)
 Tags: TypeAlias = tuple[tuple[str, str], ...]
+"""(key, value) pairs, no key twice. In answers sorted by key."""
 
 FACT_COLUMNS = ("min_timestamp_ms", "max_timestamp_ms", "crc32c")
 """In commits: between which times the records of each object are, and its CRC-32C.
@@ -133,10 +137,10 @@ class StreamSetObjectsCommitted:
     attributes: Int64Column
     range_count: Int64Column
     ranges: SetObjectRanges
-    min_timestamp_ms: Int64Column = field(default_factory=lambda: _EMPTY)
-    max_timestamp_ms: Int64Column = field(default_factory=lambda: _EMPTY)
-    crc32c: Int64Column = field(default_factory=lambda: _EMPTY)
-    content_digest: Int64Column = field(default_factory=lambda: _EMPTY)
+    min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    content_digest: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,9 +158,9 @@ class StreamObjectsCommitted:
     stream_id: Int64Column
     start_offset: Int64Column
     end_offset: Int64Column
-    min_timestamp_ms: Int64Column = field(default_factory=lambda: _EMPTY)
-    max_timestamp_ms: Int64Column = field(default_factory=lambda: _EMPTY)
-    crc32c: Int64Column = field(default_factory=lambda: _EMPTY)
+    min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     content_digest: int = 0
 
 
@@ -261,7 +265,7 @@ class NodeSupervised:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecoveryAssigned:
-    """Says who is to recover a node's data; `target_id` -1: nobody any more."""
+    """Assigns the recovery of a node's data to a node; `target_id` -1: to none any more."""
 
     node_id: int
     target_id: int

@@ -1,4 +1,4 @@
-"""Cuts the records of a log entry down to what somebody asked for, by kind, stream and node.
+"""Selections of a log entry's records by kind, stream and node.
 
 A row is left out only if the record shows that it is no change of what was asked for: of another
 kind, of another stream or node, or of none at all. Rows that name an object and not whose it is,
@@ -16,17 +16,15 @@ from enum import Enum, auto
 from typing import Any, Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from streammeta.controller.records import record as rec
-from streammeta.controller.records.record import FACT_COLUMNS, Int64Column, Record
+from streammeta.controller.records.record import FACT_COLUMNS, Int64Column, Mask, Record
 
-Mask = npt.NDArray[np.bool_]
 RecordT = TypeVar("RecordT", bound=Record)
 
 
 class Kind(Enum):
-    """What a change is of; one change may be of several kinds."""
+    """Subjects of a change; one change may have several."""
 
     STREAM = auto()  # streams, their ranges and ends, and what is owed or lost of them
     OBJECT = auto()
@@ -36,7 +34,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is asked for: changes of one of the kinds, streams and nodes; an empty set means all."""
+    """A selection of changes by kind, stream and node; an empty set selects all."""
 
     kinds: frozenset[Kind] = frozenset()
     stream_ids: frozenset[int] = frozenset()
@@ -44,7 +42,7 @@ class Selection:
 
     @property
     def is_everything(self) -> bool:
-        """Whether nothing is ever left out."""
+        """Whether every change is selected."""
         return not (self.kinds or self.stream_ids or self.node_ids)
 
     def streams(self, stream_id: Int64Column) -> Mask:

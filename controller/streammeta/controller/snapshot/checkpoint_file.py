@@ -64,7 +64,7 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SectionEntry:
-    """Where a section is in the file."""
+    """Place of a section in the file."""
 
     name: str
     position: int
@@ -80,7 +80,7 @@ Columns: TypeAlias = Mapping[str, npt.NDArray[Any] | Sequence[Any]]
 
 
 class Sink(Protocol):
-    """Where bytes go, in order."""
+    """A binary output that takes bytes in order."""
 
     def write(self, data: bytes, /) -> object:
         """Take all of `data`."""

@@ -1,7 +1,7 @@
 """A checkpoint's sections as Parquet files in a directory or bucket, for tools that query tables.
 
 One file a section, named `<section>.parquet`, with the section's columns and types unchanged; then
-`manifest.json`, which says whose map it is, as of where, and how many rows each file has. The
+`manifest.json`, which names the cluster, the end offset and the rows of each file. The
 manifest is written first, naming the files to come, and again when they are complete, which it
 says: so what an export has left is known even if it was interrupted. Whatever the manifest at the
 target does not name is never deleted nor overwritten.
@@ -31,7 +31,7 @@ class ExportError(ApiError):
 
 
 class ExportTarget(Protocol):
-    """Where files go, by name; each appears whole or not at all."""
+    """A directory or bucket of files by name; each appears whole or not at all."""
 
     def names(self) -> Iterator[str]:
         """Every name that is there, foreign ones too."""
