@@ -109,7 +109,9 @@ async def recover(client: ControllerClient, target: BrokerSession, streams: list
     request = streams_pb2.GetOpeningStreamsRequest(node=owner, failover=True)
     left = await client.call(methods.GET_OPENING_STREAMS, request)
     found = {one.stream_id: (one.end_offset, one.upload_end_offset) for one in left.streams}
-    assert found == {streams[0]: (10, -1), streams[1]: (0, -1), streams[2]: (10, 20)}
+    assert found == {streams[0]: (10, 0), streams[1]: (0, 0), streams[2]: (10, 20)}
+    owed = [one.stream_id for one in left.streams if one.HasField("upload_end_offset")]
+    assert owed == [streams[2]]
     # The log of the failed node held [10, 15) of the first stream, never committed.
     rows = {streams[0]: (10, 15), streams[2]: (10, 20)}
     object_id = await prepare(target)
