@@ -29,6 +29,7 @@ from streammeta.v1.quorum_pb2_grpc import QuorumServiceStub
 from tests.kit.grpc_servers import served as serving
 
 FETCHES_MAX = 256
+HEADER = pb.QuorumRequestHeader(sender=pb.ReplicaKey(node_id=0), receiver=pb.ReplicaKey(node_id=3))
 
 
 class Driver:
@@ -77,33 +78,36 @@ async def failure_of(call: Awaitable[object]) -> RpcFailure:
 
 async def test_a_flood_of_fetches_leaves_room_for_votes() -> None:
     async with served() as (driver, stub):
-        fetches = [asyncio.ensure_future(stub.Fetch(pb.FetchRequest())) for _ in range(FETCHES_MAX)]
+        fetches = [
+            asyncio.ensure_future(stub.Fetch(pb.FetchRequest(header=HEADER)))
+            for _ in range(FETCHES_MAX)
+        ]
         while driver.waiting < FETCHES_MAX:
             driver.changed.clear()
             await driver.changed.wait()
 
-        failure = await failure_of(stub.Fetch(pb.FetchRequest()))
+        failure = await failure_of(stub.Fetch(pb.FetchRequest(header=HEADER)))
         assert (failure.code.name, failure.reason) == ("RESOURCE_EXHAUSTED", "BUSY")
-        assert (await stub.Vote(pb.VoteRequest())).granted
+        assert (await stub.Vote(pb.VoteRequest(header=HEADER))).granted
 
         driver.release.set()
         for fetch in fetches:
             assert (await failure_of(fetch)).reason == "NOT_LEADER"
-        assert (await failure_of(stub.Fetch(pb.FetchRequest()))).reason == "NOT_LEADER"
+        assert (await failure_of(stub.Fetch(pb.FetchRequest(header=HEADER)))).reason == "NOT_LEADER"
 
 
 async def test_the_leader_is_named_with_its_own_address_or_none() -> None:
     """Who leads may change between the answer and its sending."""
     async with served() as (_, stub):
-        same = (await stub.Vote(pb.VoteRequest(pre_vote=False))).header
-        changed = (await stub.Vote(pb.VoteRequest(pre_vote=True))).header
+        same = (await stub.Vote(pb.VoteRequest(header=HEADER, pre_vote=False))).header
+        changed = (await stub.Vote(pb.VoteRequest(header=HEADER, pre_vote=True))).header
         assert (same.leader_id, same.leader_endpoint) == (3, "10.0.0.3:1")
         assert (changed.leader_id, changed.leader_endpoint) == (2, "")
 
 
 async def test_a_bad_request_does_not_reach_the_replica() -> None:
     async with served() as (driver, stub):
-        failure = await failure_of(stub.Fetch(pb.FetchRequest(fetch_offset=-1)))
+        failure = await failure_of(stub.Fetch(pb.FetchRequest(header=HEADER, fetch_offset=-1)))
         assert (failure.code.name, failure.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
         assert "fetch_offset: -1" in failure.message
         huge = pb.EndQuorumEpochRequest(

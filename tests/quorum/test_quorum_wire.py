@@ -156,7 +156,8 @@ def test_the_leaders_endpoint_goes_with_its_id_alone() -> None:
     assert isinstance(named, pb.VoteResponse)
     assert isinstance(unnamed, pb.VoteResponse)
     assert (named.header.leader_id, named.header.leader_endpoint) == (2, "h:1")
-    assert (unnamed.header.leader_id, unnamed.header.leader_endpoint) == (-1, "")
+    assert not unnamed.header.HasField("leader_id")
+    assert unnamed.header.leader_endpoint == ""
 
 
 # -- what no correct peer sends
