@@ -122,7 +122,8 @@ def check_no_commit_lost(history: History) -> None:
 async def check_equal_states(endpoints: Mapping[int, str]) -> None:
     """All controllers' maps are equal at an equal offset, reached before a deadline."""
     deadline = time.monotonic() + _EQUAL_S
-    at_offset, answers = 0, {}
+    at_offset: int | None = None
+    answers: dict[int, admin_pb2.StateHashResponse | None] = {}
     while time.monotonic() < deadline:
         answers = dict(
             zip(
@@ -137,12 +138,13 @@ async def check_equal_states(endpoints: Mapping[int, str]) -> None:
             hashes = {node: answer.hash.hex() for node, answer in answers.items() if answer}
             assert len(set(hashes.values())) == 1, f"maps differ at offset {offsets}: {hashes}"
             return
-        at_offset = max(offsets, default=at_offset)
+        if offsets:
+            at_offset = max(offsets)
         await asyncio.sleep(0.1)
     raise AssertionError(f"not within {_EQUAL_S:.0f} s at one offset: {answers}")
 
 
-async def _state_hash(endpoint: str, at_offset: int) -> admin_pb2.StateHashResponse | None:
+async def _state_hash(endpoint: str, at_offset: int | None) -> admin_pb2.StateHashResponse | None:
     """Ask one controller; None if it has not got so far, or can't say."""
     async with client_channel(endpoint) as channel:
         try:

@@ -286,7 +286,7 @@ async def test_the_state_hash_of_a_leader_is_of_committed_state_only() -> None:
     registered = await committed(log, controller.write(REGISTER))
     before = controller.cluster_map.state_hash()
     await submit(controller.write(create("a")))
-    hashing = await submit(controller.state_hash(0))
+    hashing = await submit(controller.state_hash(None))
     assert not hashing.done()
 
     log.lose_leadership(truncate=True)

@@ -198,13 +198,14 @@ class Auditor:
     def _ask(self) -> None:
         world = self._world
         is_ahead = self._rng.random() < 0.6
-        at_offset = world.ghost.ledger.end + 1 + self._rng.randrange(_AHEAD_MAX) if is_ahead else 0
+        end = world.ghost.ledger.end
+        at_offset = end + 1 + self._rng.randrange(_AHEAD_MAX) if is_ahead else None
         for node in self._rng.sample(world.nodes, min(_ASKED, len(world.nodes))):
             if node.core is not None:
                 self._ask_one(node, at_offset)
         self.begin()
 
-    def _ask_one(self, node: SimNode, at_offset: int) -> None:
+    def _ask_one(self, node: SimNode, at_offset: int | None) -> None:
         service = node.service
 
         def on_hash(found: StateHash) -> None:
@@ -216,10 +217,10 @@ class Auditor:
 
         self._world.later_for(node, 1 + self._rng.randrange(3), ask)
 
-    def _compare(self, node: SimNode, at_offset: int, found: StateHash) -> None:
+    def _compare(self, node: SimNode, at_offset: int | None, found: StateHash) -> None:
         ledger = self._world.ghost.ledger
         check(
-            at_offset in (0, found.offset) and found.offset <= ledger.end,
+            at_offset in (None, found.offset) and found.offset <= ledger.end,
             "hashes are of what is committed",
             f"{node.key} was asked for {at_offset}, answers for {found.offset} of {ledger.end}",
         )

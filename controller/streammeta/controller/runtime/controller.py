@@ -312,8 +312,8 @@ class MetadataController:
     async def state_hash(self, at_offset: int | None) -> StateHash:
         """Return hashes that are equal on every controller for equal maps and logs.
 
-        The map is taken exactly as of `at_offset`, or now for 0. Any controller answers; an offset
-        that lies ahead is waited for, and the hash is computed in a thread.
+        The map is taken exactly as of `at_offset`, or at present for None. Any controller answers;
+        an offset that lies ahead is waited for, and the hash is computed in a thread.
 
         Raises:
             InvalidRequestError: `at_offset` is negative, or too far ahead.
