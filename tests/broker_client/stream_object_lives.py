@@ -82,6 +82,13 @@ async def compact(
         return await steps.live(work())
 
 
+async def compacted(world: World, *args: Any, **kwargs: Any) -> list[GroupReport]:
+    """Compact as `compact`; the process must not be killed."""
+    reports = await compact(world, *args, **kwargs)
+    assert reports is not None, "the process was killed"
+    return reports
+
+
 def of_parts(**changes: Any) -> CompactionConfig:
     """The usual configuration with something changed."""
     return replace(TINY, **changes)

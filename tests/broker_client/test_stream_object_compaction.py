@@ -21,6 +21,7 @@ from tests.broker_client.stream_object_lives import (
     TINY,
     act,
     compact,
+    compacted,
     compactor,
     of_parts,
     random_world,
@@ -62,8 +63,7 @@ async def reads_stay(rng: random.Random) -> None:
         )
         kinds = [rng.choice(KINDS) for _ in range(3)]
         for node_id in (NODE, OTHER):
-            reports = await compact(world, kinds, Steps(hook=look), config, node_id)
-            assert reports is not None
+            reports = await compacted(world, kinds, Steps(hook=look), config, node_id)
             for report in reports:
                 assert report.error is None
                 assert not report.left_out
@@ -106,8 +106,7 @@ def all_steps() -> list[str]:
 
     async def run() -> list[str]:
         world, steps = await grown_world(), Steps()
-        reports = await compact(world, EVERYTHING, steps)
-        assert reports is not None
+        reports = await compacted(world, EVERYTHING, steps)
         assert sum(len(report.made) for report in reports) >= 4
         return steps.names
 
@@ -135,8 +134,7 @@ async def ends_at(fault: Fault) -> None:
         assert not list(world.store.list_multipart_uploads()), fault
     await world.sweep()
     check.run()
-    again = await compact(world, EVERYTHING)
-    assert again is not None
+    again = await compacted(world, EVERYTHING)
     assert all(report.error is None and not report.left_out for report in again), fault
     assert len(stored_ranges(world, 0)) <= 2
     await world.expire()
@@ -152,8 +150,7 @@ async def test_a_commit_whose_answer_is_lost_is_found_done() -> None:
     for at in commits:
         world = await grown_world()
         steps = Steps(Fault(at, Fate.LOSE_ANSWER, times=2))
-        reports = await compact(world, EVERYTHING, steps)
-        assert reports is not None
+        reports = await compacted(world, EVERYTHING, steps)
         assert all(report.error is None for report in reports), at
         made = [one.object_id for report in reports for one in report.made]
         assert len(made) == len(set(made)) >= 4
@@ -210,8 +207,7 @@ async def test_another_owner_ends_it_and_nothing_is_changed() -> None:
             await world.register(OTHER)
             await world.move(0, OTHER)
 
-    reports = await compact(world, [StreamCompaction.GATHER_SMALL], Steps(hook=take_over))
-    assert reports is not None
+    reports = await compacted(world, [StreamCompaction.GATHER_SMALL], Steps(hook=take_over))
     assert isinstance(reports[0].error, StreamFencedError | StreamEpochMismatchError)
     assert stored_ranges(world, 0) == before
     ReadCheck(world).run()

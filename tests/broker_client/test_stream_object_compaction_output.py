@@ -29,6 +29,7 @@ from tests.broker_client.stream_object_lives import (
     NODE,
     TINY,
     compact,
+    compacted,
     compactor,
     of_parts,
     small_rules,
@@ -105,8 +106,7 @@ async def merged(
         await world.trim(0, trim)
     traffic.gets.clear()
     traffic.sent.clear()
-    reports = await compact(world, [MERGE], config=config)
-    assert reports is not None
+    reports = await compacted(world, [MERGE], config=config)
     (report,) = reports
     assert report.error is None
     assert not report.left_out
@@ -163,8 +163,7 @@ async def test_what_the_store_copied_has_a_checksum_if_every_source_has(
         await world.upload(NODE, {0: [(1, 200)] * 3}, [0])
     if lacks == "its front":
         await world.trim(0, 1)
-    reports = await compact(world, [MERGE])
-    assert reports is not None
+    reports = await compacted(world, [MERGE])
     assert reports[0].figures.copies
     (one,) = world.committed()
     assert (one.crc32c >= 0) == (lacks == "nothing")
@@ -189,8 +188,7 @@ async def test_a_store_that_refuses_to_copy_is_asked_once(parts: None) -> None:
 
     world = await world_of([900] * 3)
     world.store.fail_next("copy_part", StoreRejectedError("no copies here"), times=99)
-    (reports,) = [await compact(world, [MERGE])]
-    assert reports is not None
+    reports = await compacted(world, [MERGE])
     assert [one.error for one in reports] == [None]
     assert reports[0].figures.copies == 0
     ReadCheck(world).run()
@@ -204,8 +202,7 @@ async def test_an_upload_that_fails_leaves_nothing_behind(operation: str, parts:
     before = stored_ranges(world, 0)
     error = StoreUnavailableError("the store is away")
     world.store.fail_next(operation, error, times=99)
-    reports = await compact(world, [MERGE])
-    assert reports is not None
+    reports = await compacted(world, [MERGE])
     assert reports[0].error is error
     assert not list(world.store.list_multipart_uploads())
     assert stored_ranges(world, 0) == before
@@ -239,8 +236,7 @@ async def test_index_entries_are_joined_up_to_the_threshold_across_sources(
 ) -> None:
 
     world = await world_of([50] * 4)
-    reports = await compact(world, [MERGE], config=of_parts(index_merge_bytes=threshold))
-    assert reports is not None
+    reports = await compacted(world, [MERGE], config=of_parts(index_merge_bytes=threshold))
     (made,) = reports[0].made
     assert made.size == 4 * 93 + entries * 36 + 48
     ReadCheck(world).run()
@@ -274,8 +270,7 @@ async def test_an_unusable_source_is_named_and_the_others_are_compacted(
         }
         world.store.put(bad, changed[fault])
     config = of_parts(server_side_copy=False)
-    reports = await compact(world, [MERGE], config=config)
-    assert reports is not None
+    reports = await compacted(world, [MERGE], config=config)
     (report,) = reports
     assert report.error is None
     assert list(report.left_out) == [ids[2]]
@@ -295,8 +290,7 @@ async def test_an_object_that_holds_other_offsets_than_its_metadata_is_left_out(
     stored = world.store.objects()
     right = stored[keys[1]]
     world.store.put(keys[1], stored[keys[2]])
-    reports = await compact(world, [MERGE], config=of_parts(whole_object_bytes=0))
-    assert reports is not None
+    reports = await compacted(world, [MERGE], config=of_parts(whole_object_bytes=0))
     assert list(reports[0].left_out) == [ids[1]]
     assert "its metadata [1, 2)" in reports[0].left_out[ids[1]]
     world.store.put(keys[1], right)
@@ -310,8 +304,7 @@ async def test_a_group_with_too_many_entries_is_made_in_pieces(parts: None) -> N
     await world.create(NODE, 1)
     for _ in range(6):
         await world.upload(NODE, {0: [(1, 5)] * 4}, [0])
-    reports = await compact(world, [MERGE], config=of_parts(max_source_entries=9))
-    assert reports is not None
+    reports = await compacted(world, [MERGE], config=of_parts(max_source_entries=9))
     assert [len(one.source_ids) for one in reports[0].made] == [2, 2, 2]
     ReadCheck(world).run()
 
@@ -327,8 +320,7 @@ async def test_a_source_that_shrinks_after_it_was_looked_at_is_left_out(parts: N
             world.store.put(last, data[:200])
 
     config = of_parts(server_side_copy=False)
-    reports = await compact(world, [MERGE], Steps(hook=shrink), config)
-    assert reports is not None
+    reports = await compacted(world, [MERGE], Steps(hook=shrink), config)
     assert [len(one.source_ids) for one in reports[0].made] == [2]
     (reason,) = reports[0].left_out.values()
     assert "were asked for" in reason
@@ -342,8 +334,7 @@ async def test_small_sources_are_fetched_once_as_far_as_there_is_room(parts: Non
     for whole_bytes, kept in ((250, 1), (0, 0)):
         world = await world_of([50] * 4)
         config = of_parts(whole_object_bytes=whole_bytes, server_side_copy=False)
-        reports = await compact(world, [MERGE], config=config)
-        assert reports is not None
+        reports = await compacted(world, [MERGE], config=config)
         assert reports[0].figures.gets == 4 + blocks - kept, "300 bytes are room for one"
 
 
@@ -379,8 +370,7 @@ async def test_what_a_composite_no_longer_needs_is_let_go_of(parts: None) -> Non
     linked = [object_id for object_id, _, _ in stored_ranges(world, 0)]
     await _linked(world)
     await world.trim(0, 2)
-    (reports,) = [await compact(world, [StreamCompaction.PRUNE_LINKS])]
-    assert reports is not None
+    reports = await compacted(world, [StreamCompaction.PRUNE_LINKS])
     (made,) = reports[0].made
     assert (made.range, made.composite) == (StreamRange(0, 2, 4), True)
     await world.sweep()
@@ -414,8 +404,7 @@ async def test_an_expired_composite_goes_with_all_it_links(parts: None) -> None:
     await _linked(world)
     await world.upload(NODE, {0: [(1, 5)]}, [0])
     await world.trim(0, 3)
-    reports = await compact(world, [StreamCompaction.REMOVE_EXPIRED])
-    assert reports is not None
+    reports = await compacted(world, [StreamCompaction.REMOVE_EXPIRED])
     assert len(reports[0].removed_ids) == 1
     await world.sweep()
     assert not world.strays()
@@ -434,8 +423,7 @@ async def test_expired_objects_go_in_batches_and_a_repetition_is_no_error(parts:
 
     steps = Steps(Fault(4, Fate.LOSE_ANSWER), hook=count)
     config = of_parts(expired_batch=4)
-    reports = await compact(world, [StreamCompaction.REMOVE_EXPIRED], steps, config)
-    assert reports is not None
+    reports = await compacted(world, [StreamCompaction.REMOVE_EXPIRED], steps, config)
     assert steps.names[3] == "CommitStreamObject"
     assert len(reports[0].removed_ids) == 6
     assert reports[0].error is None
@@ -445,8 +433,7 @@ async def test_expired_objects_go_in_batches_and_a_repetition_is_no_error(parts:
 
 
 async def _linked(world: World) -> list[MadeObject]:
-    reports = await compact(world, [StreamCompaction.LINK])
-    assert reports is not None
+    reports = await compacted(world, [StreamCompaction.LINK])
     (report,) = reports
     assert report.error is None
     return list(report.made)

@@ -9,6 +9,7 @@ import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,13 @@ async def compact(
     with compactor(world, node_id if by is None else by, steps, config) as made:
         whose = target(world, node_id, gone=by is not None)
         return await steps.live(made.run_once(whose, force_split=force_split))
+
+
+async def compacted(world: World, node_id: int, *args: Any, **kwargs: Any) -> CompactionReport:
+    """Compact as `compact`; the process must not be killed."""
+    report = await compact(world, node_id, *args, **kwargs)
+    assert report is not None, "the process was killed"
+    return report
 
 
 @contextlib.contextmanager

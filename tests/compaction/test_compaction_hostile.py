@@ -15,6 +15,7 @@ from streammeta.storage.object_format.object_key import key_for
 from tests.compaction.compaction_lives import (
     budgeted,
     compact,
+    compacted,
     compactor,
     target,
 )
@@ -69,8 +70,7 @@ async def test_an_unreadable_source_is_left_out_and_reported(
     else:
         world.store.put(key, spoil(good))
     for _ in range(3):
-        report = await compact(world, 1000)
-        assert report is not None
+        report = await compacted(world, 1000)
         assert set(report.left_out) <= {ids[2]}
     assert ids[2] in world.set_objects(1000), "it stays as it is"
     assert len(world.set_objects(1000)) <= 3, "its neighbours are compacted on either side"
@@ -87,8 +87,7 @@ async def test_a_block_larger_than_the_budget_is_left_out_and_reported() -> None
     large = await world.upload(1000, {stream: [(1, 9_000)]})
     ids += [await world.upload(1000, {stream: THREE}) for _ in range(3)]
     check = ReadCheck(world)
-    report = await compact(world, 1000, config=budgeted(2_000))
-    assert report is not None
+    report = await compacted(world, 1000, config=budgeted(2_000))
     assert set(report.left_out) == {large}
     assert not set(ids) & set(world.set_objects(1000)), "the others are compacted"
     check.run()
@@ -104,8 +103,7 @@ async def test_one_stream_far_over_the_budget_goes_out_in_pieces() -> None:
     for _ in range(5):
         await world.upload(1000, {stream: [(1, 200)] * 20})
     check = ReadCheck(world)
-    report = await compact(world, 1000, config=budgeted(1_500))
-    assert report is not None
+    report = await compacted(world, 1000, config=budgeted(1_500))
     assert not report.left_out
     assert not world.set_objects(1000)
     pieces = world.committed()
@@ -125,8 +123,7 @@ async def test_what_an_object_holds_and_the_map_does_not_know_never_comes_back()
     check = ReadCheck(world)
     check.run()
     for force_split in (False, True):
-        report = await compact(world, 1000, force_split=force_split)
-        assert report is not None
+        report = await compacted(world, 1000, force_split=force_split)
         assert not report.left_out
         check.run()
         await world.sweep()
@@ -212,8 +209,7 @@ async def test_a_rival_that_wins_just_before_the_commit_costs_the_work_alone() -
             await world.sweep()
         check.run()
 
-    report = await compact(world, 1000, Steps(hook=rival))
-    assert report is not None
+    report = await compacted(world, 1000, Steps(hook=rival))
     assert "COMPACTED_OBJECTS_NOT_FOUND" in report.failures[0]
     check.run()
     await world.sweep()
@@ -237,8 +233,7 @@ async def test_set_objects_of_a_gone_node_are_compacted_by_another(ending: str) 
     async def look(_step: Step) -> None:
         check.run()
 
-    report = await compact(world, 1000, Steps(hook=look), by=1001)
-    assert report is not None
+    report = await compacted(world, 1000, Steps(hook=look), by=1001)
     assert not report.left_out
     assert len(world.set_objects(1000)) <= 1
     check.run()

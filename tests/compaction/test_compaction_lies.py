@@ -11,7 +11,7 @@ import pytest
 
 from streammeta.client.compaction.commit import Replacement
 from streammeta.v1.objects_pb2 import CommitStreamSetObjectRequest
-from tests.compaction.compaction_lives import compact
+from tests.compaction.compaction_lives import compact, compacted
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Step, Steps
 from tests.compaction.compaction_world import World
@@ -140,8 +140,7 @@ async def test_a_commit_that_does_not_hold_what_its_sources_hold_is_refused(
         return request
 
     monkeypatch.setattr(Replacement, "request", told)
-    report = await compact(world, 1000, Steps(hook=upload))
-    assert report is not None
+    report = await compacted(world, 1000, Steps(hook=upload))
     assert report.failures
     assert world.set_objects(1000)[: len(ids)] == ids, "no source has gone"
     check.run()

@@ -19,6 +19,7 @@ from tests.compaction.compaction_lives import (
     TINY,
     budgeted,
     compact,
+    compacted,
     compactor,
     drawn,
     target,
@@ -42,8 +43,7 @@ SLOW = pytest.mark.slow
 async def all_compacted(world: World, check: ReadCheck) -> None:
     """Compact all nodes undisturbed; what is replaced goes, and nothing else is left."""
     for node_id in world.nodes:
-        report = await compact(world, node_id)
-        assert report is not None
+        report = await compacted(world, node_id)
         assert not report.left_out, report.left_out
     check.run()
     await world.sweep()
@@ -168,8 +168,7 @@ async def test_a_store_that_turns_a_call_away_once_does_not_end_a_compaction(
     ):  # a store in memory can do it only once
         world = await small_world()
         fault = Fault(names.index(name) + 1, fate)
-        report = await compact(world, 1000, Steps(fault), patient)
-        assert report is not None
+        report = await compacted(world, 1000, Steps(fault), patient)
         assert not report.failures, f"{fate} at {name}: {report.failures}"
         ReadCheck(world).run()
         assert len(world.set_objects(1000)) == 1
@@ -287,8 +286,7 @@ async def one_change(what: str, at: int) -> None:
             await world.sweep()
         check.run()
 
-    report = await compact(world, 1000, Steps(hook=meddle))
-    assert report is not None
+    await compacted(world, 1000, Steps(hook=meddle))
     check.run()
     await world.sweep()
     check.run()
@@ -301,7 +299,6 @@ async def test_the_small_world_ends_with_fewer_objects() -> None:
 
     world = await small_world()
     before = len(world.set_objects(1000))
-    report = await compact(world, 1000, config=TINY)
-    assert report is not None
+    await compacted(world, 1000, config=TINY)
     assert before == 6
     assert len(world.set_objects(1000)) == 1
