@@ -184,8 +184,10 @@ def test_a_malformed_request_names_the_field(tmp_path: Path) -> None:
 def refusal_to_create_streams(endpoint: str) -> RpcFailure:
     with operator_channel(endpoint) as channel:
         stub = streams_pb2_grpc.StreamServiceStub(channel)
+        node = common_pb2.NodeIdentity(node_id=1001, node_epoch=1)
+        request = streams_pb2.CreateStreamsRequest(request_id="", node=node)
         with pytest.raises(grpc.RpcError) as caught:
-            stub.CreateStreams(streams_pb2.CreateStreamsRequest(request_id=""), timeout=5)
+            stub.CreateStreams(request, timeout=5)
     return read_failure(caught.value)
 
 
