@@ -15,9 +15,9 @@ from pathlib import Path
 from streammeta.client import StreamWriter, WriterConfig
 from streammeta.storage.object_store.base import Body
 from streammeta.storage.object_store.local import LocalObjectStore
-from tests.broker_client.client_helpers import broker
-from tests.broker_client.fake_controller import NAMESPACE
 from tests.fake_bucket import fake_markers_of_process
+from tests.kit.fake_broker import broker
+from tests.kit.fake_cluster import NAMESPACE
 
 MIB = 1024 * 1024
 

@@ -18,10 +18,10 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
-from tests.broker_client.fake_controller import NAMESPACE
-from tests.broker_client.reader_world import Piece, placed
 from tests.fake_bucket import fake_markers_of_process
 from tests.kit.built_objects import ObjectBuilder
+from tests.kit.fake_cluster import NAMESPACE
+from tests.kit.reader_world import Piece, placed
 
 _MIB = 1 << 20
 CONFIG = ReaderConfig(

@@ -33,8 +33,8 @@ from streammeta.client.write_ahead_log.set_aside import read_set_aside
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import objects_pb2
-from tests.broker_client.client_helpers import broker
-from tests.broker_client.fake_controller import NAMESPACE
+from tests.kit.fake_broker import broker
+from tests.kit.fake_cluster import NAMESPACE
 
 ENDPOINT = "127.0.0.1:9091"
 WRONG = (TypeError, ValueError)

@@ -19,7 +19,7 @@ from streammeta.client import (
 from streammeta.client.model import HeartbeatAnswer, heartbeat_answer
 from streammeta.client.session import BrokerSession
 from streammeta.v1 import common_pb2, nodes_pb2
-from tests.broker_client.client_helpers import Broker, broker, until
+from tests.kit.fake_broker import Broker, broker, until
 
 
 class FakeSession:

@@ -22,8 +22,8 @@ from streammeta.client import (
     WriterConfig,
 )
 from streammeta.client.metadata_watch import MetadataWatch
-from tests.broker_client.client_helpers import Broker, broker
-from tests.broker_client.fake_controller import NAMESPACE
+from tests.kit.fake_broker import Broker, broker
+from tests.kit.fake_cluster import NAMESPACE
 
 NEVER = 3600.0
 

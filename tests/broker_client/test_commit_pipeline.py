@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -12,6 +12,7 @@ from streammeta.client import model
 from streammeta.client.commit_messages import (
     COMMITTED,
     MESSAGE_ROWS_MAX,
+    CommitMessage,
     CommitQueue,
     PendingCommit,
     PendingUpload,
@@ -34,9 +35,8 @@ from streammeta.v1.common_pb2 import (
     ON_CONFLICT_REJECT_ALL,
     NodeIdentity,
 )
-from tests.broker_client.client_helpers import until
-from tests.broker_client.fake_controller import abort
-from tests.broker_client.fake_pipeline import FakePipelineCluster
+from tests.kit.fake_broker import until
+from tests.kit.fake_cluster import FakePipelineCluster, abort
 
 NODE = model.NodeIdentity(1000, 1)
 NODE_MESSAGE = NodeIdentity(node_id=1000, node_epoch=1)
@@ -84,7 +84,10 @@ def client_of(cluster: FakePipelineCluster, deadline: float = 10.0) -> Controlle
 
 async def test_what_waits_travels_together() -> None:
     """While as many messages as may be are under way, the rest waits for one of them."""
-    async with FakePipelineCluster() as cluster, client_of(cluster) as client:
+    async with (
+        FakePipelineCluster() as cluster,
+        ControllerClient(cluster.endpoints, attempt_timeout_s=30.0) as client,
+    ):
         release = asyncio.Event()
         cluster.answer_hook = lambda *_: _wait(release)
         async with CommitPipeline(client, NODE) as pipeline:
@@ -321,3 +324,50 @@ def test_columns_that_no_message_can_hold_are_refused_at_once(columns: Any) -> N
 
 async def _wait(event: asyncio.Event) -> None:
     await event.wait()
+
+
+PLAIN = Upload(1, 100, [5], [0], [10], [1])
+
+
+async def sent(*uploads: Upload) -> objects_pb2.UploadColumns:
+    """Return what a message of these uploads says in the words of the contract."""
+    done = asyncio.get_running_loop().create_future
+    message = CommitMessage(1, uploads=[PendingUpload.of(one, done(), 1.0) for one in uploads])
+    return objects_pb2.CommitPipelineRequest.FromString(message.encode(NODE_MESSAGE)).uploads
+
+
+async def test_uploads_with_and_without_facts_share_a_message() -> None:
+    timed = replace(PLAIN, object_id=2, min_timestamp_ms=0, max_timestamp_ms=2**63 - 1)
+    checked = replace(PLAIN, object_id=3, crc32c=2**32 - 1)
+    columns = await sent(PLAIN, timed, checked)
+    assert list(columns.object_id) == [1, 2, 3]
+    assert list(columns.min_timestamp_ms) == [-1, 0, -1]
+    assert list(columns.max_timestamp_ms) == [-1, 2**63 - 1, -1]
+    assert list(columns.crc32c) == [-1, -1, 2**32 - 1]
+
+
+async def test_what_is_not_known_of_any_upload_is_left_out() -> None:
+    columns = await sent(PLAIN, replace(PLAIN, object_id=2, crc32c=0))
+    assert list(columns.crc32c) == [-1, 0]
+    for name in ("min_timestamp_ms", "max_timestamp_ms"):
+        assert not getattr(columns, name), name
+    assert not (await sent(PLAIN)).crc32c
+
+
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [
+        ({"min_timestamp_ms": 5}, "from 5 to -1 ms"),
+        ({"max_timestamp_ms": 5}, "from -1 to 5 ms"),
+        ({"min_timestamp_ms": 5, "max_timestamp_ms": 4}, "from 5 to 4 ms"),
+        ({"min_timestamp_ms": -2, "max_timestamp_ms": 4}, "from -2 to 4 ms"),
+        ({"min_timestamp_ms": 0, "max_timestamp_ms": 2**63}, "ms, wanted"),
+        ({"crc32c": 2**32}, "CRC-32C 4294967296"),
+        ({"crc32c": -2}, "CRC-32C -2"),
+    ],
+)
+def test_what_no_controller_would_take_is_refused_before_it_is_sent(
+    facts: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        replace(PLAIN, **facts)

@@ -14,7 +14,7 @@ from streammeta.client.compaction import store_calls
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.store_calls import StoreCalls, Throttle, give_way, run_all
 from streammeta.storage.errors import ObjectNotFoundError, StoreUnavailableError
-from tests.broker_client.client_helpers import until
+from tests.kit.fake_broker import until
 from tests.kit.memory_store import MemoryObjectStore
 
 

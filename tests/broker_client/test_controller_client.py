@@ -27,8 +27,8 @@ from streammeta.client.methods import (
     PREPARE_OBJECTS,
 )
 from streammeta.v1 import objects_pb2, streams_pb2
-from tests.broker_client.client_helpers import broker, until
-from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
+from tests.kit.fake_broker import broker, until
+from tests.kit.fake_cluster import NAMESPACE, FakeCluster
 
 
 def free_port() -> int:

@@ -11,7 +11,7 @@ import pytest
 from streammeta.client import BrokerSession, InvalidRequestError, NodeEpochExpiredError
 from streammeta.client.methods import PREPARE_OBJECTS
 from streammeta.client.object_ids import STOCK_MAX, STOCK_MIN, ObjectIds
-from tests.broker_client.client_helpers import broker
+from tests.kit.fake_broker import broker
 
 PREPARES = "PrepareObjects"
 

@@ -35,9 +35,9 @@ from streammeta.storage.object_store.reads import MAX_SPAN, MAX_UNUSED
 from streammeta.v1.common_pb2 import (
     OBJECT_KIND_COMPOSITE,
 )
-from tests.broker_client.client_helpers import Broker, broker
-from tests.broker_client.fake_controller import NAMESPACE, FakeStream
 from tests.kit.built_objects import ObjectBuilder
+from tests.kit.fake_broker import Broker, broker
+from tests.kit.fake_cluster import NAMESPACE, FakeStream
 from tests.kit.memory_store import MemoryObjectStore
 
 

@@ -21,8 +21,8 @@ from streammeta.client.reading.block_cache import (
     Cursors,
 )
 from streammeta.client.resources import ByteBudget, SharedWork, all_of
-from tests.broker_client.client_helpers import until
-from tests.broker_client.reader_world import placed
+from tests.kit.fake_broker import until
+from tests.kit.reader_world import placed
 
 
 class Reader:

@@ -22,8 +22,8 @@ from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import common_pb2, objects_pb2
-from tests.broker_client.client_helpers import until
 from tests.kit.built_objects import ObjectBuilder
+from tests.kit.fake_broker import until
 from tests.kit.real_cluster import running_cluster
 
 ROUNDS = 12

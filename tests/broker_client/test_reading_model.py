@@ -14,8 +14,8 @@ import pytest
 
 from streammeta.client import OffsetTrimmedError, ReaderConfig, StreamReader
 from streammeta.storage.object_format.record import RecordBatch
-from tests.broker_client.client_helpers import until
-from tests.broker_client.reader_world import Place, World, placed
+from tests.kit.fake_broker import until
+from tests.kit.reader_world import Place, World, placed
 
 STREAMS = 4
 STEPS = 80

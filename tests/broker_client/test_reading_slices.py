@@ -9,12 +9,13 @@ from collections.abc import Callable
 import pytest
 
 from streammeta.client.config import ReaderStats
-from streammeta.client.errors import OffsetTrimmedError, StreamNotFoundError
-from streammeta.client.reading.lookups import Lookups, Slice, StreamSlices
+from streammeta.client.errors import OffsetTrimmedError, ReaderClosedError, StreamNotFoundError
+from streammeta.client.reading.lookups import Lookups, Slice, StreamQuery, StreamSlices
 from streammeta.client.reading.slice_cache import SliceCache
 from streammeta.v1 import records_pb2
 from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
-from tests.broker_client.reader_world import Place, World, column, placed, set_objects_record
+from tests.kit.fake_broker import broker
+from tests.kit.reader_world import Place, World, column, placed, set_objects_record
 
 
 def part(object_id: int, start: int, end: int) -> Slice:
@@ -334,3 +335,27 @@ def test_a_row_of_a_commit_for_many_streams_reaches_its_own_stream_alone() -> No
         assert news.is_set()
     assert cache.size == 0
     assert column(5) == b"\5" + bytes(7)
+
+
+TURNS = range(6)
+"""Of the event loop: before, while and after a question is handed over to the task that asks it."""
+
+
+@pytest.mark.parametrize("turns", TURNS)
+async def test_a_question_ends_when_the_reader_is_closed_after_any_turn(turns: int) -> None:
+    async with broker() as b:
+        never = asyncio.Event()
+
+        async def hang(_: object) -> None:
+            await never.wait()
+
+        b.cluster.hooks["GetObjects"] = hang
+        lookups = Lookups(b.client)
+        asking = asyncio.create_task(lookups.ask(StreamQuery(7, 0)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        lookups.close()
+        async with asyncio.timeout(5.0):
+            with pytest.raises(ReaderClosedError, match="stream 7"):
+                await asking
+        never.set()

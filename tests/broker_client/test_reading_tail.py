@@ -24,9 +24,9 @@ from streammeta.client.reading import map_follower
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import RecordBatch
-from tests.broker_client.client_helpers import until
-from tests.broker_client.fake_controller import NAMESPACE
-from tests.broker_client.reader_world import Place, payload_of, placed
+from tests.kit.fake_broker import until
+from tests.kit.fake_cluster import NAMESPACE
+from tests.kit.reader_world import Place, payload_of, placed
 
 SOON = 5.0
 

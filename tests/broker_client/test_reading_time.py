@@ -25,7 +25,7 @@ from streammeta.client.reading.time_lookup import Bound, find_lower, find_upper
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
-from tests.broker_client.reader_world import BASE_TIME, Place, World, placed
+from tests.kit.reader_world import BASE_TIME, Place, World, placed
 
 BOUNDS: tuple[Bound, ...] = ("lower", "upper")
 

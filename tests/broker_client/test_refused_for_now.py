@@ -28,10 +28,10 @@ from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.rpc.leader_router import FailureKind, LeaderRouter
 from streammeta.v1 import streams_pb2
-from tests.broker_client.client_helpers import Broker, broker, until
-from tests.broker_client.fake_controller import FakeCluster
 from tests.broker_client.wal_tools import LOG
 from tests.kit.crash_disk import CrashDisk
+from tests.kit.fake_broker import Broker, broker, until
+from tests.kit.fake_cluster import FakeCluster
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 FOR_NOW = [

@@ -17,13 +17,13 @@ from streammeta.storage.compaction.verification import CoverageError, check_cove
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.calls import StoreMetrics
-from tests.broker_client.client_helpers import until
 from tests.compaction.compaction_lives import TINY, compactor, small_parts, target
 from tests.compaction.compaction_map import NAMESPACE
 from tests.compaction.compaction_reads import ReadCheck
 from tests.compaction.compaction_steps import Fate, Steps
 from tests.compaction.compaction_world import World, time_of
 from tests.kit.built_objects import ObjectBuilder
+from tests.kit.fake_broker import until
 
 NODE, OTHER = 1000, 1001
 SMALL = [(1, 30), (2, 40)]

@@ -27,8 +27,8 @@ from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.client.write_ahead_log.set_aside import read_set_aside
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch, encode_record
 from streammeta.storage.object_store.local import LocalObjectStore
-from tests.broker_client.fake_controller import FakeCluster
 from tests.broker_client.wal_child import STEPS, Settings
+from tests.kit.fake_cluster import FakeCluster
 from tests.kit.real_cluster import running_cluster
 
 REPOSITORY = Path(__file__).parents[2]

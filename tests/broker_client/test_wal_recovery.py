@@ -18,8 +18,8 @@ from streammeta.client.write_ahead_log.recovery import (
 )
 from streammeta.client.write_ahead_log.set_aside import read_set_aside
 from streammeta.storage.object_format.record import RecordBatch
-from tests.broker_client.client_helpers import broker
 from tests.broker_client.wal_tools import IDENTITY, encoded
+from tests.kit.fake_broker import broker
 
 COMMITTED, UPLOAD, ASIDE = Verdict.COMMITTED, Verdict.UPLOAD, Verdict.ASIDE
 

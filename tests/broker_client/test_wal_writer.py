@@ -14,9 +14,9 @@ from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.storage.durable_files import FileSystem
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import Body
-from tests.broker_client.client_helpers import Broker, broker, until
 from tests.broker_client.wal_tools import LOG
 from tests.kit.crash_disk import CrashDisk
+from tests.kit.fake_broker import Broker, broker, until
 from tests.kit.memory_store import MemoryObjectStore
 
 CONFIG = WriterConfig(durability="wal", linger_s=0.01, close_deadline_s=0.5)

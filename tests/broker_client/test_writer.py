@@ -34,8 +34,8 @@ from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_O
 from streammeta.storage.errors import StoreRejectedError
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
-from tests.broker_client.client_helpers import Broker, broker, until
-from tests.broker_client.fake_controller import NAMESPACE
+from tests.kit.fake_broker import Broker, broker, until
+from tests.kit.fake_cluster import NAMESPACE
 
 NEVER = 3600.0
 COMMITS = "CommitStreamSetObject"

@@ -17,11 +17,11 @@ from streammeta.client import (
     BrokerSession,
     ControllerClient,
     NodeEpochExpiredError,
-    StreamReader,
     StreamWriter,
     WriterConfig,
 )
 from streammeta.storage.object_store.local import LocalObjectStore
+from tests.kit.fake_broker import check_streams, payload_of
 from tests.kit.real_cluster import leader_of, running_cluster
 
 pytestmark = pytest.mark.process
@@ -38,27 +38,6 @@ async def client_of(cluster: LocalCluster) -> AsyncIterator[ControllerClient]:
 
 def store_of(cluster: LocalCluster) -> LocalObjectStore:
     return LocalObjectStore(Path(cluster.store_uri.removeprefix("file://")))
-
-
-def payload_of(stream_id: int, offset: int) -> bytes:
-    return b"%d/%d|" % (stream_id, offset) + b"." * 85
-
-
-async def check_streams(
-    client: ControllerClient, store: LocalObjectStore, counts: dict[int, int]
-) -> None:
-    """Every stream holds the records of its offsets, from 0 to its count, once and in order."""
-    reader = StreamReader(client, store, await client.object_namespace())
-    try:
-        found = dict.fromkeys(counts, 0)
-        async for stream_id, records in reader.read_streams(list(counts)):
-            for record in records:
-                assert record.base_offset == found[stream_id]
-                assert record.payload == payload_of(stream_id, record.base_offset)
-                found[stream_id] += 1
-        assert found == counts
-    finally:
-        await reader.close()
 
 
 @pytest.mark.parametrize(

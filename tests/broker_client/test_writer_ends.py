@@ -18,8 +18,8 @@ from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_O
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import INT32_MAX
-from tests.broker_client.client_helpers import Broker, broker, until
-from tests.broker_client.fake_controller import NAMESPACE
+from tests.kit.fake_broker import Broker, broker, until
+from tests.kit.fake_cluster import NAMESPACE
 
 COMMITS = "CommitStreamSetObject"
 NEVER = 3600.0

@@ -23,13 +23,12 @@ from streammeta.client import (
     BrokerSession,
     ControllerClient,
     LogIdentity,
-    StreamReader,
     StreamWriter,
     WriteAheadLog,
     WriterConfig,
 )
 from streammeta.storage.object_store.local import LocalObjectStore
-from tests.broker_client.client_helpers import until
+from tests.kit.fake_broker import check_streams, payload_of, until
 from tests.kit.real_cluster import leader_of, running_cluster
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -84,10 +83,6 @@ class Load:
         await until(lambda: self.acknowledged >= wanted, f"{wanted} acknowledgements", 60)
 
 
-def payload_of(stream_id: int, offset: int) -> bytes:
-    return b"%d/%d|" % (stream_id, offset) + b"." * 85
-
-
 @asynccontextmanager
 async def written(cluster: LocalCluster, root: Path, durability: Durability) -> AsyncIterator[Load]:
     """Run a load on `cluster`; at the end close the writer and read every record back."""
@@ -119,20 +114,6 @@ async def written(cluster: LocalCluster, root: Path, durability: Durability) -> 
         failed = [ack.exception() for ack in load.acks if ack.exception() is not None]
         assert not failed, f"{len(failed)} of {len(load.acks)} failed, first {failed[0]!r}"
         await check_streams(client, store, load.counts)
-
-
-async def check_streams(
-    client: ControllerClient, store: LocalObjectStore, counts: dict[int, int]
-) -> None:
-    """Every stream holds the records of its offsets, from 0 to its count, once and in order."""
-    async with StreamReader(client, store, await client.object_namespace()) as reader:
-        found = dict.fromkeys(counts, 0)
-        async for stream_id, records in reader.read_streams(list(counts)):
-            for record in records:
-                assert record.base_offset == found[stream_id]
-                assert record.payload == payload_of(stream_id, record.base_offset)
-                found[stream_id] += 1
-        assert found == counts
 
 
 @pytest.mark.parametrize("durability", ["object", "wal"])

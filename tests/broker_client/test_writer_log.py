@@ -27,8 +27,8 @@ from streammeta.client.write_ahead_log.errors import (
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.record import RecordBatch, decode_record
-from tests.broker_client.client_helpers import Broker, broker, until
-from tests.broker_client.fake_controller import NAMESPACE
+from tests.kit.fake_broker import Broker, broker, until
+from tests.kit.fake_cluster import NAMESPACE
 
 COMMITS = "CommitStreamSetObject"
 NEVER = 3600.0

@@ -29,7 +29,7 @@ from streammeta.client import (
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import Body
-from tests.broker_client.client_helpers import Broker, broker, until
+from tests.kit.fake_broker import Broker, broker, until
 from tests.kit.memory_store import MemoryObjectStore
 
 COMMITS = "CommitStreamSetObject"

@@ -27,9 +27,9 @@ from streammeta.client.write_ahead_log.recovery import RecoveryPlan
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_store.base import Body
 from streammeta.storage.object_store.local import LocalObjectStore
-from tests.broker_client.fake_controller import NAMESPACE
 from tests.fake_bucket import fake_markers_of_process
 from tests.kit.crash_disk import WatchedFiles
+from tests.kit.fake_cluster import NAMESPACE
 
 STEPS = ("write", "sync", "synced", "remove", "uploaded", "committed", "time")
 """Before a write, before and after its sync, before a segment goes, before and after a commit."""

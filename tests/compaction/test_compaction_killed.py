@@ -34,9 +34,9 @@ from streammeta.storage.bucket_marker import is_own_key
 from streammeta.storage.object_format.object_key import OwnKey, parse_key
 from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2
-from tests.broker_client.client_helpers import until
 from tests.compaction.compaction_child import MIB, STEPS, Settings
 from tests.compaction.compaction_world import payload_of
+from tests.kit.fake_broker import until
 from tests.kit.real_cluster import FAST, describe, leader_of, running_cluster
 
 REPOSITORY = Path(__file__).parents[2]

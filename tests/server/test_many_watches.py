@@ -12,7 +12,7 @@ from streammeta.client.methods import PUT_KVS
 from streammeta.controller.rpc.watch import WATCHERS_MAX
 from streammeta.v1 import kv_pb2, records_pb2
 from streammeta.v1 import metadata_pb2 as pb
-from tests.broker_client.client_helpers import until
+from tests.kit.fake_broker import until
 from tests.kit.real_cluster import describe, leader_of, running_cluster
 
 CONNECTIONS = 20

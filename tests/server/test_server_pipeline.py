@@ -18,7 +18,7 @@ from streammeta.controller.runtime.controller import MetadataController
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, objects_pb2
-from tests.broker_client.client_helpers import until
+from tests.kit.fake_broker import until
 from tests.kit.grpc_servers import served
 from tests.kit.memory_log import NODE, REGISTER, MemoryLog, committed, create, new_controller
 

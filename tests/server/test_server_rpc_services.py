@@ -22,7 +22,7 @@ from streammeta.v1.common_pb2 import (
     ERROR_CODE_OFFSET_NOT_MATCHED,
     ERROR_CODE_STREAM_NOT_CLOSED,
 )
-from tests.broker_client.client_helpers import until
+from tests.kit.fake_broker import until
 from tests.server.rpc_server import NODE, SESSION_TIMEOUT_MS, Rpcs, serving
 
 

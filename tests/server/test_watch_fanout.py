@@ -19,7 +19,7 @@ from streammeta.controller.rpc.watch import Fanout
 from streammeta.controller.runtime.change_feed import ChangeFeed, WatcherTooSlowError
 from streammeta.v1 import metadata_pb2 as pb
 from streammeta.v1 import records_pb2
-from tests.broker_client.client_helpers import until
+from tests.kit.fake_broker import until
 
 EVERYTHING = Selection()
 PATIENCE_S = 60.0

@@ -101,6 +101,7 @@ from streammeta.storage.errors import BucketNotFoundError as BucketNotFoundError
 from streammeta.storage.errors import DeadlineExceededError as DeadlineExceededError
 from streammeta.storage.errors import Deviation as Deviation
 from streammeta.storage.errors import InvalidKeyError as InvalidKeyError
+from streammeta.storage.errors import MissingPackageError as MissingPackageError
 from streammeta.storage.errors import ObjectExistsError as ObjectExistsError
 from streammeta.storage.errors import ObjectNotFoundError as ObjectNotFoundError
 from streammeta.storage.errors import PayloadError as PayloadError

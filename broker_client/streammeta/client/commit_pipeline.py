@@ -256,15 +256,18 @@ class CommitPipeline:
             grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError
         ):
             # The reader of the answers reports why the stream ended.
-            for message in tuple(self._sent):
-                await self._write(call, message)
+            await self._write_again(call)
             while True:
                 while not self._queue or len(self._sent) >= MESSAGES_IN_FLIGHT:
                     self._work.clear()
                     await self._work.wait()
-                message = self._queue.take()
-                self._sent.append(message)
-                await self._write(call, message)
+                # Not in a variable: while this waits it would keep the objects of its commits.
+                self._sent.append(self._queue.take())
+                await self._write(call, self._sent[-1])
+
+    async def _write_again(self, call: Any) -> None:
+        for message in tuple(self._sent):
+            await self._write(call, message)
 
     async def _write(self, call: Any, message: CommitMessage) -> None:
         if self._patience is not None and self._patience.when() is None:

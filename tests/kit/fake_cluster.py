@@ -3,6 +3,10 @@
 Owns just the RPCs the client uses, with the outcomes of the contract, and the faults a test asks
 for: a leader that moves or dies, answers that are lost, calls that fail. It keeps no log, so
 whatever was applied once stays, as with a committed entry.
+
+`FakePipelineCluster` serves CommitPipeline alone. Its members share what is committed, as the
+members of a quorum do: an object that was committed once is answered as it was the first time, and
+an upload is valid if each of its ranges starts where its stream ends.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Self, TypeAlias
 
 import grpc
 
@@ -309,7 +313,7 @@ class FakeCluster:
         self._faults: dict[str, Fault] = {}
         self._servers: list[grpc.aio.Server | None] = [None] * members
 
-    async def __aenter__(self) -> FakeCluster:
+    async def __aenter__(self) -> Self:
         for member in range(len(self._servers)):
             self.endpoints.append("")
             await self.start(member, "127.0.0.1:0")
@@ -428,11 +432,14 @@ class FakeCluster:
             await abort(context, fault.status, fault.reason, {})
         return apply(request)
 
-    async def _abort_not_leader(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _abort_not_leader(
+        self, context: grpc.aio.ServicerContext[Any, Any], **more: str
+    ) -> None:
         where = {
             "leader_id": str(self.leader),
             "leader_endpoint": self.endpoints[self.leader] if self.leader >= 0 else "",
             "epoch": str(self.epoch),
+            **more,
         }
         await abort(context, grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", where)
 
@@ -447,3 +454,82 @@ async def abort(
     message = f"fake {reason}"
     await context.abort(code, message, details_trailer(code, message, reason, metadata))
     raise AssertionError("abort returned")
+
+
+Message = objects_pb2.CommitPipelineRequest
+Hook = Callable[[int, Message, Any], Awaitable[None]]
+
+
+async def _no_hook(member: int, message: Message, context: Any) -> None:
+    """Let every message pass."""
+
+
+class FakePipelineCluster(FakeCluster):
+    """Members that serve commits alone.
+
+    `hook` sees each message before it is applied, `answer_hook` before it is answered.
+    """
+
+    def __init__(self, members: int = 1) -> None:
+        super().__init__(members)
+        self.messages: list[Message] = []
+        self.hook: Hook = _no_hook
+        self.answer_hook: Hook = _no_hook
+        self.ends: dict[int, int] = defaultdict(int)
+        self.applied: dict[int, int] = defaultdict(int)
+        self._answers: dict[int, tuple[ErrorCode.ValueType, list[ErrorCode.ValueType]]] = {}
+
+    def _handlers(self, member: int) -> list[grpc.GenericRpcHandler]:
+        async def serve(messages: AsyncIterator[Message], context: Any) -> None:
+            async for message in messages:
+                self.messages.append(message)
+                if member != self.leader:
+                    await self._abort_not_leader(context, sequence=str(message.sequence))
+                await self.hook(member, message, context)
+                answer = self._apply(message)
+                await self.answer_hook(member, message, context)
+                await context.write(answer)
+
+        handler = grpc.stream_stream_rpc_method_handler(
+            serve,
+            request_deserializer=Message.FromString,
+            response_serializer=objects_pb2.CommitPipelineResponse.SerializeToString,
+        )
+        served = {"CommitPipeline": handler}
+        return [grpc.method_handlers_generic_handler("streammeta.v1.ObjectService", served)]
+
+    def _apply(self, message: Message) -> objects_pb2.CommitPipelineResponse:
+        answer = objects_pb2.CommitPipelineResponse(sequence=message.sequence)
+        for commit in message.commits:
+            error, rows = self._commit(commit.object_id, commit.ranges, range(1))
+            answer.commits.add(error=error, range_errors=rows)
+        if not message.HasField("uploads"):
+            return answer
+        uploads, first = message.uploads, 0
+        errors: list[ErrorCode.ValueType] = []
+        row_errors: list[ErrorCode.ValueType] = []
+        for object_id, count in zip(uploads.object_id, uploads.range_count, strict=True):
+            error, rows = self._commit(object_id, uploads.ranges, range(first, first + count))
+            errors.append(error)
+            row_errors.extend(rows)
+            first += count
+        answer.uploads.errors.extend(errors if any(errors) else ())
+        answer.uploads.range_errors.extend(row_errors if any(row_errors) else ())
+        return answer
+
+    def _commit(
+        self, object_id: int, ranges: objects_pb2.RangeColumns, rows: range
+    ) -> tuple[ErrorCode.ValueType, list[ErrorCode.ValueType]]:
+        if object_id not in self._answers:
+            verdicts = [
+                ERROR_CODE_NONE if ranges.start_offset[row] == self.ends[ranges.stream_id[row]]
+                else ERROR_CODE_OFFSET_NOT_MATCHED
+                for row in rows
+            ]  # fmt: skip
+            if any(verdicts):
+                return ERROR_CODE_OFFSET_NOT_MATCHED, verdicts
+            self.applied[object_id] += 1
+            for row in rows:
+                self.ends[ranges.stream_id[row]] = ranges.end_offset[row]
+            self._answers[object_id] = ERROR_CODE_NONE, verdicts
+        return self._answers[object_id]

@@ -38,9 +38,9 @@ from streammeta.v1.common_pb2 import (
     OBJECT_KIND_STREAM_SET,
     ObjectKind,
 )
-from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
 from tests.fake_bucket import FAKE_UUID
 from tests.kit.built_objects import ObjectBuilder
+from tests.kit.fake_cluster import NAMESPACE, FakeCluster
 from tests.kit.memory_store import MemoryObjectStore
 
 BASE_TIME = 1_000_000

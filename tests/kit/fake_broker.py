@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import ParamSpec
 
 from streammeta.client import BrokerSession, ControllerClient, OpenedStream, StreamReader
-from tests.broker_client.fake_controller import NAMESPACE, FakeCluster
+from streammeta.storage.object_store.base import ObjectStore
+from tests.kit.fake_cluster import NAMESPACE, FakeCluster
 from tests.kit.memory_store import MemoryObjectStore
-
-DEADLINE = 20.0
-Arguments = ParamSpec("Arguments")
-
-
-def scenario(
-    test: Callable[Arguments, Awaitable[None]],
-) -> Callable[Arguments, None]:
-    """Run an async test on a loop of its own, for at most `DEADLINE` seconds."""
-
-    @functools.wraps(test)
-    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(DEADLINE):
-                await test(*args, **kwargs)
-
-        asyncio.run(bounded())
-
-    return run
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
@@ -81,3 +61,24 @@ async def broker(members: int = 1, *, deadline: float = 10.0) -> AsyncIterator[B
     ):
         session = await BrokerSession.open(client, 1000, 1)
         yield Broker(cluster, client, session, MemoryObjectStore())
+
+
+def payload_of(stream_id: int, offset: int) -> bytes:
+    return b"%d/%d|" % (stream_id, offset) + b"." * 85
+
+
+async def check_streams(
+    client: ControllerClient, store: ObjectStore, counts: dict[int, int]
+) -> None:
+    """Every stream holds the records of its offsets, from 0 to its count, once and in order."""
+    reader = StreamReader(client, store, await client.object_namespace())
+    try:
+        found = dict.fromkeys(counts, 0)
+        async for stream_id, records in reader.read_streams(list(counts)):
+            for record in records:
+                assert record.base_offset == found[stream_id]
+                assert record.payload == payload_of(stream_id, record.base_offset)
+                found[stream_id] += 1
+        assert found == counts
+    finally:
+        await reader.close()

@@ -1,0 +1,73 @@
+"""Reader, writer and compaction stay within the memory they are given, measured from outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.broker_client.reading_process import LIMIT_BYTES, STORED_BYTES
+
+pytestmark = pytest.mark.process
+
+MIB = 1024 * 1024
+ALLOWANCE = 1.2
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def measured(child: str, *arguments: object) -> dict[str, Any]:
+    """Run a child process to its end; return the figures on its last line."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.broker_client.{child}", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+@pytest.mark.parametrize("payload", [1_000, 16_384], ids=["small records", "large records"])
+def test_a_reader_grows_by_no_more_than_its_limits(payload: int, tmp_path: Path) -> None:
+    report = measured("reading_process", tmp_path, payload)
+    assert report["read_bytes"] >= STORED_BYTES
+    assert report["held_bytes"] <= LIMIT_BYTES
+    assert report["grown_bytes"] <= LIMIT_BYTES * ALLOWANCE, report
+
+
+@pytest.mark.parametrize(
+    ("record_bytes", "streams", "total"),
+    [(16_384, 50, 120 * MIB), (200, 400, 12 * MIB)],
+    ids=["16 KiB", "200 B"],
+)
+def test_a_writer_that_outruns_the_store_grows_by_no_more_than_its_buffer(
+    record_bytes: int, streams: int, total: int
+) -> None:
+    limit = 24 * MIB
+    report = measured("memory_child", limit, record_bytes, streams, total)
+    assert report["found_full"] > 0, "the producer never met a full buffer"
+    assert report["stored"] > total
+    assert limit // 2 < report["grown"] < limit * ALLOWANCE, report
+
+
+@pytest.mark.parametrize(
+    ("streams", "record_bytes", "overlap"), [(6, 64_000, 1), (300, 4_000, 0)], ids=["6", "300"]
+)
+def test_a_compaction_grows_by_no_more_than_its_budget(
+    tmp_path: Path, streams: int, record_bytes: int, overlap: int
+) -> None:
+    budget, total = 24 * MIB, 96 * MIB
+    report = measured(
+        "compaction_child", tmp_path, budget, total, 8 * MIB, streams, record_bytes, overlap
+    )
+    assert report["bytes_read"] > total * 0.8
+    assert report["bytes_written"] > total * 0.8
+    assert report["sources_checked"] == total // (8 * MIB)
+    assert budget // 4 < report["grown"] < budget * ALLOWANCE, report
