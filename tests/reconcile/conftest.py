@@ -1,13 +1,16 @@
-"""One Spark session for all reconciliation tests: it takes longer to start than they to run."""
+"""Fixtures of reconciliation tests: one Spark session for all, a bucket, a fake controller."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from streammeta.reconcile.session import SparkConfig, spark_session
+from tests.reconcile.fake_controller import FakeMap, serving
+from tests.reconcile.local_bucket import LocalBucket
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +20,22 @@ def spark() -> Iterator[None]:
     os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     with spark_session(SparkConfig(shuffle_partitions=2)):
         yield
+
+
+@pytest.fixture
+def state() -> FakeMap:
+    return FakeMap()
+
+
+@pytest.fixture
+def bucket(state: FakeMap, tmp_path: Path) -> LocalBucket:
+    """An empty bucket of the cluster."""
+    made = LocalBucket(tmp_path / "bucket")
+    state.mark(made.store)
+    return made
+
+
+@pytest.fixture
+def endpoint(state: FakeMap) -> Iterator[str]:
+    with serving(state) as where:
+        yield where

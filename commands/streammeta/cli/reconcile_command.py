@@ -1,7 +1,7 @@
 """`streammeta reconcile`: compare the bucket with the map, delete what the map has forgotten."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -134,20 +134,14 @@ _memory_option = click.option(
 @format_option
 def plan_command(
     *,
-    store: str,
-    connect: tuple[str, ...],
     folder: Path,
     grace_ms: int,
     unsafe_grace_ms: int | None,
-    max_share: float,
-    max_candidates: int,
-    allow_empty_map: bool,
-    namespace: str | None,
     shards: str,
-    patience_s: float,
     master: str,
     driver_memory: str,
     output_format: OutputFormat,
+    **settings: Any,
 ) -> None:
     """Judge every key and write the plan to a new folder. Deletes nothing.
 
@@ -170,18 +164,12 @@ def plan_command(
             from streammeta.reconcile.session import SparkConfig
 
         config = PlanConfig(
-            store=store,
-            connect=connect,
             folder=folder,
             grace_ms=grace_ms if unsafe_grace_ms is None else unsafe_grace_ms,
             unsafe_grace=unsafe_grace_ms is not None,
-            max_share=max_share,
-            max_candidates=max_candidates,
-            allow_empty_map=allow_empty_map,
-            namespace=namespace,
-            patience_s=patience_s,
             shard_digits={"16": 1, "256": 2}[shards],
             spark=SparkConfig(master=master, driver_memory=driver_memory),
+            **settings,  # the fields of the same names
         )
         result = plan(config, _progress)
         _show_plan(output, folder, result)
@@ -215,16 +203,7 @@ def plan_command(
 @_memory_option
 @format_option
 def apply_command(
-    *,
-    folder: Path,
-    store: str | None,
-    connect: tuple[str, ...] | None,
-    yes: bool,
-    keys_per_s: int,
-    patience_s: float,
-    master: str,
-    driver_memory: str,
-    output_format: OutputFormat,
+    *, yes: bool, master: str, driver_memory: str, output_format: OutputFormat, **settings: Any
 ) -> None:
     """Check every candidate of a plan at the leader and delete those the map has forgotten.
 
@@ -243,13 +222,9 @@ def apply_command(
             from streammeta.reconcile.session import SparkConfig
 
         config = ApplyConfig(
-            folder=folder,
-            store=store,
-            connect=connect,
             delete=yes,
-            keys_per_s=keys_per_s,
-            patience_s=patience_s,
             spark=SparkConfig(master=master, driver_memory=driver_memory),
+            **settings,  # the fields of the same names
         )
         result = apply(config, _progress)
         _show_run(output, result)
