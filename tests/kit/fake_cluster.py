@@ -141,9 +141,7 @@ class FakeMap:
             if error == ERROR_CODE_NONE and stream is not None and one.stream_epoch < stream.epoch:
                 error = ERROR_CODE_STREAM_FENCED
             if error != ERROR_CODE_NONE or stream is None:
-                opened.append(
-                    streams_pb2.OpenedStream(error=error, start_offset=-1, next_offset=-1)
-                )
+                opened.append(streams_pb2.OpenedStream(error=error))
                 continue
             stream.epoch, stream.node_id = one.stream_epoch, request.node.node_id
             stream.opened = True

@@ -40,7 +40,7 @@ def answer_header(
         receiver=asked.sender.node_id,
         incarnation=asked.incarnation,
         request_id=asked.request_id,
-        **{"leader_id": -1, **more},
+        **more,
     )
 
 
