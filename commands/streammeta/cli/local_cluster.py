@@ -73,7 +73,10 @@ class Child:
     def read_line(self) -> str:
         """Return the child's next line on standard output, "" once it has ended."""
         assert self.process.stdout is not None
-        return self.process.stdout.readline().rstrip("\n")
+        try:
+            return self.process.stdout.readline().rstrip("\n")
+        except ValueError:  # closed meanwhile: another thread has ended the child
+            return ""
 
     def wait_ready(self) -> str:
         """Return what follows `READY_PREFIX` on the child's ready line."""
@@ -96,7 +99,7 @@ class Child:
         if self.is_running:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
-        self.process.wait()
+        self._reap()
 
     def stop(self, timeout_s: float = 10.0) -> int:
         """Ask the child to end, insist after `timeout_s`, and return its exit code."""
@@ -107,7 +110,14 @@ class Child:
                 self.process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-        return self.process.wait()
+        return self._reap()
+
+    def _reap(self) -> int:
+        """Wait for the child's end, let go of its output, and return its exit code."""
+        code = self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
 
 
 def start_child(
