@@ -12,7 +12,7 @@ def test_every_figure_is_there_and_the_share_is_that_of_the_figures() -> None:
     said: list[str] = []
     outcome = measure(settings, said.append)
     coding = {f"{name}_1000_gb_per_s" for name in ("memcpy", "encode", "encode_crc", "decode")}
-    searching = {f"{name}_{n}_ns" for name in ("locate", "locate_many", "find") for n in (1, 50)}
+    searching = {f"{name}_{n}_ns" for name in ("find",) for n in (1, 50)}
     share = "encode_1000_share_of_memcpy"
     assert outcome.figures.keys() == coding | searching | {share}
     assert all(value > 0 for value in outcome.figures.values())

@@ -83,7 +83,7 @@ def test_every_error_can_be_imported_from_the_client() -> None:
         kind.__name__
         for base in (BrokerClientError, StorageError)
         for kind in subclasses(base)
-        if kind.__module__.startswith("streammeta.")
+        if kind.__module__.startswith(("streammeta.client.", "streammeta.storage."))
         and not kind.__name__.startswith("_")
         and kind not in CLASSES
         and kind.__name__ not in PUBLIC

@@ -224,17 +224,16 @@ async def test_a_truncated_object_is_named(kept: int) -> None:
 
 async def test_no_changed_byte_of_structure_gives_wrong_records() -> None:
     """Flip each byte but payload and epoch bytes, which the format can't check."""
-    async with written(1, 1, payload_bytes=0) as (b, _):
+    async with written(1, 1, payload_bytes=0) as (b, reader):
         data = b.store.objects()[key_for(0, NAMESPACE)]
-        wanted = bases(await b.reader().read(0, 0))
+        wanted = bases(await reader.read(0, 0))
         for at in range(len(data)):
             broken = bytearray(data)
             broken[at] ^= 0xFF
             replace_object(b.store, 0, bytes(broken))
-            reader = b.reader()
-            with contextlib.suppress(CorruptObjectError):
-                assert bases(await reader.read(0, 0)) == wanted, f"byte {at}"
-            await reader.close()
+            async with b.reader() as doubtful:
+                with contextlib.suppress(CorruptObjectError):
+                    assert bases(await doubtful.read(0, 0)) == wanted, f"byte {at}"
 
 
 async def test_an_index_without_the_listed_range_is_named() -> None:

@@ -1,6 +1,7 @@
 """The broken network breaks what it is told to break, that alone, and mends it again."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
@@ -23,10 +24,35 @@ class Echo:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        while data := await reader.read(100):
-            self.heard += data
-            writer.write(data[::-1])
-        writer.close()
+        try:
+            while data := await reader.read(100):
+                self.heard += data
+                writer.write(data[::-1])
+        finally:
+            writer.close()
+
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Clients:
+    """Connections of member 2 to member 1 through the network; closes them all in the end."""
+
+    def __init__(self, network: FaultNetwork) -> None:
+        self._network = network
+        self._opened: list[asyncio.StreamWriter] = []
+
+    async def dial(self) -> Connection:
+        host, port = self._network.endpoint(2, 1).split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        self._opened.append(writer)
+        return reader, writer
+
+    async def close(self) -> None:
+        for writer in self._opened:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 @dataclass
@@ -34,6 +60,7 @@ class Link:
     """Member 2 connected to member 1 through the network."""
 
     network: FaultNetwork
+    clients: Clients
     echo: Echo
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -46,19 +73,15 @@ async def link() -> AsyncIterator[Link]:
     server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
     network = FaultNetwork({1: server.sockets[0].getsockname()[1], 2: 1})
     await network.start()
+    clients = Clients(network)
     try:
-        reader, writer = await dial(network)
+        reader, writer = await clients.dial()
         assert await ask(reader, writer, b"hello") == b"olleh"
-        yield Link(network, echo, reader, writer)
-        writer.close()
+        yield Link(network, clients, echo, reader, writer)
     finally:
+        await clients.close()
         await network.close()
         server.close()
-
-
-async def dial(network: FaultNetwork) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, port = network.endpoint(2, 1).split(":")
-    return await asyncio.open_connection(host, int(port))
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> bytes:
@@ -100,29 +123,28 @@ async def test_a_lost_answer_was_heard_and_its_connection_is_reset_at_the_end(li
 
     with pytest.raises(ConnectionResetError):
         await asyncio.wait_for(link.reader.readexactly(4), LONG_S)
-    assert await ask(*await dial(link.network), b"again") == b"niaga"
+    assert await ask(*await link.clients.dial(), b"again") == b"niaga"
 
 
 async def test_new_connections_do_not_pass_a_cut(link: Link) -> None:
     link.network.cut(pair(2, 1, Mode.DROP))
-    new_reader, new_writer = await dial(link.network)
+    new_reader, new_writer = await link.clients.dial()
     new_writer.write(b"new")
     assert await hears_nothing(new_reader)
     assert (link.echo.heard, link.echo.connections) == (b"hello", 1)
-    new_writer.close()
 
 
 async def test_a_reset_ends_old_and_new_connections_until_healed(link: Link) -> None:
     link.network.cut(pair(2, 1, Mode.RESET))
     with pytest.raises(ConnectionResetError):
         await asyncio.wait_for(link.reader.read(1), LONG_S)
-    new_reader, _ = await dial(link.network)
+    new_reader, _ = await link.clients.dial()
     with pytest.raises(ConnectionResetError):
         await asyncio.wait_for(new_reader.read(1), LONG_S)
 
     link.network.heal_all()
 
-    assert await ask(*await dial(link.network), b"well") == b"llew"
+    assert await ask(*await link.clients.dial(), b"well") == b"llew"
 
 
 async def test_other_pairs_are_left_alone_and_faults_add_up(link: Link) -> None:

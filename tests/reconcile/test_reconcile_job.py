@@ -126,7 +126,11 @@ def test_plan_and_apply_over_every_kind_of_key(
     assert done.complete
     assert done.outcomes == {Outcome.DELETED: Tally(2, 10), Outcome.KEPT: Tally(1, 10)}
     assert bucket.keys() == before - orphans | {own(200)}
-    undo = [json.loads(line) for p in done.run_folder.glob("undo/*") for line in p.open()]
+    undo = [
+        json.loads(line)
+        for p in done.run_folder.glob("undo/*")
+        for line in p.read_text().splitlines()
+    ]
     assert {record["key"] for record in undo} == orphans - {own(200)}
 
     again = apply(ApplyConfig(folder, delete=True))

@@ -204,6 +204,7 @@ def test_dev_runs_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     child.process.send_signal(signal.SIGINT)
 
     assert child.process.wait(30) == 0
+    child.stop()
     for endpoint in ready["connect"].split(","):
         channel = operator_channel(endpoint)
         with pytest.raises(grpc.FutureTimeoutError):

@@ -83,7 +83,7 @@ class Child:
         while line := self.read_line():
             if line.startswith(READY_PREFIX):
                 return line.removeprefix(READY_PREFIX)
-        self.process.wait()
+        self._reap()
         raise ChildFailedError(
             f"{self.name} ended with exit code {self.process.returncode} before it was ready; "
             f"the end of its log {self.log_path}:\n{self.log_tail()}"
