@@ -13,9 +13,9 @@ from streammeta.controller.lifecycle.deletion import (
     DELETE_BATCH_MAX,
     HALVING_PAUSE_MS,
     IN_FLIGHT_MAX,
-    LONGEST_PAUSE_MS,
     RATE_MIN,
     RECOVERY_MS,
+    RETRY_PAUSES_MS,
     STUCK_AFTER,
     Deletion,
     RateLimiter,
@@ -391,7 +391,7 @@ def test_a_refused_key_waits_longer_each_time_and_is_stuck_in_the_end() -> None:
         pauses.append(now_ms - start_ms)
     growing = pauses[:10]
     assert all(later >= earlier for earlier, later in zip(growing, growing[2:], strict=False))
-    assert LONGEST_PAUSE_MS / 2 <= pauses[-1] <= LONGEST_PAUSE_MS
+    assert RETRY_PAUSES_MS.longest / 2 <= pauses[-1] <= RETRY_PAUSES_MS.longest
     assert retries.stuck()[0].reason == f"no {attempt}"
 
 

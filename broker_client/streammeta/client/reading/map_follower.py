@@ -23,6 +23,7 @@ from streammeta.client.errors import BrokerClientError
 from streammeta.client.metadata_watch import Change, MetadataWatch, Progress, SnapshotRequired
 from streammeta.client.reading.range_reader import Fetched
 from streammeta.client.reading.slice_cache import SliceCache
+from streammeta.storage.backoff import Backoff
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1 import metadata_pb2, records_pb2
 
@@ -33,8 +34,8 @@ _GATHERING_S = 0.01  # streams that come within this time widen the filter toget
 _MAX_UNHEARD_WATCHES = 8  # streams that come faster than a controller answers: ask for all
 _LAG_CHECK_S = 10.0
 _LAG_ALLOWED_S = 3.0
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 10.0
+_PAUSES = Backoff(first=0.1, longest=10.0, jitter=0.0)
+"""Waits before the map is followed again, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class MapFollower:
             self._task.cancel()
 
     async def _run(self) -> None:
-        pause = _FIRST_PAUSE_S
+        failures = 0
         position: int | None = None
         while True:
             try:
@@ -126,15 +127,15 @@ class MapFollower:
                     self._continuity += 1
                     self._listener.on_gap()
                 position = await self._follow_from(position)
-                pause = _FIRST_PAUSE_S
+                failures = 0
                 continue
             except BrokerClientError as error:
                 _log.warning("the map can't be followed, it is asked instead: %s", error)
             except Exception:  # noqa: BLE001 - whatever it is, readers go on by asking
                 _log.exception("following the map failed unexpectedly, it is asked instead")
             self._is_following, position = False, None
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE_S)
+            await asyncio.sleep(_PAUSES.wait(failures))
+            failures += 1
 
     async def _present(self) -> int:
         """Ask for an offset below which everything is committed."""

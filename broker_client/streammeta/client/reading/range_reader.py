@@ -22,6 +22,7 @@ from streammeta.client.reading.block_fetcher import BlockFetcher
 from streammeta.client.reading.lookups import Located, Slice, StreamQuery
 from streammeta.client.reading.slice_cache import SliceCache
 from streammeta.client.resources import all_of
+from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import ObjectNotFoundError
 from streammeta.storage.object_format.index_block import UNLIMITED
 from streammeta.storage.object_format.object_key import OwnKey, parse_key
@@ -114,7 +115,7 @@ class BlockPlanner:
 
 
 VANISHED_RETRIES = 3
-VANISHED_WAIT_S = 0.05
+_VANISHED_WAITS = Backoff(first=0.05, longest=0.4, jitter=0.0)
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +143,7 @@ async def pause_or_raise(
 ) -> None:
     """Wait before the map is asked again, unless that was done often enough."""
     if attempt < VANISHED_RETRIES:
-        await asyncio.sleep(VANISHED_WAIT_S * 2**attempt)
+        await asyncio.sleep(_VANISHED_WAITS.wait(attempt))
         return
     raise MissingObjectError(error.key, id_of(error, namespace), stream_id) from error
 

@@ -23,6 +23,7 @@ from streammeta.controller.lifecycle.tasks import in_thread
 from streammeta.controller.metadata.requests import RemoveObjects
 from streammeta.controller.runtime.clock import Clock
 from streammeta.controller.runtime.controller import MetadataController
+from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import (
     AccessDeniedError,
     BucketNotFoundError,
@@ -89,11 +90,8 @@ class RateLimiter:
         self._tokens = min(room, self._tokens + self._rate * passed_ms / 1_000)
 
 
-FIRST_PAUSE_MS = 1_000
-"""Pause after the first refusal; doubles with each."""
-
-LONGEST_PAUSE_MS = 600_000
-"""Longest pause of a key."""
+RETRY_PAUSES_MS = Backoff(first=1_000, longest=600_000)
+"""Pauses of a key after each refusal."""
 
 STUCK_AFTER = 6
 """Refusals after which a key counts as stuck."""
@@ -144,8 +142,7 @@ class RetryQueue:
             before = self._refusals.get(object_id)
             count = 1 if before is None else before.count + 1
             refusal = self._refusals[object_id] = Refusal(object_id, count, reason)
-            bound = min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** min(count - 1, 20))
-            pause_ms = int(bound * (0.5 + 0.5 * self._rng.random()))
+            pause_ms = int(RETRY_PAUSES_MS.wait(count - 1, self._rng.random()))
             heapq.heappush(self._due, (now_ms + pause_ms, object_id, count))
             if count == STUCK_AFTER:
                 stuck.append(refusal)
@@ -389,8 +386,8 @@ class Deletion:
     def _pause(self) -> None:
         """Pause all requests, longer each time, with jitter."""
         self._store_failures += 1
-        bound = min(PAUSE_MS_MAX, self._interval_ms * 2 ** min(self._store_failures, 16))
-        pause_ms = int(bound * (0.5 + 0.5 * self._rng.random()))
+        pauses = Backoff(self._interval_ms, PAUSE_MS_MAX)
+        pause_ms = int(pauses.wait(self._store_failures, self._rng.random()))
         self._resume_ms = max(self._resume_ms, self._clock.monotonic_ms() + pause_ms)
 
     def _refuse(self, reasons: dict[int, str]) -> None:
