@@ -13,6 +13,7 @@ import pytest
 
 from streammeta.client import (
     BrokerSession,
+    ClientClosedError,
     ControllerClient,
     ControllerUnavailableError,
     NodeEpochExpiredError,
@@ -138,6 +139,31 @@ async def test_a_proxy_for_the_internet_is_not_asked_for_controllers() -> None:
             environment.delenv(name, raising=False)
         async with FakeCluster() as cluster, ControllerClient(cluster.endpoints) as client:
             await client.call(DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest(), 5.0)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_closed_client_fails_its_calls_and_connects_no_more(silent: bool) -> None:
+    """Calls that search for the leader fail, and those that wait for an answer."""
+    async with FakeCluster() as cluster:
+        never = asyncio.Event()
+
+        async def hang(_: Any) -> None:
+            await never.wait()
+
+        if silent:
+            cluster.hooks["DescribeStreams"] = hang
+        else:
+            cluster.leader = -1
+        client = ControllerClient(cluster.endpoints)
+        call = client.call(DESCRIBE_STREAMS, streams_pb2.DescribeStreamsRequest())
+        waiting = asyncio.create_task(call)
+        await until(lambda: cluster.calls["DescribeStreams"] >= (1 if silent else 3), "attempts")
+        await client.close()
+        with pytest.raises(ClientClosedError, match="the client is closed"):
+            await waiting
+        with pytest.raises(ClientClosedError, match="make a new one"):
+            await client.describe_cluster()
+        never.set()
 
 
 async def test_any_controller_names_the_namespace() -> None:

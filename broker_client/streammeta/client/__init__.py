@@ -21,6 +21,7 @@ from streammeta.client.config import WriterConfig as WriterConfig
 from streammeta.client.controller_client import ControllerClient as ControllerClient
 from streammeta.client.errors import BrokerClientError as BrokerClientError
 from streammeta.client.errors import BucketRefusedError as BucketRefusedError
+from streammeta.client.errors import ClientClosedError as ClientClosedError
 from streammeta.client.errors import CompactedObjectsNotFoundError as CompactedObjectsNotFoundError
 from streammeta.client.errors import ControllerDefectError as ControllerDefectError
 from streammeta.client.errors import ControllerUnavailableError as ControllerUnavailableError

@@ -26,6 +26,7 @@ from streammeta.client.arguments import (
 )
 from streammeta.client.errors import (
     BucketRefusedError,
+    ClientClosedError,
     ControllerDefectError,
     ControllerUnavailableError,
     InvalidRequestError,
@@ -95,6 +96,7 @@ class ControllerClient:
         new_request_id: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._is_closed = False
         self._router = LeaderRouter(check_endpoints("endpoints", endpoints), rng or random.Random())
         self._deadline = check_seconds("deadline_s", deadline_s)
         self._attempt_timeout = check_seconds("attempt_timeout_s", attempt_timeout_s)
@@ -115,7 +117,8 @@ class ControllerClient:
             )
 
     async def close(self) -> None:
-        """Close all channels; calls that wait fail."""
+        """Close all channels; calls that wait, and later ones, fail with `ClientClosedError`."""
+        self._is_closed = True
         channels = list(self._channels.values())
         self._channels.clear()
         await asyncio.gather(*(channel.close() for channel in channels))
@@ -146,9 +149,14 @@ class ControllerClient:
         return self._deadline
 
     def channel(self, endpoint: str) -> grpc.aio.Channel:
-        """Return the connection to `endpoint`, made when it is first asked for."""
+        """Return the connection to `endpoint`, made when it is first asked for.
+
+        Raises `ClientClosedError` after `close`.
+        """
         channel = self._channels.get(endpoint)
         if channel is None:
+            if self._is_closed:
+                raise ClientClosedError(f"connection to {endpoint}")
             channel = client_channel(endpoint)
             self._channels[endpoint] = channel
         return channel
@@ -226,6 +234,11 @@ class ControllerClient:
             )
             try:
                 answer = await send(request, timeout=self._attempt_timeout)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._is_closed and task is not None and not task.cancelling():
+                    raise ClientClosedError(method.name) from None
+                raise
             except grpc.aio.AioRpcError as error:
                 failure = read_failure(error)
                 wait = search.failed(failure)

@@ -292,6 +292,13 @@ class UploadFailedError(BrokerClientError):
         )
 
 
+class ClientClosedError(BrokerClientError):
+    """The client of the controllers was closed before, or during, a call."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__(f"{call}: the client is closed; make a new one")
+
+
 class WriterClosedError(BrokerClientError):
     """The writer is closed and takes no more records."""
 

@@ -30,6 +30,7 @@ from streammeta.client.arguments import (
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import (
     BrokerClientError,
+    ClientClosedError,
     ControllerUnavailableError,
     NodeEpochExpiredError,
     NodeFencedError,
@@ -400,8 +401,8 @@ class Heartbeat:
             _log.warning("the node was taken over: %s", error)
             self._on_taken_over(error)
             return False
-        except UnsupportedError:
-            return False  # controllers without sessions
+        except (ClientClosedError, UnsupportedError):
+            return False  # no client to send with, or controllers without sessions
         except BrokerClientError as error:
             _log.warning("a heartbeat was refused: %s", error)
         else:
