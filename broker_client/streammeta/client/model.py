@@ -32,7 +32,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatAnswer:
-    """What a heartbeat is answered with.
+    """Answer to a heartbeat.
 
     `may_shutdown`: the node owes no upload. A node that is silent for `session_timeout_s` seconds
     is fenced. `compactions` are departed nodes whose set objects this process is to compact.
