@@ -2,97 +2,53 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
-
-_CONTROLLER = "streammeta.controller.runtime.controller"
-_CORE = "streammeta.controller.quorum.core"
-_ELECTION = "streammeta.controller.quorum.election"
-_FILES = "streammeta.storage.durable_files"
-_FOLLOWING = "streammeta.controller.quorum.following"
-_JOURNAL = "streammeta.controller.journal.journal"
-_LEADING = "streammeta.controller.quorum.leading"
-_RECOVERY = "streammeta.controller.journal.recovery"
-_REPLICA = "streammeta.controller.quorum.replica"
-_ROOM = "streammeta.controller.quorum.membership"
-_SEGMENTED_LOG = "streammeta.storage.segmented_log"
-_STATE_FILES = "streammeta.controller.journal.state_files"
+from tests.mutants.mutant import Mutant, Simulated, Tested
 
 DISK = (
     Mutant(
         "flush-left-out",
         "What is acknowledged was written, not flushed.",
         "NATS flushes every two minutes by default (Jepsen, NATS 2.12.1)",
-        (
-            Edit(
-                _JOURNAL,
-                """
-                self._has_failed = True  # until the sync has succeeded
-                self._segments[-1].sync()
-                """,
-                """
-                self._has_failed = True  # until the sync has succeeded
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.journal.journal:
+        - self._segments[-1].sync()
+        """,
         Simulated("crashy"),
     ),
     Mutant(
         "failed-flush-tried-again",
         "A flush that failed is tried again, and the second success is believed.",
         "fsyncgate, PostgreSQL 2018",
-        (
-            Edit(
-                _JOURNAL,
-                """
-                self._has_failed = True  # until the sync has succeeded
-                self._segments[-1].sync()
-                """,
-                """
-                try:
-                    self._segments[-1].sync()
-                except OSError:
-                    self._segments[-1].sync()
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.journal.journal:
+        - self._has_failed = True  # until the sync has succeeded
+        - self._segments[-1].sync()
+        + try:
+        +     self._segments[-1].sync()
+        + except OSError:
+        +     self._segments[-1].sync()
+        """,
         Simulated("full", range(1000), is_rare=True),
     ),
     Mutant(
         "mark-ahead-of-flush",
         "The note of how far the log was flushed is written before the flush.",
         "an order that only a crash between the two shows",
-        (
-            Edit(
-                _JOURNAL,
-                """
-                self._has_failed = True  # until the sync has succeeded
-                self._segments[-1].sync()
-                """,
-                """
-                self._has_failed = True  # until the sync has succeeded
-                self._mark.advance(self.end_offset)
-                self._segments[-1].sync()
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.journal.journal:
+        + self._mark.advance(self.end_offset)
+          self._segments[-1].sync()
+        """,
         Simulated("crashy"),
     ),
     Mutant(
         "names-of-a-dead-process-trusted",
         "A start counts on files whose names the process before it had not made durable.",
         "found here by the simulator",
-        (
-            Edit(
-                _JOURNAL,
-                """
-                files.sync_directory(directory)
-                snapshots = SnapshotStore(directory, files, read_snapshot_voters, monotonic)
-                """,
-                """
-                snapshots = SnapshotStore(directory, files, read_snapshot_voters, monotonic)
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.journal.journal:
+        - files.sync_directory(directory)
+        """,
         Tested(
             "tests/journal/test_journal_crash.py"
             "::test_what_a_killed_process_left_is_durable_before_it_counts"
@@ -102,51 +58,31 @@ DISK = (
         "renamed-before-flush",
         "A file gets its name before its bytes are flushed, so a crash leaves it empty.",
         "KAFKA-15312",
-        (
-            Edit(
-                _FILES,
-                """
-                file.sync()
-                files.rename(temporary, path)
-                """,
-                """
-                files.rename(temporary, path)
-                """,
-            ),
-        ),
+        """
+        streammeta.storage.durable_files:
+        - file.sync()
+        """,
         Simulated("crashy"),
     ),
     Mutant(
         "name-not-flushed",
         "The directory is not flushed after a rename, so a crash brings the old vote back.",
         "ALICE (Pillai et al., OSDI 2014) found it in many stores",
-        (
-            Edit(
-                _FILES,
-                """
-                finally:
-                    file.close()
-                files.sync_directory(path.parent)
-                """,
-                """
-                finally:
-                    file.close()
-                """,
-            ),
-        ),
+        """
+        streammeta.storage.durable_files:
+        - files.sync_directory(path.parent)
+        """,
         Simulated("crashy"),
     ),
     Mutant(
         "damage-taken-for-torn-tail",
         "A bad batch below what was flushed is cut away as if it had never been acknowledged.",
         "NATS cut such files short and lost data (Jepsen, NATS 2.12.1)",
-        (
-            Edit(
-                _RECOVERY,
-                "return self.mark.end_offset > end_offset or segment.vouches_beyond(end_offset)",
-                "return False",
-            ),
-        ),
+        """
+        streammeta.controller.journal.recovery:
+        - return self.mark.end_offset > end_offset or segment.vouches_beyond(end_offset)
+        + return False
+        """,
         Tested(
             "tests/journal/test_journal_damage.py"
             "::test_a_flipped_bit_below_the_mark_is_told_and_what_is_before_it_stays"
@@ -156,44 +92,36 @@ DISK = (
         "torn-tail-kept",
         "What a crash left of a half-written batch stays behind the log's end.",
         "a classic of recovery by scanning",
-        (
-            Edit(
-                _RECOVERY,
-                "if segment.file.size() > good_size:",
-                "if False:",
-            ),
-        ),
+        """
+        streammeta.controller.journal.recovery:
+        - if segment.file.size() > good_size:
+        + if False:
+        """,
         Tested("tests/journal/test_journal_damage.py::test_a_tail_torn_at_any_byte_is_cut"),
     ),
     Mutant(
         "checksum-not-compared",
         "A batch is read without a look at its checksum.",
         "KAFKA-14104",
-        (
-            Edit(
-                _SEGMENTED_LOG,
-                "if google_crc32c.value(body) != self.body_checksum:",
-                "if False:",
-            ),
-        ),
+        """
+        streammeta.storage.segmented_log:
+        - if google_crc32c.value(body) != self.body_checksum:
+        + if False:
+        """,
         Simulated("rotten"),
     ),
     Mutant(
         "checksum-without-place",
         "The checksum does not cover which log and offset a batch is of.",
         "misdirected writes (Bairavasundaram et al., FAST 2008)",
-        (
-            Edit(
-                _SEGMENTED_LOG,
-                "checksum = google_crc32c.value(self.log_id + fields)",
-                "checksum = google_crc32c.value(fields)",
-            ),
-            Edit(
-                _SEGMENTED_LOG,
-                "if checksum != google_crc32c.value(self.log_id + fields):",
-                "if checksum != google_crc32c.value(fields):",
-            ),
-        ),
+        """
+        streammeta.storage.segmented_log:
+        - checksum = google_crc32c.value(self.log_id + fields)
+        + checksum = google_crc32c.value(fields)
+        streammeta.storage.segmented_log:
+        - if checksum != google_crc32c.value(self.log_id + fields):
+        + if checksum != google_crc32c.value(fields):
+        """,
         Tested(
             "tests/journal/test_journal_damage.py"
             "::test_a_batch_at_another_place_or_of_another_log_is_damage"
@@ -203,32 +131,22 @@ DISK = (
         "half-batch-stays-when-full",
         "What fitted of a batch on a full disk is not taken back.",
         "half-written batches after ENOSPC",
-        (
-            Edit(
-                _SEGMENTED_LOG,
-                """
-                self.cut_tail()
-                raise
-                """,
-                """
-                self.size = self.file.size()
-                raise
-                """,
-            ),
-        ),
+        """
+        streammeta.storage.segmented_log:
+        - self.cut_tail()
+        + self.size = self.file.size()
+        """,
         Simulated("full", range(1000), is_rare=True),
     ),
     Mutant(
         "full-leader-hands-over-to-the-full",
         "A leader without room hands over though no majority has room for what comes next.",
         "found by trying: reads stopped until room was made",
-        (
-            Edit(
-                _ROOM,
-                "if len(writable) < majority(len(replica.voters)):",
-                "if not writable:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.membership:
+        - if len(writable) < majority(len(replica.voters)):
+        + if not writable:
+        """,
         Tested(
             "tests/quorum/test_quorum_room.py"
             "::test_a_full_leader_hands_over_with_the_next_fetches_of_a_majority_with_room"
@@ -238,13 +156,10 @@ DISK = (
         "state-waits-behind-batches",
         "A vote waits for room behind a batch that finds none, and nobody can be elected.",
         "found by trying: reads stopped until room was made",
-        (
-            Edit(
-                "streammeta.controller.runtime.quorum_disk",
-                "        work = self._write_last_state(work)\n",
-                "",
-            ),
-        ),
+        """
+        streammeta.controller.runtime.quorum_disk:
+        - work = self._write_last_state(work)
+        """,
         Tested(
             "tests/journal/test_journal_reserve.py"
             "::test_a_state_overtakes_batches_that_wait_for_room_and_is_written_once"
@@ -254,13 +169,11 @@ DISK = (
         "fetch-sent-with-the-state",
         "A state written ahead of batches lets the acknowledgement of those batches go too.",
         "a hazard of writing the quorum-state out of its turn",
-        (
-            Edit(
-                "streammeta.controller.runtime.core_loop",
-                "is_state_durable = not effect.vouches_for_log and ",
-                "is_state_durable = ",
-            ),
-        ),
+        """
+        streammeta.controller.runtime.core_loop:
+        - is_state_durable = not effect.vouches_for_log and effect.after <= self._state_token
+        + is_state_durable = effect.after <= self._state_token
+        """,
         Tested(
             "tests/runtime/test_outbox.py"
             "::test_a_state_ahead_of_its_turn_lets_no_acknowledgement_go"
@@ -270,13 +183,11 @@ DISK = (
         "reserve-not-used",
         "The reserve is kept even when a batch that an election needs finds no room.",
         "found by trying: nobody could be elected on full disks",
-        (
-            Edit(
-                _JOURNAL,
-                "if not self._reserve.release_for_log(error):",
-                "if True:",
-            ),
-        ),
+        """
+        streammeta.controller.journal.journal:
+        - if not self._reserve.release_for_log(error):
+        + if True:
+        """,
         Tested(
             "tests/journal/test_journal_reserve.py"
             "::test_on_a_full_disk_votes_and_a_leader_change_are_written"
@@ -286,7 +197,10 @@ DISK = (
         "appends-that-no-majority-has-room-for",
         "A leader with room takes writes that cannot be committed, as the others' disks are full.",
         "found by trying: writes ran into their deadline",
-        (Edit(_LEADING, "            replica.emit(FullVotersChanged(full))\n", ""),),
+        """
+        streammeta.controller.quorum.leading:
+        - replica.emit(FullVotersChanged(full))
+        """,
         Tested(
             "tests/runtime/test_driver_full_disk.py"
             "::test_a_leader_alone_with_room_refuses_writes_at_once_and_holds_up_no_read"
@@ -296,13 +210,13 @@ DISK = (
         "reads-wait-for-room",
         "A read waits for batches that wait for room on disks.",
         "found by trying: one read took nine seconds",
-        (
-            Edit(
-                _CONTROLLER,
-                "(_ReadAgainError())\n\n    def on_writes_held_up",
-                "\n\n    def on_writes_held_up",
-            ),
-        ),
+        """
+        streammeta.controller.runtime.controller:
+        -     self._reads.fail_all(_ReadAgainError())
+        +     self._reads.fail_all
+
+          def on_writes_held_up(self) -> None:
+        """,
         Tested(
             "tests/runtime/test_runtime_controller.py::"
             "test_reads_that_wait_when_disks_become_full_are_answered_from_what_is_committed"
@@ -312,22 +226,24 @@ DISK = (
         "cut-not-announced",
         "A log is cut without lowering first what counts as flushed.",
         "a crash in the middle of a truncation then looks like damage",
-        (Edit(_JOURNAL, "        self._mark.begin_cut(end_offset)\n", ""),),
+        """
+        streammeta.controller.journal.journal:
+        - self._mark.begin_cut(end_offset)
+        """,
         Tested("tests/journal/test_journal_crash.py::test_a_crash_leaves_the_old_state_or_the_new"),
     ),
     Mutant(
         "missing-vote-file-made-anew",
         "A missing quorum-state counts as one that has never voted.",
         "early KRaft cleared the file when it could not be read",
-        (
-            Edit(
-                _STATE_FILES,
-                'raise JournalDamagedError(path, 0, "the file is missing, and with it the vote") '
-                "from None",
-                "return QuorumState(Epoch(0), None, None)",
-            ),
-            Edit(_RECOVERY, "if last_epoch > self.state.epoch:", "if False:"),
-        ),
+        """
+        streammeta.controller.journal.state_files:
+        - raise JournalDamagedError(path, 0, "the file is missing, and with it the vote") from None
+        + return QuorumState(Epoch(0), None, None)
+        streammeta.controller.journal.recovery:
+        - if last_epoch > self.state.epoch:
+        + if False:
+        """,
         Tested(
             "tests/journal/test_journal_recovery.py::test_a_missing_quorum_state_is_never_made_anew"
         ),
@@ -336,7 +252,11 @@ DISK = (
         "old-vote-file-accepted",
         "A quorum-state older than the log is taken for what it is not.",
         "restored files and cloned disks; votes are forgotten",
-        (Edit(_CORE, "if last_epoch > state.epoch:", "if False:"),),
+        """
+        streammeta.controller.quorum.core:
+        - if last_epoch > state.epoch:
+        + if False:
+        """,
         Tested(
             "tests/quorum/test_quorum_election.py"
             "::test_a_log_newer_than_the_quorum_state_stops_the_process"
@@ -346,48 +266,47 @@ DISK = (
         "lock-not-taken",
         "Two processes may write to one data directory.",
         "why Kafka and etcd lock theirs",
-        (
-            Edit(
-                _FILES,
-                "fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
-                "pass",
-            ),
-        ),
+        """
+        streammeta.storage.durable_files:
+        - fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        + pass
+        """,
         Tested("tests/journal/test_journal_directory.py::test_one_process_at_a_time"),
     ),
     Mutant(
         "damaged-voter-votes",
         "A voter that lost acknowledged batches to damage votes before they are back.",
         "NATS elected a damaged node and lost data (Jepsen, NATS 2.12.1)",
-        (
-            Edit(_ELECTION, "if replica.lost is not None:", "if False:"),
-            Edit(
-                _REPLICA,
-                "if self.lost is not None or self.installing is not None:",
-                "if self.installing is not None:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.election:
+        - if replica.lost is not None:
+        + if False:
+        streammeta.controller.quorum.replica:
+        - if self.lost is not None or self.installing is not None:
+        + if self.installing is not None:
+        """,
         Simulated("rotten"),
     ),
     Mutant(
         "repaired-too-early",
         "A damaged voter votes again after its first Fetch.",
         "protocol-aware recovery (Alagappan et al., FAST 2018)",
-        (
-            Edit(
-                _FOLLOWING,
-                "if has_committed and (replica.epoch > lost.epoch or log.flushed_end >= "
-                "lost.end_offset):",
-                "if has_committed or lost is not None:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.following:
+        - if has_committed and (replica.epoch > lost.epoch or log.flushed_end >= lost.end_offset):
+        + if has_committed or lost is not None:
+        """,
         Simulated("rotten", range(1000), is_rare=True),
     ),
     Mutant(
         "log-not-compared-committed",
         "A full follower that is told of a snapshot commits what it has flushed, compared or not.",
         "found here by the simulator",
-        (Edit(_FOLLOWING, "if response.snapshot_id is None:", "if True:"),),
+        """
+        streammeta.controller.quorum.following:
+        - if response.snapshot_id is None:  # else the leader has not compared the logs
+        + if True:  # else the leader has not compared the logs
+        """,
         Tested(
             "tests/quorum/test_quorum_snapshots.py"
             "::test_with_a_full_disk_a_log_that_was_not_compared_is_not_committed"
@@ -397,13 +316,11 @@ DISK = (
         "flushed-since-the-fetch-committed",
         "A full follower commits what it has flushed since the Fetch that the leader answers.",
         "a relative of the one above",
-        (
-            Edit(
-                _FOLLOWING,
-                "known = min(role.fetch_offset, replica.log.flushed_end)",
-                "known = replica.log.flushed_end",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.following:
+        - known = min(role.fetch_offset, replica.log.flushed_end)
+        + known = replica.log.flushed_end
+        """,
         Tested(
             "tests/quorum/test_quorum_room.py"
             "::test_what_was_flushed_since_a_fetch_is_not_committed_by_its_answer"
@@ -413,13 +330,11 @@ DISK = (
         "promise-by-mark-alone",
         "What damage cost is judged by the notes of flushes, which may be older than the last one.",
         "found here by the simulator",
-        (
-            Edit(
-                _RECOVERY,
-                "ends = [header.end_offset for _, header in headers]",
-                "ends = [header.flushed_end for _, header in headers]",
-            ),
-        ),
+        """
+        streammeta.controller.journal.recovery:
+        - ends = [header.end_offset for _, header in headers]
+        + ends = [header.flushed_end for _, header in headers]
+        """,
         Tested(
             "tests/journal/test_journal_damage.py"
             "::test_damage_is_told_with_an_outdated_mark_if_a_later_batch_vouches"
@@ -429,18 +344,12 @@ DISK = (
         "promise-behind-bad-header-forgotten",
         "A segment whose header is damaged is not searched for what it had promised.",
         "found here by the simulator",
-        (
-            Edit(
-                _RECOVERY,
-                """
-                promised_end = max(promised_end, self._last_end_in(file, position))
-                """,
-                """
-                if file.segment is not None:
-                    promised_end = max(promised_end, self._last_end_in(file, position))
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.journal.recovery:
+        - promised_end = max(promised_end, self._last_end_in(file, position))
+        + if file.segment is not None:
+        +     promised_end = max(promised_end, self._last_end_in(file, position))
+        """,
         Tested(
             "tests/journal/test_journal_damage.py"
             "::test_batches_that_can_not_be_used_are_promises_all_the_same"

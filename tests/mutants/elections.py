@@ -2,134 +2,91 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
-
-_CORE = "streammeta.controller.quorum.core"
-_ELECTION = "streammeta.controller.quorum.election"
-_FOLLOWING = "streammeta.controller.quorum.following"
-_LEADING = "streammeta.controller.quorum.leading"
-_MAJORITY = "streammeta.controller.quorum.voters"
-_REPLICA = "streammeta.controller.quorum.replica"
+from tests.mutants.mutant import Mutant, Simulated, Tested
 
 ELECTIONS = (
     Mutant(
         "vote-kept-in-memory",
         "The vote is not written down, so a replica that restarts votes twice in an epoch.",
         "the reason for persistent votes in Raft (thesis, section 3.8)",
-        (
-            Edit(
-                _REPLICA,
-                """
-                effects.append(PersistQuorumState(self._token, state))
-                """,
-                """
-                written = QuorumState(state.epoch, None, state.leader_id)
-                effects.append(PersistQuorumState(self._token, written))
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - effects.append(PersistQuorumState(self._token, state))
+        + written = QuorumState(state.epoch, None, state.leader_id)
+        + effects.append(PersistQuorumState(self._token, written))
+        """,
         Simulated("crashy"),
     ),
     Mutant(
         "vote-sent-before-flush",
         "Messages leave before the epoch and the vote they promise are on disk.",
         "Raft thesis, section 3.8; etcd documents the order for users of its library",
-        (
-            Edit(
-                _REPLICA,
-                "return Send(to, message, self._state_token, vouches_for_log=False)",
-                "return Send(to, message, 0, vouches_for_log=False)",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - return Send(to, message, self._state_token, vouches_for_log=False)
+        + return Send(to, message, 0, vouches_for_log=False)
+        """,
         Simulated("crashy"),
     ),
     Mutant(
         "epoch-learned-not-written",
         "An epoch learned from a message is written down only along with a vote.",
         "a variant of the lost vote; KIP-595 persists every change of epoch",
-        (
-            Edit(
-                _REPLICA,
-                "if state != self._persisted:",
-                "if state.vote is not None and state != self._persisted:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - if state != self._persisted:
+        + if state.vote is not None and state != self._persisted:
+        """,
         Simulated("crashy"),
     ),
     Mutant(
         "restarted-leader-leads-on",
         "A leader that restarts goes on leading its epoch and uses lost offsets again.",
         "prevented in KRaft by the Resigned state (KIP-595)",
-        (
-            Edit(
-                _CORE,
-                'replica.become_resigned(successors, "restarted")',
-                "replica.become_leader()",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.core:
+        - replica.become_resigned(successors, "restarted")
+        + replica.become_leader()
+        """,
         Simulated("crashy"),
     ),
     Mutant(
         "vote-dropped-on-fallback",
         "A candidate that falls back to asking for pre-votes forgets its vote in that epoch.",
         "a hazard of the states that KIP-996 added",
-        (
-            Edit(
-                _ELECTION,
-                """
-                self._replica.lost_elections += 1
-                self._replica.become_prospective(self._replica.draw_backoff())
-                """,
-                """
-                self._replica.lost_elections += 1
-                self._replica.vote = None
-                self._replica.become_prospective(self._replica.draw_backoff())
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.election:
+        + self._replica.vote = None
+          self._replica.become_prospective(self._replica.draw_backoff())
+        """,
         Simulated("restless", range(1000), is_rare=True),
     ),
     Mutant(
         "vote-for-shorter-log",
         "Votes are granted without comparing logs, so a leader may lack committed batches.",
         "the election restriction of Raft (section 5.4.1)",
-        (
-            Edit(
-                _ELECTION,
-                """
-                is_up_to_date = (request.last_epoch, request.end_offset) >= (
-                    replica.log.last_epoch,
-                    replica.log.end_offset,
-                )
-                """,
-                """
-                is_up_to_date = True
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.election:
+        - is_up_to_date = (request.last_epoch, request.end_offset) >= (
+        -     replica.log.last_epoch,
+        -     replica.log.end_offset,
+        - )
+        + is_up_to_date = True
+        """,
         Simulated("crashy"),
     ),
     Mutant(
         "longest-log-wins",
         "Logs are compared by their length before their last epoch.",
         "the mistake that Raft's section 5.4.1 warns of",
-        (
-            Edit(
-                _ELECTION,
-                """
-                is_up_to_date = (request.last_epoch, request.end_offset) >= (
-                    replica.log.last_epoch,
-                    replica.log.end_offset,
-                )
-                """,
-                """
-                is_up_to_date = (request.end_offset, request.last_epoch) >= (
-                    replica.log.end_offset,
-                    replica.log.last_epoch,
-                )
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.election:
+        - is_up_to_date = (request.last_epoch, request.end_offset) >= (
+        + is_up_to_date = (request.end_offset, request.last_epoch) >= (
+        +     replica.log.end_offset,
+              replica.log.last_epoch,
+        -     replica.log.end_offset,
+        """,
         Tested(
             "tests/quorum/test_quorum_election.py::test_votes_go_to_logs_at_least_as_up_to_date"
         ),
@@ -138,98 +95,66 @@ ELECTIONS = (
         "equal-log-loses",
         "Only a longer log gets a vote, so equal ones can never elect a leader.",
         "a slip that needs a liveness check to be seen",
-        (
-            Edit(
-                _ELECTION,
-                "(request.last_epoch, request.end_offset) >= (",
-                "(request.last_epoch, request.end_offset) > (",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.election:
+        - is_up_to_date = (request.last_epoch, request.end_offset) >= (
+        + is_up_to_date = (request.last_epoch, request.end_offset) > (
+        """,
         Simulated("calm"),
     ),
     Mutant(
         "late-votes-counted",
         "Answers to requests of an earlier epoch count in the present one.",
         "CCF tallied votes wrongly (Howard et al., Smart Casual Verification, 2025)",
-        (
-            Edit(
-                _REPLICA,
-                """
-                if waiting is None or waiting.request_id != header.request_id:
-                    return False
-                del self._pending[header.sender, kind]
-                """,
-                """
-                self._pending.pop((header.sender, kind), None)
-                """,
-            ),
-            Edit(
-                _CORE,
-                """
-                if header.epoch < replica.epoch:
-                    self._on_useless_response(response)
-                """,
-                """
-                if header.epoch < replica.epoch and not isinstance(response, VoteResponse):
-                    self._on_useless_response(response)
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - if waiting is None or waiting.request_id != header.request_id:
+        -     return False
+        - del self._pending[header.sender, kind]
+        + self._pending.pop((header.sender, kind), None)
+        streammeta.controller.quorum.core:
+        - if header.epoch < replica.epoch:
+        + if header.epoch < replica.epoch and not isinstance(response, VoteResponse):
+        """,
         Simulated("noisy"),
     ),
     Mutant(
         "votes-counted-twice",
         "A vote that arrives twice counts twice.",
         "CCF tallied votes wrongly (Howard et al., Smart Casual Verification, 2025)",
-        (
-            Edit(
-                _REPLICA,
-                """
-                if waiting is None or waiting.request_id != header.request_id:
-                    return False
-                del self._pending[header.sender, kind]
-                """,
-                """
-                self._pending.pop((header.sender, kind), None)
-                """,
-            ),
-            Edit(
-                _ELECTION,
-                """
-                (role.granted if response.granted else role.denied).add(response.header.sender)
-                """,
-                """
-                votes = role.granted if response.granted else role.denied
-                votes.add(NodeId(response.header.sender + 1000 * len(votes)))
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - if waiting is None or waiting.request_id != header.request_id:
+        -     return False
+        - del self._pending[header.sender, kind]
+        + self._pending.pop((header.sender, kind), None)
+        streammeta.controller.quorum.election:
+        - (role.granted if response.granted else role.denied).add(response.header.sender)
+        + votes = role.granted if response.granted else role.denied
+        + votes.add(NodeId(response.header.sender + 1000 * len(votes)))
+        """,
         Simulated("noisy"),
     ),
     Mutant(
         "half-is-a-majority",
         "Half of an even number of voters decides, so two halves can decide differently.",
         "a classic slip with 2 and 4 voters",
-        (
-            Edit(
-                _MAJORITY,
-                "return voters // 2 + 1",
-                "return (voters + 1) // 2",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.voters:
+        - return voters // 2 + 1
+        + return (voters + 1) // 2
+        """,
         Simulated("split"),
     ),
     Mutant(
         "every-pre-vote-granted",
         "Pre-votes are granted although the leader is alive, so who was cut off deposes it.",
         "the disruptive server of the Raft thesis (section 9.6); KIP-996",
-        (
-            Edit(
-                _ELECTION,
-                "return QuorumError.NONE, is_up_to_date and self._may_pre_vote()",
-                "return QuorumError.NONE, True",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.election:
+        - return QuorumError.NONE, is_up_to_date and self._may_pre_vote()
+        + return QuorumError.NONE, True
+        """,
         Tested(
             "tests/quorum/test_quorum_election.py"
             "::test_a_follower_that_hears_its_leader_grants_no_pre_vote"
@@ -239,21 +164,14 @@ ELECTIONS = (
         "campaign-without-pre-vote",
         "A replica opens a new epoch at once, so one that was cut off deposes the leader.",
         "the disruptive server of the Raft thesis (section 9.6); KIP-996",
-        (
-            Edit(
-                _ELECTION,
-                """
-                self._replica.become_prospective()
-                self._advance()
-                if isinstance(self._replica.role, Prospective):
-                """,
-                """
-                self._replica.become_candidate()
-                self._advance()
-                if isinstance(self._replica.role, Candidate):
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.election:
+        - self._replica.become_prospective()
+        + self._replica.become_candidate()
+          self._advance()
+        - if isinstance(self._replica.role, Prospective):
+        + if isinstance(self._replica.role, Candidate):
+        """,
         Tested(
             "tests/quorum/test_quorum_election.py"
             "::test_a_campaign_asks_for_pre_votes_before_it_opens_an_epoch"
@@ -263,13 +181,11 @@ ELECTIONS = (
         "deposed-leader-stays",
         "A leader that no majority fetches from never resigns; its clients wait for ever.",
         "KAFKA-15489",
-        (
-            Edit(
-                _LEADING,
-                "(deadline for deadline in deadlines if deadline is not None)",
-                "()",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.leading:
+        - return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        + return min((), default=None)
+        """,
         Tested(
             "tests/quorum/test_quorum_election.py"
             "::test_a_leader_without_a_majority_resigns_after_check_quorum"
@@ -279,13 +195,11 @@ ELECTIONS = (
         "refused-fetch-hurries-a-voter",
         "A voter whose Fetch is refused campaigns beside the successor its leader has chosen.",
         "`quorum transfer` on a busy machine: one in eight ended with another leader",
-        (
-            Edit(
-                _FOLLOWING,
-                "is QuorumError.NOT_LEADER and not replica.may_campaign:",
-                "is QuorumError.NOT_LEADER:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.following:
+        - if response.header.error is QuorumError.NOT_LEADER and not replica.may_campaign:
+        + if response.header.error is QuorumError.NOT_LEADER:
+        """,
         Tested(
             "tests/quorum/test_quorum_election.py"
             "::test_nor_does_the_refusal_of_its_fetch_make_it_hurry"
@@ -295,16 +209,11 @@ ELECTIONS = (
         "answers-of-another-life-taken",
         "Answers to the process before the restart are taken: request numbers begin anew.",
         "why etcd and gRPC based peers carry a session in their messages",
-        (
-            Edit(
-                _REPLICA,
-                """
-                if header.incarnation != self._incarnation:
-                    return False
-                """,
-                "",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - if header.incarnation != self._incarnation:
+        -     return False
+        """,
         Tested(
             "tests/mutants/test_mutants_scripted.py"
             "::test_an_answer_to_the_life_before_the_restart_is_not_taken"
@@ -314,13 +223,11 @@ ELECTIONS = (
         "another-cluster-listened-to",
         "Messages of another cluster are taken for those of this one.",
         "KAFKA-12440",
-        (
-            Edit(
-                _CORE,
-                "if request.header.cluster_id != self._replica.config.cluster_id:",
-                "if False:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.core:
+        - if request.header.cluster_id != self._replica.config.cluster_id:
+        + if False:
+        """,
         Tested("tests/quorum/test_quorum_election.py::test_another_cluster_is_not_listened_to"),
     ),
 )

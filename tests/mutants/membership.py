@@ -2,112 +2,68 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
-
-_ELECTION = "streammeta.controller.quorum.election"
-_FOLLOWING = "streammeta.controller.quorum.following"
-_LEADING = "streammeta.controller.quorum.leading"
-_MEMBERSHIP = "streammeta.controller.quorum.membership"
-_REPLICA = "streammeta.controller.quorum.replica"
-_VOTERS = "streammeta.controller.quorum.voters"
+from tests.mutants.mutant import Mutant, Simulated, Tested
 
 MEMBERSHIP = (
     Mutant(
         "change-before-own-commit",
         "A leader changes the voters before it has committed a batch of its epoch.",
         "the bug of single-server changes (Ongaro, raft-dev, 2015)",
-        (
-            Edit(
-                _MEMBERSHIP,
-                """
-                if replica.high_watermark <= role.epoch_start:
-                    return "the leader has not committed a batch of its epoch yet; try again"
-                """,
-                """
-                if False:
-                    return "the leader has not committed a batch of its epoch yet; try again"
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.membership:
+        - if replica.high_watermark <= role.epoch_start:
+        + if False:
+        """,
         Simulated("reconfig"),
     ),
     Mutant(
         "two-changes-at-once",
         "A change of the voters begins before the one before it is committed.",
         "the gates of etcd and of KIP-853",
-        (
-            Edit(
-                _MEMBERSHIP,
-                """
-                if role.voter_change is not None:
-                    return "another change of the voters is under way; try again when it has ended"
-                """,
-                """
-                if False:
-                    return "another change of the voters is under way; try again when it has ended"
-                """,
-            ),
-            Edit(
-                _MEMBERSHIP,
-                "if replica.voters_named_at > replica.high_watermark:",
-                "if False:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.membership:
+        - if role.voter_change is not None:
+        + if False:
+              return "another change of the voters is under way; try again when it has ended"
+        streammeta.controller.quorum.membership:
+        - if replica.voters_named_at > replica.high_watermark:
+        + if False:
+        """,
         Simulated("reconfig"),
     ),
     Mutant(
         "voters-survive-cut",
         "A change of the voters stays in force after its record was cut from the log.",
         "Raft thesis, section 4.1; KIP-853 keeps a history of voter sets for it",
-        (
-            Edit(
-                _REPLICA,
-                """
-                self._history.truncate(end_offset)
-                """,
-                "",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - self._history.truncate(end_offset)
+        """,
         Simulated("reconfig"),
     ),
     Mutant(
         "voters-change-on-commit",
         "A change of the voters takes effect only once it is committed.",
         "mixing etcd's rule into Raft's (thesis, section 4.1)",
-        (
-            Edit(
-                _REPLICA,
-                "self.voters = self._history.latest",
-                "self.voters = self._history.at(self.high_watermark)",
-            ),
-            Edit(
-                _REPLICA,
-                """
-                self.high_watermark = end_offset
-                """,
-                """
-                self.high_watermark = end_offset
-                self._note_voters()
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - self.voters = self._history.latest
+        + self.voters = self._history.at(self.high_watermark)
+        streammeta.controller.quorum.replica:
+        + self._note_voters()
+          self._last.append(CommitAdvanced(end_offset))
+        """,
         Simulated("reconfig"),
     ),
     Mutant(
         "wiped-voter-votes",
         "A voter whose disk was replaced counts as the one it was before.",
         "the motive of directory ids in KIP-853; replicated state of static voters before it",
-        (
-            Edit(
-                _REPLICA,
-                """
-                return key == self.local
-                """,
-                """
-                return key.node_id == self.local.node_id
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - return key == self.local
+        + return key.node_id == self.local.node_id
+        """,
         Tested(
             "tests/quorum/test_quorum_membership.py"
             "::test_a_replaced_disk_neither_votes_nor_counts_for_the_lost_one"
@@ -117,13 +73,11 @@ MEMBERSHIP = (
         "disks-not-told-apart",
         "Replicas are matched by node id alone, so two disks of a node are taken for one.",
         "the motive of directory ids in KIP-853",
-        (
-            Edit(
-                _VOTERS,
-                "return self.directory_id == other.directory_id",
-                "return True",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.voters:
+        - return self.directory_id == other.directory_id
+        + return True
+        """,
         Tested(
             "tests/quorum/test_quorum_voters.py"
             "::test_another_disk_is_another_voter_unless_the_first_was_not_known"
@@ -133,33 +87,25 @@ MEMBERSHIP = (
         "new-disk-counts-for-the-first",
         "A voter named without a disk is credited with the Fetches of whatever disk its node has.",
         "found here by the simulator; static voters of KRaft before KIP-853",
-        (
-            Edit(
-                _LEADING,
-                """
-                if voter is None or voter.key != unnamed or not header.is_founder:
-                    return sender
-                is_taken = role.progress[unnamed].earned_by not in (None, sender)
-                return sender if is_taken else unnamed
-                """,
-                """
-                return sender if voter is None or voter.key != unnamed else unnamed
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.leading:
+        - if voter is None or voter.key != unnamed or not header.is_founder:
+        -     return sender
+        - is_taken = role.progress[unnamed].earned_by not in (None, sender)
+        - return sender if is_taken else unnamed
+        + return sender if voter is None or voter.key != unnamed else unnamed
+        """,
         Simulated("rotten"),
     ),
     Mutant(
         "founder-not-asked-for",
         "A disk that joined later is credited as a first voter's if the leader heard it first.",
         "found here by the simulator; static voters of KRaft before KIP-853",
-        (
-            Edit(
-                _LEADING,
-                "if voter is None or voter.key != unnamed or not header.is_founder:",
-                "if voter is None or voter.key != unnamed:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.leading:
+        - if voter is None or voter.key != unnamed or not header.is_founder:
+        + if voter is None or voter.key != unnamed:
+        """,
         Tested(
             "tests/quorum/test_quorum_disks.py"
             "::test_what_only_a_new_disk_flushed_is_not_committed_for_the_disk_it_replaced"
@@ -169,13 +115,11 @@ MEMBERSHIP = (
         "two-disks-taken-for-one",
         "Two disks that both claim to be a first voter's are credited as one.",
         "found here by the simulator; replicated state of static voters before KIP-853",
-        (
-            Edit(
-                _LEADING,
-                "return sender if is_taken else unnamed",
-                "return unnamed",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.leading:
+        - return sender if is_taken else unnamed
+        + return unnamed
+        """,
         Tested(
             "tests/quorum/test_quorum_disks.py"
             "::test_the_acknowledgements_of_two_disks_are_not_taken_for_those_of_one"
@@ -185,13 +129,11 @@ MEMBERSHIP = (
         "acknowledgements-handed-on",
         "What one disk has acknowledged is credited to the disk that the log comes to name.",
         "found here by the simulator, profile rotten, seed 7450253",
-        (
-            Edit(
-                _MEMBERSHIP,
-                "progress.key = progress.earned_by",
-                "progress.key = named",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.membership:
+        - progress.key = progress.earned_by
+        + progress.key = named
+        """,
         Tested(
             "tests/quorum/test_quorum_disks.py"
             "::test_what_one_disk_earned_is_not_handed_to_the_disk_that_the_log_names"
@@ -201,44 +143,36 @@ MEMBERSHIP = (
         "observer-campaigns",
         "A replica that does not vote, or votes no more, campaigns and counts itself.",
         "removed servers that disturb (Raft thesis, section 4.2.3)",
-        (
-            Edit(
-                _REPLICA,
-                "return self.is_voter or self._may_be_voter()",
-                "return len(self.voters) > 0",
-            ),
-            Edit(
-                _REPLICA,
-                "return {self.local.node_id} if self.is_voter else set()",
-                "return {self.local.node_id}",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - return self.is_voter or self._may_be_voter()
+        + return len(self.voters) > 0
+        streammeta.controller.quorum.replica:
+        - return {self.local.node_id} if self.is_voter else set()
+        + return {self.local.node_id}
+        """,
         Simulated("reconfig"),
     ),
     Mutant(
         "removed-voter-counts-itself",
         "A candidate that its own log has removed counts its own vote.",
         "removed servers (Raft thesis, section 4.2.2)",
-        (
-            Edit(
-                _REPLICA,
-                "return {self.local.node_id} if self.is_voter else set()",
-                "return {self.local.node_id}",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - return {self.local.node_id} if self.is_voter else set()
+        + return {self.local.node_id}
+        """,
         Simulated("reconfig", range(1000), is_rare=True),
     ),
     Mutant(
         "uncommitted-removal-locks-up",
         "Who is removed by a change that is not committed never campaigns: nobody can win.",
         "found here by the simulator; Raft thesis, section 4.2.2",
-        (
-            Edit(
-                _REPLICA,
-                "return self.is_voter or self._may_be_voter()",
-                "return self.is_voter",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - return self.is_voter or self._may_be_voter()
+        + return self.is_voter
+        """,
         Tested(
             "tests/quorum/test_quorum_membership.py"
             "::test_who_alone_knows_of_its_removal_can_still_be_elected_but_not_by_its_own_vote"
@@ -248,19 +182,12 @@ MEMBERSHIP = (
         "removed-leader-counts-itself",
         "A leader that is being removed goes on counting itself.",
         "KAFKA-16530",
-        (
-            Edit(
-                _LEADING,
-                """
-                end = committed_end(ends, role.epoch_start)
-                """,
-                """
-                if not replica.is_voter:
-                    ends.append(replica.log.flushed_end)
-                end = committed_end(ends, role.epoch_start)
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.leading:
+        + if not replica.is_voter:
+        +     ends.append(replica.log.flushed_end)
+          end = committed_end(ends, role.epoch_start)
+        """,
         Tested(
             "tests/quorum/test_quorum_membership.py"
             "::test_a_leader_that_is_removed_leads_until_that_is_committed_without_counting_itself"
@@ -270,13 +197,11 @@ MEMBERSHIP = (
         "removed-leader-stays",
         "A leader that was removed does not resign.",
         "KAFKA-16531 and the cases around it",
-        (
-            Edit(
-                _MEMBERSHIP,
-                "return not replica.is_voter and replica.voters_named_at <= end_offset",
-                "return False",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.membership:
+        - return not replica.is_voter and replica.voters_named_at <= end_offset
+        + return False
+        """,
         Tested(
             "tests/quorum/test_quorum_membership.py"
             "::test_a_leader_that_is_removed_leads_until_that_is_committed_without_counting_itself"
@@ -286,13 +211,11 @@ MEMBERSHIP = (
         "voter-refuses-as-observer",
         "A voter that does not know yet that it votes refuses its vote.",
         "Raft thesis, section 4.1; etcd had to let learners vote",
-        (
-            Edit(
-                _ELECTION,
-                "if not replica.is_self(request.header.receiver):",
-                "if not replica.is_voter or not replica.is_self(request.header.receiver):",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.election:
+        - if not replica.is_self(request.header.receiver):
+        + if not replica.is_voter or not replica.is_self(request.header.receiver):
+        """,
         Tested(
             "tests/quorum/test_quorum_membership.py"
             "::test_a_new_voter_grants_its_vote_before_it_knows_that_it_votes"
@@ -302,13 +225,11 @@ MEMBERSHIP = (
         "voter-added-at-once",
         "A replica becomes a voter however far it lags, and holds up every commit.",
         "the availability gap of the Raft thesis, section 4.2.1",
-        (
-            Edit(
-                _MEMBERSHIP,
-                "if change.adding.key != progress.key or progress.end_offset < change.round_end:",
-                "if change.adding.key != progress.key:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.membership:
+        - if change.adding.key != progress.key or progress.end_offset < change.round_end:
+        + if change.adding.key != progress.key:
+        """,
         Tested(
             "tests/quorum/test_quorum_membership.py"
             "::test_a_laggard_is_added_after_a_round_it_keeps_up_with"
@@ -318,13 +239,11 @@ MEMBERSHIP = (
         "two-voters-swapped-at-once",
         "One voter is replaced by another in one step: majorities need not meet.",
         "why single-server changes add or remove one (Raft thesis, section 4.1)",
-        (
-            Edit(
-                _VOTERS,
-                "return came + went <= 1",
-                "return came <= 1 and went <= 1",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.voters:
+        - return came + went <= 1
+        + return came <= 1 and went <= 1
+        """,
         Tested("tests/quorum/test_quorum_voters.py::test_a_swap_of_two_voters_is_not_one_change"),
     ),
 )

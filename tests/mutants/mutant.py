@@ -1,6 +1,6 @@
 """What a mutant is: a known bug, re-created by a small edit of the product's source.
 
-Edits are texts, so that they say exactly what is wrong, and so that one that no longer fits the
+Edits are diffs, so that they say exactly what is wrong, and so that one that no longer fits the
 code is noticed instead of doing nothing. Knows nothing of how mutants are run.
 """
 
@@ -12,43 +12,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replace `old`, which stands exactly once in the source of `module`, by `new`.
+    """Lines of `module` to replace: each is marked as one that goes ("- "), comes ("+ ") or stays.
 
-    A text that begins with a line break is a block of whole lines, indented as it may be.
+    Those that go or stay follow each other in the source exactly once, however far indented.
     """
 
     module: str
-    old: str
-    new: str
+    lines: tuple[str, ...]
 
     def apply(self, source: str) -> str:
-        """Return the edited source; raises ValueError if `old` does not stand there once."""
-        if self.old.startswith("\n"):
-            return self._apply_to_lines(source)
-        self._check(source.count(self.old))
-        return source.replace(self.old, self.new)
-
-    def _apply_to_lines(self, source: str) -> str:
-        lines, wanted = source.splitlines(), _block(self.old)
-        ends = range(len(wanted), len(lines) + 1)
-        found = [end for end in ends if _block("\n".join(lines[end - len(wanted) : end])) == wanted]
-        self._check(len(found))
-        start = found[0] - len(wanted)
+        """Return the edited source; raises ValueError if the lines do not stand there once."""
+        lines, wanted = source.splitlines(), self._without("+")
+        starts = range(len(lines) - len(wanted) + 1)
+        found = [at for at in starts if _dedented(lines[at : at + len(wanted)]) == wanted]
+        if len(found) != 1:
+            text = "\n".join(wanted)
+            raise ValueError(
+                f"{self.module}: found {len(found)} times, wanted once; adapt the mutant to the"
+                f" code:\n{text}"
+            )
+        (start,) = found
         indent = lines[start].removesuffix(wanted[0])
-        lines[start : found[0]] = [indent + line for line in _block(self.new)]
+        lines[start : start + len(wanted)] = [indent + line for line in self._without("-")]
         return "\n".join(lines) + "\n"
 
-    def _check(self, count: int) -> None:
-        if count != 1:
-            raise ValueError(
-                f"{self.module}: found {count} times, wanted once; adapt the mutant to the code:\n"
-                f"{self.old}"
-            )
+    def _without(self, mark: str) -> list[str]:
+        return [line[2:] for line in self.lines if not line.startswith(mark)]
 
 
-def _block(text: str) -> list[str]:
-    """Return the lines of a block as if its first were not indented."""
-    return textwrap.dedent(text).strip("\n").splitlines()
+def _dedented(lines: list[str]) -> list[str]:
+    return textwrap.dedent("\n".join(lines)).splitlines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +69,24 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A known bug: what is wrong, where such a bug has been seen, and what must catch it."""
+    """A known bug: what is wrong, where such a bug has been seen, and what must catch it.
+
+    `diff` names each edited module, with a colon, before its lines.
+    """
 
     name: str
     bug: str
     seen: str
-    edits: tuple[Edit, ...]
+    diff: str
     caught_by: Simulated | Tested
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits of the diff, in its order."""
+        edits: list[Edit] = []
+        for line in textwrap.dedent(self.diff).strip("\n").splitlines():
+            if line.endswith(":") and line[0] not in "-+ ":
+                edits.append(Edit(line.removesuffix(":"), ()))
+            else:
+                edits[-1] = Edit(edits[-1].module, (*edits[-1].lines, line))
+        return tuple(edits)

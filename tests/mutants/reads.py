@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
-
-_CONTROLLER = "streammeta.controller.runtime.controller"
-_LEADING = "streammeta.controller.quorum.leading"
-_OUTBOX = "streammeta.controller.runtime.core_loop"
-_REPLICA = "streammeta.controller.quorum.replica"
+from tests.mutants.mutant import Mutant, Simulated, Tested
 
 READS = (
     Mutant(
         "read-without-proof",
         "A leader answers reads without asking whether it still leads.",
         "stale reads of etcd and Consul before 2015 (Jepsen)",
-        (
-            Edit(
-                _LEADING,
-                "confirmed = rounds[majority(len(voters)) - 1]",
-                "confirmed = rounds[0]",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.leading:
+        - confirmed = rounds[majority(len(voters)) - 1]
+        + confirmed = rounds[0]
+        """,
         Simulated("takeover"),
     ),
     Mutant(
         "fetch-proves-leadership",
         "Any Fetch of the epoch proves leadership, even one sent before the read was asked for.",
         "why a read index needs a round of its own (Raft thesis, section 6.4)",
-        (Edit(_LEADING, "        role.read_round += 1\n", ""),),
+        """
+        streammeta.controller.quorum.leading:
+        - role.read_round += 1
+        """,
         Tested(
             "tests/quorum/test_quorum_replication.py"
             "::test_a_read_waits_for_a_round_that_began_after_it"
@@ -37,41 +33,27 @@ READS = (
         "young-leader-trusted",
         "A leader that was elected a moment ago reads without asking whether it still leads.",
         "why a read index needs a round of its own (Raft thesis, section 6.4)",
-        (
-            Edit(
-                _LEADING,
-                """
-                role.read_round += 1
-                """,
-                """
-                if replica.now - role.started_at < replica.config.timings.election_timeout_ms:
-                    replica.emit(ReadIndexReady(read_id, replica.high_watermark))
-                    return
-                role.read_round += 1
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.leading:
+        + if replica.now - role.started_at < replica.config.timings.election_timeout_ms:
+        +     replica.emit(ReadIndexReady(read_id, replica.high_watermark))
+        +     return
+          role.read_round += 1
+        """,
         Simulated("takeover"),
     ),
     Mutant(
         "first-read-at-once",
         "The first read of a leadership takes the commit of the leader's first batch for a proof.",
         "why a read index needs a round of its own (Raft thesis, section 6.4)",
-        (
-            Edit(
-                _LEADING,
-                """
-                role.read_round += 1
-                """,
-                """
-                first_end = replica.log.end_of_epoch(replica.epoch).end_offset
-                if role.read_round == 0 and replica.high_watermark == first_end:
-                    replica.emit(ReadIndexReady(read_id, replica.high_watermark))
-                    return
-                role.read_round += 1
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.leading:
+        + first_end = replica.log.end_of_epoch(replica.epoch).end_offset
+        + if role.read_round == 0 and replica.high_watermark == first_end:
+        +     replica.emit(ReadIndexReady(read_id, replica.high_watermark))
+        +     return
+          role.read_round += 1
+        """,
         Tested(
             "tests/quorum/test_quorum_replication.py"
             "::test_a_young_leader_proves_its_leadership_like_any_other"
@@ -81,21 +63,13 @@ READS = (
         "round-echoed-before-flush",
         "A Fetch that carries a new read round leaves before the flush it depends on.",
         "etcd's read contexts ride on heartbeats, which acknowledge nothing; a Fetch does both",
-        (
-            Edit(
-                _REPLICA,
-                """
-                if isinstance(message, FetchRequest) and not self.is_disk_full:
-                    return Send(to, message, self._last_write)
-                """,
-                """
-                if isinstance(message, FetchRequest) and not self.is_disk_full:
-                    is_old = getattr(self, "_echoed", 0) >= message.read_round
-                    self._echoed = message.read_round
-                    return Send(to, message, self._last_write if is_old else self._state_token)
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - return Send(to, message, self._last_write)
+        + is_old = getattr(self, "_echoed", 0) >= message.read_round
+        + self._echoed = message.read_round
+        + return Send(to, message, self._last_write if is_old else self._state_token)
+        """,
         Tested(
             "tests/quorum/test_quorum_replication.py"
             "::test_a_fetch_that_carries_a_new_round_waits_for_the_flush_too"
@@ -105,13 +79,11 @@ READS = (
         "round-overtakes-flush",
         "The driver sends a Fetch that carries a read round at once, for a reader waits for it.",
         "etcd's read contexts ride on heartbeats, which acknowledge nothing; a Fetch does both",
-        (
-            Edit(
-                _OUTBOX,
-                "if self._must_wait(effect):",
-                "if self._must_wait(effect) and not getattr(effect.message, 'read_round', 0):",
-            ),
-        ),
+        """
+        streammeta.controller.runtime.core_loop:
+        - if self._must_wait(effect):
+        + if self._must_wait(effect) and not getattr(effect.message, 'read_round', 0):
+        """,
         Tested(
             "tests/runtime/test_outbox.py"
             "::test_a_request_leaves_when_its_write_is_durable_and_not_before"
@@ -121,15 +93,12 @@ READS = (
         "read-before-own-commit",
         "A new leader reads at its old high watermark before it has committed in its epoch.",
         "Raft thesis, section 6.4; KAFKA-15345 for a claim before catching up",
-        (
-            Edit(
-                _LEADING,
-                "if not isinstance(role, Leader) or not self.is_established():\n"
-                "            replica.emit(ReadIndexRefused(read_id))",
-                "if not isinstance(role, Leader):\n"
-                "            replica.emit(ReadIndexRefused(read_id))",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.leading:
+        - if not isinstance(role, Leader) or not self.is_established():
+        + if not isinstance(role, Leader):
+              replica.emit(ReadIndexRefused(read_id))
+        """,
         Tested(
             "tests/quorum/test_quorum_replication.py"
             "::test_a_read_is_refused_before_the_leader_has_committed_in_its_epoch"
@@ -139,21 +108,14 @@ READS = (
         "uncommitted-shown",
         "A read is answered from the leader's map before what it shows is committed.",
         "etcd, RethinkDB and others read uncommitted state at some time (Jepsen)",
-        (
-            Edit(
-                _CONTROLLER,
-                """
-                self._leading_log()
-                answered = self._query_shown(request)
-                if await self._is_committed(answered.offset):
-                    return answered
-                """,
-                """
-                self._leading_log()
-                return self._query_shown(request)
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.runtime.controller:
+          self._leading_log()
+        - answered = self._query_shown(request)
+        - if await self._is_committed(answered.offset):
+        -     return answered
+        + return self._query_shown(request)
+        """,
         Tested(
             "tests/runtime/test_runtime_controller.py::test_a_read_never_shows_what_is_not_committed"
         ),
@@ -162,18 +124,12 @@ READS = (
         "refusal-from-uncommitted",
         "An answer that changes nothing does not wait for what it was decided on.",
         "a refusal tells of state too; the same family as dirty reads",
-        (
-            Edit(
-                _CONTROLLER,
-                """
-            waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
-            """,
-                """
-            is_news = is_proven and end_offset > self._committed_end
-            waiting = self._answers.until(end_offset) if is_news else None
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.runtime.controller:
+        - waiting = self._answers.until(end_offset) if end_offset > self._committed_end else None
+        + is_news = is_proven and end_offset > self._committed_end
+        + waiting = self._answers.until(end_offset) if is_news else None
+        """,
         Tested(
             "tests/runtime/test_runtime_controller.py"
             "::test_an_answer_that_changes_nothing_waits_for_what_it_was_decided_on"
@@ -183,18 +139,11 @@ READS = (
         "nothing-undone-on-loss",
         "A leader that loses leadership keeps what it had replayed and not committed.",
         "KAFKA-13100 and KAFKA-13114",
-        (
-            Edit(
-                _CONTROLLER,
-                """
-                self._active = False
-                self._map.undo_to(self._committed_end)
-                """,
-                """
-                self._active = False
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.runtime.controller:
+        - self._map.undo_to(self._committed_end)
+          self._log_hash.undo_to(self._committed_end)
+        """,
         Tested(
             "tests/runtime/test_runtime_controller.py::test_lost_leadership_undoes_what_was_not_committed"
         ),
@@ -203,38 +152,20 @@ READS = (
         "refused-append-leaves-trace",
         "A request whose append is refused stays in the map of the leader.",
         "KAFKA-14996 is of the family of requests too large to append",
-        (
-            Edit(
-                _CONTROLLER,
-                """
-                except Exception:
-                    self._map.undo_to(offset)
-                    raise
-                """,
-                """
-                except Exception:
-                    raise
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.runtime.controller:
+        - self._map.undo_to(offset)
+        """,
         Tested("tests/runtime/test_runtime_controller.py::test_a_refused_append_leaves_no_trace"),
     ),
     Mutant(
         "session-read-behind",
         "A read that must see an offset does not wait until that is applied.",
         "the family of stale follower reads",
-        (
-            Edit(
-                _CONTROLLER,
-                """
-                await self._applied(at_least)
-                return await self._read_committed(request)
-                """,
-                """
-                return await self._read_committed(request)
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.runtime.controller:
+        - await self._applied(at_least)
+        """,
         Tested(
             "tests/runtime/test_runtime_controller.py"
             "::test_a_session_read_waits_for_its_offset_on_any_controller"

@@ -2,190 +2,129 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
-
-_CORE = "streammeta.controller.quorum.core"
-_FOLLOWING = "streammeta.controller.quorum.following"
-_LEADING = "streammeta.controller.quorum.leading"
-_LOG_VIEW = "streammeta.controller.quorum.log_view"
-_MAJORITY = "streammeta.controller.quorum.voters"
-_REPLICA = "streammeta.controller.quorum.replica"
+from tests.mutants.mutant import Mutant, Simulated, Tested
 
 REPLICATION = (
     Mutant(
         "earlier-epochs-committed-by-counting",
         "Batches of earlier epochs are committed as soon as a majority has them.",
         "Raft, figure 8; CCF (Howard et al., Smart Casual Verification, 2025)",
-        (
-            Edit(
-                _MAJORITY,
-                "return candidate if candidate > epoch_start else None",
-                "return candidate",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.voters:
+        - return candidate if candidate > epoch_start else None
+        + return candidate
+        """,
         Simulated("restless"),
     ),
     Mutant(
         "commit-at-epoch-start",
         "The high watermark may equal the start of the leader's epoch.",
         "KAFKA-12619",
-        (
-            Edit(
-                _MAJORITY,
-                "return candidate if candidate > epoch_start else None",
-                "return candidate if candidate >= epoch_start else None",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.voters:
+        - return candidate if candidate > epoch_start else None
+        + return candidate if candidate >= epoch_start else None
+        """,
         Simulated("restless"),
     ),
     Mutant(
         "high-watermark-falls",
         "The high watermark follows the majority down as well as up.",
         "the family of KAFKA-16530",
-        (
-            Edit(
-                _REPLICA,
-                """
-                if end_offset <= self.high_watermark:
-                    return False
-                """,
-                """
-                if end_offset == self.high_watermark:
-                    return False
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - if end_offset <= self.high_watermark:
+        + if end_offset == self.high_watermark:
+        """,
         Simulated("restless"),
     ),
     Mutant(
         "high-watermark-before-cut",
         "A follower takes the leader's high watermark before its own log is known to agree.",
         "the reason for Raft's min(leaderCommit, last new entry), figure 2",
-        (
-            Edit(
-                _FOLLOWING,
-                """
-                replica.truncate(self._truncation_point(response.diverging))
-                """,
-                """
-                end = min(response.high_watermark, replica.log.end_offset)
-                replica.raise_high_watermark(EndOffset(end))
-                replica.truncate(self._truncation_point(response.diverging))
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.following:
+        + end = min(response.high_watermark, replica.log.end_offset)
+        + replica.raise_high_watermark(EndOffset(end))
+          replica.truncate(self._truncation_point(response.diverging))
+        """,
         Simulated("restless"),
     ),
     Mutant(
         "committed-cut-by-late-answer",
         "Any Fetch answer is applied, however late, and cuts what has been committed since.",
         "KAFKA-12460; CCF (Howard et al., Smart Casual Verification, 2025)",
-        (
-            Edit(
-                _REPLICA,
-                """
-                if waiting is None or waiting.request_id != header.request_id:
-                    return False
-                del self._pending[header.sender, kind]
-                """,
-                """
-                self._pending.pop((header.sender, kind), None)
-                """,
-            ),
-            Edit(
-                _REPLICA,
-                """
-                if end_offset < self.high_watermark:
-                    raise InvariantError(
-                """,
-                """
-                if end_offset < 0:
-                    raise InvariantError(
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - if waiting is None or waiting.request_id != header.request_id:
+        -     return False
+        - del self._pending[header.sender, kind]
+        + self._pending.pop((header.sender, kind), None)
+        streammeta.controller.quorum.replica:
+        - if end_offset < self.high_watermark:
+        + if end_offset < 0:
+        """,
         Simulated("noisy"),
     ),
     Mutant(
         "late-batches-appended",
         "Batches are appended without a look at where they belong.",
         "why KRaft keeps one Fetch in flight and checks the base offset",
-        (
-            Edit(
-                _REPLICA,
-                """
-                if waiting is None or waiting.request_id != header.request_id:
-                    return False
-                del self._pending[header.sender, kind]
-                """,
-                """
-                self._pending.pop((header.sender, kind), None)
-                """,
-            ),
-            Edit(
-                _FOLLOWING,
-                "if batch.base_offset != end or not batch.payloads:",
-                "if not batch.payloads:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - if waiting is None or waiting.request_id != header.request_id:
+        -     return False
+        - del self._pending[header.sender, kind]
+        + self._pending.pop((header.sender, kind), None)
+        streammeta.controller.quorum.following:
+        - if batch.base_offset != end or not batch.payloads:
+        + if not batch.payloads:
+        """,
         Simulated("noisy"),
     ),
     Mutant(
         "credit-before-check",
         "A Fetch is credited before its position is known to be in the leader's log.",
         "CCF counted NACKs and over-long ACKs (Howard et al., Smart Casual Verification, 2025)",
-        (
-            Edit(
-                _LEADING,
-                """
-                if self._needs_snapshot(request):
-                """,
-                """
-                progress.end_offset = min(request.fetch_offset, replica.log.end_offset)
-                self.update_high_watermark()
-                if self._needs_snapshot(request):
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.leading:
+        + progress.end_offset = min(request.fetch_offset, replica.log.end_offset)
+        + self.update_high_watermark()
+          if self._needs_snapshot(request):
+        """,
         Simulated("restless"),
     ),
     Mutant(
         "fetch-sent-before-flush",
         "A follower asks for what follows before what it has is flushed: an early ack.",
         "KAFKA-17332 is of this family",
-        (
-            Edit(
-                _REPLICA,
-                "if isinstance(message, FetchRequest) and not self.is_disk_full:",
-                "if False:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - if isinstance(message, FetchRequest) and not self.is_disk_full:
+        + if False:
+        """,
         Simulated("crashy"),
     ),
     Mutant(
         "leader-counts-unflushed",
         "The leader counts itself for what it has not flushed.",
         "etcd #14370: a single member lost acknowledged writes",
-        (
-            Edit(
-                _LEADING,
-                "return self._replica.log.flushed_end",
-                "return self._replica.log.end_offset",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.leading:
+        - return self._replica.log.flushed_end
+        + return self._replica.log.end_offset
+        """,
         Simulated("crashy"),
     ),
     Mutant(
         "one-flush-counts-for-all",
         "The end of any write counts as the end of all that were begun.",
         "a slip of pipelined appends; group commit makes it tempting",
-        (
-            Edit(
-                _LOG_VIEW,
-                "while self._unflushed and self._unflushed[0][0] <= token:",
-                "while self._unflushed:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.log_view:
+        - while self._unflushed and self._unflushed[0][0] <= token:
+        + while self._unflushed:
+        """,
         Tested(
             "tests/quorum/test_quorum_log_view.py"
             "::test_a_write_that_was_cut_does_not_vouch_for_what_replaced_it"
@@ -195,13 +134,11 @@ REPLICATION = (
         "flush-of-cut-batches-counts",
         "A write that ends after its batches were cut vouches for what replaced them.",
         "hazard of truncation with writes in flight",
-        (
-            Edit(
-                _LOG_VIEW,
-                "deque((token, min(end, end_offset)) for token, end in self._unflushed)",
-                "deque(self._unflushed)",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.log_view:
+        - self._unflushed = deque((token, min(end, end_offset)) for token, end in self._unflushed)
+        + self._unflushed = deque(self._unflushed)
+        """,
         Tested(
             "tests/quorum/test_quorum_log_view.py"
             "::test_a_write_that_was_cut_does_not_vouch_for_what_replaced_it"
@@ -211,58 +148,36 @@ REPLICATION = (
         "diverging-log-kept",
         "The leader says its own end for any epoch, so diverging logs are not cut.",
         "the consistency check of Raft's AppendEntries (section 5.3)",
-        (
-            Edit(
-                _LOG_VIEW,
-                """
-                index = bisect_right(self._epochs, epoch) - 1
-                if index < 0:
-                    known = self.start_epoch if epoch >= self.start_epoch else _NO_EPOCH
-                """,
-                """
-                return EpochEnd(epoch, self.end_offset)
-                index = bisect_right(self._epochs, epoch) - 1
-                if index < 0:
-                    known = self.start_epoch if epoch >= self.start_epoch else _NO_EPOCH
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.log_view:
+        + return EpochEnd(epoch, self.end_offset)
+          index = bisect_right(self._epochs, epoch) - 1
+        """,
         Simulated("restless"),
     ),
     Mutant(
         "epoch-index-not-cut",
         "Cutting the log leaves the index of epochs as it was.",
         "a case that Kafka's log treats on its own",
-        (
-            Edit(
-                _LOG_VIEW,
-                """
-                keep = bisect_left(self._starts, end_offset)
-                del self._epochs[keep:], self._starts[keep:]
-                """,
-                "",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.log_view:
+        - keep = bisect_left(self._starts, end_offset)
+        - del self._epochs[keep:], self._starts[keep:]
+        """,
         Simulated("restless", range(1000), is_rare=True),
     ),
     Mutant(
         "cut-without-own-epochs",
         "A follower cuts where the leader's epoch ends, without a look at its own epochs.",
         "KIP-101 and KIP-279, which cured lost and diverging logs in Kafka",
-        (
-            Edit(
-                _FOLLOWING,
-                """
-                ours = log.end_of_epoch(theirs.epoch)
-                if ours.epoch != theirs.epoch:
-                    return ours.end_offset
-                return min(ours.end_offset, theirs.end_offset)
-                """,
-                """
-                return min(log.end_offset, theirs.end_offset)
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.following:
+        - ours = log.end_of_epoch(theirs.epoch)
+        - if ours.epoch != theirs.epoch:
+        -     return ours.end_offset
+        - return min(ours.end_offset, theirs.end_offset)
+        + return min(log.end_offset, theirs.end_offset)
+        """,
         Tested(
             "tests/quorum/test_quorum_replication.py"
             "::test_a_diverging_log_is_cut_where_both_may_agree"
@@ -272,13 +187,11 @@ REPLICATION = (
         "promised-offset-taken",
         "A record of the quorum's own takes the offset that was promised to a client's record.",
         "found here by chaos; KAFKA-15213",
-        (
-            Edit(
-                "streammeta.controller.runtime.core_loop",
-                "for append in self._take_appends():",
-                "for append in self._take_appends() if not self._events else ():",
-            ),
-        ),
+        """
+        streammeta.controller.runtime.core_loop:
+        - for append in self._take_appends():
+        + for append in self._take_appends() if not self._events else ():
+        """,
         Tested(
             "tests/runtime/test_append_batching.py"
             "::test_a_voter_record_between_an_append_and_its_flush_shifts_nothing"

@@ -2,75 +2,47 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Edit, Mutant, Simulated, Tested
-
-_DELIVERY = "streammeta.controller.runtime.delivery"
-_FOLLOWING = "streammeta.controller.quorum.following"
-_JOURNAL = "streammeta.controller.journal.journal"
-_LEADING = "streammeta.controller.quorum.leading"
-_LOG_VIEW = "streammeta.controller.quorum.log_view"
-_REPLICA = "streammeta.controller.quorum.replica"
-_SNAPSHOTS = "streammeta.controller.journal.snapshots"
+from tests.mutants.mutant import Mutant, Simulated, Tested
 
 SNAPSHOTS = (
     Mutant(
         "epoch-before-start-forgotten",
         "A log that begins at a snapshot forgets the epoch of what was before.",
         "the boundary cases of KAFKA-12253",
-        (
-            Edit(
-                _LOG_VIEW,
-                """
-                self.start_epoch = self.epoch_before(start_offset)
-                """,
-                "",
-            ),
-            Edit(
-                _LOG_VIEW,
-                """
-                self.start_epoch = snapshot_id.epoch
-                """,
-                "",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.log_view:
+        - self.start_epoch = self.epoch_before(start_offset)
+        streammeta.controller.quorum.log_view:
+        - self.start_epoch = snapshot_id.epoch
+        """,
         Simulated("snapshots"),
     ),
     Mutant(
         "log-start-not-compared",
         "A follower that ends where the log begins is served whatever its epoch there.",
         "the boundary cases of KAFKA-12253",
-        (
-            Edit(
-                _LEADING,
-                "request.fetch_offset < log.start_offset or request.last_epoch != log.start_epoch",
-                "request.fetch_offset < log.start_offset",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.leading:
+        - return request.fetch_offset < log.start_offset or request.last_epoch != log.start_epoch
+        + return request.fetch_offset < log.start_offset
+        """,
         Simulated("snapshots", range(1000), is_rare=True),
     ),
     Mutant(
         "chunks-of-two-files-mixed",
         "Chunks are put together although the file behind them has changed.",
         "a snapshot written twice under one id need not be the same bytes",
-        (
-            Edit(
-                _FOLLOWING,
-                """
-                return is_first or (response.total_bytes, response.digest) == (
-                    download.total_bytes,
-                    download.digest,
-                )
-                """,
-                """
-                return is_first or bool(response.data)
-                """,
-            ),
-            Edit(
-                _SNAPSHOTS,
-                "if (download.size, download.digest) != (total_bytes, digest):",
-                "if False:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.following:
+        - return is_first or (response.total_bytes, response.digest) == (
+        -     download.total_bytes,
+        -     download.digest,
+        - )
+        + return is_first or bool(response.data)
+        streammeta.controller.journal.snapshots:
+        - if (download.size, download.digest) != (total_bytes, digest):
+        + if False:
+        """,
         Tested(
             "tests/quorum/test_quorum_snapshots.py"
             "::test_a_chunk_of_another_file_begins_everything_anew"
@@ -80,19 +52,12 @@ SNAPSHOTS = (
         "download-looks-like-silence",
         "Chunks of a snapshot do not count as signs of life of the leader.",
         "a long download must not end in an election (KIP-630)",
-        (
-            Edit(
-                _FOLLOWING,
-                """
-                download.total_bytes, download.digest = response.total_bytes, response.digest
-                self._heard_from_leader(role, response.header)
-                """,
-                """
-                download.total_bytes, download.digest = response.total_bytes, response.digest
-                role.next_fetch = replica.now
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.following:
+        - self._heard_from_leader(role, response.header)
+        + role.next_fetch = replica.now
+          if download.position == download.total_bytes:
+        """,
         Tested(
             "tests/quorum/test_quorum_snapshots.py"
             "::test_each_chunk_keeps_the_follower_from_campaigning"
@@ -102,18 +67,10 @@ SNAPSHOTS = (
         "downloads-do-not-count-as-fetches",
         "A leader whose voters download snapshots believes that they are gone.",
         "KAFKA-15489 left them out at first",
-        (
-            Edit(
-                _LEADING,
-                """
-                self._heard_from(role, request)
-                if request.position < 0 or request.max_bytes < 1:
-                """,
-                """
-                if request.position < 0 or request.max_bytes < 1:
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.quorum.leading:
+        - self._heard_from(role, request)
+        """,
         Tested(
             "tests/quorum/test_quorum_snapshots.py"
             "::test_a_fetch_that_gets_a_snapshot_acknowledges_nothing_but_life"
@@ -123,77 +80,65 @@ SNAPSHOTS = (
         "voters-missing-from-snapshot",
         "The voters that a snapshot names are not taken over at start.",
         "KIP-853 writes them into every snapshot",
-        (
-            Edit(
-                _REPLICA,
-                "recovered.snapshot_voters or self.config.bootstrap_voters,",
-                "self.config.bootstrap_voters,",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - recovered.snapshot_voters or self.config.bootstrap_voters,
+        + self.config.bootstrap_voters,
+        """,
         Simulated("snapshots"),
     ),
     Mutant(
         "voter-history-trimmed-too-far",
         "Trimming the log forgets the voters named by what it keeps.",
         "the history of voter sets in KIP-853",
-        (
-            Edit(
-                "streammeta.controller.quorum.voters",
-                "drop = bisect_right(self._ends, start_offset) - 1",
-                "drop = len(self._ends) - 1",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.voters:
+        - drop = bisect_right(self._ends, start_offset) - 1
+        + drop = len(self._ends) - 1
+        """,
         Simulated("snapshots", range(1000), is_rare=True),
     ),
     Mutant(
         "high-watermark-below-snapshot",
         "A replica that starts from a snapshot takes the log's start for what is committed.",
         "KAFKA-14618, off by one at the end of a snapshot, is of this family",
-        (
-            Edit(
-                _REPLICA,
-                "self.snapshots[-1].end_offset if self.snapshots else self.log.start_offset",
-                "self.log.start_offset",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.replica:
+        - self.snapshots[-1].end_offset if self.snapshots else self.log.start_offset
+        + self.log.start_offset
+        """,
         Simulated("snapshots"),
     ),
     Mutant(
         "log-trimmed-past-snapshot",
         "Trimming removes segments that no snapshot holds.",
         "KAFKA-14238",
-        (
-            Edit(
-                _JOURNAL,
-                "while len(self._segments) > 1 and self._segments[1].base_offset <= start_offset:",
-                "while len(self._segments) > 1:",
-            ),
-        ),
+        """
+        streammeta.controller.journal.journal:
+        - while len(self._segments) > 1 and self._segments[1].base_offset <= start_offset:
+        + while len(self._segments) > 1:
+        """,
         Simulated("snapshots", range(1000), is_rare=True),
     ),
     Mutant(
         "snapshot-published-before-flush",
         "A downloaded snapshot gets its name before its bytes are flushed.",
         "KAFKA-15312",
-        (Edit(_SNAPSHOTS, "        download.seal()\n", ""),),
+        """
+        streammeta.controller.journal.snapshots:
+        - download.seal()
+        """,
         Simulated("snapshots", range(1000), is_rare=True),
     ),
     Mutant(
         "log-gone-before-snapshot",
         "A download replaces the log before it is known to be whole.",
         "the order of KIP-630: check, make durable, then cut",
-        (
-            Edit(
-                _JOURNAL,
-                """
-                voters = self._snapshots.install(snapshot_id, total_bytes, digest)
-                """,
-                """
-                self._begin_anew(snapshot_id)
-                voters = self._snapshots.install(snapshot_id, total_bytes, digest)
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.journal.journal:
+        + self._begin_anew(snapshot_id)
+          voters = self._snapshots.install(snapshot_id, total_bytes, digest)
+        """,
         Tested(
             "tests/journal/test_journal_snapshots.py::test_only_what_was_announced_is_installed"
         ),
@@ -202,39 +147,24 @@ SNAPSHOTS = (
         "delivery-skips-one",
         "After a snapshot is loaded the first record behind it is not replayed.",
         "KAFKA-14618",
-        (
-            Edit(
-                _DELIVERY,
-                """
-                self._is_waiting = False
-                self.end_offset = snapshot_id.end_offset
-                """,
-                """
-                self._is_waiting = False
-                self.end_offset = EndOffset(snapshot_id.end_offset + 1)
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.runtime.delivery:
+        - self.end_offset = snapshot_id.end_offset
+        + self.end_offset = EndOffset(snapshot_id.end_offset + 1)
+        """,
         Simulated("snapshots"),
     ),
     Mutant(
         "stale-keys-survive-load",
         "Loading a snapshot leaves keys that were deleted before it was made.",
         "KAFKA-14894",
-        (
-            Edit(
-                "streammeta.controller.runtime.controller",
-                """
-                self._map = loaded.cluster_map
-                """,
-                """
-                stale = dict(self._map._kvs.snapshot())
-                present = dict(loaded.cluster_map._kvs.snapshot())
-                loaded.cluster_map._kvs.load({**stale, **present})
-                self._map = loaded.cluster_map
-                """,
-            ),
-        ),
+        """
+        streammeta.controller.runtime.controller:
+        + stale = dict(self._map._kvs.snapshot())
+        + present = dict(loaded.cluster_map._kvs.snapshot())
+        + loaded.cluster_map._kvs.load({**stale, **present})
+          self._map = loaded.cluster_map
+        """,
         Tested(
             "tests/runtime/test_runtime_snapshots.py"
             "::test_a_loaded_snapshot_replaces_everything_stale_keys_too"
@@ -244,13 +174,11 @@ SNAPSHOTS = (
         "epoch-at-start-not-indexed",
         "Batches behind a trimmed start that go on with its epoch are left out of the index.",
         "found here by the simulator",
-        (
-            Edit(
-                _LOG_VIEW,
-                "if not self._epochs or batch.epoch > self.last_epoch:",
-                "if batch.epoch > self.last_epoch:",
-            ),
-        ),
+        """
+        streammeta.controller.quorum.log_view:
+        - if not self._epochs or batch.epoch > self.last_epoch:
+        + if batch.epoch > self.last_epoch:
+        """,
         Simulated("snapshots"),
     ),
 )

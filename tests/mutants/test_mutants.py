@@ -61,11 +61,26 @@ def test_the_edits_fit_the_code(mutant: Mutant) -> None:
         compile(source, module, "exec")
 
 
-def test_an_edit_replaces_what_stands_there_once() -> None:
+def test_an_edit_replaces_lines_that_stand_there_once() -> None:
     source = "def f():\n    if a:\n        b()\n        c()\n    return b()\n"
-    block = Edit("m", "\nif a:\n    b()\n", "\nb()\n")
-    assert block.apply(source) == "def f():\n    b()\n        c()\n    return b()\n"
-    assert Edit("m", "return b()", "return 1").apply(source).endswith("return 1\n")
-    for old in ("b()", "absent", "\nb()\n    c()\n", "\nif a:\nb()\n"):
+    assert Edit("m", ("- if a:", "-     b()", "+ b()")).apply(source) == (
+        "def f():\n    b()\n        c()\n    return b()\n"
+    )
+    assert Edit("m", ("  return b()", "+ d()")).apply(source) == source + "    d()\n"
+    for old in (("- b",), ("- absent",), ("- b()", "-     c()"), ("- if a:", "- b()")):
         with pytest.raises(ValueError, match="wanted once"):
-            Edit("m", old, "").apply(source)
+            Edit("m", old).apply(source)
+    with pytest.raises(ValueError, match="found 2 times"):
+        Edit("m", ("- b()",)).apply("b()\nb()\n")
+
+
+def test_a_diff_edits_several_modules() -> None:
+    diff = """
+    one.two:
+      if a:
+    -     b()
+    three:
+    + c()
+    """
+    edits = Mutant("m", "", "", diff, Simulated()).edits
+    assert edits == (Edit("one.two", ("  if a:", "-     b()")), Edit("three", ("+ c()",)))
