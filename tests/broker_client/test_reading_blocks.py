@@ -25,10 +25,11 @@ from tests.kit.fake_broker import until
 from tests.kit.reader_world import placed
 
 
-class Reader:
-    """Remembers what it was expected to read and had to go."""
+class Reader(Cursor):
+    """Records the evictions it is notified of."""
 
     def __init__(self) -> None:
+        super().__init__(stream_id=0, next_offset=0, window=0)
         self.evicted: list[BlockKey] = []
 
     def on_evicted(self, key: BlockKey) -> None:

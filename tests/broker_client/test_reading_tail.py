@@ -186,6 +186,8 @@ async def test_offsets_that_are_owed_are_waited_for_and_those_given_up_are_passe
         assert (fetched.next_offset, fetched.end_offset) == (18, 18)
         assert await reader.read(0, 10, 15) == []
         assert [one.base_offset async for one in reader.iterate(0, 9)] == [9, 15, 16, 17]
+        ((_, records),) = [one async for one in reader.read_streams([0])]
+        assert [one.base_offset for one in records] == [*range(10), 15, 16, 17]
         assert reader.stats.lost_offsets > 0
 
 

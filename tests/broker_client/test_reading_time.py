@@ -21,7 +21,7 @@ from streammeta.client import (
 )
 from streammeta.client.object_source import Block
 from streammeta.client.reading.lookups import Slice
-from streammeta.client.reading.time_lookup import Bound, find_lower, find_upper
+from streammeta.client.reading.time_lookup import Bound, find_record
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.v1.common_pb2 import OBJECT_KIND_STREAM
@@ -79,8 +79,9 @@ class FakeObjects:
         ]
 
     async def found(self, slices: Sequence[Slice], time: int, bound: Bound) -> int | None:
-        find = find_lower if bound == "lower" else find_upper
-        record = await find(self, slices, time, lambda one: self.times[one.base_offset])
+        record = await find_record(
+            self, slices, time, bound, lambda one: self.times[one.base_offset]
+        )
         return None if record is None else record.base_offset
 
 

@@ -115,9 +115,7 @@ class StreamReader:
             config.read_bytes // 2,
         )
         self._bulk = BulkReader(namespace, self._lookups, self._source, config.bulk_bytes)
-        self._timed = TimedStreams(
-            namespace, self._lookups, self._source, self._fetcher, self._slices
-        )
+        self._timed = TimedStreams(self._lookups, self._source, self._fetcher, self._ranges)
         self._closed = False
 
     async def __aenter__(self) -> Self:

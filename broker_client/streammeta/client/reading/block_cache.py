@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from streammeta.client.config import ReaderStats
 from streammeta.storage.object_format.record import RecordBatch
@@ -25,18 +25,11 @@ BlockData: TypeAlias = bytes | list[RecordBatch]
 """The bytes of a block, or its records."""
 
 
-class BlockReader(Protocol):
-    """A reader that is expected to read a block soon."""
-
-    def on_evicted(self, key: BlockKey) -> None:
-        """Handle the eviction of a block."""
-
-
 @dataclass(slots=True)
 class _Kept:
     data: BlockData
     size: int
-    readers: set[BlockReader]
+    readers: set[Cursor]
 
 
 class BlockCache:
@@ -89,12 +82,12 @@ class BlockCache:
         """Give back room that was reserved."""
         self._reserved -= nbytes
 
-    def put(self, key: BlockKey, data: BlockData, size: int, reader: BlockReader | None) -> None:
+    def put(self, key: BlockKey, data: BlockData, size: int, reader: Cursor | None) -> None:
         """Keep a block of `size` bytes for `reader`, or for any reader, while there is room.
 
         Without a `reader` no block is evicted that a reader is expected to read.
         """
-        readers: set[BlockReader] = set() if reader is None else {reader}
+        readers: set[Cursor] = set() if reader is None else {reader}
         before = self._pop(key)
         if before is not None:
             readers |= before.readers
@@ -107,14 +100,14 @@ class BlockCache:
         self._evict(self._expected, size)
         self._keep(key, _Kept(data, size, readers))
 
-    def expect(self, key: BlockKey, reader: BlockReader) -> None:
+    def expect(self, key: BlockKey, reader: Cursor) -> None:
         """Note that `reader` will come for a block, if it is here."""
         kept = self._pop(key)
         if kept is not None:
             kept.readers.add(reader)
             self._keep(key, kept)
 
-    def consumed(self, key: BlockKey, reader: BlockReader, *, keep: bool) -> None:
+    def consumed(self, key: BlockKey, reader: Cursor, *, keep: bool) -> None:
         """Note that `reader` is done with a block, if it is here.
 
         With that it goes, unless another reader is expected; with `keep` it goes when room is

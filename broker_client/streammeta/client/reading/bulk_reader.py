@@ -8,33 +8,31 @@ not evict what other readers use.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from streammeta.client.object_source import Block, ObjectSource, merge_blocks
 from streammeta.client.reading.lookups import (
     QUERIES_PER_CALL,
+    Located,
     Lookups,
     Slice,
     StreamQuery,
-    check_located,
-    slice_of,
 )
 from streammeta.client.reading.range_reader import NO_BOUND, BlockPlanner, pause_or_raise, trimmed
 from streammeta.client.resources import all_of
 from streammeta.storage.errors import ObjectNotFoundError
+from streammeta.storage.object_format.index_block import UNLIMITED
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.v1 import common_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class _StreamPlan:
-    """All blocks of one stream, in offset order, covering `[start, end)`."""
+    """All blocks of one stream from its offset `start` on, in offset order."""
 
     stream_id: int
     start: int
-    end: int
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
 
     @property
     def size(self) -> int:
@@ -72,43 +70,24 @@ class BulkReader:
 
     async def _plan(self, stream_ids: Sequence[int]) -> list[_StreamPlan]:
         """Find all blocks of each stream."""
-        located = await self._locate_whole(stream_ids)
-        await self._warm_indexes(located)
+        found = await self._lookups.whole(stream_ids)
+        await self._warm_indexes(found)
         plans: list[_StreamPlan] = []
-        for query, slices in located:
-            blocks = await self._planner.find(query, slices)
-            plans.append(_StreamPlan(query.stream_id, query.start, query.end, tuple(blocks)))
+        for stream_id in stream_ids:
+            start, blocks = found[stream_id].start_offset, list[Block]()
+            for run in _runs(found[stream_id].slices):
+                first, end = max(start, run[0].start_offset), run[-1].end_offset
+                blocks += await self._planner.find(StreamQuery(stream_id, first, end), run)
+            plans.append(_StreamPlan(stream_id, start, blocks))
             await asyncio.sleep(0)  # cached indexes never wait: let other work of the loop run
         return plans
 
-    async def _locate_whole(
-        self, stream_ids: Sequence[int]
-    ) -> list[tuple[StreamQuery, list[Slice]]]:
-        """List the objects of whole streams, from their first visible offset to their end."""
-        found: dict[int, tuple[StreamQuery, list[Slice]]] = {}
-        queries = [StreamQuery(stream_id, 0) for stream_id in stream_ids]
-        while queries:
-            further: list[StreamQuery] = []
-            for query, answer in zip(queries, await self._lookups.ask_many(queries), strict=True):
-                trimmed_away = answer.error == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED
-                if trimmed_away and answer.stream_start_offset > query.start:
-                    further.append(StreamQuery(query.stream_id, answer.stream_start_offset))
-                    continue
-                check_located(query, answer)
-                whole = StreamQuery(query.stream_id, query.start, answer.stream_end_offset)
-                known, slices = found.setdefault(query.stream_id, (whole, []))
-                slices.extend(slice_of(piece) for piece in answer.objects)
-                if answer.objects and answer.objects[-1].end_offset < known.end:
-                    further.append(StreamQuery(query.stream_id, answer.objects[-1].end_offset))
-            queries = further
-        return [found[stream_id] for stream_id in stream_ids]
-
-    async def _warm_indexes(self, located: Iterable[tuple[StreamQuery, list[Slice]]]) -> None:
+    async def _warm_indexes(self, found: Mapping[int, Located]) -> None:
         """Fetch the index of each object once, side by side."""
         first_use = {
-            piece.object_id: (piece, query.stream_id)
-            for query, slices in located
-            for piece in reversed(slices)
+            piece.object_id: (piece, stream_id)
+            for stream_id, located in found.items()
+            for piece in reversed(located.slices)
         }
         await all_of(self._source.index(*use) for use in first_use.values())
 
@@ -136,12 +115,20 @@ class BulkReader:
             for one, lists in zip(ranges, decoded, strict=True)
             for block, records in zip(one.blocks, lists, strict=True)
         }
+        records = ([by_key[block.key] for block in plan.blocks] for plan in group)
         return [
-            (
-                plan.stream_id,
-                trimmed(
-                    [by_key[block.key] for block in plan.blocks], plan.start, plan.end, NO_BOUND
-                ),
-            )
-            for plan in group
+            (plan.stream_id, trimmed(held, plan.start, UNLIMITED, NO_BOUND))
+            for plan, held in zip(group, records, strict=True)
         ]
+
+
+def _runs(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
+    """Cut slices where offsets between them are lost."""
+    run: list[Slice] = []
+    for one in slices:
+        if run and one.start_offset > run[-1].end_offset:
+            yield run
+            run = []
+        run.append(one)
+    if run:
+        yield run

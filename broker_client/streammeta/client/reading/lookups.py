@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from streammeta.client import methods
 from streammeta.client.controller_client import ControllerClient
@@ -23,6 +23,7 @@ from streammeta.client.errors import (
     RefusedError,
     refusal,
 )
+from streammeta.client.resources import all_of
 from streammeta.storage.object_format.index_block import UNLIMITED
 from streammeta.v1 import common_pb2, objects_pb2
 
@@ -171,7 +172,6 @@ class Lookups:
         self._waiting: list[tuple[StreamQuery, Answer]] = []
         self._under_way: dict[asyncio.Task[None], Sequence[tuple[StreamQuery, Answer]]] = {}
         self._closed = False
-        self.sent = 0
 
     async def ask(self, query: StreamQuery) -> objects_pb2.ObjectList:
         """Return the answer to one question; its error code is left in it."""
@@ -189,6 +189,35 @@ class Lookups:
         for at in range(0, len(queries), QUERIES_PER_CALL):
             answers.extend(await self._send(queries[at : at + QUERIES_PER_CALL]))
         return answers
+
+    async def whole(self, stream_ids: Iterable[int], limit: int = 0) -> dict[int, Located]:
+        """List all objects of streams, from the first visible offset to the end of the last one.
+
+        Lost offsets are passed over. At most `limit` objects of a stream are listed in one call.
+        """
+        found: dict[int, Located] = {}
+        queries = [StreamQuery(stream_id, 0, limit=limit) for stream_id in stream_ids]
+        while queries:
+            further: list[StreamQuery] = []
+            for query, answer in zip(queries, await all_of(map(self.ask, queries)), strict=True):
+                start = answer.stream_start_offset
+                if answer.error == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED and start > query.start:
+                    found.pop(query.stream_id, None)  # what was listed is trimmed by now
+                    further.append(replace(query, start=start))
+                    continue
+                check_located(query, answer)
+                located = located_of(query, answer)
+                known = found.get(query.stream_id, located).slices
+                if query.stream_id in found:
+                    known += located.slices
+                slices = tuple(one for one in known if one.end_offset > located.start_offset)
+                listed = located.slices[-1].end_offset if located.slices else query.start
+                end = max(listed, located.lost_end_offset)
+                found[query.stream_id] = Located(slices, located.start_offset, end)
+                if query.start < end < located.end_offset:
+                    further.append(replace(query, start=end))
+            queries = further
+        return found
 
     def close(self) -> None:
         """Give up what is asked: it fails with `ReaderClosedError`."""
@@ -234,7 +263,6 @@ class Lookups:
                 for one in queries
             ]
         )
-        self.sent += 1
         answer = await self._client.call(methods.GET_OBJECTS, request)
         if len(answer.results) != len(queries):
             raise ProtocolViolationError(

@@ -3,7 +3,7 @@
 Owns the filter of the watch, its position, and when it may be relied on. While few streams are
 known it asks for these alone; a new one restarts it at its position with a larger filter, so
 nothing is missed. Many streams, or new ones all the time, are followed without a filter. A watch
-that fell too far behind restarts at the present, and its listener is notified of the gap. Without a
+that fell too far behind restarts at the present, and the cache is notified of the gap. Without a
 healthy watch a tail polls. Its position is in the tail, not in a call: a cancelled call loses
 nothing.
 """
@@ -14,9 +14,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, aclosing
-from typing import Protocol, Self
+from typing import Self
 
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import BrokerClientError
@@ -25,7 +25,7 @@ from streammeta.client.reading.range_reader import Fetched
 from streammeta.client.reading.slice_cache import SliceCache
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.v1 import metadata_pb2, records_pb2
+from streammeta.v1 import metadata_pb2
 
 MAX_FILTERED_STREAMS = 1_000
 """With more streams than this the watch asks for all."""
@@ -40,30 +40,17 @@ _PAUSES = Backoff(first=0.1, longest=10.0, jitter=0.0)
 _log = logging.getLogger(__name__)
 
 
-class ChangeListener(Protocol):
-    """Receiver of changes."""
-
-    def on_records(self, records: records_pb2.RecordSet) -> None:
-        """Take the changes of one log entry."""
-
-    def on_gap(self) -> None:
-        """Handle missed changes."""
-
-    def tracked(self) -> Collection[int]:
-        """Return the ids of all streams whose changes are wanted."""
-
-
 class MapFollower:
-    """Follows the map from the first call of `track` until `close`."""
+    """Follows the map for `slices` from the first call of `track` until `close`."""
 
     def __init__(
         self,
         client: ControllerClient,
-        listener: ChangeListener,
+        slices: SliceCache,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
-        self._listener = listener
+        self._slices = slices
         self._clock = clock
         self._watch: MetadataWatch | None = None
         self._covered: frozenset[int] | None = frozenset()  # None: all streams
@@ -97,7 +84,7 @@ class MapFollower:
         return self._continuity
 
     def track(self, stream_id: int) -> None:
-        """Begin to follow a stream, which `tracked` of the listener already returns."""
+        """Begin to follow a stream, which `SliceCache.tracked` already returns."""
         if self._closed:
             return
         if self._task is None:
@@ -125,7 +112,7 @@ class MapFollower:
                 if position is None:
                     position = await self._present()
                     self._continuity += 1
-                    self._listener.on_gap()
+                    self._slices.on_gap()
                 position = await self._follow_from(position)
                 failures = 0
                 continue
@@ -144,7 +131,7 @@ class MapFollower:
     async def _follow_from(self, position: int) -> int | None:
         """Follow until the watch has to be set up anew: from the result, None from the present."""
         self._restart.clear()
-        wanted = self._listener.tracked()
+        wanted = self._slices.tracked()
         self._unheard_watches += 1
         filtered = (
             len(wanted) <= MAX_FILTERED_STREAMS and self._unheard_watches <= _MAX_UNHEARD_WATCHES
@@ -164,14 +151,17 @@ class MapFollower:
         self._filter_changed = asyncio.Event()
         following = asyncio.create_task(self._consume(watch))
         others = [asyncio.create_task(self._wait_for_restart()), asyncio.create_task(self._lags())]
+        tasks = [following, *others]
         try:
-            await asyncio.wait([following, *others], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
                 return watch.next_offset
             following.result()
             return None
         finally:
-            await _cancel(following, *others)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _consume(self, watch: MetadataWatch) -> None:
         """Pass changes on; return when no controller has the next ones any more."""
@@ -179,7 +169,7 @@ class MapFollower:
             async for event in events:
                 match event:
                     case Change():
-                        self._listener.on_records(event.records)
+                        self._slices.on_records(event.records)
                     case Progress():
                         self._unheard_watches = 0
                         if event.next_offset >= event.high_watermark:
@@ -212,12 +202,6 @@ class MapFollower:
                     committed,
                 )
                 return
-
-
-async def _cancel(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class ChangeWait:

@@ -13,6 +13,7 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from streammeta.client.config import ReaderStats
 from streammeta.client.errors import CorruptObjectError, MissingObjectError
@@ -114,7 +115,7 @@ class BlockPlanner:
         )
 
 
-VANISHED_RETRIES = 3
+_VANISHED_RETRIES = 3
 _VANISHED_WAITS = Backoff(first=0.05, longest=0.4, jitter=0.0)
 
 _log = logging.getLogger(__name__)
@@ -142,13 +143,13 @@ async def pause_or_raise(
     error: ObjectNotFoundError, stream_id: int, attempt: int, namespace: str
 ) -> None:
     """Wait before the map is asked again, unless that was done often enough."""
-    if attempt < VANISHED_RETRIES:
+    if attempt < _VANISHED_RETRIES:
         await asyncio.sleep(_VANISHED_WAITS.wait(attempt))
         return
-    raise MissingObjectError(error.key, id_of(error, namespace), stream_id) from error
+    raise MissingObjectError(error.key, _id_of(error, namespace), stream_id) from error
 
 
-def id_of(error: ObjectNotFoundError, namespace: str) -> int:
+def _id_of(error: ObjectNotFoundError, namespace: str) -> int:
     """Return which object was not found; -1 if it is none of `namespace`."""
     parsed = parse_key(error.key, namespace)
     return parsed.object_id if isinstance(parsed, OwnKey) else -1
@@ -183,17 +184,28 @@ class RangeReader:
         Nothing is returned where the stream has nothing yet. Raises `StreamNotFoundError`,
         `OffsetTrimmedError`, `CorruptObjectError`, `MissingObjectError`.
         """
-        for attempt in range(VANISHED_RETRIES + 1):
+        attempt = 0
+        while True:
             cursor = self._cursors.take(query.stream_id, query.start)
             try:
                 return await self._read_once(query, max_bytes, cursor)
             except ObjectNotFoundError as error:
-                self._stats.vanished_objects += 1
-                self._forget(query.stream_id, id_of(error, self._namespace))
-                await pause_or_raise(error, query.stream_id, attempt, self._namespace)
+                await self.look_again(error, query.stream_id, attempt)
             finally:
                 self._cursors.put_back(cursor)
-        raise AssertionError("the last attempt returns or raises")
+            attempt += 1
+
+    async def look_again(self, error: ObjectNotFoundError, stream_id: int, attempt: int) -> None:
+        """Forget what led to an object that is gone, and pause before the next attempt.
+
+        Raises `MissingObjectError` after the last one.
+        """
+        object_id = _id_of(error, self._namespace)
+        self._stats.vanished_objects += 1
+        self._slices.forget(stream_id)
+        self._source.forget(object_id)
+        self._fetcher.forget(object_id)
+        await pause_or_raise(error, stream_id, attempt, self._namespace)
 
     async def locate(self, stream_id: int, offset: int, end: int) -> tuple[Located, int]:
         """Locate `offset`, or what follows if it is lost; also tell which offset that is."""
@@ -261,11 +273,6 @@ class RangeReader:
         finally:
             cursor.is_read_ahead = False
 
-    def _forget(self, stream_id: int, object_id: int) -> None:
-        self._slices.forget(stream_id)
-        self._source.forget(object_id)
-        self._fetcher.forget(object_id)
-
 
 def trimmed(
     by_block: Sequence[Sequence[RecordBatch]], start: int, end: int, max_bytes: int
@@ -274,21 +281,13 @@ def trimmed(
     kept: list[RecordBatch] = []
     left = max_bytes
     for records in by_block:
-        first = bisect_right(records, start, key=_end_offset)
+        first = bisect_right(records, start, key=attrgetter("end_offset"))
         last = len(records)
         if end != UNLIMITED:
-            last = bisect_left(records, end, key=_base_offset)
+            last = bisect_left(records, end, key=attrgetter("base_offset"))
         for record in records[first:last]:
             if left <= 0:
                 return kept
             kept.append(record)
             left -= len(record.payload)
     return kept
-
-
-def _end_offset(record: RecordBatch) -> int:
-    return record.end_offset
-
-
-def _base_offset(record: RecordBatch) -> int:
-    return record.base_offset

@@ -20,24 +20,10 @@ from typing import Literal, Protocol, TypeAlias
 
 from streammeta.client.object_source import Block, ObjectSource
 from streammeta.client.reading.block_fetcher import BlockFetcher
-from streammeta.client.reading.lookups import (
-    UNKNOWN_TIME,
-    Lookups,
-    Slice,
-    StreamQuery,
-    check_located,
-    slice_of,
-)
-from streammeta.client.reading.range_reader import (
-    VANISHED_RETRIES,
-    BlockPlanner,
-    id_of,
-    pause_or_raise,
-)
-from streammeta.client.reading.slice_cache import SliceCache
+from streammeta.client.reading.lookups import UNKNOWN_TIME, Lookups, Slice, StreamQuery
+from streammeta.client.reading.range_reader import BlockPlanner, RangeReader
 from streammeta.storage.errors import ObjectNotFoundError
 from streammeta.storage.object_format.record import RecordBatch
-from streammeta.v1 import common_pb2
 
 _KAFKA_HEADER_SIZE = 61
 _KAFKA_MAGIC_AT = 16
@@ -89,27 +75,25 @@ class TimedObjects(Protocol):
         """Read the visible records of a block, at least one."""
 
 
-async def find_lower(
-    objects: TimedObjects, slices: Sequence[Slice], timestamp_ms: int, timestamp_of: TimestampOf
+async def find_record(
+    objects: TimedObjects,
+    slices: Sequence[Slice],
+    timestamp_ms: int,
+    bound: Bound,
+    timestamp_of: TimestampOf,
 ) -> RecordBatch | None:
-    """Find the first record in `slices`, which are in offset order, that is not older."""
-    candidates = [
-        one for one in slices
-        if one.max_timestamp_ms == UNKNOWN_TIME or one.max_timestamp_ms >= timestamp_ms
-    ]  # fmt: skip
-    search = _Search(objects, lambda record: timestamp_of(record) >= timestamp_ms, forward=True)
-    return await search.first_in(candidates)
+    """Find the first record in `slices` that is not older (`lower`), or the last not newer.
 
-
-async def find_upper(
-    objects: TimedObjects, slices: Sequence[Slice], timestamp_ms: int, timestamp_of: TimestampOf
-) -> RecordBatch | None:
-    """Find the last record in `slices`, which are in offset order, that is not newer."""
-    candidates = [
-        one for one in reversed(slices)
-        if one.min_timestamp_ms == UNKNOWN_TIME or one.min_timestamp_ms <= timestamp_ms
-    ]  # fmt: skip
-    search = _Search(objects, lambda record: timestamp_of(record) <= timestamp_ms, forward=False)
+    `slices` are in offset order.
+    """
+    if bound == "lower":
+        search = _Search(objects, lambda record: timestamp_of(record) >= timestamp_ms, step=1)
+        newest = ((one, one.max_timestamp_ms) for one in slices)
+        candidates = [one for one, ms in newest if ms == UNKNOWN_TIME or ms >= timestamp_ms]
+    else:
+        search = _Search(objects, lambda record: timestamp_of(record) <= timestamp_ms, step=-1)
+        oldest = ((one, one.min_timestamp_ms) for one in reversed(slices))
+        candidates = [one for one, ms in oldest if ms == UNKNOWN_TIME or ms <= timestamp_ms]
     return await search.first_in(candidates)
 
 
@@ -121,11 +105,11 @@ class _Search:
     """
 
     def __init__(
-        self, objects: TimedObjects, fits: Callable[[RecordBatch], bool], *, forward: bool
+        self, objects: TimedObjects, fits: Callable[[RecordBatch], bool], step: int
     ) -> None:
         self._objects = objects
         self._fits = fits
-        self._step = 1 if forward else -1
+        self._step = step
 
     async def first_in(self, slices: Sequence[Slice]) -> RecordBatch | None:
         """Look near the front first, at ever larger distances, then between two objects by halves.
@@ -179,72 +163,36 @@ class TimedStreams:
     """Finds offsets of streams by time; asks the map anew for each look-up."""
 
     def __init__(
-        self,
-        namespace: str,
-        lookups: Lookups,
-        source: ObjectSource,
-        fetcher: BlockFetcher,
-        slices: SliceCache,
+        self, lookups: Lookups, source: ObjectSource, fetcher: BlockFetcher, ranges: RangeReader
     ) -> None:
-        self._namespace = namespace
         self._lookups = lookups
         self._source = source
         self._fetcher = fetcher
-        self._slices = slices
+        self._ranges = ranges
 
     async def find(
         self, stream_id: int, timestamp_ms: int, bound: Bound, timestamp_of: TimestampOf
     ) -> OffsetAtTime:
         """Find the first record not older than a time (`lower`), or the last one not newer."""
-        for attempt in range(VANISHED_RETRIES + 1):
+        attempt = 0
+        while True:
             try:
                 return await self._find_once(stream_id, timestamp_ms, bound, timestamp_of)
             except ObjectNotFoundError as error:
-                object_id = id_of(error, self._namespace)
-                self._slices.forget(stream_id)
-                self._source.forget(object_id)
-                self._fetcher.forget(object_id)
-                await pause_or_raise(error, stream_id, attempt, self._namespace)
-        raise AssertionError("the last attempt returns or raises")
+                await self._ranges.look_again(error, stream_id, attempt)
+            attempt += 1
 
     async def _find_once(
         self, stream_id: int, timestamp_ms: int, bound: Bound, timestamp_of: TimestampOf
     ) -> OffsetAtTime:
-        slices, start, end = await self._objects_of(stream_id)
+        held = (await self._lookups.whole([stream_id], OBJECTS_PER_PAGE))[stream_id]
+        start = held.start_offset
         objects = _StreamObjects(stream_id, start, self._source, self._fetcher)
-        if bound == "lower":
-            found = await find_lower(objects, slices, timestamp_ms, timestamp_of)
-            if found is None:
-                return OffsetAtTime(end, None)
-            return OffsetAtTime(max(start, found.base_offset), timestamp_of(found))
-        found = await find_upper(objects, slices, timestamp_ms, timestamp_of)
+        found = await find_record(objects, held.slices, timestamp_ms, bound, timestamp_of)
         if found is None:
-            return OffsetAtTime(start - 1, None)
-        return OffsetAtTime(found.end_offset - 1, timestamp_of(found))
-
-    async def _objects_of(self, stream_id: int) -> tuple[list[Slice], int, int]:
-        """List what holds the stream, in offset order, with its first offset and its end."""
-        slices: list[Slice] = []
-        first = at = 0
-        while True:
-            query = StreamQuery(stream_id, at, limit=OBJECTS_PER_PAGE)
-            answer = await self._lookups.ask(query)
-            if (
-                answer.error == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED
-                and answer.stream_start_offset > at
-            ):
-                first = at = answer.stream_start_offset  # what was listed is trimmed by now
-                slices.clear()
-                continue
-            check_located(query, answer)
-            first = max(first, answer.stream_start_offset)
-            slices.extend(slice_of(piece) for piece in answer.objects)
-            if answer.lost_end_offset > at:
-                at = answer.lost_end_offset
-            elif answer.objects and answer.objects[-1].end_offset < answer.stream_end_offset:
-                at = answer.objects[-1].end_offset
-            else:
-                return slices, first, slices[-1].end_offset if slices else at
+            return OffsetAtTime(held.end_offset if bound == "lower" else start - 1, None)
+        offset = max(start, found.base_offset) if bound == "lower" else found.end_offset - 1
+        return OffsetAtTime(offset, timestamp_of(found))
 
 
 class _StreamObjects:
