@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.journal.directory import format_directory
 from streammeta.controller.journal.errors import BadSnapshotError
 from streammeta.controller.journal.journal import Journal
+from streammeta.controller.journal.snapshots import SnapshotWriter
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.log_view import LostPromise
 from streammeta.controller.quorum.messages import Batch, BatchKind
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.storage.durable_files import FileSystem
+from tests.kit.crash_disk import CrashDisk
 
 CLUSTER, NODE = ClusterId("c"), NodeId(1)
 VOTERS = VoterSet((Voter(ReplicaKey(NODE, DirectoryId("d")), "127.0.0.1:1"),))
 STATE = QuorumState(Epoch(9), ReplicaKey(NodeId(2)), NodeId(3))
 ONE_SEGMENT = 64 << 20
+DIRECTORY = Path("/node")
+"""Where a node's files are on a disk in memory."""
 
 
 def batch(base: int, epoch: int, *payloads: bytes, control: bool = False) -> Batch:
@@ -55,20 +60,33 @@ def make(path: Path, files: FileSystem | None = None, state: QuorumState = STATE
 
 
 def open_journal(
-    path: Path,
-    segment_bytes: int = ONE_SEGMENT,
-    files: FileSystem | None = None,
-    reserve_bytes: int = 0,
+    path: Path, segment_bytes: int = ONE_SEGMENT, files: FileSystem | None = None, **more: Any
 ) -> Journal:
-    return Journal.open(
-        path,
-        cluster_id=CLUSTER,
-        node_id=NODE,
-        read_snapshot_voters=check_snapshot,
-        segment_bytes=segment_bytes,
-        reserve_bytes=reserve_bytes,
-        files=files,
-    )
+    options: dict[str, Any] = {
+        "cluster_id": CLUSTER,
+        "node_id": NODE,
+        "read_snapshot_voters": check_snapshot,
+        "reserve_bytes": 0,
+    }
+    return Journal.open(path, segment_bytes=segment_bytes, files=files, **{**options, **more})
+
+
+def written_disk(
+    segment_bytes: int = ONE_SEGMENT,
+    *groups: Sequence[Batch],
+    snapshots: tuple[tuple[int, int], ...] = (),
+) -> CrashDisk:
+    """Return a disk with batches that were flushed group by group, and snapshots."""
+    disk = CrashDisk()
+    make(DIRECTORY, disk)
+    journal = open_journal(DIRECTORY, segment_bytes, disk)
+    for group in groups:
+        journal.append(group)
+        journal.sync()
+    for end_offset, epoch in snapshots:
+        take_snapshot(journal, snapshot_id(end_offset, epoch))
+    journal.close()
+    return disk.copy()
 
 
 def read_all(journal: Journal) -> list[Batch]:
@@ -80,14 +98,21 @@ def read_all(journal: Journal) -> list[Batch]:
     return found
 
 
-def take_snapshot(journal: Journal, which: SnapshotId, filling: bytes = b"state") -> None:
-    """Write a snapshot as the disk's worker does."""
+def sealed_snapshot(
+    journal: Journal, which: SnapshotId, filling: bytes = b"state"
+) -> SnapshotWriter:
+    """Write a snapshot that is yet to be given its name."""
     writer = journal.begin_snapshot(which)
     data = snapshot_bytes(which, filling)
     writer.write(data[:7])
     writer.write(data[7:])
     writer.seal()
-    assert journal.finish_snapshot(writer)
+    return writer
+
+
+def take_snapshot(journal: Journal, which: SnapshotId, filling: bytes = b"state") -> None:
+    """Write a snapshot as the disk's worker does."""
+    assert journal.finish_snapshot(sealed_snapshot(journal, which, filling))
 
 
 def download(journal: Journal, which: SnapshotId, data: bytes, chunk_bytes: int = 20) -> None:

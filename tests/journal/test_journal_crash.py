@@ -7,10 +7,8 @@ stopped at every call as well.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,22 +21,22 @@ from streammeta.controller.quorum.log_view import LostPromise
 from streammeta.controller.quorum.voters import ReplicaKey
 from tests.journal.journal_tools import (
     CLUSTER,
+    DIRECTORY,
     NODE,
     STATE,
     VOTERS,
     Held,
     batch,
-    download,
     held_by,
-    make,
+    install,
     open_journal,
     snapshot_bytes,
     snapshot_id,
     take_snapshot,
+    written_disk,
 )
 from tests.kit.crash_disk import CrashDisk, Left, PowerFailure, crashes, flipped
 
-DIRECTORY = Path("/node")
 SEGMENT_BYTES = 200
 BATCHES = [
     batch(0, 1, b"leads", control=True),
@@ -53,18 +51,10 @@ NEW_STATE = QuorumState(Epoch(10), ReplicaKey(NodeId(3)))
 Change = Callable[[Journal], None]
 
 
-def written_disk() -> CrashDisk:
+def started() -> CrashDisk:
     """Return a disk with a flushed log of several segments and two snapshots."""
-    disk = CrashDisk()
-    make(DIRECTORY, disk)
-    journal = reopen(disk)
-    for item in BATCHES:
-        journal.append([item])
-        journal.sync()
-    take_snapshot(journal, snapshot_id(3, 1))
-    take_snapshot(journal, snapshot_id(5, 2))
-    journal.close()
-    return disk.copy()
+    groups = [[item] for item in BATCHES]
+    return written_disk(SEGMENT_BYTES, *groups, snapshots=((3, 1), (5, 2)))
 
 
 def reopen(disk: CrashDisk) -> Journal:
@@ -73,6 +63,17 @@ def reopen(disk: CrashDisk) -> Journal:
 
 def recover(disk: CrashDisk) -> None:
     reopen(disk)
+
+
+def crashes_in(disk: CrashDisk, change: Change) -> Iterator[tuple[str, CrashDisk]]:
+    """Yield every disk that a crash in a change of the recovered journal can leave."""
+
+    def act(victim: CrashDisk) -> None:
+        with victim.unharmed():
+            journal = reopen(victim)
+        change(journal)
+
+    return crashes(disk, act)
 
 
 def held_on(disk: CrashDisk) -> Held:
@@ -101,9 +102,7 @@ def install_over_a_diverging_log(journal: Journal) -> None:
 
 def install_new(journal: Journal, end_offset: int, epoch: int) -> None:
     which = snapshot_id(end_offset, epoch)
-    data = snapshot_bytes(which)
-    download(journal, which, data)
-    assert journal.install_snapshot(which, len(data), hashlib.sha256(data).digest()) == VOTERS
+    assert install(journal, which, snapshot_bytes(which)) == VOTERS
 
 
 CHANGES: dict[str, Change] = {
@@ -121,20 +120,14 @@ CHANGES: dict[str, Change] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_crash_leaves_the_old_state_or_the_new(name: str) -> None:
     change = CHANGES[name]
-    disk = written_disk()
+    disk = started()
     before = held_on(disk)
-
-    def act(victim: CrashDisk) -> None:
-        with victim.unharmed():
-            journal = reopen(victim)
-        change(journal)
-
     changed = disk.copy()
-    act(changed)
+    change(reopen(changed))
     after = held_on(changed.after_crash(Left.NOTHING))
     assert after != before
     seen = set()
-    for where, left in crashes(disk, act):
+    for where, left in crashes_in(disk, change):
         held = held_on(left)
         # A trim goes step by step: each step is a log that begins later, or a snapshot less.
         held = as_one_of(before, after, held) if name == "trim" else held
@@ -162,16 +155,14 @@ def as_one_of(before: Held, after: Held, held: Held) -> Held:
 
 
 def test_a_crash_while_appending_loses_nothing_that_was_flushed() -> None:
-    disk = written_disk()
+    disk = started()
     before = held_on(disk).batches
     # The second begins a segment: both segments are flushed together.
     more = (batch(7, 3, b"seven" * 40), batch(8, 4, b"eight"), batch(9, 4, b"nine"))
     flushed = 0
 
-    def act(victim: CrashDisk) -> None:
+    def append_more(journal: Journal) -> None:
         nonlocal flushed
-        with victim.unharmed():
-            journal = reopen(victim)
         flushed = 0
         journal.append(more[:2])
         journal.sync()
@@ -180,7 +171,7 @@ def test_a_crash_while_appending_loses_nothing_that_was_flushed() -> None:
         journal.sync()
         flushed = 3
 
-    for where, left in crashes(disk, act):
+    for where, left in crashes_in(disk, append_more):
         held = held_on(left)
         added = held.batches[len(before) :]
         assert held.batches == before + more[: len(added)], where
@@ -194,7 +185,7 @@ def test_what_a_killed_process_left_is_durable_before_it_counts() -> None:
     The next process sees files and names that never reached the disk. What it builds on them must
     outlive them.
     """
-    disk = written_disk()
+    disk = started()
 
     def first_life(victim: CrashDisk) -> None:
         with victim.unharmed():
@@ -229,16 +220,10 @@ def test_what_a_killed_process_left_is_durable_before_it_counts() -> None:
 
 def test_a_crash_in_recovery_is_recovered_from() -> None:
     """After an install stopped anywhere, recovery itself is stopped anywhere."""
-    disk = written_disk()
+    disk = started()
     before = held_on(disk)
-
-    def act(victim: CrashDisk) -> None:
-        with victim.unharmed():
-            journal = reopen(victim)
-        install_over_a_diverging_log(journal)
-
     tried = set()
-    for where, left in crashes(disk, act):
+    for where, left in crashes_in(disk, install_over_a_diverging_log):
         contents = frozenset(left.contents().items())
         if contents in tried:
             continue
@@ -251,11 +236,11 @@ def test_a_crash_in_recovery_is_recovered_from() -> None:
 
 def test_a_crash_while_damage_is_put_aside_forgets_nothing() -> None:
     """The promise is durable before the first damaged byte is moved."""
-    disk = written_disk()
+    disk = started()
     damaged = disk.segments()[2]
     data = flipped(disk.contents()[damaged], -1)
     disk = disk.with_file(damaged, data)
-    whole = held_on(written_disk())
+    whole = held_on(started())
     expected = held_on(disk)
     assert expected.lost == LostPromise(EndOffset(7), STATE.epoch)
     assert expected.batches == whole.batches[: len(expected.batches)]
@@ -268,18 +253,12 @@ def test_a_crash_while_damage_is_put_aside_forgets_nothing() -> None:
 
 
 def test_a_crash_while_damage_is_cleared_forgets_it_or_not() -> None:
-    disk = written_disk()
+    disk = started()
     disk = disk.with_file(disk.segments()[-1], None)
     damaged = held_on(disk)
     assert damaged.lost is not None
     outcomes = set()
-
-    def act(victim: CrashDisk) -> None:
-        with victim.unharmed():
-            journal = reopen(victim)
-        journal.clear_damage()
-
-    for where, left in crashes(disk, act):
+    for where, left in crashes_in(disk, Journal.clear_damage):
         held = held_on(left)
         assert replace(held, lost=damaged.lost) == damaged, where
         outcomes.add(held.lost)

@@ -13,20 +13,19 @@ from streammeta.controller.journal.errors import JournalDamagedError
 from streammeta.controller.quorum.log_view import LostPromise
 from streammeta.controller.quorum.messages import Batch
 from tests.journal.journal_tools import (
+    DIRECTORY,
     ONE_SEGMENT,
     STATE,
     Held,
     batch,
     held_by,
-    make,
     open_journal,
     read_all,
     snapshot_id,
-    take_snapshot,
+    written_disk,
 )
 from tests.kit.crash_disk import CrashDisk, flipped
 
-DIRECTORY = Path("/node")
 BATCHES = (
     batch(0, 1, b"one", control=True),
     batch(1, 1, b"two", b"", b"three"),
@@ -35,22 +34,6 @@ BATCHES = (
 )
 END = 6
 LOST = LostPromise(EndOffset(END), STATE.epoch)
-
-
-def written(
-    segment_bytes: int, *groups: tuple[Batch, ...], snapshots: tuple[tuple[int, int], ...] = ()
-) -> CrashDisk:
-    """Return a disk with batches that were flushed group by group."""
-    disk = CrashDisk()
-    make(DIRECTORY, disk)
-    journal = open_journal(DIRECTORY, segment_bytes, disk)
-    for group in groups:
-        journal.append(group)
-        journal.sync()
-    for end_offset, epoch in snapshots:
-        take_snapshot(journal, snapshot_id(end_offset, epoch))
-    journal.close()
-    return disk.copy()
 
 
 def flips(disk: CrashDisk, path: Path) -> list[tuple[int, bytes]]:
@@ -93,7 +76,7 @@ def findings(disk: CrashDisk) -> list[dict[str, object]]:
 def test_a_flipped_bit_below_the_mark_is_told_and_what_is_before_it_stays(
     segment_bytes: int,
 ) -> None:
-    disk = written(segment_bytes, BATCHES)
+    disk = written_disk(segment_bytes, BATCHES)
     for path in disk.segments():
         base = int(path.stem)
         for position, bad in flips(disk, path):
@@ -115,7 +98,7 @@ def test_a_flipped_bit_below_the_mark_is_told_and_what_is_before_it_stays(
 
 @pytest.mark.parametrize("segment_bytes", [ONE_SEGMENT, 170, 1])
 def test_a_shortened_segment_is_told_at_every_length(segment_bytes: int) -> None:
-    disk = written(segment_bytes, BATCHES)
+    disk = written_disk(segment_bytes, BATCHES)
     for path in disk.segments():
         good = disk.contents()[path]
         for size in range(len(good)):
@@ -126,7 +109,7 @@ def test_a_shortened_segment_is_told_at_every_length(segment_bytes: int) -> None
 
 
 def test_a_missing_segment_is_told_and_what_is_before_it_stays() -> None:
-    disk = written(1, BATCHES)
+    disk = written_disk(1, BATCHES)
     assert len(disk.segments()) == 4
     for index, path in enumerate(disk.segments()):
         damaged = disk.with_file(path, None)
@@ -138,7 +121,7 @@ def test_a_missing_segment_is_told_and_what_is_before_it_stays() -> None:
 
 def test_with_a_snapshot_damage_below_it_costs_no_promise() -> None:
     """The snapshot has what the damaged part said; the log begins behind it."""
-    disk = written(1, BATCHES, snapshots=((4, 1),))
+    disk = written_disk(1, BATCHES, snapshots=((4, 1),))
     for path in disk.segments()[:2]:
         for position, bad in flips(disk, path):
             held = recovered(disk.with_file(path, bad), 1)
@@ -157,7 +140,7 @@ def test_with_a_snapshot_damage_below_it_costs_no_promise() -> None:
 
 
 def test_in_one_segment_damage_below_a_snapshot_begins_the_log_at_its_end() -> None:
-    disk = written(ONE_SEGMENT, BATCHES, snapshots=((4, 1),))
+    disk = written_disk(ONE_SEGMENT, BATCHES, snapshots=((4, 1),))
     (path,) = disk.segments()
     bad = disk.contents()[path].replace(b"three", b"thrxe")
     held = recovered(disk.with_file(path, bad))
@@ -165,7 +148,7 @@ def test_in_one_segment_damage_below_a_snapshot_begins_the_log_at_its_end() -> N
 
 
 def test_a_damaged_newest_snapshot_is_put_aside_and_the_log_reaches_back_to_the_older() -> None:
-    disk = written(1, BATCHES, snapshots=((4, 1), (6, 4)))
+    disk = written_disk(1, BATCHES, snapshots=((4, 1), (6, 4)))
     journal = open_journal(DIRECTORY, 1, disk)
     journal.trim(EndOffset(4))
     journal.close()
@@ -183,7 +166,7 @@ def test_a_damaged_newest_snapshot_is_put_aside_and_the_log_reaches_back_to_the_
 
 def test_without_a_snapshot_below_it_a_trimmed_log_is_of_no_use() -> None:
     """C3: what a log that begins at 4 follows is gone; nothing may be built on it."""
-    disk = written(1, BATCHES, snapshots=((4, 1),))
+    disk = written_disk(1, BATCHES, snapshots=((4, 1),))
     journal = open_journal(DIRECTORY, 1, disk)
     journal.trim(EndOffset(4))
     journal.close()
@@ -199,7 +182,7 @@ def with_outdated_mark(segment_bytes: int, *batches: Batch) -> CrashDisk:
 
     After a power failure the mark may be old.
     """
-    disk = written(segment_bytes, batches[:1])
+    disk = written_disk(segment_bytes, batches[:1])
     mark = disk.contents()[DIRECTORY / "flushed-mark"]
     journal = open_journal(DIRECTORY, segment_bytes, disk)
     for item in batches[1:]:
@@ -256,7 +239,7 @@ def test_a_bad_end_of_a_segment_that_is_not_the_last_is_no_torn_tail() -> None:
 
 def test_a_tail_torn_at_any_byte_is_cut() -> None:
     """The last batch was written and never flushed; any part of it may be missing or wrong."""
-    disk = written(ONE_SEGMENT, BATCHES[:3])
+    disk = written_disk(ONE_SEGMENT, BATCHES[:3])
     (path,) = disk.segments()
     flushed = disk.contents()[path]
     journal = open_journal(DIRECTORY, files=disk)
@@ -277,7 +260,7 @@ def test_a_tail_torn_at_any_byte_is_cut() -> None:
 def test_a_batch_at_another_place_or_of_another_log_is_damage() -> None:
     """F6: a write that went astray, or never arrived, has a good checksum and is in no place."""
     same = ((batch(0, 1, b"same"),), (batch(1, 1, b"same"),))
-    disk, other = written(ONE_SEGMENT, *same), written(ONE_SEGMENT, *same)
+    disk, other = written_disk(ONE_SEGMENT, *same), written_disk(ONE_SEGMENT, *same)
     (path,) = disk.segments()
     data, stranger = disk.contents()[path], other.contents()[path]
     first = data.index(b"SMB1")
@@ -296,7 +279,7 @@ def test_a_batch_at_another_place_or_of_another_log_is_damage() -> None:
 
 def test_damage_found_again_adds_to_what_is_known() -> None:
     """A second disk error during the repair must not shorten the promise."""
-    disk = written(1, BATCHES)
+    disk = written_disk(1, BATCHES)
     first = disk.with_file(disk.segments()[3], None)
     assert recovered(first, 1).lost == LOST
     second = first.with_file(first.segments()[1], None)
@@ -306,7 +289,7 @@ def test_damage_found_again_adds_to_what_is_known() -> None:
 
 
 def test_cleared_damage_stays_cleared() -> None:
-    disk = written(1, BATCHES)
+    disk = written_disk(1, BATCHES)
     damaged = disk.with_file(disk.segments()[3], None)
     journal = open_journal(DIRECTORY, 1, damaged)
     assert journal.log_start.lost == LOST
@@ -319,7 +302,7 @@ def test_cleared_damage_stays_cleared() -> None:
 
 
 def test_damage_met_while_reading_says_where_and_how_to_go_on() -> None:
-    disk = written(ONE_SEGMENT, BATCHES)
+    disk = written_disk(ONE_SEGMENT, BATCHES)
     (path,) = disk.segments()
     journal = open_journal(DIRECTORY, files=disk)
     inode = disk.names_now[path]

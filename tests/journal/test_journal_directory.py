@@ -5,38 +5,24 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streammeta.controller.ids import ClusterId, DirectoryId, Epoch, NodeId
-from streammeta.controller.journal.directory import format_directory
+from streammeta.controller.journal.directory import DirectoryIdentity, format_directory
 from streammeta.controller.journal.errors import (
     DirectoryLockedError,
     DirectoryNotFormattedError,
     WrongDirectoryError,
 )
-from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.config import QuorumState
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
-from tests.journal.journal_tools import check_snapshot
-
-CLUSTER, NODE = ClusterId("c"), NodeId(1)
+from tests.journal.journal_tools import CLUSTER, NODE, open_journal
 
 
-def open_it(
-    path: Path,
-    *,
-    cluster_id: ClusterId = CLUSTER,
-    node_id: NodeId = NODE,
-    directory_id: DirectoryId | None = None,
-) -> Journal:
-    return Journal.open(
-        path,
-        cluster_id=cluster_id,
-        node_id=node_id,
-        directory_id=directory_id,
-        read_snapshot_voters=check_snapshot,
-    )
+def format_it(path: Path, **options: Any) -> DirectoryIdentity:
+    return format_directory(path, **{"cluster_id": CLUSTER, "node_id": NODE, **options})
 
 
 def voters(*keys: ReplicaKey) -> VoterSet:
@@ -50,20 +36,18 @@ def contents(path: Path) -> dict[str, bytes]:
 def test_an_unformatted_directory_is_refused_and_stays_empty(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(DirectoryNotFormattedError, match="format it"):
-            open_it(path)
+            open_journal(path)
     assert not list(tmp_path.iterdir())
 
 
 def test_formatting_gives_an_identity_that_stays(tmp_path: Path) -> None:
-    identity = format_directory(
-        tmp_path / "data", cluster_id=CLUSTER, node_id=NODE, directory_id=DirectoryId("d")
-    )
-    journal = open_it(tmp_path / "data")
+    identity = format_it(tmp_path / "data", directory_id=DirectoryId("d"))
+    journal = open_journal(tmp_path / "data")
     assert journal.identity == identity
     assert identity.directory_id == "d"
     journal.close()
     with pytest.raises(WrongDirectoryError, match="formatted already"):
-        format_directory(tmp_path / "data", cluster_id=CLUSTER, node_id=NODE)
+        format_it(tmp_path / "data")
 
 
 @pytest.mark.parametrize(
@@ -73,67 +57,67 @@ def test_formatting_gives_an_identity_that_stays(tmp_path: Path) -> None:
 def test_the_directory_of_another_is_refused_untouched(
     tmp_path: Path, cluster_id: ClusterId, node_id: NodeId, named: str
 ) -> None:
-    format_directory(tmp_path, cluster_id=CLUSTER, node_id=NODE)
+    format_it(tmp_path)
     before = contents(tmp_path)
     with pytest.raises(WrongDirectoryError, match=named):
-        open_it(tmp_path, cluster_id=cluster_id, node_id=node_id, directory_id=DirectoryId("x-9"))
+        open_journal(
+            tmp_path, cluster_id=cluster_id, node_id=node_id, directory_id=DirectoryId("x-9")
+        )
     assert contents(tmp_path) == before
 
 
 def test_a_directory_of_something_else_is_refused_untouched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("ten years of work")
     with pytest.raises(WrongDirectoryError, match=r"thesis\.tex"):
-        open_it(tmp_path)
+        open_journal(tmp_path)
     with pytest.raises(WrongDirectoryError, match="not empty"):
-        format_directory(tmp_path, cluster_id=CLUSTER, node_id=NODE)
+        format_it(tmp_path)
     assert contents(tmp_path) == {"thesis.tex": b"ten years of work"}
 
 
 def test_unknown_files_beside_ours_are_left_alone(tmp_path: Path) -> None:
-    format_directory(tmp_path, cluster_id=CLUSTER, node_id=NODE)
+    format_it(tmp_path)
     strangers = {"notes.txt": b"n", "7.log": b"7", "x.tmp": b"x", "0.log.tmp": b"0"}
     for name, data in strangers.items():
         (tmp_path / name).write_bytes(data)
-    open_it(tmp_path).close()
+    open_journal(tmp_path).close()
     assert strangers.items() <= contents(tmp_path).items()
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    format_directory(tmp_path, cluster_id=CLUSTER, node_id=NODE)
-    journal = open_it(tmp_path)
+    format_it(tmp_path)
+    journal = open_journal(tmp_path)
     with pytest.raises(DirectoryLockedError, match="pid"):
-        open_it(tmp_path)
+        open_journal(tmp_path)
     journal.close()
-    open_it(tmp_path).close()
+    open_journal(tmp_path).close()
 
 
 def test_an_interrupted_format_can_be_repeated(tmp_path: Path) -> None:
-    format_directory(tmp_path, cluster_id=CLUSTER, node_id=NODE)
+    format_it(tmp_path)
     (tmp_path / "meta.json").rename(tmp_path / "meta.json.tmp")
     with pytest.raises(DirectoryNotFormattedError):
-        open_it(tmp_path)
-    format_directory(tmp_path, cluster_id=CLUSTER, node_id=NODE)
-    open_it(tmp_path).close()
+        open_journal(tmp_path)
+    format_it(tmp_path)
+    open_journal(tmp_path).close()
 
 
 def test_a_directory_with_votes_but_no_identity_is_never_formatted_again(tmp_path: Path) -> None:
-    format_directory(tmp_path, cluster_id=CLUSTER, node_id=NODE)
-    journal = open_it(tmp_path)
+    format_it(tmp_path)
+    journal = open_journal(tmp_path)
     journal.write_quorum_state(QuorumState(Epoch(3), ReplicaKey(NodeId(2))))
     journal.close()
     (tmp_path / "meta.json").unlink()
     before = contents(tmp_path)
     with pytest.raises(WrongDirectoryError, match="must not be forgotten"):
-        format_directory(tmp_path, cluster_id=CLUSTER, node_id=NODE)
+        format_it(tmp_path)
     assert contents(tmp_path) == before
 
 
 def test_bootstrap_voters_are_kept_as_given(tmp_path: Path) -> None:
     own, other = ReplicaKey(NODE, DirectoryId("mine")), ReplicaKey(NodeId(2))
-    format_directory(
-        tmp_path, cluster_id=CLUSTER, node_id=NODE, bootstrap_voters=voters(own, other)
-    )
-    journal = open_it(tmp_path)
+    format_it(tmp_path, bootstrap_voters=voters(own, other))
+    journal = open_journal(tmp_path)
     assert journal.identity.bootstrap_voters == voters(own, other)
     assert journal.identity.directory_id == "mine"
     journal.close()
@@ -142,12 +126,10 @@ def test_bootstrap_voters_are_kept_as_given(tmp_path: Path) -> None:
 def test_voters_that_leave_this_node_or_its_disk_out_are_refused(tmp_path: Path) -> None:
     own, other = ReplicaKey(NODE, DirectoryId("mine")), ReplicaKey(NodeId(2))
     with pytest.raises(WrongDirectoryError, match="node 1 is not among the voters"):
-        format_directory(tmp_path, cluster_id=CLUSTER, node_id=NODE, bootstrap_voters=voters(other))
+        format_it(tmp_path, bootstrap_voters=voters(other))
     with pytest.raises(WrongDirectoryError, match="mine"):
-        format_directory(
+        format_it(
             tmp_path,
-            cluster_id=CLUSTER,
-            node_id=NODE,
             bootstrap_voters=voters(own),
             directory_id=DirectoryId("another"),
         )
@@ -156,7 +138,7 @@ def test_voters_that_leave_this_node_or_its_disk_out_are_refused(tmp_path: Path)
 
 def test_one_process_at_a_time_also_after_a_kill(tmp_path: Path) -> None:
     """The lock is the kernel's: it ends with the process, and a file left behind is no lock."""
-    format_directory(tmp_path, cluster_id=CLUSTER, node_id=NODE)
+    format_it(tmp_path)
     program = (
         "import sys, time; from pathlib import Path;"
         "from streammeta.storage.durable_files import PosixFileSystem;"
@@ -170,8 +152,8 @@ def test_one_process_at_a_time_also_after_a_kill(tmp_path: Path) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "locked\n"
         with pytest.raises(DirectoryLockedError, match=f"pid {child.pid}"):
-            open_it(tmp_path)
+            open_journal(tmp_path)
     finally:
         child.kill()
         child.communicate()
-    open_it(tmp_path).close()
+    open_journal(tmp_path).close()

@@ -25,6 +25,7 @@ from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.storage.durable_files import DiskFullError, PosixFile
 from tests.journal.journal_tools import (
     CLUSTER,
+    DIRECTORY,
     NODE,
     Held,
     batch,
@@ -33,13 +34,13 @@ from tests.journal.journal_tools import (
     make,
     open_journal,
     read_all,
+    sealed_snapshot,
     snapshot_bytes,
     snapshot_id,
-    take_snapshot,
+    written_disk,
 )
 from tests.kit.crash_disk import CrashDisk, Left
 
-DIRECTORY = Path("/node")
 SEGMENT_BYTES = 150
 BATCHES = [batch(0, 1, b"one" * 9), batch(1, 1, b"two" * 30), batch(2, 2, b"x" * 60)]
 MORE = [batch(3, 2, b"more"), batch(4, 2, b"y" * 120), batch(5, 3, b"z" * 30)]
@@ -53,14 +54,7 @@ def reopen(disk: CrashDisk) -> Journal:
 
 @pytest.fixture
 def disk() -> CrashDisk:
-    disk = CrashDisk()
-    make(DIRECTORY, disk)
-    journal = reopen(disk)
-    journal.append(BATCHES)
-    journal.sync()
-    take_snapshot(journal, snapshot_id(1, 1))
-    journal.close()
-    return disk.copy()
+    return written_disk(SEGMENT_BYTES, BATCHES, snapshots=((1, 1),))
 
 
 def append_more(journal: Journal) -> None:
@@ -81,8 +75,7 @@ def take_one(journal: Journal) -> None:
 
 
 def download_ahead(journal: Journal) -> None:
-    for position in range(0, len(AHEAD_DATA), 20):
-        journal.write_snapshot_chunk(AHEAD, position, AHEAD_DATA[position : position + 20])
+    download(journal, AHEAD, AHEAD_DATA)
 
 
 def install_ahead(journal: Journal) -> None:
@@ -105,7 +98,7 @@ CALLS: dict[str, tuple[Action, Action]] = {
     ),
     "truncate": (nothing, lambda journal: journal.truncate(EndOffset(1))),
     "download": (nothing, download_ahead),
-    "install": (lambda journal: download(journal, AHEAD, AHEAD_DATA), install_ahead),
+    "install": (download_ahead, install_ahead),
 }
 
 
@@ -182,9 +175,7 @@ def victim_size() -> int:
 
 def test_a_repeated_rename_publishes_the_snapshot(disk: CrashDisk) -> None:
     journal = reopen(disk)
-    writer = journal.begin_snapshot(snapshot_id(2, 1))
-    writer.write(snapshot_bytes(writer.snapshot_id))
-    writer.seal()
+    writer = sealed_snapshot(journal, snapshot_id(2, 1))
     disk.space = 0
     with pytest.raises(DiskFullError):
         journal.finish_snapshot(writer)

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 import struct
-from pathlib import Path
 
 import google_crc32c
 
 from tests.journal.journal_tools import (
     CLUSTER,
+    DIRECTORY,
     VOTERS,
     batch,
-    make,
     open_journal,
-    read_all,
-    snapshot_bytes,
-    snapshot_id,
-    take_snapshot,
+    written_disk,
 )
 from tests.kit.crash_disk import CrashDisk
-
-DIRECTORY = Path("/node")
 
 
 def crc(data: bytes) -> int:
@@ -29,15 +23,8 @@ def crc(data: bytes) -> int:
 
 
 def written() -> CrashDisk:
-    disk = CrashDisk()
-    make(DIRECTORY, disk)
-    journal = open_journal(DIRECTORY, 1, disk)
-    journal.append([batch(0, 3, b"ab", b"", b"cde", control=True)])
-    journal.append([batch(3, 7, b"f")])
-    journal.sync()
-    take_snapshot(journal, snapshot_id(3, 3))
-    journal.close()
-    return disk
+    batches = batch(0, 3, b"ab", b"", b"cde", control=True), batch(3, 7, b"f")
+    return written_disk(1, batches, snapshots=((3, 3),))
 
 
 def sealed(disk: CrashDisk, name: str) -> dict[str, object]:
@@ -125,11 +112,3 @@ def test_the_mark_as_written_by_hand() -> None:
         contents[DIRECTORY / "flushed-mark"] = slots[0].ljust(4096, b"\0") + slots[1]
         journal = open_journal(DIRECTORY, 1, CrashDisk.holding(contents))
         assert (journal.end_offset, journal.log_start.lost) == (expected_end, None)
-
-
-def test_a_snapshot_is_named_by_its_exclusive_end_and_epoch() -> None:
-    disk = written()
-    data = disk.contents()[DIRECTORY / "00000000000000000003-0000000003.checkpoint"]
-    assert data == snapshot_bytes(snapshot_id(3, 3))
-    journal = open_journal(DIRECTORY, 1, disk.copy())
-    assert [b.end_offset for b in read_all(journal)] == [3, 4]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from streammeta.controller.ids import EndOffset, Epoch, NodeId
@@ -15,10 +13,16 @@ from streammeta.controller.quorum.events import AppendLog, PersistQuorumState, W
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.runtime.quorum_disk import DiskWorker, StateWritten
 from streammeta.storage.durable_files import DiskFullError
-from tests.journal.journal_tools import STATE, batch, make, open_journal, read_all
+from tests.journal.journal_tools import (
+    DIRECTORY,
+    STATE,
+    batch,
+    open_journal,
+    read_all,
+    written_disk,
+)
 from tests.kit.crash_disk import CrashDisk, Left, PowerFailure
 
-DIRECTORY = Path("/node")
 RESERVE = DIRECTORY / RESERVE_NAME
 RESERVE_BYTES = 8_000
 DATA = batch(0, 1, b"data" * 10)
@@ -36,10 +40,9 @@ def reopen(disk: CrashDisk) -> Journal:
 @pytest.fixture
 def disk() -> CrashDisk:
     """A directory from before there were reserves."""
-    disk = CrashDisk()
-    make(DIRECTORY, disk)
+    disk = written_disk()
     assert RESERVE not in disk.contents()
-    return disk.copy()
+    return disk
 
 
 def open_shortage(journal: Journal) -> DiskFullError | None:

@@ -13,8 +13,7 @@ from streammeta.controller.journal.errors import JournalDamagedError
 from streammeta.controller.journal.journal import Journal
 from streammeta.controller.quorum.voters import VoterSet
 from tests.journal.journal_tools import (
-    CLUSTER,
-    NODE,
+    DIRECTORY,
     VOTERS,
     batch,
     check_snapshot,
@@ -24,13 +23,15 @@ from tests.journal.journal_tools import (
     make,
     open_journal,
     read_all,
+    sealed_snapshot,
     snapshot_bytes,
     snapshot_id,
     take_snapshot,
+    written_disk,
 )
+from tests.kit.clock import ManualClock
 from tests.kit.crash_disk import CrashDisk
 
-DIRECTORY = Path("/node")
 BATCHES = [
     batch(0, 1, b"one", b"two"),
     batch(2, 1, b"three"),
@@ -41,12 +42,7 @@ BATCHES = [
 
 @pytest.fixture
 def disk() -> CrashDisk:
-    disk = CrashDisk()
-    make(DIRECTORY, disk)
-    journal = reopen(disk)
-    journal.append(BATCHES)
-    journal.close()
-    return disk
+    return written_disk(1, BATCHES)
 
 
 def reopen(disk: CrashDisk) -> Journal:
@@ -64,9 +60,7 @@ def test_a_snapshot_ends_only_where_a_batch_ends_and_with_its_epoch(disk: CrashD
     for end_offset in range(9):
         for epoch in range(6):
             journal = reopen(disk.copy())
-            writer = journal.begin_snapshot(snapshot_id(end_offset, epoch))
-            writer.write(snapshot_bytes(writer.snapshot_id))
-            writer.seal()
+            writer = sealed_snapshot(journal, snapshot_id(end_offset, epoch))
             if ends.get(end_offset) == epoch:
                 assert journal.finish_snapshot(writer)
                 assert journal.snapshots == (writer.snapshot_id,)
@@ -97,9 +91,7 @@ def test_a_log_can_begin_at_every_snapshot(disk: CrashDisk) -> None:
 
 def test_an_unfinished_snapshot_does_not_count_and_is_removed_at_start(disk: CrashDisk) -> None:
     journal = reopen(disk)
-    writer = journal.begin_snapshot(snapshot_id(3, 1))
-    writer.write(snapshot_bytes(writer.snapshot_id))
-    writer.seal()
+    sealed_snapshot(journal, snapshot_id(3, 1))
     download(journal, snapshot_id(50, 4), b"the first half")
     assert journal.snapshots == ()
     assert len(names(disk, ".tmp")) == len(names(disk, ".part")) == 1
@@ -119,9 +111,7 @@ def test_an_abandoned_snapshot_leaves_nothing(disk: CrashDisk) -> None:
 
 def test_a_snapshot_that_the_log_has_moved_past_is_dropped(disk: CrashDisk) -> None:
     journal = reopen(disk)
-    writer = journal.begin_snapshot(snapshot_id(3, 1))
-    writer.write(snapshot_bytes(writer.snapshot_id))
-    writer.seal()
+    writer = sealed_snapshot(journal, snapshot_id(3, 1))
     ahead = snapshot_id(100, 5)
     assert install(journal, ahead, snapshot_bytes(ahead)) == VOTERS
     assert not journal.finish_snapshot(writer)
@@ -191,26 +181,10 @@ def test_chunks_of_two_files_are_never_mixed(disk: CrashDisk) -> None:
     assert names(disk, ".part") == []
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_removed_snapshot_stays_readable_until_nobody_reads_it(disk: CrashDisk) -> None:
     """C8: a slow reader finishes the file it began, whatever is trimmed meanwhile."""
-    clock = Clock()
-    disk.locked = False
-    journal = Journal.open(
-        DIRECTORY,
-        cluster_id=CLUSTER,
-        node_id=NODE,
-        read_snapshot_voters=check_snapshot,
-        segment_bytes=1,
-        files=disk,
-        monotonic=clock,
-    )
+    clock = ManualClock(0)
+    journal = open_journal(DIRECTORY, 1, disk, monotonic=lambda: clock.now_ms / 1000)
     old, new = snapshot_id(3, 1), snapshot_id(6, 2)
     data = snapshot_bytes(old, bytes(500))
     take_snapshot(journal, old, bytes(500))
@@ -223,11 +197,11 @@ def test_a_removed_snapshot_stays_readable_until_nobody_reads_it(disk: CrashDisk
         if old in journal.snapshots and len(received) > 200:
             take_snapshot(journal, new)
             journal.trim(EndOffset(6))
-        clock.now += 59
+        clock.advance(59_000)
         journal.release_idle_snapshots()
     assert received == data
     assert journal.snapshots == (new,)
-    clock.now += 60
+    clock.advance(60_000)
     journal.release_idle_snapshots()
     assert journal.read_snapshot(old, 0, 100) is None
 
@@ -298,6 +272,6 @@ def test_the_check_sees_a_file_as_programs_do(tmp_path: Path) -> None:
         file.seek(0)
         return check_snapshot(which, file)
 
-    journal = Journal.open(tmp_path, cluster_id=CLUSTER, node_id=NODE, read_snapshot_voters=check)
+    journal = open_journal(tmp_path, read_snapshot_voters=check)
     assert journal.snapshots == (snapshot_id(3, 1),)
     journal.close()

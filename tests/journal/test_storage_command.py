@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ class Ran:
         return f"{self.answer['error']['code']}: {self.answer['error']['message']}"
 
 
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return partial(Ran, capsys)
+
+
 def format_words(path: Path, *more: object) -> tuple[object, ...]:
     return ("format", "--data-dir", path, "--cluster-id", "demo", "--node-id", 1, *more)
 
@@ -70,10 +79,10 @@ def checkpoint(which: SnapshotId) -> bytes:
 
 
 @pytest.fixture
-def used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def used(tmp_path: Path, run: Run) -> Path:
     """Return a directory with a trimmed log of three segments and a snapshot."""
     path = tmp_path / "data"
-    assert Ran(capsys, *format_words(path, "--voters", VOTERS)).code == 0
+    assert run(*format_words(path, "--voters", VOTERS)).code == 0
     journal = open_journal(path)
     journal.write_quorum_state(QuorumState(Epoch(3), ReplicaKey(NodeId(2)), NodeId(2)))
     journal.append([batch(i, 1 + i // 2, b"payload", b"two") for i in (0, 2, 4)])
@@ -90,9 +99,9 @@ def used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 def test_format_prints_the_directory_id_and_a_node_can_start_from_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, run: Run
 ) -> None:
-    ran = Ran(capsys, *format_words(tmp_path / "new", "--voters", "1@h:1,2@[::1]:2"))
+    ran = run(*format_words(tmp_path / "new", "--voters", "1@h:1,2@[::1]:2"))
     assert (ran.code, ran.answer["formatted"]) == (0, True)
     assert uuid.UUID(ran.answer["directory_id"])
     journal = open_journal(tmp_path / "new")
@@ -102,22 +111,20 @@ def test_format_prints_the_directory_id_and_a_node_can_start_from_it(
     journal.close()
 
 
-def test_the_directory_id_may_be_given_alone_or_among_the_voters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_directory_id_may_be_given_alone_or_among_the_voters(tmp_path: Path, run: Run) -> None:
     for index, words in enumerate((("--join", "--directory-id", DISK_ID), ("--voters", VOTERS))):
-        ran = Ran(capsys, *format_words(tmp_path / str(index), *words))
+        ran = run(*format_words(tmp_path / str(index), *words))
         assert (ran.code, ran.answer["directory_id"]) == (0, DISK_ID)
     other = "--directory-id", str(uuid.uuid4())
-    ran = Ran(capsys, *format_words(tmp_path / "other", "--voters", VOTERS, *other))
+    ran = run(*format_words(tmp_path / "other", "--voters", VOTERS, *other))
     assert ran.code == 1
     assert DISK_ID in ran.error
     assert not (tmp_path / "other").exists()
 
 
-def test_a_joining_node_has_no_voters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert Ran(capsys, *format_words(tmp_path, "--join")).code == 0
-    assert Ran(capsys, "info", "--data-dir", tmp_path).answer["bootstrap_voters"] == []
+def test_a_joining_node_has_no_voters(tmp_path: Path, run: Run) -> None:
+    assert run(*format_words(tmp_path, "--join")).code == 0
+    assert run("info", "--data-dir", tmp_path).answer["bootstrap_voters"] == []
 
 
 @pytest.mark.parametrize(
@@ -135,28 +142,24 @@ def test_a_joining_node_has_no_voters(tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_called_the_wrong_way_nothing_is_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], named: str
+    tmp_path: Path, run: Run, words: tuple[str, ...], named: str
 ) -> None:
-    ran = Ran(capsys, *format_words(tmp_path / "new", *words))
+    ran = run(*format_words(tmp_path / "new", *words))
     assert ran.code == 2
     assert named in ran.error
     assert not (tmp_path / "new").exists()
 
 
-def test_voters_without_this_node_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ran = Ran(capsys, *format_words(tmp_path / "new", "--voters", "2@h:2"))
+def test_voters_without_this_node_are_refused(tmp_path: Path, run: Run) -> None:
+    ran = run(*format_words(tmp_path / "new", "--voters", "2@h:2"))
     assert (ran.code, "node 1 is not among the voters" in ran.error) == (1, True)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_formatted_directory_stays_as_it_is(
-    used: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_formatted_directory_stays_as_it_is(used: Path, run: Run) -> None:
     before = contents(used)
-    assert Ran(capsys, *format_words(used, "--join")).code == 1
-    again = Ran(capsys, *format_words(used, "--join", "--ignore-formatted"))
+    assert run(*format_words(used, "--join")).code == 1
+    again = run(*format_words(used, "--join", "--ignore-formatted"))
     assert (again.code, again.answer["formatted"]) == (0, False)
     assert again.answer["directory_id"] == DISK_ID
     for words, named in (
@@ -164,17 +167,15 @@ def test_a_formatted_directory_stays_as_it_is(
         (("--node-id", 2), "node 2"),
         (("--directory-id", str(uuid.uuid4())), DISK_ID),
     ):
-        ran = Ran(capsys, *format_words(used, "--join", "--ignore-formatted", *words))
+        ran = run(*format_words(used, "--join", "--ignore-formatted", *words))
         assert ran.code == 1
         assert named in ran.error
     assert contents(used) == before
 
 
-def test_info_tells_what_is_there_and_changes_nothing(
-    used: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_info_tells_what_is_there_and_changes_nothing(used: Path, run: Run) -> None:
     before = contents(used)
-    ran = Ran(capsys, "info", "--data-dir", used)
+    ran = run("info", "--data-dir", used)
     assert contents(used) == before
     assert ran.code == 0
     expected = {
@@ -205,34 +206,28 @@ def test_info_tells_what_is_there_and_changes_nothing(
     assert [(s["end_offset"], s["epoch"]) for s in ran.answer["snapshots"]] == [(4, 2)]
 
 
-def test_a_directory_in_use_is_left_to_its_node(
-    used: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_in_use_is_left_to_its_node(used: Path, run: Run) -> None:
     journal = open_journal(used)
     for command in ("info", "verify"):
-        ran = Ran(capsys, command, "--data-dir", used)
+        ran = run(command, "--data-dir", used)
         assert ran.code == 1
         assert ran.error.startswith("IN_USE")
         assert "stop the controller" in ran.answer["error"]["hint"]
     journal.close()
-    assert Ran(capsys, "verify", "--data-dir", used).code == 0
+    assert run("verify", "--data-dir", used).code == 0
 
 
-def test_what_is_no_data_directory_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_data_directory_is_refused(tmp_path: Path, run: Run) -> None:
     (tmp_path / "thesis.tex").write_text("ten years of work")
     for path, named in ((tmp_path, "thesis.tex"), (tmp_path / "missing", "not formatted")):
         for command in ("info", "verify"):
-            ran = Ran(capsys, command, "--data-dir", path)
+            ran = run(command, "--data-dir", path)
             assert ran.code == 1
             assert named in ran.error
 
 
-def test_verify_finds_every_flipped_byte_and_changes_nothing(
-    used: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert Ran(capsys, "verify", "--data-dir", used).answer["damages"] == 0
+def test_verify_finds_every_flipped_byte_and_changes_nothing(used: Path, run: Run) -> None:
+    assert run("verify", "--data-dir", used).answer["damages"] == 0
     for name in sorted(contents(used)):
         if not name.endswith((".log", ".checkpoint")):
             continue
@@ -242,7 +237,7 @@ def test_verify_finds_every_flipped_byte_and_changes_nothing(
             bad = good[:position] + bytes([good[position] ^ 16]) + good[position + 1 :]
             (used / name).write_bytes(bad)
             before = contents(used)
-            ran = Ran(capsys, "verify", "--data-dir", used)
+            ran = run("verify", "--data-dir", used)
             assert contents(used) == before
             assert (ran.code, ran.answer["ok"]) == (1, False), f"{name}, byte {position}"
             found = ran.answer["damage"][0]
@@ -252,11 +247,9 @@ def test_verify_finds_every_flipped_byte_and_changes_nothing(
         (used / name).write_bytes(good)
 
 
-def test_verify_goes_on_behind_the_first_damage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_goes_on_behind_the_first_damage(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "data"
-    Ran(capsys, *format_words(path, "--voters", VOTERS))
+    run(*format_words(path, "--voters", VOTERS))
     journal = open_journal(path, segment_bytes=1 << 20)
     journal.write_quorum_state(QuorumState(Epoch(3)))
     payloads = [f"payload {i:03}".encode() for i in range(9)]
@@ -267,16 +260,14 @@ def test_verify_goes_on_behind_the_first_damage(
     for index in (1, 4, 5):
         data = data.replace(payloads[index], b"PAYLOAD xyz")
     segment.write_bytes(data)
-    ran = Ran(capsys, "verify", "--data-dir", path)
+    ran = run("verify", "--data-dir", path)
     assert [found["offset"] for found in ran.answer["damage"]] == [1, 4, 5]
     for found in ran.answer["damage"]:
         assert good.startswith(b"SMB1", found["byte"])
     assert ran.answer["batches"] == 6
 
 
-def test_verify_tells_small_files_missing_parts_and_lost_promises(
-    used: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_tells_small_files_missing_parts_and_lost_promises(used: Path, run: Run) -> None:
     good = contents(used)
     older, newer = sorted(name for name in good if name.endswith(".log"))
     (snapshot,) = (name for name in good if name.endswith(".checkpoint"))
@@ -287,7 +278,7 @@ def test_verify_tells_small_files_missing_parts_and_lost_promises(
                 (used / name).unlink()
             else:
                 (used / name).write_bytes(data)
-        ran = Ran(capsys, "verify", "--data-dir", used)
+        ran = run("verify", "--data-dir", used)
         assert ran.code == 1
         found: list[dict[str, Any]] = ran.answer["damage"]
         return found
@@ -305,20 +296,18 @@ def test_verify_tells_small_files_missing_parts_and_lost_promises(
         (used / name).write_bytes(data)
     (used / newer).unlink()
     open_journal(used).close()
-    ran = Ran(capsys, "info", "--data-dir", used)
+    ran = run("info", "--data-dir", used)
     assert (ran.code, ran.answer["repairs_up_to_offset"]) == (0, 7)
     assert [found["offset"] for found in ran.answer["damage"]] == [6]
 
 
-def test_an_unflushed_torn_tail_is_no_damage(
-    used: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unflushed_torn_tail_is_no_damage(used: Path, run: Run) -> None:
     newest = max(used.glob("*.log"))
     with newest.open("ab") as file:
         file.write(b"SMB1 half a batch")
     before = contents(used)
-    assert Ran(capsys, "verify", "--data-dir", used).code == 0
-    assert Ran(capsys, "info", "--data-dir", used).answer["unflushed_torn_bytes"] == 17
+    assert run("verify", "--data-dir", used).code == 0
+    assert run("info", "--data-dir", used).answer["unflushed_torn_bytes"] == 17
     assert contents(used) == before
 
 

@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
+from streammeta.controller.quorum import events, messages
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState, QuorumTimings
 from streammeta.controller.quorum.core import QuorumCore
-from streammeta.controller.quorum.events import (
-    Effect,
-    Event,
-    Received,
-    Send,
-    Tick,
-    WriteDone,
-)
 from streammeta.controller.quorum.log_view import EpochStart, LogStart
-from streammeta.controller.quorum.messages import (
-    Batch,
-    BatchKind,
-    BeginQuorumEpochRequest,
-    EndQuorumEpochRequest,
-    EpochEnd,
-    FetchRequest,
-    FetchResponse,
-    FetchSnapshotRequest,
-    Message,
-    QuorumError,
-    RequestHeader,
-    ResponseHeader,
-    VoteRequest,
-    VoteResponse,
-)
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 
 CLUSTER = ClusterId("c")
@@ -41,11 +19,13 @@ E = TypeVar("E")
 ME = NodeId(0)
 
 
-def batch(base: int, epoch: int, *payloads: bytes) -> Batch:
-    return Batch(EndOffset(base), Epoch(epoch), BatchKind.DATA, payloads or (b"x",))
+def batch(base: int, epoch: int, *payloads: bytes) -> messages.Batch:
+    return messages.Batch(
+        EndOffset(base), Epoch(epoch), messages.BatchKind.DATA, payloads or (b"x",)
+    )
 
 
-def log_of(batches: Iterable[Batch]) -> LogStart:
+def log_of(batches: Iterable[messages.Batch]) -> LogStart:
     """What recovery finds when the log is exactly these batches."""
     tail = tuple(batches)
     starts: list[EpochStart] = []
@@ -68,7 +48,7 @@ class Lone:
         self,
         size: int = 3,
         state: QuorumState | None = None,
-        batches: Iterable[Batch] = (),
+        batches: Iterable[messages.Batch] = (),
         timings: QuorumTimings | None = None,
         local: ReplicaKey | None = None,
         log: LogStart | None = None,
@@ -89,30 +69,30 @@ class Lone:
         )
         self._last_write = 0
         self._answered = 0
-        self.effects: list[Effect] = []
+        self.effects: list[events.Effect] = []
         self._note(self.core.start(self.now))
 
     # -- what happens to it
 
-    def step(self, event: Event) -> list[Effect]:
+    def step(self, event: events.Event) -> list[events.Effect]:
         return self._note(self.core.step(self.now, event))
 
-    def _note(self, effects: list[Effect]) -> list[Effect]:
+    def _note(self, effects: list[events.Effect]) -> list[events.Effect]:
         self.effects = effects
         self._last_write = max([self._last_write, *(getattr(item, "token", 0) for item in effects)])
         return effects
 
-    def receive(self, message: Message) -> list[Effect]:
-        return self.step(Received(message))
+    def receive(self, message: messages.Message) -> list[events.Effect]:
+        return self.step(events.Received(message))
 
-    def pass_time(self, ms: int) -> list[Effect]:
+    def pass_time(self, ms: int) -> list[events.Effect]:
         self.now += ms
-        return self.step(Tick())
+        return self.step(events.Tick())
 
-    def flush(self) -> list[Effect]:
+    def flush(self) -> list[events.Effect]:
         """Complete every write so far; earlier effects stay to be seen unless new ones follow."""
         before = self.effects
-        if self._last_write and not self.step(WriteDone(self._last_write)):
+        if self._last_write and not self.step(events.WriteDone(self._last_write)):
             self.effects = before
         return self.effects
 
@@ -122,7 +102,7 @@ class Lone:
         return [
             effect.message
             for effect in self.effects
-            if isinstance(effect, Send) and isinstance(effect.message, kind)
+            if isinstance(effect, events.Send) and isinstance(effect.message, kind)
         ]
 
     def only(self, kind: type[E]) -> E:
@@ -132,15 +112,21 @@ class Lone:
     def effects_of(self, kind: type[E]) -> list[E]:
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
+    def batches(self) -> tuple[messages.Batch, ...]:
+        """Return its log, all of which is in memory."""
+        return self.core.log.read(EndOffset(0), max_bytes=1 << 20) or ()
+
     @property
     def role(self) -> str:
         return type(self.core.role).__name__
 
     # -- what the others say
 
-    def header(self, sender: int | ReplicaKey, epoch: int, request_id: int = 1) -> RequestHeader:
+    def header(
+        self, sender: int | ReplicaKey, epoch: int, request_id: int = 1
+    ) -> messages.RequestHeader:
         key = sender if isinstance(sender, ReplicaKey) else ReplicaKey(NodeId(sender))
-        return RequestHeader(
+        return messages.RequestHeader(
             cluster_id=CLUSTER,
             sender=key,
             receiver=self.local,
@@ -152,13 +138,13 @@ class Lone:
 
     def reply(
         self,
-        request: VoteRequest | FetchRequest | FetchSnapshotRequest,
+        request: messages.VoteRequest | messages.FetchRequest | messages.FetchSnapshotRequest,
         *,
         epoch: int | None = None,
         leader: int | None = None,
-        error: QuorumError = QuorumError.NONE,
-    ) -> ResponseHeader:
-        return ResponseHeader(
+        error: messages.QuorumError = messages.QuorumError.NONE,
+    ) -> messages.ResponseHeader:
+        return messages.ResponseHeader(
             sender=request.header.receiver.node_id,
             receiver=self.local.node_id,
             epoch=request.header.epoch if epoch is None else Epoch(epoch),
@@ -169,30 +155,47 @@ class Lone:
         )
 
     def ask_vote(
-        self, sender: int, epoch: int, last_epoch: int, end: int, *, pre_vote: bool = False
+        self,
+        sender: int,
+        epoch: int,
+        last_epoch: int,
+        end: int,
+        *,
+        pre_vote: bool = False,
+        **header: Any,
     ) -> bool:
+        """Ask for a vote, with fields of the header replaced; return whether it is granted."""
         self.receive(
-            VoteRequest(
-                header=self.header(sender, epoch),
+            messages.VoteRequest(
+                header=replace(self.header(sender, epoch), **header),
                 pre_vote=pre_vote,
                 last_epoch=Epoch(last_epoch),
                 end_offset=EndOffset(end),
             )
         )
-        return self.only(VoteResponse).granted
+        return self.only(messages.VoteResponse).granted
 
-    def grant(self, request: VoteRequest) -> list[Effect]:
+    def grant(self, request: messages.VoteRequest) -> list[events.Effect]:
         return self.receive(
-            VoteResponse(header=self.reply(request), pre_vote=request.pre_vote, granted=True)
+            messages.VoteResponse(
+                header=self.reply(request), pre_vote=request.pre_vote, granted=True
+            )
         )
 
-    def begin(self, leader: int, epoch: int) -> list[Effect]:
-        return self.receive(BeginQuorumEpochRequest(header=self.header(leader, epoch)))
+    def begin(self, leader: int, epoch: int) -> list[events.Effect]:
+        return self.receive(messages.BeginQuorumEpochRequest(header=self.header(leader, epoch)))
 
-    def end(self, leader: int, epoch: int, *successors: int) -> list[Effect]:
+    def follow(self, leader: int, epoch: int) -> messages.FetchRequest:
+        """Let it follow a leader; return its first Fetch."""
+        self.begin(leader, epoch)
+        return self.only(messages.FetchRequest)
+
+    def end(self, leader: int, epoch: int, *successors: int) -> list[events.Effect]:
         keys = tuple(ReplicaKey(NodeId(node)) for node in successors)
         return self.receive(
-            EndQuorumEpochRequest(header=self.header(leader, epoch), preferred_successors=keys)
+            messages.EndQuorumEpochRequest(
+                header=self.header(leader, epoch), preferred_successors=keys
+            )
         )
 
     def fetch(
@@ -206,9 +209,9 @@ class Lone:
         hears: bool = True,
         is_disk_full: bool = False,
         max_bytes: int = 1 << 20,
-    ) -> list[Effect]:
+    ) -> list[events.Effect]:
         return self.receive(
-            FetchRequest(
+            messages.FetchRequest(
                 header=self.header(sender, self.core.epoch),
                 fetch_offset=EndOffset(offset),
                 last_epoch=Epoch(last_epoch),
@@ -228,19 +231,19 @@ class Lone:
 
     def feed(
         self,
-        request: FetchRequest,
-        *batches: Batch,
+        request: messages.FetchRequest,
+        *batches: messages.Batch,
         hw: int = 0,
-        diverging: EpochEnd | None = None,
+        diverging: messages.EpochEnd | None = None,
         snapshot_id: SnapshotId | None = None,
-        leader: int | None = None,
         read_round: int = 0,
-    ) -> list[Effect]:
-        """Answer its Fetch."""
-        known = self.core.leader_id if leader is None else leader
+        **reply: Any,
+    ) -> list[events.Effect]:
+        """Answer its Fetch; `reply` as for the method of that name."""
+        known = {"leader": self.core.leader_id, **reply}
         return self.receive(
-            FetchResponse(
-                header=self.reply(request, leader=known),
+            messages.FetchResponse(
+                header=self.reply(request, **known),
                 high_watermark=EndOffset(hw),
                 log_start_offset=EndOffset(0),
                 read_round=read_round,
@@ -254,7 +257,7 @@ class Lone:
         """Win an election with everything flushed."""
         self.pass_time(5000)
         for _ in range(2):  # the pre-vote, and the vote
-            for request in self.sent(VoteRequest)[: len(self.core.voters) // 2]:
+            for request in self.sent(messages.VoteRequest)[: len(self.core.voters) // 2]:
                 self.grant(request)
         assert self.role == "Leader"
         self.flush()

@@ -11,23 +11,7 @@ from collections import deque
 import pytest
 
 from streammeta.controller.ids import DirectoryId, EndOffset, NodeId
-from streammeta.controller.quorum.events import (
-    Append,
-    Effect,
-    ReadIndexReady,
-    ReadIndexRequested,
-    Send,
-    TransferRefused,
-    TransferRequested,
-)
-from streammeta.controller.quorum.messages import (
-    FetchResponse,
-    Message,
-    QuorumError,
-    RequestHeader,
-    UpdateVoterRequest,
-    UpdateVoterResponse,
-)
+from streammeta.controller.quorum import events, messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from tests.quorum.core_harness import Lone
 from tests.quorum.test_quorum_replication import established
@@ -56,7 +40,7 @@ def replacement(leader: Lone) -> Lone:
     return node
 
 
-def converse(*nodes: Lone) -> list[Effect]:
+def converse(*nodes: Lone) -> list[events.Effect]:
     """Flush every write and deliver every message between these nodes, until all are silent.
 
     What is sent to others is lost, and so is whatever tells the leader which disk a voter has.
@@ -68,8 +52,12 @@ def converse(*nodes: Lone) -> list[Effect]:
     while under_way:
         message = under_way.popleft()
         header = message.header
-        to = header.receiver.node_id if isinstance(header, RequestHeader) else header.receiver
-        if to in by_id and not isinstance(message, UpdateVoterRequest):
+        to = (
+            header.receiver.node_id
+            if isinstance(header, messages.RequestHeader)
+            else header.receiver
+        )
+        if to in by_id and not isinstance(message, messages.UpdateVoterRequest):
             by_id[to].receive(message)
             effects = _everything_done(by_id[to])
             seen += effects
@@ -77,7 +65,7 @@ def converse(*nodes: Lone) -> list[Effect]:
     return seen
 
 
-def _everything_done(node: Lone) -> list[Effect]:
+def _everything_done(node: Lone) -> list[events.Effect]:
     """The effects of a node's last step and of all its writes."""
     effects, node.effects = node.effects, []
     effects += node.flush()
@@ -85,8 +73,8 @@ def _everything_done(node: Lone) -> list[Effect]:
     return effects
 
 
-def _sent(effects: list[Effect]) -> deque[Message]:
-    return deque(effect.message for effect in effects if isinstance(effect, Send))
+def _sent(effects: list[events.Effect]) -> deque[messages.Message]:
+    return deque(effect.message for effect in effects if isinstance(effect, events.Send))
 
 
 def elect(candidate: Lone, *voters: Lone) -> None:
@@ -102,8 +90,7 @@ def elect(candidate: Lone, *voters: Lone) -> None:
 
 
 def log_below(node: Lone, end_offset: EndOffset) -> list[bytes]:
-    batches = node.core.log.read(EndOffset(0), max_bytes=1 << 20) or ()
-    return [data for batch in batches for data in batch.payloads][:end_offset]
+    return [data for batch in node.batches() for data in batch.payloads][:end_offset]
 
 
 @pytest.mark.parametrize("is_last_heard", [True, False])
@@ -113,7 +100,7 @@ def test_what_only_a_new_disk_flushed_is_not_committed_for_the_disk_it_replaced(
     """The first disk returns, or has voted already: with another voter it knows nothing of it."""
     leader, other, first = first_voters(is_last_heard=is_last_heard)
     second = replacement(leader)
-    leader.step(Append((b"acknowledged",)))
+    leader.step(events.Append((b"acknowledged",)))
     converse(leader, second)
     assert second.core.log.flushed_end == leader.core.log.end_offset
     committed = log_below(leader, leader.core.high_watermark)
@@ -127,12 +114,12 @@ def test_a_new_disk_proves_no_leadership_for_the_disk_it_replaced(*, is_last_hea
     deposed, other, first = first_voters(is_last_heard=is_last_heard)
     second = replacement(deposed)
     elect(other, first)
-    other.step(Append((b"news",)))
+    other.step(events.Append((b"news",)))
     converse(other, first)
     assert other.core.high_watermark > deposed.core.high_watermark
-    deposed.step(ReadIndexRequested(7))
+    deposed.step(events.ReadIndexRequested(7))
     effects = converse(deposed, second)
-    assert not [effect for effect in effects if isinstance(effect, ReadIndexReady)]
+    assert not [effect for effect in effects if isinstance(effect, events.ReadIndexReady)]
 
 
 # -- two disks of a node, both formatted as the first voter's
@@ -143,15 +130,15 @@ def formatted_alike() -> tuple[Lone, ReplicaKey, ReplicaKey]:
     disks = [ReplicaKey(NodeId(2), DirectoryId(disk)) for disk in ("first", "second")]
     node = established()
     node.fetch(disks[0], 2, 1, hw=2)
-    node.step(Append((b"x",)))
+    node.step(events.Append((b"x",)))
     return node, disks[0], disks[1]
 
 
 def name_disk(node: Lone, key: ReplicaKey) -> None:
     """Tell the leader that the voter has this disk, before the leader has flushed its log."""
-    update = UpdateVoterRequest(header=node.header(key, 1), voter=Voter(key, "n2:1"))
+    update = messages.UpdateVoterRequest(header=node.header(key, 1), voter=Voter(key, "n2:1"))
     node.receive(update)
-    assert node.only(UpdateVoterResponse).header.error is QuorumError.NONE
+    assert node.only(messages.UpdateVoterResponse).header.error is messages.QuorumError.NONE
 
 
 def test_the_acknowledgements_of_two_disks_are_not_taken_for_those_of_one() -> None:
@@ -168,7 +155,7 @@ def test_what_one_disk_earned_is_not_handed_to_the_disk_that_the_log_names() -> 
     node, first, second = formatted_alike()
     node.fetch(first, 3, 1, hw=2)
     name_disk(node, second)
-    assert [answer.header.receiver for answer in node.sent(FetchResponse)] == [2]
+    assert [answer.header.receiver for answer in node.sent(messages.FetchResponse)] == [2]
     node.flush()
     assert node.core.high_watermark == 2
     node.fetch(second, 4, 1)
@@ -185,9 +172,9 @@ def test_what_the_named_disk_has_earned_itself_stays_with_it() -> None:
 
 def test_leadership_promised_to_a_voter_is_handed_over_although_its_disk_becomes_known() -> None:
     node, first, _ = formatted_alike()
-    node.step(TransferRequested(NodeId(2)))
+    node.step(events.TransferRequested(NodeId(2)))
     name_disk(node, first)
-    assert not node.effects_of(TransferRefused)
+    assert not node.effects_of(events.TransferRefused)
     node.flush()
     node.fetch(first, 4, 1)
     assert node.role == "Resigned"

@@ -7,25 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.ids import ClusterId, DirectoryId, Epoch, NodeId
+from streammeta.controller.quorum import events, messages
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.events import (
-    DiskFull,
-    LeadershipEnded,
-    PeerConnectionLost,
-    PersistQuorumState,
-    RequestFailed,
-    Resign,
-    Send,
-)
-from streammeta.controller.quorum.messages import (
-    EndQuorumEpochRequest,
-    FetchRequest,
-    FetchResponse,
-    QuorumError,
-    VoteRequest,
-    VoteResponse,
-)
 from streammeta.controller.quorum.voters import ReplicaKey
 from tests.quorum.core_harness import Lone, batch
 
@@ -59,9 +43,9 @@ def test_a_vote_is_remembered_over_a_restart() -> None:
 def test_a_vote_waits_for_its_record() -> None:
     node = Lone()
     assert node.ask_vote(1, 4, 0, 0)
-    (written,) = node.effects_of(PersistQuorumState)
+    (written,) = node.effects_of(events.PersistQuorumState)
     assert written.state == QuorumState(Epoch(4), ReplicaKey(NodeId(1)))
-    (send,) = node.effects_of(Send)
+    (send,) = node.effects_of(events.Send)
     assert send.after == written.token
 
 
@@ -79,7 +63,7 @@ def test_pre_votes_leave_no_trace() -> None:
     deadline = node.core.next_deadline()
     for sender in (1, 2):
         assert node.ask_vote(sender, 4, 0, 0, pre_vote=True)
-        assert not node.effects_of(PersistQuorumState)
+        assert not node.effects_of(events.PersistQuorumState)
     assert node.core.next_deadline() == deadline
     assert node.core.epoch == 4
 
@@ -87,22 +71,21 @@ def test_pre_votes_leave_no_trace() -> None:
 def test_a_campaign_asks_for_pre_votes_before_it_opens_an_epoch() -> None:
     node = Lone(state=QuorumState(Epoch(4)))
     node.pass_time(5000)
-    requests = node.sent(VoteRequest)
+    requests = node.sent(messages.VoteRequest)
     assert [(r.pre_vote, r.header.epoch) for r in requests] == [(True, 4)] * 2
-    assert not node.effects_of(PersistQuorumState)
+    assert not node.effects_of(events.PersistQuorumState)
 
     node.grant(requests[0])
-    (written,) = node.effects_of(PersistQuorumState)
+    (written,) = node.effects_of(events.PersistQuorumState)
     assert written.state == QuorumState(Epoch(5), ReplicaKey(NodeId(0)))
-    assert all(not r.pre_vote and r.header.epoch == 5 for r in node.sent(VoteRequest))
-    assert all(send.after == written.token for send in node.effects_of(Send))
+    assert all(not r.pre_vote and r.header.epoch == 5 for r in node.sent(messages.VoteRequest))
+    assert all(send.after == written.token for send in node.effects_of(events.Send))
 
 
 def test_a_follower_about_to_give_up_its_leader_grants_pre_votes_to_who_already_has() -> None:
     """Followers lose patience one after the other; the first must not wait for a timeout."""
     node = Lone()
-    node.begin(1, 4)
-    node.feed(node.only(FetchRequest))
+    node.feed(node.follow(1, 4))
     node.flush()
     node.pass_time(1500)
     assert not node.ask_vote(2, 4, 4, 9, pre_vote=True)
@@ -113,19 +96,18 @@ def test_a_follower_about_to_give_up_its_leader_grants_pre_votes_to_who_already_
 
 def test_a_follower_that_hears_its_leader_grants_no_pre_vote() -> None:
     node = Lone()
-    node.begin(1, 4)
-    request = node.only(FetchRequest)
+    request = node.follow(1, 4)
     assert node.ask_vote(2, 4, 0, 0, pre_vote=True), "it has not fetched yet (KAFKA-17641)"
     node.feed(request)
     assert not node.ask_vote(2, 4, 0, 0, pre_vote=True)
-    node.step(PeerConnectionLost(NodeId(1)))
+    node.step(events.PeerConnectionLost(NodeId(1)))
     assert node.ask_vote(2, 4, 0, 0, pre_vote=True), "the leader's process is gone"
 
 
 def test_answers_of_another_election_are_not_counted() -> None:
     node = Lone(size=5)
     node.pass_time(5000)
-    old = node.sent(VoteRequest)
+    old = node.sent(messages.VoteRequest)
     node.pass_time(10_000)  # lost by timeout
     node.pass_time(10_000)
     assert node.role == "Prospective"
@@ -134,7 +116,7 @@ def test_answers_of_another_election_are_not_counted() -> None:
     assert node.role == "Prospective"
     fresh = Lone(size=5)
     fresh.pass_time(5000)
-    first = fresh.sent(VoteRequest)[0]
+    first = fresh.sent(messages.VoteRequest)[0]
     fresh.grant(first)
     fresh.grant(first)
     assert fresh.role == "Prospective", "the same voter counts once"
@@ -146,7 +128,7 @@ def test_it_takes_a_majority_to_win(size: int, needed: int) -> None:
     if size > 1:
         node.pass_time(5000)
         for stage in ("Prospective", "Candidate"):
-            requests = node.sent(VoteRequest)
+            requests = node.sent(messages.VoteRequest)
             for request in requests[:needed]:
                 assert node.role == stage
                 node.grant(request)
@@ -157,9 +139,11 @@ def test_a_lost_pre_vote_returns_to_the_leader() -> None:
     node = Lone()
     node.begin(1, 4)
     node.pass_time(5000)
-    for request in node.sent(VoteRequest):
+    for request in node.sent(messages.VoteRequest):
         node.receive(
-            VoteResponse(header=node.reply(request, leader=1), pre_vote=True, granted=False)
+            messages.VoteResponse(
+                header=node.reply(request, leader=1), pre_vote=True, granted=False
+            )
         )
     assert node.role == "Follower"
     assert node.core.epoch == 4
@@ -168,7 +152,7 @@ def test_a_lost_pre_vote_returns_to_the_leader() -> None:
 def test_a_restarted_leader_is_resigned_and_grants_no_vote_in_its_epoch() -> None:
     node = Lone(state=QuorumState(Epoch(4), ReplicaKey(NodeId(0)), NodeId(0)))
     assert node.role == "Resigned"
-    assert len(node.sent(EndQuorumEpochRequest)) == 2
+    assert len(node.sent(messages.EndQuorumEpochRequest)) == 2
     assert not node.ask_vote(1, 4, 3, 100)
     node.pass_time(5000)
     assert (node.role, node.core.epoch) == ("Unattached", 5)
@@ -182,7 +166,7 @@ def test_a_leader_without_a_majority_resigns_after_check_quorum() -> None:
     assert node.role == "Leader"
     node.pass_time(200)
     assert node.role == "Resigned"
-    assert isinstance(node.effects[0], LeadershipEnded)
+    assert isinstance(node.effects[0], events.LeadershipEnded)
 
 
 def still_leads_after(node: Lone, milliseconds: int, fetch: Callable[[], object]) -> bool:
@@ -207,7 +191,7 @@ def test_voters_with_full_disks_keep_a_leader_for_its_reads() -> None:
     node = Lone()
     node.become_leader()
     node.fetch(1, 2, 1)
-    node.step(DiskFull(is_full=True))
+    node.step(events.DiskFull(is_full=True))
     assert still_leads_after(node, 6000, lambda: node.fetch(1, 2, 1, is_disk_full=True)) is True
 
 
@@ -221,13 +205,7 @@ def test_so_does_one_where_only_this_leader_and_a_silent_voter_have_room() -> No
 
 def test_but_not_when_a_majority_with_room_may_be_out_of_its_reach() -> None:
     node = Lone(size=5)
-    node.pass_time(5000)
-    for _ in range(2):
-        requests = node.sent(VoteRequest)
-        node.grant(requests[0])
-        node.grant(requests[1])
-    assert node.role == "Leader"
-    node.flush()
+    node.become_leader()
     node.fetch(1, 2, 1)
 
     def fetch() -> None:
@@ -241,8 +219,8 @@ def test_a_resigning_leader_names_the_longest_log_first() -> None:
     node = Lone()
     node.become_leader()
     node.fetch(2, 1, 1)
-    node.step(Resign())
-    request = node.sent(EndQuorumEpochRequest)[0]
+    node.step(events.Resign())
+    request = node.sent(messages.EndQuorumEpochRequest)[0]
     assert [key.node_id for key in request.preferred_successors] == [2, 1]
 
 
@@ -250,7 +228,7 @@ def test_the_preferred_successor_campaigns_at_once() -> None:
     first, second = Lone(), Lone()
     for node in (first, second):
         node.begin(1, 4)
-        node.feed(node.only(FetchRequest))
+        node.feed(node.only(messages.FetchRequest))
     first.end(1, 4, 0, 2)
     assert first.role == "Prospective"
     second.end(1, 4, 2, 0)
@@ -259,8 +237,7 @@ def test_the_preferred_successor_campaigns_at_once() -> None:
 
 def test_a_voter_that_is_no_chosen_successor_waits_an_election_timeout() -> None:
     node = Lone()
-    node.begin(1, 4)
-    node.feed(node.only(FetchRequest))
+    node.feed(node.follow(1, 4))
     node.end(1, 4, 2)
     node.pass_time(node.config.timings.election_timeout_ms - 1)
     assert node.role == "Follower"
@@ -272,9 +249,8 @@ def test_a_voter_that_is_no_chosen_successor_waits_an_election_timeout() -> None
 def test_nor_does_the_refusal_of_its_fetch_make_it_hurry(told_first: bool) -> None:
     """A leader that hands over refuses the Fetches it holds in the step that names the chosen."""
     node = Lone()
-    node.begin(1, 4)
-    node.feed(node.only(FetchRequest))
-    waiting = node.only(FetchRequest)
+    node.feed(node.follow(1, 4))
+    waiting = node.only(messages.FetchRequest)
     if told_first:
         node.end(1, 4, 2)
     refuse(node, waiting)
@@ -287,44 +263,35 @@ def test_nor_does_the_refusal_of_its_fetch_make_it_hurry(told_first: bool) -> No
 def test_an_observer_whose_fetch_is_refused_soon_looks_for_another_leader() -> None:
     """Nobody tells it of the end of the epoch."""
     node = Lone(size=0, local=ReplicaKey(NodeId(7), DirectoryId("d")), seeds=[1, 2])
-    node.begin(1, 4)
-    node.feed(node.only(FetchRequest))
-    refuse(node, node.only(FetchRequest))
+    node.feed(node.follow(1, 4))
+    refuse(node, node.only(messages.FetchRequest))
     node.pass_time(node.config.timings.election_timeout_ms // 10)
     assert node.role == "Unattached"
 
 
-def refuse(node: Lone, request: FetchRequest) -> None:
+def refuse(node: Lone, request: messages.FetchRequest) -> None:
     """Answer as its leader does once it has resigned."""
-    node.receive(
-        FetchResponse(
-            header=node.reply(request, leader=1, error=QuorumError.NOT_LEADER),
-            high_watermark=EndOffset(0),
-            log_start_offset=EndOffset(0),
-            read_round=0,
-        )
-    )
+    node.feed(request, leader=1, error=messages.QuorumError.NOT_LEADER)
 
 
 def test_a_voter_that_missed_the_end_of_an_epoch_is_soon_told_again() -> None:
     node = Lone()
     node.become_leader()
-    node.step(Resign())
-    first = node.sent(EndQuorumEpochRequest)[0]
+    node.step(events.Resign())
+    first = node.sent(messages.EndQuorumEpochRequest)[0]
     voter = first.header.receiver.node_id
-    node.step(RequestFailed(voter, first.header.request_id))
-    assert not node.sent(EndQuorumEpochRequest)
+    node.step(events.RequestFailed(voter, first.header.request_id))
+    assert not node.sent(messages.EndQuorumEpochRequest)
     node.pass_time(node.config.timings.heartbeat_ms // 2)
-    assert node.only(EndQuorumEpochRequest).header.receiver.node_id == voter
+    assert node.only(messages.EndQuorumEpochRequest).header.receiver.node_id == voter
 
 
 def test_a_broken_connection_starts_a_campaign_within_the_stagger() -> None:
     node = Lone()
-    node.begin(1, 4)
-    request = node.only(FetchRequest)
+    request = node.follow(1, 4)
     node.feed(request)
-    node.step(RequestFailed(NodeId(1), node.only(FetchRequest).header.request_id))
-    node.step(PeerConnectionLost(NodeId(1)))
+    node.step(events.RequestFailed(NodeId(1), node.only(messages.FetchRequest).header.request_id))
+    node.step(events.PeerConnectionLost(NodeId(1)))
     node.pass_time(60)
     assert node.role == "Prospective"
 
@@ -333,22 +300,15 @@ def test_a_higher_epoch_deposes_a_leader_and_its_reads() -> None:
     node = Lone()
     node.become_leader()
     assert node.ask_vote(1, 9, 8, 100)
-    assert isinstance(node.effects[0], LeadershipEnded)
+    assert isinstance(node.effects[0], events.LeadershipEnded)
     assert node.role == "Unattached"
 
 
 def test_another_cluster_is_not_listened_to() -> None:
-    from dataclasses import replace
-
-    from streammeta.controller.ids import ClusterId
-    from streammeta.controller.quorum.messages import QuorumError
-
     node = Lone()
-    header = replace(node.header(1, 99), cluster_id=ClusterId("other"))
-    node.receive(
-        VoteRequest(header=header, pre_vote=False, last_epoch=Epoch(1), end_offset=EndOffset(1))
-    )
-    assert node.only(VoteResponse).header.error is QuorumError.INCONSISTENT_CLUSTER_ID
+    assert not node.ask_vote(1, 99, 1, 1, cluster_id=ClusterId("other"))
+    answer = node.only(messages.VoteResponse)
+    assert answer.header.error is messages.QuorumError.INCONSISTENT_CLUSTER_ID
     assert node.core.epoch == 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,6 @@ from streammeta.v1 import quorum_pb2, quorum_pb2_grpc
 from tests.quorum.grpc_quorum import GrpcQuorum, eventually
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 60))
-
-
 async def append_and_wait(quorum: GrpcQuorum, leader: int, payloads: list[bytes]) -> int:
     node = quorum.nodes[leader]
     end = node.driver.append(payloads, required_base_offset=node.driver.next_offset)
@@ -27,9 +22,7 @@ async def append_and_wait(quorum: GrpcQuorum, leader: int, payloads: list[bytes]
     return end
 
 
-async def test_acknowledged_records_survive_the_death_of_the_leader(tmp_path: Path) -> None:
-    quorum = GrpcQuorum(tmp_path, 3)
-    await quorum.start_all()
+async def test_acknowledged_records_survive_the_death_of_the_leader(quorum: GrpcQuorum) -> None:
     first = await quorum.leader()
     await append_and_wait(quorum, first, [b"a", b"b"])
     await quorum.kill(first)
@@ -45,12 +38,9 @@ async def test_acknowledged_records_survive_the_death_of_the_leader(tmp_path: Pa
             10,
             "every replica has everything",
         )
-    await quorum.stop_all()
 
 
-async def test_graceful_stop_hands_over_quickly(tmp_path: Path) -> None:
-    quorum = GrpcQuorum(tmp_path, 3)
-    await quorum.start_all()
+async def test_graceful_stop_hands_over_quickly(quorum: GrpcQuorum) -> None:
     first = await quorum.leader()
     await append_and_wait(quorum, first, [b"a"])
     machine = quorum.nodes[first].machine
@@ -59,12 +49,9 @@ async def test_graceful_stop_hands_over_quickly(tmp_path: Path) -> None:
     second = await quorum.leader()
     await append_and_wait(quorum, second, [b"b"])
     assert quorum.nodes[second].machine.committed == [b"a", b"b"]
-    await quorum.stop_all()
 
 
-async def test_only_the_leader_appends_and_reads(tmp_path: Path) -> None:
-    quorum = GrpcQuorum(tmp_path, 3)
-    await quorum.start_all()
+async def test_only_the_leader_appends_and_reads(quorum: GrpcQuorum) -> None:
     leader = await quorum.leader()
     end = await append_and_wait(quorum, leader, [b"a"])
     assert await quorum.nodes[leader].driver.read_barrier() >= end
@@ -76,7 +63,6 @@ async def test_only_the_leader_appends_and_reads(tmp_path: Path) -> None:
     assert refused.value.leader_id == leader
     with pytest.raises(NotLeaderError):
         await follower.read_barrier()
-    await quorum.stop_all()
 
 
 async def test_one_voter_commits_and_restarts_with_what_it_had(tmp_path: Path) -> None:
@@ -112,9 +98,7 @@ async def test_refused_appends_change_nothing(tmp_path: Path) -> None:
     await quorum.stop_all()
 
 
-async def test_many_appends_of_one_turn_become_one_batch(tmp_path: Path) -> None:
-    quorum = GrpcQuorum(tmp_path, 3)
-    await quorum.start_all()
+async def test_many_appends_of_one_turn_become_one_batch(quorum: GrpcQuorum) -> None:
     leader = await quorum.settled_leader()
     node = quorum.nodes[leader]
     start = node.driver.next_offset
@@ -123,12 +107,9 @@ async def test_many_appends_of_one_turn_become_one_batch(tmp_path: Path) -> None
     await eventually(lambda: node.machine.high_watermark == start + 100, 10, "commit")
     (batch,) = node.journal.read(start, 1 << 20)  # type: ignore[arg-type]
     assert len(batch.payloads) == 100
-    await quorum.stop_all()
 
 
-async def test_describe_quorum_tells_each_voters_progress(tmp_path: Path) -> None:
-    quorum = GrpcQuorum(tmp_path, 3)
-    await quorum.start_all()
+async def test_describe_quorum_tells_each_voters_progress(quorum: GrpcQuorum) -> None:
     leader = await quorum.settled_leader()
     end = await append_and_wait(quorum, leader, [b"a"])
     async with client_channel(quorum.voters.voters[leader].endpoint) as channel:
@@ -138,7 +119,6 @@ async def test_describe_quorum_tells_each_voters_progress(tmp_path: Path) -> Non
     assert sorted(voter.end_offset for voter in seen.voters)[1:] == [end, end]
     assert (seen.log_start_offset, seen.HasField("snapshot_id")) == (0, False)
     assert (seen.repairing, seen.disk_full, list(seen.observers)) == (False, False, [])
-    await quorum.stop_all()
 
 
 async def test_the_largest_batch_reaches_every_follower(tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 
 import grpc
@@ -24,10 +23,6 @@ from tests.quorum.grpc_quorum import CLUSTER, GrpcQuorum, Node, eventually
 SMALL = CheckpointLimits(log_bytes=20_000)
 CHUNKS = QuorumLimits(snapshot_chunk_bytes=3_000, tail_bytes=5_000)
 PAYLOAD_BYTES = 500
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 100))
 
 
 async def write(quorum: GrpcQuorum, count: int) -> list[bytes]:
@@ -111,9 +106,7 @@ def quorum_key(quorum: GrpcQuorum, node_id: int) -> ReplicaKey:
     return ReplicaKey(NodeId(node_id), quorum.nodes[node_id].journal.identity.directory_id)
 
 
-async def test_a_lost_disk_does_not_vote_until_it_is_added_again(tmp_path: Path) -> None:
-    quorum = GrpcQuorum(tmp_path, 3)
-    await quorum.start_all()
+async def test_a_lost_disk_does_not_vote_until_it_is_added_again(quorum: GrpcQuorum) -> None:
     leader = await quorum.settled_leader()
     lost = (leader + 1) % 3
     old = quorum_key(quorum, lost)
@@ -132,12 +125,9 @@ async def test_a_lost_disk_does_not_vote_until_it_is_added_again(tmp_path: Path)
     await has_everything(node, await write(quorum, 3))
     seen = driver.describe().voters
     assert {voter.key for voter in seen} == {quorum_key(quorum, each) for each in range(3)}
-    await quorum.stop_all()
 
 
-async def test_operators_hear_why_a_change_is_refused(tmp_path: Path) -> None:
-    quorum = GrpcQuorum(tmp_path, 3)
-    await quorum.start_all()
+async def test_operators_hear_why_a_change_is_refused(quorum: GrpcQuorum) -> None:
     leader = await quorum.settled_leader()
     follower = (leader + 1) % 3
     voter = pb.Voter(key=pb.ReplicaKey(node_id=9, directory_id="d"), endpoint="127.0.0.1:1")
@@ -178,15 +168,11 @@ async def test_operators_hear_why_a_change_is_refused(tmp_path: Path) -> None:
         described = pb.DescribeQuorumRequest(leader_only=True)
         assert await refusal(follows.DescribeQuorum(described)) == elsewhere
     assert voter_ids(quorum, leader) == {0, 1, 2}
-    await quorum.stop_all()
 
 
-async def test_leadership_is_not_handed_to_who_cannot_take_it(tmp_path: Path) -> None:
-    quorum = GrpcQuorum(tmp_path, 3)
-    await quorum.start_all()
+async def test_leadership_is_not_handed_to_who_cannot_take_it(quorum: GrpcQuorum) -> None:
     leader = await quorum.settled_leader()
     driver = quorum.nodes[leader].driver
     with pytest.raises(TransferRefusedError):
         await driver.transfer_leadership(NodeId(9), 5_000)
     assert driver.is_leader
-    await quorum.stop_all()

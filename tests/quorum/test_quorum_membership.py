@@ -7,33 +7,8 @@ from dataclasses import replace
 import pytest
 
 from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId
+from streammeta.controller.quorum import events, messages
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.events import (
-    Append,
-    AppendLog,
-    LeadershipEnded,
-    Resign,
-    TransferRefused,
-    TransferRequested,
-    VoterChangeDone,
-    VoterChangeRefused,
-    VoterChangeRequested,
-    VotersChanged,
-)
-from streammeta.controller.quorum.messages import (
-    BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
-    EndQuorumEpochRequest,
-    EpochEnd,
-    FetchRequest,
-    FetchResponse,
-    QuorumError,
-    UpdateVoterRequest,
-    UpdateVoterResponse,
-    VoteRequest,
-    VoteResponse,
-    voters_named_by,
-)
 from streammeta.controller.quorum.roles import Leader
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from tests.quorum.core_harness import Lone, log_of, voter_set
@@ -43,19 +18,19 @@ NEW = Voter(ReplicaKey(NodeId(7), DirectoryId("disk7")), "n7:1")
 
 
 def add(node: Lone, voter: Voter = NEW) -> None:
-    node.step(VoterChangeRequested(1, voter))
+    node.step(events.VoterChangeRequested(1, voter))
 
 
-def refusal(node: Lone) -> QuorumError:
-    (refused,) = node.effects_of(VoterChangeRefused)
+def refusal(node: Lone) -> messages.QuorumError:
+    (refused,) = node.effects_of(events.VoterChangeRefused)
     return refused.error
 
 
 def named(node: Lone) -> VoterSet:
     """The voters named by what the last step appended."""
-    (append,) = node.effects_of(AppendLog)
+    (append,) = node.effects_of(events.AppendLog)
     (batch,) = append.batches
-    voters = voters_named_by(batch)
+    voters = messages.voters_named_by(batch)
     assert voters is not None
     return voters
 
@@ -71,44 +46,44 @@ def adding() -> Lone:
 def test_a_new_voter_counts_as_soon_as_its_record_is_appended() -> None:
     node = adding()
     assert named(node) == node.core.voters
-    assert node.effects_of(VotersChanged) == [VotersChanged(node.core.voters)]
+    assert node.effects_of(events.VotersChanged) == [events.VotersChanged(node.core.voters)]
     assert [voter.key.node_id for voter in node.core.voters] == [0, 1, 2, 7]
     node.flush()
     node.fetch(1, 3, 1)
     assert node.core.high_watermark == 2  # two of four
     node.fetch(NEW.key, 3, 1)
     assert node.core.high_watermark == 3
-    assert node.effects_of(VoterChangeDone) == [VoterChangeDone(1, EndOffset(3))]
+    assert node.effects_of(events.VoterChangeDone) == [events.VoterChangeDone(1, EndOffset(3))]
 
 
 def test_who_does_not_fetch_is_not_added() -> None:
     node = established()
     add(node)
-    assert refusal(node) is QuorumError.REQUEST_TIMED_OUT
+    assert refusal(node) is messages.QuorumError.REQUEST_TIMED_OUT
     node.fetch(NEW.key, 2, 1, hw=2)
     node.now += 3000
     node.fetch(1, 2, 1)
     node.fetch(2, 2, 1)
     add(node)
-    assert refusal(node) is QuorumError.REQUEST_TIMED_OUT
+    assert refusal(node) is messages.QuorumError.REQUEST_TIMED_OUT
 
 
 def test_a_node_that_votes_with_another_disk_is_not_added() -> None:
     node = established()
     newcomer = Voter(ReplicaKey(NodeId(2), DirectoryId("replaced")), "n2:1")
     add(node, newcomer)
-    assert refusal(node) is QuorumError.DUPLICATE_VOTER
+    assert refusal(node) is messages.QuorumError.DUPLICATE_VOTER
 
 
 def test_only_one_change_runs_and_none_before_the_last_is_committed() -> None:
     node = adding()
-    node.step(VoterChangeRequested(2, ReplicaKey(NodeId(1))))
-    assert refusal(node) is QuorumError.REQUEST_TIMED_OUT
+    node.step(events.VoterChangeRequested(2, ReplicaKey(NodeId(1))))
+    assert refusal(node) is messages.QuorumError.REQUEST_TIMED_OUT
     node.flush()
     node.fetch(1, 3, 1)
     node.fetch(2, 3, 1)
-    node.step(VoterChangeRequested(3, ReplicaKey(NodeId(1))))
-    assert not node.effects_of(VoterChangeRefused)
+    node.step(events.VoterChangeRequested(3, ReplicaKey(NodeId(1))))
+    assert not node.effects_of(events.VoterChangeRefused)
 
 
 def test_no_change_before_the_leader_has_committed_in_its_epoch() -> None:
@@ -116,13 +91,13 @@ def test_no_change_before_the_leader_has_committed_in_its_epoch() -> None:
     node = Lone()
     node.become_leader()
     node.fetch(1, 0, 0)
-    node.step(VoterChangeRequested(1, ReplicaKey(NodeId(1))))
-    assert refusal(node) is QuorumError.REQUEST_TIMED_OUT
+    node.step(events.VoterChangeRequested(1, ReplicaKey(NodeId(1))))
+    assert refusal(node) is messages.QuorumError.REQUEST_TIMED_OUT
 
 
 def test_a_laggard_is_added_after_a_round_it_keeps_up_with() -> None:
     node = established()
-    node.step(Append((b"x",) * 100))
+    node.step(events.Append((b"x",) * 100))
     node.flush()
     node.fetch(NEW.key, 2, 1)
     add(node)
@@ -130,7 +105,7 @@ def test_a_laggard_is_added_after_a_round_it_keeps_up_with() -> None:
     node.now += node.config.timings.election_timeout_ms + 1
     node.fetch(1, 102, 1)
     node.fetch(2, 102, 1)
-    node.step(Append((b"x",)))
+    node.step(events.Append((b"x",)))
     node.fetch(NEW.key, 102, 1)  # a slow round: another one begins
     assert len(node.core.voters) == 3
     node.fetch(NEW.key, 103, 1)
@@ -139,29 +114,29 @@ def test_a_laggard_is_added_after_a_round_it_keeps_up_with() -> None:
 
 def test_who_does_not_catch_up_is_refused_and_stays_an_observer() -> None:
     node = established()
-    node.step(Append((b"x",) * 100))
+    node.step(events.Append((b"x",) * 100))
     node.fetch(NEW.key, 2, 1)
     add(node)
     limit = node.config.timings.election_timeout_ms * node.config.timings.catch_up_rounds
-    refusals: list[VoterChangeRefused] = []
+    refusals: list[events.VoterChangeRefused] = []
     for _ in range(limit // 500):
         node.pass_time(500)
-        refusals += node.effects_of(VoterChangeRefused)
+        refusals += node.effects_of(events.VoterChangeRefused)
         node.fetch(1, 102, 1)
         node.fetch(2, 102, 1)
-    assert [item.error for item in refusals] == [QuorumError.REQUEST_TIMED_OUT]
+    assert [item.error for item in refusals] == [messages.QuorumError.REQUEST_TIMED_OUT]
     assert len(node.core.voters) == 3
 
 
 def test_a_removed_voter_no_longer_counts() -> None:
     node = established()
-    node.step(VoterChangeRequested(1, ReplicaKey(NodeId(2))))
+    node.step(events.VoterChangeRequested(1, ReplicaKey(NodeId(2))))
     node.flush()
     node.fetch(2, 3, 1)
     assert node.core.high_watermark == 2
     node.fetch(1, 3, 1)
     assert node.core.high_watermark == 3
-    assert node.effects_of(VoterChangeDone)
+    assert node.effects_of(events.VoterChangeDone)
     assert isinstance(node.core.role, Leader)
     assert [key.node_id for key in node.core.role.progress] == [1]
     node.fetch(2, 3, 1)
@@ -170,45 +145,45 @@ def test_a_removed_voter_no_longer_counts() -> None:
 
 def test_the_last_voter_and_unknown_ones_are_not_removed() -> None:
     node = established()
-    node.step(VoterChangeRequested(1, ReplicaKey(NodeId(9))))
-    assert refusal(node) is QuorumError.VOTER_NOT_FOUND
+    node.step(events.VoterChangeRequested(1, ReplicaKey(NodeId(9))))
+    assert refusal(node) is messages.QuorumError.VOTER_NOT_FOUND
     alone = Lone(size=1)
     alone.flush()
-    alone.step(VoterChangeRequested(1, ReplicaKey(NodeId(0))))
-    assert refusal(alone) is QuorumError.INVALID_REQUEST
+    alone.step(events.VoterChangeRequested(1, ReplicaKey(NodeId(0))))
+    assert refusal(alone) is messages.QuorumError.INVALID_REQUEST
 
 
 def test_a_leader_that_is_removed_leads_until_that_is_committed_without_counting_itself() -> None:
     node = established()
-    node.step(VoterChangeRequested(1, ReplicaKey(NodeId(0))))
+    node.step(events.VoterChangeRequested(1, ReplicaKey(NodeId(0))))
     node.flush()
     assert node.role == "Leader"
     node.fetch(1, 3, 1)
     assert (node.role, node.core.high_watermark) == ("Leader", 2)
     node.fetch(2, 3, 1)
     assert (node.role, node.core.high_watermark) == ("Resigned", 3)
-    assert node.effects_of(VoterChangeDone)
-    assert node.effects_of(LeadershipEnded)
+    assert node.effects_of(events.VoterChangeDone)
+    assert node.effects_of(events.LeadershipEnded)
     node.pass_time(5000)
     node.flush()
     assert node.role == "Unattached"
     node.pass_time(5000)
-    assert not node.sent(VoteRequest)
+    assert not node.sent(messages.VoteRequest)
 
 
 def test_who_alone_knows_of_its_removal_can_still_be_elected_but_not_by_its_own_vote() -> None:
     """With two voters nobody else could be elected (Ongaro, section 4.2.2)."""
     node = established(size=2)
-    node.step(VoterChangeRequested(1, ReplicaKey(NodeId(0))))
+    node.step(events.VoterChangeRequested(1, ReplicaKey(NodeId(0))))
     node.flush()
-    node.step(Resign())
+    node.step(events.Resign())
     node.pass_time(3000)
     node.flush()
     node.pass_time(3000)
     node.flush()
     assert node.role == "Prospective"
     for expected in ("Candidate", "Leader"):
-        node.grant(node.sent(VoteRequest)[0])
+        node.grant(node.sent(messages.VoteRequest)[0])
         assert node.role == expected
         node.flush()
     assert node.core.high_watermark == 2
@@ -224,31 +199,30 @@ def test_it_can_be_elected_even_if_it_joined_later_and_has_just_restarted() -> N
     leader.flush()
     for other in (1, 2):
         leader.fetch(other, 3, 1)
-    leader.step(VoterChangeRequested(2, NEW.key))
-    batches = leader.core.log.read(EndOffset(0), max_bytes=9999) or ()
+    leader.step(events.VoterChangeRequested(2, NEW.key))
+    batches = leader.batches()
     log = replace(log_of(batches), control=batches)
     restarted = Lone(size=0, local=NEW.key, log=log, state=QuorumState(Epoch(1)))
     assert not restarted.core.is_voter
     restarted.pass_time(3000)
-    assert restarted.sent(VoteRequest)
+    assert restarted.sent(messages.VoteRequest)
 
 
 def test_a_change_whose_leader_is_deposed_is_reported_as_unknown() -> None:
     node = adding()
-    node.step(Resign())
-    assert refusal(node) is QuorumError.NOT_LEADER
+    node.step(events.Resign())
+    assert refusal(node) is messages.QuorumError.NOT_LEADER
 
 
 def test_voters_named_by_a_log_that_is_cut_are_in_force_no_more() -> None:
     node = Lone()
     node.begin(1, 4)
     leader = adding()
-    first, second = leader.core.log.read(EndOffset(0), max_bytes=9999) or ()
-    node.feed(node.only(FetchRequest), first, second)
+    first, second = leader.batches()
+    node.feed(node.only(messages.FetchRequest), first, second)
     assert len(node.core.voters) == 4
     node.flush()
-    node.begin(2, 5)
-    node.feed(node.only(FetchRequest), diverging=EpochEnd(Epoch(1), EndOffset(2)))
+    node.feed(node.follow(2, 5), diverging=messages.EpochEnd(Epoch(1), EndOffset(2)))
     assert len(node.core.voters) == 3
 
 
@@ -258,25 +232,13 @@ def test_voters_named_by_a_log_that_is_cut_are_in_force_no_more() -> None:
 def test_a_replaced_disk_neither_votes_nor_counts_for_the_lost_one() -> None:
     replaced = ReplicaKey(NodeId(2), DirectoryId("new"))
     node = Lone(size=0, local=replaced, seeds=[0, 1])
-    request = VoteRequest(
-        header=node.header(1, 9), pre_vote=False, last_epoch=Epoch(8), end_offset=EndOffset(99)
-    )
     for receiver in (ReplicaKey(NodeId(2)), ReplicaKey(NodeId(2), DirectoryId("old"))):
-        header = type(request.header)(
-            cluster_id=request.header.cluster_id,
-            sender=request.header.sender,
-            receiver=receiver,
-            epoch=Epoch(9),
-            incarnation=1,
-            request_id=1,
+        node.ask_vote(1, 9, 8, 99, receiver=receiver)
+        answer = node.only(messages.VoteResponse)
+        assert (answer.granted, answer.header.error) == (
+            False,
+            messages.QuorumError.INVALID_VOTER_KEY,
         )
-        node.receive(
-            VoteRequest(
-                header=header, pre_vote=False, last_epoch=Epoch(8), end_offset=EndOffset(99)
-            )
-        )
-        answer = node.only(VoteResponse)
-        assert (answer.granted, answer.header.error) == (False, QuorumError.INVALID_VOTER_KEY)
 
 
 def test_a_new_voter_grants_its_vote_before_it_knows_that_it_votes() -> None:
@@ -292,22 +254,24 @@ def test_a_joining_replica_asks_the_seeds_until_one_names_the_leader() -> None:
     node = Lone(size=0, local=NEW.key, seeds=[1, 2])
     asked = set()
     for _ in range(40):
-        for request in node.sent(FetchRequest):
+        for request in node.sent(messages.FetchRequest):
             asked.add(request.header.receiver.node_id)
         node.pass_time(600)
     assert asked == {1, 2}
-    assert not node.sent(VoteRequest)
-    (request,) = node.sent(FetchRequest)
+    assert not node.sent(messages.VoteRequest)
+    (request,) = node.sent(messages.FetchRequest)
     node.receive(
-        FetchResponse(
-            header=node.reply(request, epoch=4, leader=3, error=QuorumError.FENCED_LEADER_EPOCH),
+        messages.FetchResponse(
+            header=node.reply(
+                request, epoch=4, leader=3, error=messages.QuorumError.FENCED_LEADER_EPOCH
+            ),
             high_watermark=EndOffset(0),
             log_start_offset=EndOffset(0),
             read_round=0,
         )
     )
     assert (node.role, node.core.epoch, node.core.leader_id) == ("Follower", 4, 3)
-    assert node.only(FetchRequest).header.receiver.node_id == 3
+    assert node.only(messages.FetchRequest).header.receiver.node_id == 3
 
 
 def test_an_observer_that_lost_its_leader_looks_for_it_and_may_find_the_same() -> None:
@@ -315,16 +279,16 @@ def test_an_observer_that_lost_its_leader_looks_for_it_and_may_find_the_same() -
     node.begin(1, 4)
     node.pass_time(2000)
     assert node.role == "Unattached"
-    assert not node.sent(VoteRequest)
+    assert not node.sent(messages.VoteRequest)
     node.pass_time(1)
-    node.feed(node.only(FetchRequest), leader=1)
+    node.feed(node.only(messages.FetchRequest), leader=1)
     assert (node.role, node.core.epoch, node.core.leader_id) == ("Follower", 4, 1)
 
 
 def test_an_observer_that_is_told_its_node_leads_keeps_looking() -> None:
     """An earlier disk of the same node may still be named as the leader."""
     node = Lone(size=0, local=NEW.key, seeds=[1])
-    node.feed(node.only(FetchRequest), leader=7)
+    node.feed(node.only(messages.FetchRequest), leader=7)
     assert (node.role, node.core.leader_id) == ("Unattached", None)
 
 
@@ -334,19 +298,18 @@ def test_an_observer_that_is_told_its_node_leads_keeps_looking() -> None:
 def test_a_voter_tells_its_disk_and_the_leader_records_it() -> None:
     key = ReplicaKey(NodeId(1), DirectoryId("disk1"))
     voter = Lone(size=3, local=key)
-    voter.begin(0, 1)
-    voter.feed(voter.only(FetchRequest))
-    (request,) = voter.sent(UpdateVoterRequest)
+    voter.feed(voter.follow(0, 1))
+    (request,) = voter.sent(messages.UpdateVoterRequest)
     assert request.voter == Voter(key, "n1:1")
 
     leader = established()
-    update = UpdateVoterRequest(header=leader.header(key, 1), voter=request.voter)
+    update = messages.UpdateVoterRequest(header=leader.header(key, 1), voter=request.voter)
     leader.receive(update)
-    assert leader.only(UpdateVoterResponse).header.error is QuorumError.NONE
+    assert leader.only(messages.UpdateVoterResponse).header.error is messages.QuorumError.NONE
     assert leader.core.voters.find(NodeId(1)) == request.voter
     leader.receive(update)
-    assert leader.only(UpdateVoterResponse).header.error is QuorumError.NONE
-    assert not leader.effects_of(AppendLog)
+    assert leader.only(messages.UpdateVoterResponse).header.error is messages.QuorumError.NONE
+    assert not leader.effects_of(events.AppendLog)
     leader.flush()
     leader.fetch(key, 3, 1)
     assert leader.core.high_watermark == 3
@@ -354,31 +317,24 @@ def test_a_voter_tells_its_disk_and_the_leader_records_it() -> None:
 
 def test_a_disk_that_is_known_is_not_replaced_by_telling() -> None:
     leader = established()
-    for disk, error in (("a", QuorumError.NONE), ("b", QuorumError.VOTER_NOT_FOUND)):
+    for disk, error in (
+        ("a", messages.QuorumError.NONE),
+        ("b", messages.QuorumError.VOTER_NOT_FOUND),
+    ):
         key = ReplicaKey(NodeId(1), DirectoryId(disk))
-        request = UpdateVoterRequest(header=leader.header(key, 1), voter=Voter(key, "n1:1"))
+        request = messages.UpdateVoterRequest(
+            header=leader.header(key, 1), voter=Voter(key, "n1:1")
+        )
         leader.receive(request)
-        assert leader.only(UpdateVoterResponse).header.error is error
+        assert leader.only(messages.UpdateVoterResponse).header.error is error
 
 
 def test_an_announcement_for_the_lost_disk_still_tells_who_leads() -> None:
     node = Lone(size=0, local=ReplicaKey(NodeId(2), DirectoryId("new")), seeds=[0])
-    header = node.header(1, 5)
     old = ReplicaKey(NodeId(2), DirectoryId("old"))
-    node.receive(
-        BeginQuorumEpochRequest(
-            header=type(header)(
-                cluster_id=header.cluster_id,
-                sender=header.sender,
-                receiver=old,
-                epoch=header.epoch,
-                incarnation=1,
-                request_id=1,
-            )
-        )
-    )
-    error = node.only(BeginQuorumEpochResponse).header.error
-    assert error is QuorumError.INVALID_VOTER_KEY
+    node.receive(messages.BeginQuorumEpochRequest(header=replace(node.header(1, 5), receiver=old)))
+    error = node.only(messages.BeginQuorumEpochResponse).header.error
+    assert error is messages.QuorumError.INVALID_VOTER_KEY
     assert (node.role, node.core.leader_id) == ("Follower", 1)
 
 
@@ -388,48 +344,41 @@ def test_an_announcement_for_the_lost_disk_still_tells_who_leads() -> None:
 def test_leadership_is_handed_over_once_the_successor_has_caught_up() -> None:
     node = established()
     node.fetch(2, 2, 1, hw=2)
-    node.step(Append((b"x",)))
+    node.step(events.Append((b"x",)))
     node.flush()
-    node.step(TransferRequested(NodeId(1)))
+    node.step(events.TransferRequested(NodeId(1)))
     assert node.core.is_transferring
     node.fetch(2, 3, 1)
     assert node.role == "Leader"
     node.fetch(1, 3, 1)
     assert node.role == "Resigned"
-    for end in node.sent(EndQuorumEpochRequest):
+    for end in node.sent(messages.EndQuorumEpochRequest):
         assert [key.node_id for key in end.preferred_successors] == [1]
 
 
 def test_a_successor_that_does_not_catch_up_in_time_is_passed_over() -> None:
     node = established()
-    node.step(Append((b"x",)))
-    node.step(TransferRequested(NodeId(2)))
+    node.step(events.Append((b"x",)))
+    node.step(events.TransferRequested(NodeId(2)))
     node.fetch(1, 2, 1)
     deadline = node.core.next_deadline()
     assert deadline is not None
     node.pass_time(node.config.timings.election_timeout_ms)
-    assert node.effects_of(TransferRefused)
+    assert node.effects_of(events.TransferRefused)
     assert (node.role, node.core.is_transferring) == ("Leader", False)
 
 
 @pytest.mark.parametrize("to", [NodeId(0), NodeId(9)])
 def test_nobody_else_to_hand_over_to(to: NodeId) -> None:
     node = established()
-    node.step(TransferRequested(to))
-    assert node.effects_of(TransferRefused)
+    node.step(events.TransferRequested(to))
+    assert node.effects_of(events.TransferRefused)
 
 
 def test_recovered_voters_are_those_of_the_log() -> None:
     leader = adding()
-    batches = leader.core.log.read(EndOffset(0), max_bytes=9999) or ()
-    recovered = log_of(batches)
-    log = type(recovered)(
-        recovered.start_offset,
-        recovered.end_offset,
-        recovered.epoch_starts,
-        recovered.tail,
-        control=batches,
-    )
+    batches = leader.batches()
+    log = replace(log_of(batches), control=batches)
     node = Lone(log=log, state=QuorumState(Epoch(1)))
     assert node.core.voters == leader.core.voters
     assert node.core.voters_at(EndOffset(2)) == voter_set(0, 1, 2)

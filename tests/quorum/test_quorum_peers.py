@@ -15,14 +15,7 @@ import pytest
 
 from streammeta.cli.local_cluster import Child, free_ports, start_child
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
-from streammeta.controller.quorum.messages import (
-    FetchRequest,
-    FetchSnapshotRequest,
-    QuorumError,
-    RequestHeader,
-    Response,
-    VoteRequest,
-)
+from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.controller.rpc.peer_transport import (
     IN_FLIGHT_PER_PEER_MAX,
@@ -44,12 +37,12 @@ class Listener:
     """Remembers what the transport tells."""
 
     def __init__(self) -> None:
-        self.responses: list[Response] = []
+        self.responses: list[messages.Response] = []
         self.failed: list[int] = []
         self.lost: list[NodeId] = []
         self._told = asyncio.Event()
 
-    def on_response(self, response: Response) -> None:
+    def on_response(self, response: messages.Response) -> None:
         self.responses.append(response)
         self._told.set()
 
@@ -77,8 +70,8 @@ class Listener:
         return answered()
 
 
-def header(request_id: int) -> RequestHeader:
-    return RequestHeader(
+def header(request_id: int) -> messages.RequestHeader:
+    return messages.RequestHeader(
         cluster_id=ClusterId("c"),
         sender=ReplicaKey(NodeId(0)),
         receiver=ReplicaKey(PEER),
@@ -88,14 +81,14 @@ def header(request_id: int) -> RequestHeader:
     )
 
 
-def vote(request_id: int) -> VoteRequest:
-    return VoteRequest(
+def vote(request_id: int) -> messages.VoteRequest:
+    return messages.VoteRequest(
         header=header(request_id), pre_vote=True, last_epoch=Epoch(0), end_offset=EndOffset(0)
     )
 
 
-def fetch(request_id: int) -> FetchRequest:
-    return FetchRequest(
+def fetch(request_id: int) -> messages.FetchRequest:
+    return messages.FetchRequest(
         header=header(request_id),
         fetch_offset=EndOffset(0),
         last_epoch=Epoch(0),
@@ -106,8 +99,8 @@ def fetch(request_id: int) -> FetchRequest:
     )
 
 
-def fetch_snapshot(request_id: int) -> FetchSnapshotRequest:
-    return FetchSnapshotRequest(
+def fetch_snapshot(request_id: int) -> messages.FetchSnapshotRequest:
+    return messages.FetchSnapshotRequest(
         header=header(request_id),
         snapshot_id=SnapshotId(EndOffset(1), Epoch(1)),
         position=0,
@@ -308,8 +301,8 @@ async def test_of_two_addresses_the_one_that_works_is_found(is_right: str) -> No
     "impostor",
     [
         voting_as(2),
-        voting_as(PEER, error=int(QuorumError.INVALID_VOTER_KEY)),
-        voting_as(PEER, error=int(QuorumError.INCONSISTENT_CLUSTER_ID)),
+        voting_as(PEER, error=int(messages.QuorumError.INVALID_VOTER_KEY)),
+        voting_as(PEER, error=int(messages.QuorumError.INCONSISTENT_CLUSTER_ID)),
     ],
     ids=["another node", "another disk", "another cluster"],
 )
@@ -324,7 +317,7 @@ async def test_an_address_taken_over_by_another_node_is_left(impostor: dict[str,
         assert not any(each.header.sender != PEER for each in listener.responses)
         transport.send(vote(2))
         assert await listener.ended(2)
-        assert listener.responses[-1].header.error is QuorumError.NONE
+        assert listener.responses[-1].header.error is messages.QuorumError.NONE
         assert listener.lost == []
 
 
@@ -366,7 +359,9 @@ async def test_snapshots_travel_on_a_connection_of_their_own() -> None:
         is_vote = isinstance(request, pb.VoteRequest)
         callers["vote" if is_vote else "snapshot"] = context.peer()
         kind = pb.VoteResponse if is_vote else pb.FetchSnapshotResponse
-        number = int(QuorumError.NONE if is_vote else QuorumError.SNAPSHOT_NOT_FOUND)
+        number = int(
+            messages.QuorumError.NONE if is_vote else messages.QuorumError.SNAPSHOT_NOT_FOUND
+        )
         return kind(header=answer_header(PEER, request.header, error=number))
 
     async with (

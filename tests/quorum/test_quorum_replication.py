@@ -6,29 +6,8 @@ import pytest
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, Epoch, NodeId
+from streammeta.controller.quorum import events, messages
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.events import (
-    Append,
-    AppendLog,
-    CommitAdvanced,
-    DiskFull,
-    PersistQuorumState,
-    ReadIndexReady,
-    ReadIndexRefused,
-    ReadIndexRequested,
-    Resign,
-    Send,
-    TruncateLog,
-    WriteDone,
-)
-from streammeta.controller.quorum.messages import (
-    BatchKind,
-    EpochEnd,
-    FetchRequest,
-    FetchResponse,
-    QuorumError,
-    voters_named_by,
-)
 from tests.quorum.core_harness import Lone, batch
 
 
@@ -47,8 +26,12 @@ def test_an_epoch_begins_with_a_control_batch() -> None:
     node = Lone(batches=[batch(0, 1)], state=QuorumState(Epoch(1)))
     node.become_leader()
     (appended,) = node.core.log.read(EndOffset(1), max_bytes=1000) or ()
-    assert (appended.kind, appended.epoch, appended.base_offset) == (BatchKind.CONTROL, 2, 1)
-    assert voters_named_by(appended) == node.config.bootstrap_voters
+    assert (appended.kind, appended.epoch, appended.base_offset) == (
+        messages.BatchKind.CONTROL,
+        2,
+        1,
+    )
+    assert messages.voters_named_by(appended) == node.config.bootstrap_voters
 
 
 def test_batches_of_earlier_epochs_commit_only_with_one_of_the_leaders_own() -> None:
@@ -65,13 +48,13 @@ def test_batches_of_earlier_epochs_commit_only_with_one_of_the_leaders_own() -> 
 
 def test_the_leader_counts_itself_only_up_to_what_it_flushed() -> None:
     node = established()
-    node.step(Append((b"a", b"b")))
-    (append,) = node.effects_of(AppendLog)
+    node.step(events.Append((b"a", b"b")))
+    (append,) = node.effects_of(events.AppendLog)
     node.fetch(1, 4, 1)
     assert node.core.high_watermark == 2
-    node.step(WriteDone(append.token))
+    node.step(events.WriteDone(append.token))
     assert node.core.high_watermark == 4
-    assert node.effects_of(CommitAdvanced) == [CommitAdvanced(EndOffset(4))]
+    assert node.effects_of(events.CommitAdvanced) == [events.CommitAdvanced(EndOffset(4))]
 
 
 def test_a_single_voter_commits_after_its_flush() -> None:
@@ -79,7 +62,7 @@ def test_a_single_voter_commits_after_its_flush() -> None:
     assert node.core.high_watermark == 0
     node.flush()
     assert node.core.high_watermark == 2
-    node.step(Append((b"a",)))
+    node.step(events.Append((b"a",)))
     assert node.core.high_watermark == 2
     node.flush()
     assert node.core.high_watermark == 3
@@ -92,20 +75,20 @@ def test_a_single_voter_commits_after_its_flush() -> None:
         (2, 1, None),
         (1, 1, None),
         (4, 3, None),
-        (3, 1, EpochEnd(Epoch(1), EndOffset(2))),
-        (3, 2, EpochEnd(Epoch(1), EndOffset(2))),
-        (9, 3, EpochEnd(Epoch(3), EndOffset(4))),
-        (5, 0, EpochEnd(Epoch(0), EndOffset(0))),
+        (3, 1, messages.EpochEnd(Epoch(1), EndOffset(2))),
+        (3, 2, messages.EpochEnd(Epoch(1), EndOffset(2))),
+        (9, 3, messages.EpochEnd(Epoch(3), EndOffset(4))),
+        (5, 0, messages.EpochEnd(Epoch(0), EndOffset(0))),
     ],
 )
 def test_a_fetch_is_credited_only_where_the_logs_agree(
-    offset: int, last_epoch: int, diverging: EpochEnd | None
+    offset: int, last_epoch: int, diverging: messages.EpochEnd | None
 ) -> None:
     log = [batch(0, 1), batch(1, 1), batch(2, 3), batch(3, 3)]
     node = Lone(batches=log, state=QuorumState(Epoch(3)))
     node.become_leader()
     node.fetch(1, offset, last_epoch)
-    response = node.only(FetchResponse)
+    response = node.only(messages.FetchResponse)
     assert response.diverging == diverging
     assert bool(response.batches) is (diverging is None)
     described = node.core.role.progress[node.core.voters.voters[1].key]  # type: ignore[union-attr]
@@ -115,38 +98,38 @@ def test_a_fetch_is_credited_only_where_the_logs_agree(
 def test_a_parked_fetch_is_answered_by_an_append_before_the_flush() -> None:
     node = established()
     node.fetch(1, 2, 1, hw=2)
-    assert not node.sent(FetchResponse)
-    node.step(Append((b"a",)))
-    assert node.only(FetchResponse).batches[0].payloads == (b"a",)
+    assert not node.sent(messages.FetchResponse)
+    node.step(events.Append((b"a",)))
+    assert node.only(messages.FetchResponse).batches[0].payloads == (b"a",)
 
 
 def test_a_parked_fetch_is_answered_at_its_time_and_for_a_new_high_watermark() -> None:
     node = established()
     node.fetch(1, 2, 1, hw=2)
     node.pass_time(499)
-    assert not node.sent(FetchResponse)
+    assert not node.sent(messages.FetchResponse)
     node.pass_time(1)
-    assert node.only(FetchResponse).batches == ()
+    assert node.only(messages.FetchResponse).batches == ()
     node.fetch(2, 2, 1, hw=0)
     node.pass_time(5)
-    assert node.only(FetchResponse).high_watermark == 2
+    assert node.only(messages.FetchResponse).high_watermark == 2
 
 
 def test_parked_fetches_are_refused_when_leadership_ends() -> None:
     node = established()
     node.fetch(1, 2, 1, hw=2)
-    node.step(Resign())
-    assert node.only(FetchResponse).header.error is QuorumError.NOT_LEADER
+    node.step(events.Resign())
+    assert node.only(messages.FetchResponse).header.error is messages.QuorumError.NOT_LEADER
 
 
 def test_a_fetch_of_another_epoch_is_refused_and_not_adopted() -> None:
     node = established()
     for epoch, error in (
-        (0, QuorumError.FENCED_LEADER_EPOCH),
-        (9, QuorumError.UNKNOWN_LEADER_EPOCH),
+        (0, messages.QuorumError.FENCED_LEADER_EPOCH),
+        (9, messages.QuorumError.UNKNOWN_LEADER_EPOCH),
     ):
         node.receive(
-            FetchRequest(
+            messages.FetchRequest(
                 header=node.header(1, epoch),
                 fetch_offset=EndOffset(0),
                 last_epoch=Epoch(0),
@@ -156,35 +139,37 @@ def test_a_fetch_of_another_epoch_is_refused_and_not_adopted() -> None:
                 max_bytes=1,
             )
         )
-        assert node.only(FetchResponse).header.error is error
+        assert node.only(messages.FetchResponse).header.error is error
     assert (node.role, node.core.epoch) == ("Leader", 1)
 
 
 # -- followers
 
 
-def following() -> tuple[Lone, FetchRequest]:
+def following() -> tuple[Lone, messages.FetchRequest]:
     node = Lone()
     node.begin(1, 4)
-    return node, node.only(FetchRequest)
+    return node, node.only(messages.FetchRequest)
+
+
+def waits_for(node: Lone) -> tuple[messages.FetchRequest, int]:
+    """The Fetch of the last step, and the write that must be durable before it leaves."""
+    (send,) = [
+        each
+        for each in node.effects_of(events.Send)
+        if isinstance(each.message, messages.FetchRequest)
+    ]
+    assert isinstance(send.message, messages.FetchRequest)
+    return send.message, send.after
 
 
 def test_the_next_fetch_waits_until_what_it_acknowledges_is_flushed() -> None:
     node, request = following()
     node.feed(request, batch(0, 2, b"a"), batch(1, 4, b"b"), hw=1)
-    (append,) = node.effects_of(AppendLog)
-    (send,) = [e for e in node.effects_of(Send) if isinstance(e.message, FetchRequest)]
-    assert send.after == append.token
-    assert isinstance(send.message, FetchRequest)
-    assert (send.message.fetch_offset, send.message.last_epoch) == (2, 4)
+    (append,) = node.effects_of(events.AppendLog)
+    fetch, after = waits_for(node)
+    assert (fetch.fetch_offset, fetch.last_epoch, after) == (2, 4, append.token)
     assert node.core.high_watermark == 1
-
-
-def waits_for(node: Lone) -> tuple[FetchRequest, int]:
-    """The Fetch of the last step, and the write that must be durable before it leaves."""
-    (send,) = [e for e in node.effects_of(Send) if isinstance(e.message, FetchRequest)]
-    assert isinstance(send.message, FetchRequest)
-    return send.message, send.after
 
 
 @pytest.mark.parametrize("before", [0, 3])
@@ -193,9 +178,9 @@ def test_a_fetch_that_carries_a_new_round_waits_for_the_flush_too(before: int) -
     node, request = following()
     if before:
         node.feed(request, read_round=before)
-        request = node.only(FetchRequest)
+        request = node.only(messages.FetchRequest)
     node.feed(request, batch(0, 4, b"a"), read_round=before + 1)
-    (append,) = node.effects_of(AppendLog)
+    (append,) = node.effects_of(events.AppendLog)
     fetch, after = waits_for(node)
     assert (fetch.fetch_offset, fetch.read_round) == (1, before + 1)
     assert after == append.token
@@ -205,8 +190,12 @@ def test_a_fetch_that_carries_a_new_round_waits_for_what_it_cuts_off() -> None:
     log = [batch(0, 1), batch(1, 1), batch(2, 3)]
     node = Lone(batches=log, state=QuorumState(Epoch(3)))
     node.begin(1, 4)
-    node.feed(node.only(FetchRequest), diverging=EpochEnd(Epoch(1), EndOffset(2)), read_round=2)
-    (cut,) = node.effects_of(TruncateLog)
+    node.feed(
+        node.only(messages.FetchRequest),
+        diverging=messages.EpochEnd(Epoch(1), EndOffset(2)),
+        read_round=2,
+    )
+    (cut,) = node.effects_of(events.TruncateLog)
     fetch, after = waits_for(node)
     assert (fetch.fetch_offset, fetch.read_round, after) == (2, 2, cut.token)
 
@@ -215,9 +204,9 @@ def test_no_fetch_proves_leadership_before_its_epoch_is_durable() -> None:
     """After a restart the replica could follow, and vote for, the leader of an earlier epoch."""
     node = Lone()
     node.begin(1, 4)
-    (state,) = node.effects_of(PersistQuorumState)
+    (state,) = node.effects_of(events.PersistQuorumState)
     assert waits_for(node)[1] == state.token
-    node.step(DiskFull(is_full=True))
+    node.step(events.DiskFull(is_full=True))
     request, after = waits_for(node)
     assert (request.is_disk_full, after) == (True, state.token)
     node.feed(request, read_round=1)
@@ -241,40 +230,41 @@ def test_batches_that_do_not_continue_the_log_are_not_taken(batches: list[object
     node, request = following()
     node.feed(request, *batches)  # type: ignore[arg-type]
     assert node.core.log.end_offset == 0
-    assert not node.effects_of(AppendLog)
+    assert not node.effects_of(events.AppendLog)
 
 
 @pytest.mark.parametrize(
     ("theirs", "cut"),
     [
-        (EpochEnd(Epoch(1), EndOffset(2)), 2),
-        (EpochEnd(Epoch(1), EndOffset(1)), 1),
-        (EpochEnd(Epoch(2), EndOffset(9)), 2),
-        (EpochEnd(Epoch(3), EndOffset(3)), 3),
-        (EpochEnd(Epoch(0), EndOffset(0)), 0),
+        (messages.EpochEnd(Epoch(1), EndOffset(2)), 2),
+        (messages.EpochEnd(Epoch(1), EndOffset(1)), 1),
+        (messages.EpochEnd(Epoch(2), EndOffset(9)), 2),
+        (messages.EpochEnd(Epoch(3), EndOffset(3)), 3),
+        (messages.EpochEnd(Epoch(0), EndOffset(0)), 0),
     ],
 )
-def test_a_diverging_log_is_cut_where_both_may_agree(theirs: EpochEnd, cut: int) -> None:
+def test_a_diverging_log_is_cut_where_both_may_agree(theirs: messages.EpochEnd, cut: int) -> None:
     log = [batch(0, 1), batch(1, 1), batch(2, 3), batch(3, 3)]
     node = Lone(batches=log, state=QuorumState(Epoch(3)))
-    node.begin(1, 4)
-    node.feed(node.only(FetchRequest), diverging=theirs)
-    assert [effect.end_offset for effect in node.effects_of(TruncateLog)] == [cut]
-    assert node.only(FetchRequest).fetch_offset == cut
+    node.feed(node.follow(1, 4), diverging=theirs)
+    assert [effect.end_offset for effect in node.effects_of(events.TruncateLog)] == [cut]
+    assert node.only(messages.FetchRequest).fetch_offset == cut
 
 
 def test_committed_batches_are_never_cut() -> None:
     node, request = following()
     node.feed(request, batch(0, 4), batch(1, 4), hw=2)
     with pytest.raises(InvariantError, match="committed"):
-        node.feed(node.only(FetchRequest), diverging=EpochEnd(Epoch(4), EndOffset(1)))
+        node.feed(
+            node.only(messages.FetchRequest), diverging=messages.EpochEnd(Epoch(4), EndOffset(1))
+        )
 
 
 def test_the_high_watermark_never_falls_nor_passes_the_log() -> None:
     node, request = following()
     node.feed(request, batch(0, 4), hw=50)
     assert node.core.high_watermark == 1
-    node.feed(node.only(FetchRequest), hw=0)
+    node.feed(node.only(messages.FetchRequest), hw=0)
     assert node.core.high_watermark == 1
 
 
@@ -285,18 +275,18 @@ def test_a_read_waits_for_a_round_that_began_after_it() -> None:
     """A Fetch that was under way when the read arrived proves nothing."""
     node = established()
     node.fetch(1, 2, 1, hw=2)
-    node.step(ReadIndexRequested(7))
-    assert not node.effects_of(ReadIndexReady)
-    round_sent = node.only(FetchResponse).read_round
+    node.step(events.ReadIndexRequested(7))
+    assert not node.effects_of(events.ReadIndexReady)
+    round_sent = node.only(messages.FetchResponse).read_round
     node.fetch(2, 2, 1, hw=2, read_round=round_sent - 1)
-    assert not node.effects_of(ReadIndexReady)
+    assert not node.effects_of(events.ReadIndexReady)
     node.fetch(1, 2, 1, hw=2, read_round=round_sent)
-    assert node.effects_of(ReadIndexReady) == [ReadIndexReady(7, EndOffset(2))]
+    assert node.effects_of(events.ReadIndexReady) == [events.ReadIndexReady(7, EndOffset(2))]
 
 
 def ready(node: Lone) -> list[int]:
     """The reads that the last step let go on."""
-    return [item.read_id for item in node.effects_of(ReadIndexReady)]
+    return [item.read_id for item in node.effects_of(events.ReadIndexReady)]
 
 
 @pytest.mark.parametrize("size", [3, 4, 5])
@@ -312,7 +302,7 @@ def test_a_young_leader_proves_its_leadership_like_any_other(size: int, pause: i
     assert node.core.is_established
     node.now += pause
     for read_id in (7, 8):
-        node.step(ReadIndexRequested(read_id))
+        node.step(events.ReadIndexRequested(read_id))
         assert not ready(node)
     for other in others:
         node.fetch(other, 2, 1, hw=2, read_round=0)  # sent before
@@ -328,27 +318,27 @@ def test_a_young_leader_proves_its_leadership_like_any_other(size: int, pause: i
 
 def test_a_read_index_is_that_of_its_round_whatever_is_committed_since() -> None:
     node = established()
-    node.step(ReadIndexRequested(7))
-    node.step(Append((b"x",)))
+    node.step(events.ReadIndexRequested(7))
+    node.step(events.Append((b"x",)))
     node.flush()
     node.fetch(2, 3, 1)
     assert (node.core.high_watermark, ready(node)) == (3, [])
     node.fetch(1, 3, 1, read_round=1)
-    assert node.effects_of(ReadIndexReady) == [ReadIndexReady(7, EndOffset(2))]
+    assert node.effects_of(events.ReadIndexReady) == [events.ReadIndexReady(7, EndOffset(2))]
 
 
 def test_the_rounds_of_an_earlier_leadership_prove_nothing() -> None:
     node = established()
     for _ in range(3):
-        node.step(ReadIndexRequested(1))
+        node.step(events.ReadIndexRequested(1))
     node.fetch(1, 2, 1, read_round=3)
-    node.step(Resign())
+    node.step(events.Resign())
     node.pass_time(5000)
     node.flush()
     node.become_leader()
     node.fetch(1, 3, node.core.epoch)
     assert node.core.is_established
-    node.step(ReadIndexRequested(7))
+    node.step(events.ReadIndexRequested(7))
     assert not ready(node)
     node.fetch(1, 3, node.core.epoch, read_round=1)
     assert ready(node) == [7]
@@ -357,15 +347,15 @@ def test_the_rounds_of_an_earlier_leadership_prove_nothing() -> None:
 def test_a_read_is_refused_before_the_leader_has_committed_in_its_epoch() -> None:
     node = Lone()
     node.become_leader()
-    node.step(ReadIndexRequested(7))
-    assert node.effects_of(ReadIndexRefused) == [ReadIndexRefused(7)]
+    node.step(events.ReadIndexRequested(7))
+    assert node.effects_of(events.ReadIndexRefused) == [events.ReadIndexRefused(7)]
 
 
 def test_waiting_reads_are_refused_when_leadership_ends() -> None:
     node = established()
-    node.step(ReadIndexRequested(7))
+    node.step(events.ReadIndexRequested(7))
     node.ask_vote(1, 9, 8, 100)
-    assert node.effects_of(ReadIndexRefused) == [ReadIndexRefused(7)]
+    assert node.effects_of(events.ReadIndexRefused) == [events.ReadIndexRefused(7)]
 
 
 def test_fetching_followers_need_no_heartbeat() -> None:

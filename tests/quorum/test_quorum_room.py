@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from streammeta.controller.ids import NodeId
-from streammeta.controller.quorum.events import (
-    Append,
-    AppendLog,
-    DiskFull,
-    FullVotersChanged,
-    LeadershipEnded,
-    ReadIndexReady,
-    ReadIndexRequested,
-    WriteDone,
-)
+from streammeta.controller.quorum import events
 from streammeta.controller.quorum.messages import EndQuorumEpochRequest, FetchRequest, FetchResponse
 from tests.quorum.core_harness import Lone, batch
 
@@ -29,13 +20,13 @@ def leader() -> Lone:
 
 
 def told(node: Lone) -> list[tuple[NodeId, ...]]:
-    return [effect.full_voters for effect in node.effects_of(FullVotersChanged)]
+    return [effect.full_voters for effect in node.effects_of(events.FullVotersChanged)]
 
 
 def test_a_full_leader_hands_over_with_the_next_fetches_of_a_majority_with_room() -> None:
     node = leader()
     node.pass_time(100)
-    node.step(DiskFull(is_full=True))
+    node.step(events.DiskFull(is_full=True))
     assert node.role == "Leader", "what it knows of the others' disks is older than its own trouble"
     node.pass_time(10)
     node.fetch(1, 2, 1)
@@ -46,7 +37,7 @@ def test_a_full_leader_hands_over_with_the_next_fetches_of_a_majority_with_room(
     assert node.core.next_deadline() == node.now, "nothing is waited for"
     node.pass_time(0)
     assert node.role == "Resigned"
-    (ended,) = node.effects_of(LeadershipEnded)
+    (ended,) = node.effects_of(events.LeadershipEnded)
     assert "want of room" in ended.reason
     successors = node.sent(EndQuorumEpochRequest)[0].preferred_successors
     assert [key.node_id for key in successors] == [1]
@@ -54,8 +45,8 @@ def test_a_full_leader_hands_over_with_the_next_fetches_of_a_majority_with_room(
 
 def test_a_full_leader_waits_until_what_it_appended_is_committed() -> None:
     node = leader()
-    node.step(Append((b"x",)))
-    node.step(DiskFull(is_full=True))
+    node.step(events.Append((b"x",)))
+    node.step(events.DiskFull(is_full=True))
     node.pass_time(1)
     node.fetch(1, 3, 1)
     node.fetch(2, 2, 1)
@@ -69,14 +60,16 @@ def test_a_full_leader_waits_until_what_it_appended_is_committed() -> None:
 
 def test_a_full_leader_stays_while_no_majority_has_room_and_proves_its_reads() -> None:
     node = leader()
-    node.step(DiskFull(is_full=True))
+    node.step(events.DiskFull(is_full=True))
     for moment in range(20):
         node.pass_time(100)
         node.fetch(1, 2, 1, is_disk_full=True, read_round=moment)
         node.fetch(2, 2, 1, read_round=moment)
-        node.step(ReadIndexRequested(moment))
+        node.step(events.ReadIndexRequested(moment))
         node.fetch(1, 2, 1, is_disk_full=True, read_round=moment + 1)
-        assert node.effects_of(ReadIndexReady) == [ReadIndexReady(moment, node.core.high_watermark)]
+        assert node.effects_of(events.ReadIndexReady) == [
+            events.ReadIndexReady(moment, node.core.high_watermark)
+        ]
     assert node.role == "Leader"
     assert node.core.full_majority == (0, 1)
 
@@ -96,7 +89,7 @@ def test_the_want_of_room_of_a_majority_is_told_once_and_so_is_its_end() -> None
 
 def test_a_full_voter_is_sent_batches_only_when_they_can_not_be_committed_without_it() -> None:
     node = leader()
-    node.step(Append((b"x",)))
+    node.step(events.Append((b"x",)))
     node.flush()
     node.fetch(1, 2, 1, is_disk_full=True)
     assert node.sent(FetchResponse) == [], "its reserve is kept, and its Fetch waits as others do"
@@ -107,7 +100,7 @@ def test_a_full_voter_is_sent_batches_only_when_they_can_not_be_committed_withou
 
 def test_a_full_voter_whose_reserve_is_used_up_is_sent_nothing() -> None:
     node = leader()
-    node.step(Append((b"x",)))
+    node.step(events.Append((b"x",)))
     node.flush()
     node.fetch(1, 2, 1, is_disk_full=True, max_bytes=0)
     node.fetch(2, 2, 1, is_disk_full=True, max_bytes=0)
@@ -118,7 +111,7 @@ def test_a_full_follower_takes_what_it_is_sent_until_it_can_not_flush_it() -> No
     node = Lone()
     node.begin(1, 4)
     node.flush()
-    node.step(DiskFull(is_full=True))
+    node.step(events.DiskFull(is_full=True))
     request = node.only(FetchRequest)
     assert request.max_bytes > 0
     node.feed(request, batch(0, 4))
@@ -144,12 +137,12 @@ def test_what_was_flushed_since_a_fetch_is_not_committed_by_its_answer() -> None
     node.begin(1, 4)
     node.flush()
     node.feed(node.only(FetchRequest), batch(0, 4))
-    (first,) = node.effects_of(AppendLog)
+    (first,) = node.effects_of(events.AppendLog)
     node.feed(node.only(FetchRequest), batch(1, 4))
-    node.step(DiskFull(is_full=True))
+    node.step(events.DiskFull(is_full=True))
     request = node.only(FetchRequest)
     assert request.fetch_offset == 0
-    node.step(WriteDone(first.token))
+    node.step(events.WriteDone(first.token))
     assert node.core.log.flushed_end == 1, "the other batch still waits for room"
     node.feed(request, hw=1)
     assert node.core.high_watermark == 0, "the leader has compared nothing yet"

@@ -12,14 +12,7 @@ import pytest
 
 from streammeta.controller.errors import NotLeaderError
 from streammeta.controller.ids import ClusterId, Epoch, NodeId
-from streammeta.controller.quorum.messages import (
-    FetchRequest,
-    QuorumError,
-    Request,
-    ResponseHeader,
-    VoteRequest,
-    VoteResponse,
-)
+from streammeta.controller.quorum import messages
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import service_handler
 from streammeta.rpc.connections import REQUEST_BYTES_MAX, client_channel
@@ -41,23 +34,23 @@ class Driver:
         self.changed = asyncio.Event()
         self.release = asyncio.Event()
 
-    async def handle(self, request: Request) -> VoteResponse:
-        if isinstance(request, FetchRequest):
+    async def handle(self, request: messages.Request) -> messages.VoteResponse:
+        if isinstance(request, messages.FetchRequest):
             self.waiting += 1
             self.changed.set()
             await self.release.wait()
             raise NotLeaderError
-        assert isinstance(request, VoteRequest)
-        header = ResponseHeader(
+        assert isinstance(request, messages.VoteRequest)
+        header = messages.ResponseHeader(
             sender=NodeId(0),
             receiver=request.header.sender.node_id,
             epoch=Epoch(1),
             leader_id=NodeId(2) if request.pre_vote else NodeId(3),
-            error=QuorumError.NONE,
+            error=messages.QuorumError.NONE,
             incarnation=request.header.incarnation,
             request_id=request.header.request_id,
         )
-        return VoteResponse(header=header, pre_vote=request.pre_vote, granted=True)
+        return messages.VoteResponse(header=header, pre_vote=request.pre_vote, granted=True)
 
 
 @asynccontextmanager

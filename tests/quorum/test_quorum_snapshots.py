@@ -8,32 +8,9 @@ import pytest
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
+from streammeta.controller.quorum import events, messages
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.events import (
-    Append,
-    ClearDamage,
-    CommitAdvanced,
-    DiskFull,
-    InstallSnapshot,
-    ReadSnapshot,
-    SnapshotChunk,
-    SnapshotInstalled,
-    SnapshotReadDone,
-    SnapshotTaken,
-    TrimLog,
-    TruncateLog,
-    WriteSnapshotChunk,
-)
 from streammeta.controller.quorum.log_view import LogStart, LostPromise
-from streammeta.controller.quorum.messages import (
-    EpochEnd,
-    FetchRequest,
-    FetchResponse,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    QuorumError,
-    VoteRequest,
-)
 from tests.quorum.core_harness import Lone, batch, log_of, voter_set
 from tests.quorum.test_quorum_replication import established
 
@@ -48,12 +25,12 @@ def trimmed_leader() -> Lone:
     """Leads epoch 1; its log begins at 4, where the older of two snapshots ends; committed is 8."""
     node = established()
     for end in (4, 6, 8):
-        node.step(Append((b"x", b"y")))
+        node.step(events.Append((b"x", b"y")))
         node.flush()
         node.fetch(1, end, 1, hw=end)
         node.fetch(2, end, 1, hw=end)
         if end < 8:
-            node.step(SnapshotTaken(snapshot(end, 1)))
+            node.step(events.SnapshotTaken(snapshot(end, 1)))
     return node
 
 
@@ -62,13 +39,13 @@ def trimmed_leader() -> Lone:
 
 def test_the_log_begins_at_the_older_of_two_snapshots() -> None:
     node = established()
-    node.step(Append((b"x", b"y")))
+    node.step(events.Append((b"x", b"y")))
     node.flush()
     node.fetch(1, 4, 1)
-    node.step(SnapshotTaken(snapshot(2, 1)))
-    assert not node.effects_of(TrimLog)
-    node.step(SnapshotTaken(snapshot(4, 1)))
-    (trim,) = node.effects_of(TrimLog)
+    node.step(events.SnapshotTaken(snapshot(2, 1)))
+    assert not node.effects_of(events.TrimLog)
+    node.step(events.SnapshotTaken(snapshot(4, 1)))
+    (trim,) = node.effects_of(events.TrimLog)
     assert (trim.start_offset, node.core.log.start_offset) == (2, 2)
     assert node.core.newest_snapshot == snapshot(4, 1)
 
@@ -76,14 +53,14 @@ def test_the_log_begins_at_the_older_of_two_snapshots() -> None:
 @pytest.mark.parametrize("wrong", [snapshot(3, 1), snapshot(2, 2), snapshot(2, 0)])
 def test_a_snapshot_of_what_is_not_committed_stops_the_process(wrong: SnapshotId) -> None:
     node = established()
-    node.step(Append((b"x",)))
+    node.step(events.Append((b"x",)))
     with pytest.raises(InvariantError):
-        node.step(SnapshotTaken(wrong))
+        node.step(events.SnapshotTaken(wrong))
 
 
 def test_an_older_snapshot_than_known_changes_nothing() -> None:
     node = trimmed_leader()
-    node.step(SnapshotTaken(snapshot(2, 1)))
+    node.step(events.SnapshotTaken(snapshot(2, 1)))
     assert not node.effects
     assert node.core.log.start_offset == 4
 
@@ -124,7 +101,7 @@ def test_a_fetch_below_the_log_gets_the_newest_snapshot(
 ) -> None:
     node = trimmed_leader()
     node.fetch(1, offset, last_epoch)
-    sent = node.sent(FetchResponse)
+    sent = node.sent(messages.FetchResponse)
     if not needs:
         assert all(response.snapshot_id is None for response in sent)
         return
@@ -136,12 +113,12 @@ def test_a_fetch_that_gets_a_snapshot_acknowledges_nothing_but_life() -> None:
     node = trimmed_leader()
     before = node.core.high_watermark
     node.fetch(1, 0, 0)
-    node.step(Append((b"x",)))
+    node.step(events.Append((b"x",)))
     node.flush()
     assert node.core.high_watermark == before
     for position in range(10):
         node.pass_time(500)
-        request = FetchSnapshotRequest(
+        request = messages.FetchSnapshotRequest(
             header=node.header(1, 1),
             snapshot_id=snapshot(6, 1),
             position=position,
@@ -154,61 +131,60 @@ def test_a_fetch_that_gets_a_snapshot_acknowledges_nothing_but_life() -> None:
 
 def test_chunks_are_read_and_sent() -> None:
     node = trimmed_leader()
-    request = FetchSnapshotRequest(
+    request = messages.FetchSnapshotRequest(
         header=node.header(1, 1), snapshot_id=snapshot(6, 1), position=5, max_bytes=10
     )
     node.receive(request)
-    (read,) = node.effects_of(ReadSnapshot)
+    (read,) = node.effects_of(events.ReadSnapshot)
     assert (read.snapshot_id, read.position, read.max_bytes) == (snapshot(6, 1), 5, 10)
-    node.step(SnapshotReadDone(read.read_id, SnapshotChunk(20, b"bytes", DIGEST)))
-    answer = node.only(FetchSnapshotResponse)
+    node.step(events.SnapshotReadDone(read.read_id, events.SnapshotChunk(20, b"bytes", DIGEST)))
+    answer = node.only(messages.FetchSnapshotResponse)
     assert (answer.position, answer.data, answer.total_bytes) == (5, b"bytes", 20)
 
 
 @pytest.mark.parametrize(
     ("position", "chunk", "error"),
     [
-        (0, None, QuorumError.SNAPSHOT_NOT_FOUND),
-        (20, SnapshotChunk(20, b"", DIGEST), QuorumError.POSITION_OUT_OF_RANGE),
-        (-1, None, QuorumError.POSITION_OUT_OF_RANGE),
+        (0, None, messages.QuorumError.SNAPSHOT_NOT_FOUND),
+        (20, events.SnapshotChunk(20, b"", DIGEST), messages.QuorumError.POSITION_OUT_OF_RANGE),
+        (-1, None, messages.QuorumError.POSITION_OUT_OF_RANGE),
     ],
 )
 def test_chunks_that_do_not_exist(
-    position: int, chunk: SnapshotChunk | None, error: QuorumError
+    position: int, chunk: events.SnapshotChunk | None, error: messages.QuorumError
 ) -> None:
     node = trimmed_leader()
     node.receive(
-        FetchSnapshotRequest(
+        messages.FetchSnapshotRequest(
             header=node.header(1, 1), snapshot_id=snapshot(6, 1), position=position, max_bytes=10
         )
     )
-    for read in node.effects_of(ReadSnapshot):
-        node.step(SnapshotReadDone(read.read_id, chunk))
-    assert node.only(FetchSnapshotResponse).header.error is error
+    for read in node.effects_of(events.ReadSnapshot):
+        node.step(events.SnapshotReadDone(read.read_id, chunk))
+    assert node.only(messages.FetchSnapshotResponse).header.error is error
 
 
 # -- downloading them
 
 
-def begun() -> tuple[Lone, FetchSnapshotRequest]:
+def begun() -> tuple[Lone, messages.FetchSnapshotRequest]:
     """A follower of node 1 in epoch 4 that was told to fetch the snapshot that ends at 6."""
     node = Lone(batches=[batch(0, 1), batch(1, 1)], state=QuorumState(Epoch(1)))
-    node.begin(1, 4)
-    node.feed(node.only(FetchRequest), snapshot_id=snapshot(6, 3))
-    return node, node.only(FetchSnapshotRequest)
+    node.feed(node.follow(1, 4), snapshot_id=snapshot(6, 3))
+    return node, node.only(messages.FetchSnapshotRequest)
 
 
 def chunk_for(
     node: Lone,
-    request: FetchSnapshotRequest,
+    request: messages.FetchSnapshotRequest,
     data: bytes,
     *,
     total: int = 8,
     digest: bytes = DIGEST,
-    error: QuorumError = QuorumError.NONE,
+    error: messages.QuorumError = messages.QuorumError.NONE,
 ) -> None:
     node.receive(
-        FetchSnapshotResponse(
+        messages.FetchSnapshotResponse(
             header=node.reply(request, leader=1, error=error),
             snapshot_id=request.snapshot_id,
             total_bytes=total,
@@ -223,19 +199,21 @@ def test_a_snapshot_is_downloaded_chunk_by_chunk_then_installed_then_fetching_go
     node, request = begun()
     assert request.position == 0
     chunk_for(node, request, b"01234")
-    assert node.effects_of(WriteSnapshotChunk) == [WriteSnapshotChunk(snapshot(6, 3), 0, b"01234")]
-    request = node.only(FetchSnapshotRequest)
+    assert node.effects_of(events.WriteSnapshotChunk) == [
+        events.WriteSnapshotChunk(snapshot(6, 3), 0, b"01234")
+    ]
+    request = node.only(messages.FetchSnapshotRequest)
     assert request.position == 5
     chunk_for(node, request, b"567")
-    (install,) = node.effects_of(InstallSnapshot)
+    (install,) = node.effects_of(events.InstallSnapshot)
     assert (install.total_bytes, install.digest) == (8, DIGEST)
     node.pass_time(10_000)
     assert not node.effects
-    node.step(SnapshotInstalled(snapshot(6, 3), voter_set(0, 1, 2, 3)))
-    assert node.effects_of(CommitAdvanced) == [CommitAdvanced(EndOffset(6))]
+    node.step(events.SnapshotInstalled(snapshot(6, 3), voter_set(0, 1, 2, 3)))
+    assert node.effects_of(events.CommitAdvanced) == [events.CommitAdvanced(EndOffset(6))]
     assert (node.core.log.start_offset, node.core.log.end_offset) == (6, 6)
     assert node.core.voters == voter_set(0, 1, 2, 3)
-    fetch = node.only(FetchRequest)
+    fetch = node.only(messages.FetchRequest)
     assert (fetch.fetch_offset, fetch.last_epoch) == (6, 3)
     node.feed(fetch, batch(6, 4), hw=7)
     assert node.core.high_watermark == 7
@@ -246,30 +224,37 @@ def test_each_chunk_keeps_the_follower_from_campaigning() -> None:
     for _ in range(7):
         node.now += 1500
         chunk_for(node, request, b"x")
-        request = node.only(FetchSnapshotRequest)
+        request = node.only(messages.FetchSnapshotRequest)
     assert node.role == "Follower"
-    assert not node.sent(VoteRequest)
+    assert not node.sent(messages.VoteRequest)
 
 
 @pytest.mark.parametrize(
     ("data", "total", "digest", "error"),
     [
-        (b"", 8, DIGEST, QuorumError.NONE),
-        (b"x", 9, DIGEST, QuorumError.NONE),
-        (b"x", 8, b"other" * 6, QuorumError.NONE),
-        (b"x" * 9, 8, DIGEST, QuorumError.NONE),
-        (b"", 0, b"", QuorumError.SNAPSHOT_NOT_FOUND),
+        (b"", 8, DIGEST, messages.QuorumError.NONE),
+        (b"x", 9, DIGEST, messages.QuorumError.NONE),
+        (b"x", 8, b"other" * 6, messages.QuorumError.NONE),
+        (b"x" * 9, 8, DIGEST, messages.QuorumError.NONE),
+        (b"", 0, b"", messages.QuorumError.SNAPSHOT_NOT_FOUND),
     ],
 )
 def test_a_chunk_of_another_file_begins_everything_anew(
-    data: bytes, total: int, digest: bytes, error: QuorumError
+    data: bytes, total: int, digest: bytes, error: messages.QuorumError
 ) -> None:
     node, request = begun()
     chunk_for(node, request, b"01")
-    chunk_for(node, node.only(FetchSnapshotRequest), data, total=total, digest=digest, error=error)
-    assert not node.effects_of(WriteSnapshotChunk)
+    chunk_for(
+        node,
+        node.only(messages.FetchSnapshotRequest),
+        data,
+        total=total,
+        digest=digest,
+        error=error,
+    )
+    assert not node.effects_of(events.WriteSnapshotChunk)
     node.pass_time(node.config.timings.retry_backoff_ms)
-    assert node.only(FetchRequest).fetch_offset == 2
+    assert node.only(messages.FetchRequest).fetch_offset == 2
 
 
 def test_a_chunk_that_does_not_come_in_time_is_asked_for_in_smaller_pieces() -> None:
@@ -277,33 +262,33 @@ def test_a_chunk_that_does_not_come_in_time_is_asked_for_in_smaller_pieces() -> 
     asked = [request.max_bytes]
     for _ in range(3):
         node.begin(1, node.core.epoch + 1)  # another epoch begins before the chunk is here
-        node.feed(node.only(FetchRequest), snapshot_id=snapshot(6, 3))
-        asked.append(node.only(FetchSnapshotRequest).max_bytes)
+        node.feed(node.only(messages.FetchRequest), snapshot_id=snapshot(6, 3))
+        asked.append(node.only(messages.FetchSnapshotRequest).max_bytes)
     whole = node.config.limits.snapshot_chunk_bytes
     assert asked == [whole, whole // 2, whole // 4, whole // 8]
-    chunk_for(node, node.only(FetchSnapshotRequest), b"0123")
-    assert node.only(FetchSnapshotRequest).max_bytes == whole // 8
+    chunk_for(node, node.only(messages.FetchSnapshotRequest), b"0123")
+    assert node.only(messages.FetchSnapshotRequest).max_bytes == whole // 8
 
 
 def test_another_leaders_file_is_never_continued() -> None:
     node, request = begun()
     chunk_for(node, request, b"01234")
-    late = node.only(FetchSnapshotRequest)
+    late = node.only(messages.FetchSnapshotRequest)
     node.begin(2, 5)
     chunk_for(node, late, b"567")
-    assert not node.effects_of(WriteSnapshotChunk)
+    assert not node.effects_of(events.WriteSnapshotChunk)
     node.begin(2, 5)
     node.pass_time(2000)
-    assert not node.effects_of(InstallSnapshot)
+    assert not node.effects_of(events.InstallSnapshot)
 
 
 def test_a_file_that_is_refused_changes_nothing() -> None:
     node, request = begun()
     chunk_for(node, request, b"01234567")
-    node.step(SnapshotInstalled(snapshot(6, 3), None))
+    node.step(events.SnapshotInstalled(snapshot(6, 3), None))
     assert (node.core.log.start_offset, node.core.log.end_offset) == (0, 2)
     node.pass_time(node.config.timings.retry_backoff_ms)
-    assert node.only(FetchRequest).fetch_offset == 2
+    assert node.only(messages.FetchRequest).fetch_offset == 2
 
 
 def test_nothing_is_written_and_nobody_campaigns_while_a_snapshot_is_installed() -> None:
@@ -311,47 +296,44 @@ def test_nothing_is_written_and_nobody_campaigns_while_a_snapshot_is_installed()
     chunk_for(node, request, b"01234567")
     node.ask_vote(2, 9, 8, 99)
     node.pass_time(60_000)
-    assert not node.sent(VoteRequest)
-    assert not node.sent(FetchRequest)
+    assert not node.sent(messages.VoteRequest)
+    assert not node.sent(messages.FetchRequest)
     assert node.core.next_deadline() is None
-    node.step(SnapshotInstalled(snapshot(6, 3), voter_set(0, 1, 2)))
-    assert node.sent(VoteRequest)
+    node.step(events.SnapshotInstalled(snapshot(6, 3), voter_set(0, 1, 2)))
+    assert node.sent(messages.VoteRequest)
 
 
 def test_a_snapshot_of_what_is_committed_here_stops_the_process() -> None:
     node = Lone()
-    node.begin(1, 4)
-    node.feed(node.only(FetchRequest), batch(0, 4), batch(1, 4), hw=2)
+    node.feed(node.follow(1, 4), batch(0, 4), batch(1, 4), hw=2)
     node.flush()
     with pytest.raises(InvariantError, match="committed"):
-        node.feed(node.only(FetchRequest), snapshot_id=snapshot(2, 4))
+        node.feed(node.only(messages.FetchRequest), snapshot_id=snapshot(2, 4))
 
 
 def test_with_a_full_disk_nothing_is_downloaded() -> None:
     """What is flushed may end below the leader's log, and what is committed beyond its snapshot."""
     node = Lone()
-    node.begin(1, 4)
-    node.feed(node.only(FetchRequest), batch(0, 4), batch(1, 4), hw=2)
-    node.step(DiskFull(is_full=True))
-    request = node.only(FetchRequest)
+    node.feed(node.follow(1, 4), batch(0, 4), batch(1, 4), hw=2)
+    node.step(events.DiskFull(is_full=True))
+    request = node.only(messages.FetchRequest)
     assert (request.fetch_offset, request.is_disk_full) == (0, True)
     node.feed(request, snapshot_id=snapshot(2, 4), hw=2)
     node.pass_time(node.config.timings.fetch_max_wait_ms)
-    assert not node.sent(FetchSnapshotRequest)
-    assert node.only(FetchRequest).is_disk_full
-    node.step(DiskFull(is_full=False))
-    assert node.only(FetchRequest).fetch_offset == 2
+    assert not node.sent(messages.FetchSnapshotRequest)
+    assert node.only(messages.FetchRequest).is_disk_full
+    node.step(events.DiskFull(is_full=False))
+    assert node.only(messages.FetchRequest).fetch_offset == 2
 
 
 def test_with_a_full_disk_a_log_that_was_not_compared_is_not_committed() -> None:
     """The leader's log begins behind what is flushed here, which may be of another history."""
     node = Lone()
-    node.begin(1, 4)
-    node.feed(node.only(FetchRequest), batch(0, 4), batch(1, 4), hw=1)
+    node.feed(node.follow(1, 4), batch(0, 4), batch(1, 4), hw=1)
     node.flush()
     node.begin(2, 5)
-    node.step(DiskFull(is_full=True))
-    request = node.only(FetchRequest)
+    node.step(events.DiskFull(is_full=True))
+    request = node.only(messages.FetchRequest)
     assert (request.fetch_offset, node.core.high_watermark) == (2, 1)
     node.feed(request, snapshot_id=snapshot(4, 5), hw=6)
     assert node.core.high_watermark == 1
@@ -370,11 +352,11 @@ def damaged(promised: int = 4, epoch: int = 3) -> Lone:
 
 def test_a_damaged_replica_neither_votes_nor_campaigns_but_asks_for_the_leader() -> None:
     node = damaged()
-    asked = len(node.sent(FetchRequest))
+    asked = len(node.sent(messages.FetchRequest))
     for _ in range(20):
         node.pass_time(1000)
-        asked += len(node.sent(FetchRequest))
-        assert not node.sent(VoteRequest)
+        asked += len(node.sent(messages.FetchRequest))
+        assert not node.sent(messages.VoteRequest)
     assert asked > 5
     assert not node.ask_vote(1, 9, 8, 99)
     assert not node.ask_vote(2, 9, 8, 99, pre_vote=True)
@@ -387,56 +369,55 @@ def test_a_damaged_leader_steps_aside() -> None:
     for _ in range(10):
         node.pass_time(1000)
         node.flush()
-        assert not node.sent(VoteRequest)
+        assert not node.sent(messages.VoteRequest)
     assert node.role == "Unattached"
 
 
 def test_it_votes_again_once_what_it_promised_in_this_epoch_is_back() -> None:
     node = damaged(promised=4, epoch=3)
-    node.begin(1, 3)
-    node.feed(node.only(FetchRequest), batch(2, 3), hw=3)
+    node.feed(node.follow(1, 3), batch(2, 3), hw=3)
     node.flush()
-    node.feed(node.only(FetchRequest), hw=3)
+    node.feed(node.only(messages.FetchRequest), hw=3)
     assert node.core.is_repairing
-    node.feed(node.only(FetchRequest), batch(3, 3), hw=4)
+    node.feed(node.only(messages.FetchRequest), batch(3, 3), hw=4)
     assert node.core.is_repairing  # not flushed yet
     node.flush()
-    node.feed(node.only(FetchRequest), hw=4)
-    assert node.effects_of(ClearDamage)
+    node.feed(node.only(messages.FetchRequest), hw=4)
+    assert node.effects_of(events.ClearDamage)
     assert not node.core.is_repairing
     assert node.ask_vote(2, 9, 8, 99)
 
 
 def test_it_votes_again_once_all_that_was_committed_before_a_later_epoch_is_back() -> None:
     node = damaged(promised=40, epoch=3)
-    node.begin(1, 5)
-    node.feed(node.only(FetchRequest), batch(2, 4), hw=2)
+    node.feed(node.follow(1, 5), batch(2, 4), hw=2)
     node.flush()
-    node.feed(node.only(FetchRequest), batch(3, 5), hw=3)
+    node.feed(node.only(messages.FetchRequest), batch(3, 5), hw=3)
     node.flush()
-    node.feed(node.only(FetchRequest), hw=3)
+    node.feed(node.only(messages.FetchRequest), hw=3)
     assert node.core.is_repairing  # the leader has committed nothing of its epoch
-    node.feed(node.only(FetchRequest), hw=4)
+    node.feed(node.only(messages.FetchRequest), hw=4)
     assert not node.core.is_repairing
 
 
 def test_a_snapshot_repairs_too() -> None:
     node = damaged(promised=4, epoch=3)
-    node.begin(1, 5)
-    node.feed(node.only(FetchRequest), snapshot_id=snapshot(9, 5))
-    chunk_for(node, node.only(FetchSnapshotRequest), b"01234567")
-    node.step(SnapshotInstalled(snapshot(9, 5), voter_set(0, 1, 2)))
-    node.feed(node.only(FetchRequest), hw=9)
+    node.feed(node.follow(1, 5), snapshot_id=snapshot(9, 5))
+    chunk_for(node, node.only(messages.FetchSnapshotRequest), b"01234567")
+    node.step(events.SnapshotInstalled(snapshot(9, 5), voter_set(0, 1, 2)))
+    node.feed(node.only(messages.FetchRequest), hw=9)
     assert not node.core.is_repairing
 
 
 def test_the_log_cannot_be_cut_below_an_installed_snapshot() -> None:
     node, request = begun()
     chunk_for(node, request, b"01234567")
-    node.step(SnapshotInstalled(snapshot(6, 3), voter_set(0, 1, 2)))
+    node.step(events.SnapshotInstalled(snapshot(6, 3), voter_set(0, 1, 2)))
     with pytest.raises(InvariantError, match="committed"):
-        node.feed(node.only(FetchRequest), diverging=EpochEnd(Epoch(2), EndOffset(5)))
-    assert not node.effects_of(TruncateLog)
+        node.feed(
+            node.only(messages.FetchRequest), diverging=messages.EpochEnd(Epoch(2), EndOffset(5))
+        )
+    assert not node.effects_of(events.TruncateLog)
 
 
 def test_a_directory_that_joined_has_no_voters_before_it_fetched() -> None:

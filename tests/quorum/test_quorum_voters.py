@@ -8,13 +8,7 @@ import pytest
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import DirectoryId, EndOffset, Epoch, NodeId
-from streammeta.controller.quorum.messages import (
-    Batch,
-    BatchKind,
-    encode_leader_change,
-    encode_voters,
-    voters_named_by,
-)
+from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet, majority
 
 
@@ -60,15 +54,15 @@ def test_a_node_votes_once_in_a_set() -> None:
         voters(1, 2).added(voter(2, "new"))
 
 
-def control(base: int, *payloads: bytes) -> Batch:
-    return Batch(EndOffset(base), Epoch(1), BatchKind.CONTROL, payloads)
+def control(base: int, *payloads: bytes) -> messages.Batch:
+    return messages.Batch(EndOffset(base), Epoch(1), messages.BatchKind.CONTROL, payloads)
 
 
 def test_voters_survive_their_record() -> None:
     named = VoterSet((voter(1), voter(2, None)))
-    change = encode_leader_change(NodeId(1), named, [NodeId(1)])
-    assert voters_named_by(control(0, change, encode_voters(named))) == named
-    assert voters_named_by(control(0, change)) is None
+    change = messages.encode_leader_change(NodeId(1), named, [NodeId(1)])
+    assert messages.voters_named_by(control(0, change, messages.encode_voters(named))) == named
+    assert messages.voters_named_by(control(0, change)) is None
 
 
 @pytest.mark.parametrize(
@@ -76,7 +70,7 @@ def test_voters_survive_their_record() -> None:
 )
 def test_a_record_that_cannot_be_read_is_not_passed_over(payload: bytes) -> None:
     with pytest.raises(InvariantError, match="offset 7"):
-        voters_named_by(control(7, payload))
+        messages.voters_named_by(control(7, payload))
 
 
 def test_the_set_in_force_is_the_last_one_in_the_log() -> None:

@@ -10,33 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
-from streammeta.controller.quorum.messages import (
-    Batch,
-    BatchKind,
-    BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
-    EndQuorumEpochRequest,
-    EndQuorumEpochResponse,
-    EpochEnd,
-    FetchRequest,
-    FetchResponse,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    QuorumError,
-    Request,
-    RequestHeader,
-    Response,
-    ResponseHeader,
-    UpdateVoterRequest,
-    UpdateVoterResponse,
-    VoteRequest,
-    VoteResponse,
-)
+from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.rpc.quorum_wire import EXCHANGES, BadMessageError, batch_to_pb
 from streammeta.v1 import quorum_pb2 as pb
 
-ASK = RequestHeader(
+ASK = messages.RequestHeader(
     cluster_id=ClusterId("c"),
     sender=ReplicaKey(NodeId(0), DirectoryId("d")),
     receiver=ReplicaKey(NodeId(2)),
@@ -45,23 +24,23 @@ ASK = RequestHeader(
     request_id=9,
     is_founder=True,
 )
-ANSWER = ResponseHeader(
+ANSWER = messages.ResponseHeader(
     sender=NodeId(2),
     receiver=NodeId(0),
     epoch=Epoch(5),
     leader_id=None,
-    error=QuorumError.NOT_LEADER,
+    error=messages.QuorumError.NOT_LEADER,
     incarnation=3,
     request_id=9,
 )
-GOOD = dataclasses.replace(ANSWER, error=QuorumError.NONE, leader_id=NodeId(2))
-BATCH = Batch(EndOffset(7), Epoch(5), BatchKind.DATA, (b"a", b"", b"bc"))
-NEXT = Batch(EndOffset(10), Epoch(6), BatchKind.CONTROL, (b"{}",))
+GOOD = dataclasses.replace(ANSWER, error=messages.QuorumError.NONE, leader_id=NodeId(2))
+BATCH = messages.Batch(EndOffset(7), Epoch(5), messages.BatchKind.DATA, (b"a", b"", b"bc"))
+NEXT = messages.Batch(EndOffset(10), Epoch(6), messages.BatchKind.CONTROL, (b"{}",))
 SNAPSHOT = SnapshotId(EndOffset(70), Epoch(4))
-FETCHED = FetchResponse(
+FETCHED = messages.FetchResponse(
     header=GOOD, high_watermark=EndOffset(6), log_start_offset=EndOffset(2), read_round=3
 )
-CHUNK = FetchSnapshotResponse(
+CHUNK = messages.FetchSnapshotResponse(
     header=GOOD,
     snapshot_id=SNAPSHOT,
     total_bytes=10,
@@ -70,11 +49,11 @@ CHUNK = FetchSnapshotResponse(
     digest=bytes(range(32)),
 )
 
-REQUESTS: list[Request] = [
-    VoteRequest(header=ASK, pre_vote=True, last_epoch=Epoch(4), end_offset=EndOffset(7)),
-    BeginQuorumEpochRequest(header=ASK),
-    EndQuorumEpochRequest(header=ASK, preferred_successors=(ASK.sender, ASK.receiver)),
-    FetchRequest(
+REQUESTS: list[messages.Request] = [
+    messages.VoteRequest(header=ASK, pre_vote=True, last_epoch=Epoch(4), end_offset=EndOffset(7)),
+    messages.BeginQuorumEpochRequest(header=ASK),
+    messages.EndQuorumEpochRequest(header=ASK, preferred_successors=(ASK.sender, ASK.receiver)),
+    messages.FetchRequest(
         header=ASK,
         fetch_offset=EndOffset(7),
         last_epoch=Epoch(4),
@@ -85,46 +64,48 @@ REQUESTS: list[Request] = [
         answered_request_id=5,
         is_disk_full=True,
     ),
-    FetchSnapshotRequest(
+    messages.FetchSnapshotRequest(
         header=ASK, snapshot_id=SNAPSHOT, position=0, max_bytes=1 << 20, answered_request_id=6
     ),
-    UpdateVoterRequest(header=ASK, voter=Voter(ASK.sender, "[::1]:9091")),
+    messages.UpdateVoterRequest(header=ASK, voter=Voter(ASK.sender, "[::1]:9091")),
 ]
-RESPONSES: list[Response] = [
-    VoteResponse(header=ANSWER, pre_vote=False, granted=True),
-    BeginQuorumEpochResponse(header=GOOD),
-    EndQuorumEpochResponse(header=ANSWER),
+RESPONSES: list[messages.Response] = [
+    messages.VoteResponse(header=ANSWER, pre_vote=False, granted=True),
+    messages.BeginQuorumEpochResponse(header=GOOD),
+    messages.EndQuorumEpochResponse(header=ANSWER),
     FETCHED,
-    dataclasses.replace(FETCHED, diverging=EpochEnd(Epoch(0), EndOffset(0))),
+    dataclasses.replace(FETCHED, diverging=messages.EpochEnd(Epoch(0), EndOffset(0))),
     dataclasses.replace(FETCHED, snapshot_id=SNAPSHOT),
     dataclasses.replace(FETCHED, batches=(BATCH, NEXT)),
     CHUNK,
-    FetchSnapshotResponse(
-        header=dataclasses.replace(GOOD, error=QuorumError.SNAPSHOT_NOT_FOUND),
+    messages.FetchSnapshotResponse(
+        header=dataclasses.replace(GOOD, error=messages.QuorumError.SNAPSHOT_NOT_FOUND),
         snapshot_id=SNAPSHOT,
     ),
-    UpdateVoterResponse(header=GOOD),
+    messages.UpdateVoterResponse(header=GOOD),
 ]
 _ANSWERED_BY = {
-    VoteResponse: VoteRequest,
-    BeginQuorumEpochResponse: BeginQuorumEpochRequest,
-    EndQuorumEpochResponse: EndQuorumEpochRequest,
-    FetchResponse: FetchRequest,
-    FetchSnapshotResponse: FetchSnapshotRequest,
-    UpdateVoterResponse: UpdateVoterRequest,
+    messages.VoteResponse: messages.VoteRequest,
+    messages.BeginQuorumEpochResponse: messages.BeginQuorumEpochRequest,
+    messages.EndQuorumEpochResponse: messages.EndQuorumEpochRequest,
+    messages.FetchResponse: messages.FetchRequest,
+    messages.FetchSnapshotResponse: messages.FetchSnapshotRequest,
+    messages.UpdateVoterResponse: messages.UpdateVoterRequest,
 }
 
 
-def encoded(message: Request | Response) -> Message:
-    if isinstance(message, Request):
+def encoded(message: messages.Request | messages.Response) -> Message:
+    if isinstance(message, messages.Request):
         return EXCHANGES[type(message)].request_to_pb(message)
     return EXCHANGES[_ANSWERED_BY[type(message)]].response_to_pb(message, "h:1")
 
 
-def decoded(message: Request | Response, wire: Message) -> Request | Response:
+def decoded(
+    message: messages.Request | messages.Response, wire: Message
+) -> messages.Request | messages.Response:
     """Read `wire` as a message of the same kind as `message`."""
-    result: Request | Response
-    if isinstance(message, Request):
+    result: messages.Request | messages.Response
+    if isinstance(message, messages.Request):
         result = EXCHANGES[type(message)].request_from_pb(wire)
     else:
         result = EXCHANGES[_ANSWERED_BY[type(message)]].response_from_pb(wire)
@@ -140,19 +121,19 @@ def test_every_kind_of_message_is_tried() -> None:
 
 
 @pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
-def test_a_message_is_unchanged_by_the_wire(message: Request | Response) -> None:
+def test_a_message_is_unchanged_by_the_wire(message: messages.Request | messages.Response) -> None:
     wire = encoded(message)
     assert decoded(message, type(wire).FromString(wire.SerializeToString())) == message
 
 
-@pytest.mark.parametrize("error", QuorumError)
-def test_the_contract_names_every_error(error: QuorumError) -> None:
+@pytest.mark.parametrize("error", messages.QuorumError)
+def test_the_contract_names_every_error(error: messages.QuorumError) -> None:
     assert pb.QuorumError.Name(pb.QuorumError.ValueType(error)) == f"QUORUM_ERROR_{error.name}"
 
 
 def test_the_leaders_endpoint_goes_with_its_id_alone() -> None:
-    named = encoded(VoteResponse(header=GOOD, pre_vote=False, granted=False))
-    unnamed = encoded(VoteResponse(header=ANSWER, pre_vote=False, granted=False))
+    named = encoded(messages.VoteResponse(header=GOOD, pre_vote=False, granted=False))
+    unnamed = encoded(messages.VoteResponse(header=ANSWER, pre_vote=False, granted=False))
     assert isinstance(named, pb.VoteResponse)
     assert isinstance(unnamed, pb.VoteResponse)
     assert (named.header.leader_id, named.header.leader_endpoint) == (2, "h:1")
@@ -188,13 +169,13 @@ def test_payloads_are_covered_with_their_lengths() -> None:
         dataclasses.replace(NEXT, epoch=Epoch(4)),
     ],
 )
-def test_batches_that_do_not_continue_each_other_are_refused(second: Batch) -> None:
+def test_batches_that_do_not_continue_each_other_are_refused(second: messages.Batch) -> None:
     with pytest.raises(BadMessageError, match="does not continue"):
         decoded(FETCHED, _message_with(BATCH, second))
 
 
 def test_an_empty_batch_is_refused() -> None:
-    empty = Batch(EndOffset(7), Epoch(5), BatchKind.DATA, ())
+    empty = messages.Batch(EndOffset(7), Epoch(5), messages.BatchKind.DATA, ())
     with pytest.raises(BadMessageError, match="empty"):
         decoded(FETCHED, _message_with(empty))
 
@@ -231,7 +212,7 @@ def test_an_empty_batch_is_refused() -> None:
     ],
 )
 def test_a_field_out_of_its_range_is_refused_by_name(
-    message: Request | Response, field: str, value: object
+    message: messages.Request | messages.Response, field: str, value: object
 ) -> None:
     wire = encoded(message)
     *path, name = field.split(".")
@@ -259,7 +240,7 @@ def test_an_answer_says_one_thing_at_a_time() -> None:
 )
 @example(message=FETCHED, changes=[(0, 0)])
 def test_bytes_changed_on_the_way_are_a_message_or_refused(
-    message: Request | Response, changes: list[tuple[int, int]]
+    message: messages.Request | messages.Response, changes: list[tuple[int, int]]
 ) -> None:
     """Whatever arrives, the translation ends in a value or in BadMessageError, never otherwise."""
     wire = bytearray(encoded(message).SerializeToString())
@@ -271,7 +252,9 @@ def test_bytes_changed_on_the_way_are_a_message_or_refused(
 
 @settings(max_examples=60)
 @given(message=st.sampled_from(ALL), wire=st.binary(max_size=200))
-def test_any_bytes_are_a_message_or_refused(message: Request | Response, wire: bytes) -> None:
+def test_any_bytes_are_a_message_or_refused(
+    message: messages.Request | messages.Response, wire: bytes
+) -> None:
     _read_or_refuse(message, wire)
 
 
@@ -311,7 +294,7 @@ def test_any_fetch_answer_is_refused_or_sound(
         _read_or_refuse(FETCHED, part.SerializeToString())
 
 
-def _read_or_refuse(message: Request | Response, wire: bytes) -> None:
+def _read_or_refuse(message: messages.Request | messages.Response, wire: bytes) -> None:
     try:
         parsed = type(encoded(message)).FromString(wire)
     except DecodeError:
@@ -324,7 +307,7 @@ def _read_or_refuse(message: Request | Response, wire: bytes) -> None:
     assert _numbers_are_sound(value)
 
 
-def _numbers_are_sound(value: Request | Response) -> bool:
+def _numbers_are_sound(value: messages.Request | messages.Response) -> bool:
     """No offset, epoch or size of an accepted message is negative."""
     ignored = {"incarnation", "request_id"}
 
@@ -339,7 +322,7 @@ def _numbers_are_sound(value: Request | Response) -> bool:
     return walk(value)
 
 
-def _message_with(*batches: Batch) -> pb.FetchResponse:
+def _message_with(*batches: messages.Batch) -> pb.FetchResponse:
     message = encoded(FETCHED)
     assert isinstance(message, pb.FetchResponse)
     message.batches.extend(map(batch_to_pb, batches))
