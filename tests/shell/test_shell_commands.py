@@ -207,7 +207,7 @@ def test_completion_offers(line: str, texts: list[str]) -> None:
 
 def test_completed_line_finds_what_was_offered() -> None:
     for found in suggestions(state_in(), "cat /odd/a"):
-        line = "cat /odd/a"[: -found.replaced_length] + found.text
+        line = "cat /odd/a"[: found.start_position] + found.text
 
         assert problems(line) == []
 

@@ -6,6 +6,7 @@ A call may reach a controller more than once, which the contract allows for all 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -75,7 +76,7 @@ class ControllerClient(BlockingClient):
 
     def __init__(self, endpoints: Sequence[str], timeout_s: float = DEADLINE_S) -> None:
         super().__init__(endpoints, _REPEATED, waits_for_cluster=False)
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
 
     def call(
         self,
@@ -93,7 +94,7 @@ class ControllerClient(BlockingClient):
             return method(channel)(request, timeout=seconds_left)
 
         try:
-            return self.call_leader(send, self._timeout_s)
+            return self.call_leader(send, self.timeout_s)
         except LeaderCallError as error:
             raise _explained(error) from error
 
@@ -137,9 +138,11 @@ def _claim_text(asked: str, leader: str, tried: Mapping[str, RpcFailure]) -> str
 
 
 def parse_endpoints(
-    _context: click.Context, _parameter: click.Parameter, value: str
-) -> tuple[str, ...]:
-    """Read HOST:PORT,HOST:PORT... for an option `--connect`; click's callback."""
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> tuple[str, ...] | None:
+    """Read HOST:PORT,HOST:PORT... for an option `--connect`; click's callback. None stays None."""
+    if value is None:
+        return None
     endpoints = tuple(part.strip() for part in value.split(","))
     for endpoint in endpoints:
         try:
@@ -149,28 +152,22 @@ def parse_endpoints(
     return endpoints
 
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Command = Callable[..., None]
+"""A command's function; click calls it with arguments by name."""
+
+connect_option = click.option(
+    "--connect",
+    required=True,
+    envvar="STREAMMETA_CONNECT",
+    show_envvar=True,
+    metavar="HOST:PORT[,HOST:PORT...]",
+    callback=parse_endpoints,
+    help="Some controllers of the cluster; the leader is found from there.",
+)
+"""Adds `--connect`: argument `connect: tuple[str, ...]`, at least one `host:port`."""
 
 
-def connection_options(command: Decorated) -> Decorated:
-    """Add `--connect` and `--timeout`: arguments `connect: tuple[str, ...]`, `timeout_s: float`."""
-    return connect_option(timeout_option(DEADLINE_S)(command))
-
-
-def connect_option(command: Decorated) -> Decorated:
-    """Add `--connect`: argument `connect: tuple[str, ...]`, at least one `host:port`."""
-    return click.option(
-        "--connect",
-        required=True,
-        envvar="STREAMMETA_CONNECT",
-        show_envvar=True,
-        metavar="HOST:PORT[,HOST:PORT...]",
-        callback=parse_endpoints,
-        help="Some controllers of the cluster; the leader is found from there.",
-    )(command)
-
-
-def timeout_option(default_s: float) -> Callable[[Decorated], Decorated]:
+def timeout_option(default_s: float) -> Callable[[Command], Command]:
     """Return a decorator that adds `--timeout`: argument `timeout_s: float`, above 0."""
     return click.option(
         "--timeout",
@@ -181,3 +178,22 @@ def timeout_option(default_s: float) -> Callable[[Decorated], Decorated]:
         metavar="SECONDS",
         help="Time limit of a call.",
     )
+
+
+def connection_options(default_s: float = DEADLINE_S) -> Callable[[Command], Command]:
+    """Return a decorator that adds `--connect` and `--timeout`."""
+    return lambda command: connect_option(timeout_option(default_s)(command))
+
+
+def with_client(default_s: float = DEADLINE_S) -> Callable[[Command], Command]:
+    """Return a decorator that adds `--connect` and `--timeout`: argument `client`, open."""
+
+    def decorated(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(*, connect: tuple[str, ...], timeout_s: float, **others: Any) -> None:
+            with ControllerClient(connect, timeout_s) as client:
+                command(client=client, **others)
+
+        return connection_options(default_s)(run)
+
+    return decorated

@@ -19,8 +19,8 @@ import click
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from streammeta.cli.client import CallError, ControllerClient, connect_option, timeout_option
-from streammeta.cli.output import CommandError, OutputFormat, command_output, format_option
+from streammeta.cli.client import CallError, ControllerClient, connection_options
+from streammeta.cli.output import CommandError, Output, with_output
 from streammeta.cli.quorum_views import QuorumViews, gather_views, leaders_view, live_observers
 from streammeta.rpc.connections import operator_channel
 from streammeta.rpc.failures import RpcFailure, read_failure
@@ -40,21 +40,20 @@ SERVICES = ("serving", "leader")
     help="serving: it answers requests; leader: it leads and takes writes.",
 )
 @click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds to wait.")
-@format_option
-def health(connect: str, service: str, timeout_s: float, output_format: OutputFormat) -> None:
+@with_output
+def health(connect: str, service: str, timeout_s: float, output: Output) -> None:
     """Exit 0 if a controller is healthy, 1 if not.
 
     \b
     Example:
       streammeta health --connect 127.0.0.1:9090 --service leader
     """
-    with command_output(output_format) as output:
-        status = _health_of(connect, service, timeout_s)
-        if status != "SERVING":
-            raise CommandError(
-                status, f"{connect} answers {status} for {service}", "see the controller's log"
-            )
-        output.summary({"endpoint": connect, "service": service, "status": status})
+    status = _health_of(connect, service, timeout_s)
+    if status != "SERVING":
+        raise CommandError(
+            status, f"{connect} answers {status} for {service}", "see the controller's log"
+        )
+    output.summary({"endpoint": connect, "service": service, "status": status})
 
 
 def _health_of(endpoint: str, service: str, timeout_s: float) -> str:
@@ -297,10 +296,9 @@ def cluster() -> None:
 
 
 @cluster.command("hash")
-@connect_option
-@timeout_option(HASH_TIMEOUT_S)
-@format_option
-def hash_command(connect: tuple[str, ...], timeout_s: float, output_format: OutputFormat) -> None:
+@connection_options(HASH_TIMEOUT_S)
+@with_output
+def hash_command(connect: tuple[str, ...], timeout_s: float, output: Output) -> None:
     """Compare the maps of all members at one offset of the log; exit 1 unless all are equal.
 
     Asks the leader's voters and the controllers that --connect names, while writes go on. The state
@@ -311,21 +309,20 @@ def hash_command(connect: tuple[str, ...], timeout_s: float, output_format: Outp
     Example:
       streammeta cluster hash --connect 127.0.0.1:9091,127.0.0.1:9092
     """
-    with command_output(output_format) as output:
-        compared = compare_members(connect, timeout_s)
-        problem = _problem(compared)
-        output.summary(
-            {
-                "cluster_id": compared.cluster_id,
-                "at_offset": compared.at_offset,
-                "verdict": "ok" if problem is None else problem.code,
-            }
-        )
-        output.note("")
-        output.rows("members", _COLUMNS, _rows(compared))
-        if problem is not None:
-            problem.details = output.collected
-            raise problem
+    compared = compare_members(connect, timeout_s)
+    problem = _problem(compared)
+    output.summary(
+        {
+            "cluster_id": compared.cluster_id,
+            "at_offset": compared.at_offset,
+            "verdict": "ok" if problem is None else problem.code,
+        }
+    )
+    output.note("")
+    output.rows("members", _COLUMNS, _rows(compared))
+    if problem is not None:
+        problem.details = output.collected
+        raise problem
 
 
 def _rows(compared: Comparison) -> Iterator[tuple[object, ...]]:

@@ -15,7 +15,7 @@ import click
 
 from streammeta.cli.client import connection_options
 from streammeta.cli.node_command import NODE_ID_MAX
-from streammeta.cli.output import ByteCount, Duration, OutputFormat, command_output, format_option
+from streammeta.cli.output import ByteCount, Duration, Output, with_output
 
 if TYPE_CHECKING:
     from streammeta.client.compaction.config import CompactionConfig
@@ -109,7 +109,7 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     for option in reversed(_OPTIONS):
         with_request = option(with_request)
-    return connection_options(with_request)
+    return connection_options()(with_request)
 
 
 _OPTIONS = (
@@ -217,14 +217,14 @@ def compact() -> None:
     metavar="DURATION",
     help="Do it again and again, so long after one another, until SIGTERM or Ctrl-C.",
 )
-@format_option
+@with_output
 def run_command(
     *,
     request: CompactionRequest,
     stream_objects: bool,
     once: bool,
     interval_ms: int | None,
-    output_format: OutputFormat,
+    output: Output,
 ) -> None:
     """Compact the set objects of some nodes.
 
@@ -239,19 +239,18 @@ def run_command(
     """
     if once and interval_ms is not None:
         raise click.UsageError("give --once or --interval, not both")
-    with command_output(output_format) as output:
-        from streammeta.cli.compaction_run import run  # numpy and boto3 load slowly
+    from streammeta.cli.compaction_run import run  # numpy and boto3 load slowly
 
-        try:
-            asyncio.run(run(request, interval_ms, output, stream_objects=stream_objects))
-        except asyncio.CancelledError:
-            raise click.Abort from None
+    try:
+        asyncio.run(run(request, interval_ms, output, stream_objects=stream_objects))
+    except asyncio.CancelledError:
+        raise click.Abort from None
 
 
 @compact.command("plan")
 @request_options
-@format_option
-def plan_command(*, request: CompactionRequest, output_format: OutputFormat) -> None:
+@with_output
+def plan_command(*, request: CompactionRequest, output: Output) -> None:
     """Say what a compaction would do now, and what it would save. Changes nothing.
 
     Reads the indexes of the set objects that would be compacted. Metadata is counted as bytes of a
@@ -262,7 +261,6 @@ def plan_command(*, request: CompactionRequest, output_format: OutputFormat) -> 
     Example:
       streammeta compact plan --connect 127.0.0.1:9091 --store file:///data --node 7
     """
-    with command_output(output_format) as output:
-        from streammeta.cli.compaction_run import plan
+    from streammeta.cli.compaction_run import plan
 
-        asyncio.run(plan(request, output))
+    asyncio.run(plan(request, output))

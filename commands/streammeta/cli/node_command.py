@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import click
 
-from streammeta.cli.client import ControllerClient, connection_options
-from streammeta.cli.output import CommandError, OutputFormat, command_output, format_option
+from streammeta.cli.client import ControllerClient, with_client
+from streammeta.cli.output import CommandError, Output, with_output
 from streammeta.client.errors import code_name
+from streammeta.shell.documents import field_value
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.nodes_pb2_grpc import NodeServiceStub
 from streammeta.v1.streams_pb2_grpc import StreamServiceStub
@@ -17,20 +18,12 @@ from streammeta.v1.streams_pb2_grpc import StreamServiceStub
 NODE_ID_MAX = 2**31 - 1
 PAGE_SIZE = 10_000
 
-_NODE_COLUMNS = (
-    *(
-        "node_id",
-        "node_epoch",
-        "state",
-        "supervised",
-        "locked",
-        "departed",
-        "failover",
-        "recovered_by",
-        "compacted_by",
-    ),
-    *("has_opening_streams", "pending_uploads", "stream_set_objects"),
+_NODE_FIELDS = (
+    *("node_id", "node_epoch", "state", "supervised", "locked", "departed", "failover"),
+    *("recovered_by", "compacted_by", "has_opening_streams"),
+    *("pending_upload_count", "stream_set_object_count"),
 )
+_NODE_COLUMNS = (*_NODE_FIELDS[:-2], "pending_uploads", "stream_set_objects")
 _UPLOAD_COLUMNS = ("stream_id", "start_offset", "end_offset")
 _HINTS = {
     common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST: (
@@ -64,49 +57,25 @@ def node() -> None:
 
 
 @node.command("list")
-@connection_options
-@format_option
-def list_command(connect: tuple[str, ...], timeout_s: float, output_format: OutputFormat) -> None:
+@with_client()
+@with_output
+def list_command(client: ControllerClient, output: Output) -> None:
     """List the nodes: state, nodes that recover or compact for them, and their set objects.
 
     \b
     Example:
       streammeta node list --connect 127.0.0.1:9091
     """
-    with command_output(output_format) as output, ControllerClient(connect, timeout_s) as client:
-        found = _get_nodes(client, nodes_pb2.GetNodesRequest())
-        output.rows("nodes", _NODE_COLUMNS, map(_node_row, found))
-
-
-def _node_row(described: nodes_pb2.NodeDescription) -> tuple[object, ...]:
-    return (
-        described.node_id,
-        described.node_epoch,
-        _state_name(described.state),
-        described.supervised,
-        described.locked,
-        described.departed,
-        described.failover,
-        described.recovered_by if described.HasField("recovered_by") else None,
-        described.compacted_by if described.HasField("compacted_by") else None,
-        described.has_opening_streams,
-        described.pending_upload_count,
-        described.stream_set_object_count,
-    )
-
-
-def _state_name(state: nodes_pb2.NodeState.ValueType) -> str:
-    known = nodes_pb2.NodeState.DESCRIPTOR.values_by_number.get(state)
-    return str(state) if known is None else known.name.removeprefix("NODE_STATE_")
+    found = _get_nodes(client, nodes_pb2.GetNodesRequest())
+    rows = [[field_value(each, field) for field in _NODE_FIELDS] for each in found]
+    output.rows("nodes", _NODE_COLUMNS, rows)
 
 
 @node.command()
-@connection_options
+@with_client()
 @node_id_option
-@format_option
-def lock(
-    connect: tuple[str, ...], timeout_s: float, node_id: int, output_format: OutputFormat
-) -> None:
+@with_output
+def lock(client: ControllerClient, node_id: int, output: Output) -> None:
     """Keep other nodes from opening the streams that a node owned last.
 
     For a broker whose disk comes back: nobody takes its streams over meanwhile. Its closed streams
@@ -116,44 +85,38 @@ def lock(
     Example:
       streammeta node lock --connect 127.0.0.1:9091 --node-id 1007
     """
-    with command_output(output_format) as output, ControllerClient(connect, timeout_s) as client:
-        locked = client.call(
-            lambda channel: NodeServiceStub(channel).LockNode,
-            nodes_pb2.LockNodeRequest(request_id=_new_id(), node_id=node_id),
-        )
-        _require(locked.error, node_id)
-        output.summary({"node_id": node_id, "locked": True})
+    locked = client.call(
+        lambda channel: NodeServiceStub(channel).LockNode,
+        nodes_pb2.LockNodeRequest(request_id=_new_id(), node_id=node_id),
+    )
+    _require(locked.error, node_id)
+    output.summary({"node_id": node_id, "locked": True})
 
 
 @node.command()
-@connection_options
+@with_client()
 @node_id_option
-@format_option
-def unlock(
-    connect: tuple[str, ...], timeout_s: float, node_id: int, output_format: OutputFormat
-) -> None:
+@with_output
+def unlock(client: ControllerClient, node_id: int, output: Output) -> None:
     """Undo `streammeta node lock`.
 
     \b
     Example:
       streammeta node unlock --connect 127.0.0.1:9091 --node-id 1007
     """
-    with command_output(output_format) as output, ControllerClient(connect, timeout_s) as client:
-        unlocked = client.call(
-            lambda channel: NodeServiceStub(channel).UnlockNode,
-            nodes_pb2.UnlockNodeRequest(request_id=_new_id(), node_id=node_id),
-        )
-        _require(unlocked.error, node_id)
-        output.summary({"node_id": node_id, "locked": False})
+    unlocked = client.call(
+        lambda channel: NodeServiceStub(channel).UnlockNode,
+        nodes_pb2.UnlockNodeRequest(request_id=_new_id(), node_id=node_id),
+    )
+    _require(unlocked.error, node_id)
+    output.summary({"node_id": node_id, "locked": False})
 
 
 @node.command()
-@connection_options
+@with_client()
 @node_id_option
-@format_option
-def unregister(
-    connect: tuple[str, ...], timeout_s: float, node_id: int, output_format: OutputFormat
-) -> None:
+@with_output
+def unregister(client: ControllerClient, node_id: int, output: Output) -> None:
     """Forget a node that has left for good and owns nothing any more.
 
     While it holds set objects it stays in the list as departed, until they are compacted. Refused
@@ -163,28 +126,27 @@ def unregister(
     Example:
       streammeta node unregister --connect 127.0.0.1:9091 --node-id 1007
     """
-    with command_output(output_format) as output, ControllerClient(connect, timeout_s) as client:
-        described = _get_node(client, node_id)
-        done = client.call(
-            lambda channel: NodeServiceStub(channel).UnregisterNode,
-            nodes_pb2.UnregisterNodeRequest(
-                request_id=_new_id(),
-                node=common_pb2.NodeIdentity(node_id=node_id, node_epoch=described.node_epoch),
-            ),
-        )
-        _require(done.error, node_id)
-        left = _get_nodes(client, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
-        output.summary(
-            {
-                "node_id": node_id,
-                "departed": any(each.departed for each in left),
-                "stream_set_objects": sum(each.stream_set_object_count for each in left),
-            }
-        )
+    described = _get_node(client, node_id)
+    done = client.call(
+        lambda channel: NodeServiceStub(channel).UnregisterNode,
+        nodes_pb2.UnregisterNodeRequest(
+            request_id=_new_id(),
+            node=common_pb2.NodeIdentity(node_id=node_id, node_epoch=described.node_epoch),
+        ),
+    )
+    _require(done.error, node_id)
+    left = _get_nodes(client, nodes_pb2.GetNodesRequest(node_ids=[node_id]))
+    output.summary(
+        {
+            "node_id": node_id,
+            "departed": any(each.departed for each in left),
+            "stream_set_objects": sum(each.stream_set_object_count for each in left),
+        }
+    )
 
 
 @node.command()
-@connection_options
+@with_client()
 @node_id_option
 @click.option(
     "--stream",
@@ -194,15 +156,14 @@ def unregister(
     help="Only of this stream; may be repeated.  [default: all it owes]",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be given up, and change nothing.")
-@format_option
+@with_output
 def abandon(
     *,
-    connect: tuple[str, ...],
-    timeout_s: float,
+    client: ControllerClient,
     node_id: int,
     stream_ids: tuple[int, ...],
     dry_run: bool,
-    output_format: OutputFormat,
+    output: Output,
 ) -> None:
     """Give up uploads that a node owes and can never make, as its write-ahead log is lost.
 
@@ -214,31 +175,30 @@ def abandon(
       streammeta node abandon --connect 127.0.0.1:9091 --node-id 1007 --dry-run
       streammeta node abandon --connect 127.0.0.1:9091 --node-id 1007 --stream 3 --stream 4
     """
-    with command_output(output_format) as output, ControllerClient(connect, timeout_s) as client:
-        if dry_run:
-            _get_node(client, node_id)
-            uploads = list(_owed(client, node_id, stream_ids))
-        else:
-            answer = client.call(
-                lambda channel: StreamServiceStub(channel).AbandonUploads,
-                streams_pb2.AbandonUploadsRequest(
-                    request_id=_new_id(), node_id=node_id, stream_ids=stream_ids
-                ),
-            )
-            _require(answer.error, node_id)
-            uploads = list(answer.abandoned)
-        offsets = sum(each.end_offset - each.start_offset for each in uploads)
-        output.summary(
-            {
-                "node_id": node_id,
-                "dry_run": dry_run,
-                "streams": len(uploads),
-                "lost_offsets": offsets,
-            }
+    if dry_run:
+        _get_node(client, node_id)
+        uploads = list(_owed(client, node_id, stream_ids))
+    else:
+        answer = client.call(
+            lambda channel: StreamServiceStub(channel).AbandonUploads,
+            streams_pb2.AbandonUploadsRequest(
+                request_id=_new_id(), node_id=node_id, stream_ids=stream_ids
+            ),
         )
-        output.note("")
-        rows = [(each.stream_id, each.start_offset, each.end_offset) for each in uploads]
-        output.rows("uploads", _UPLOAD_COLUMNS, rows)
+        _require(answer.error, node_id)
+        uploads = list(answer.abandoned)
+    offsets = sum(each.end_offset - each.start_offset for each in uploads)
+    output.summary(
+        {
+            "node_id": node_id,
+            "dry_run": dry_run,
+            "streams": len(uploads),
+            "lost_offsets": offsets,
+        }
+    )
+    output.note("")
+    rows = [(each.stream_id, each.start_offset, each.end_offset) for each in uploads]
+    output.rows("uploads", _UPLOAD_COLUMNS, rows)
 
 
 def _owed(
@@ -248,10 +208,7 @@ def _owed(
     request = streams_pb2.DescribeStreamsRequest(stream_ids=stream_ids)
     request.page.page_size = PAGE_SIZE
     while True:
-        page = client.call(
-            lambda channel: StreamServiceStub(channel).DescribeStreams,
-            request,
-        )
+        page = client.call(lambda channel: StreamServiceStub(channel).DescribeStreams, request)
         for stream in page.streams:
             yield from (each for each in stream.pending_uploads if each.node_id == node_id)
         if not page.next_page_token:

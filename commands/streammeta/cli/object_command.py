@@ -20,8 +20,7 @@ from streammeta.cli.output import (
     CommandError,
     Output,
     OutputFormat,
-    command_output,
-    format_option,
+    with_output,
 )
 from streammeta.storage.errors import CorruptObjectError, Deviation, PayloadError
 from streammeta.storage.inspection import rendering
@@ -146,7 +145,7 @@ def object_group() -> None:
     is_flag=True,
     help="Pass over what AutoMQ's reader passes over too, and list it as deviations.",
 )
-@format_option
+@with_output
 def dump_command(
     *,
     address: str,
@@ -155,7 +154,7 @@ def dump_command(
     stream_id: int | None,
     decode: str | None,
     tolerant: bool,
-    output_format: OutputFormat,
+    output: Output,
 ) -> None:
     """Show footer, index and records of an object.
 
@@ -178,7 +177,7 @@ def dump_command(
         if limit is not None:
             raise click.UsageError("give --records or --no-records, not both")
         limit = 0
-    with command_output(output_format) as output, opened_object(address) as opened:
+    with opened_object(address) as opened:
         outline = read_outline(opened.name, opened.size, opened.fetch, is_tolerant=tolerant)
         dump = _Dump(output, outline, decode)
         dump.show_outline(opened.object_id)

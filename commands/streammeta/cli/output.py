@@ -9,22 +9,23 @@
 - Durations and sizes are options such as 30s, 5m, 200MiB.
 """
 
+import functools
 import json
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 import grpc
 
-from streammeta.cli.client import CallError, call_error
+from streammeta.cli.client import CallError, Command, call_error
 from streammeta.controller.config import ConfigError
 from streammeta.controller.errors import ApiError
 from streammeta.controller.journal.errors import DirectoryNotFormattedError, JournalError
@@ -256,18 +257,25 @@ def _write_failure(
         click.echo(f"  {error.hint}", err=True)
 
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+format_option = click.option(
+    "--format",
+    "output_format",
+    type=click.Choice([choice.value for choice in OutputFormat]),
+    callback=lambda _context, _parameter, value: _chosen_format(value),
+    help="How to print.  [default: table on a terminal, else plain]",
+)
+"""Adds `--format`: argument `output_format: OutputFormat`."""
 
 
-def format_option(command: Decorated) -> Decorated:
-    """Add `--format`: argument `output_format: OutputFormat`."""
-    return click.option(
-        "--format",
-        "output_format",
-        type=click.Choice([choice.value for choice in OutputFormat]),
-        callback=lambda _context, _parameter, value: _chosen_format(value),
-        help="How to print.  [default: table on a terminal, else plain]",
-    )(command)
+def with_output(command: Command) -> Command:
+    """Add `--format`, and run the command under the contract: argument `output: Output`."""
+
+    @functools.wraps(command)
+    def run(*, output_format: OutputFormat, **others: Any) -> None:
+        with command_output(output_format) as output:
+            command(output=output, **others)
+
+    return format_option(run)
 
 
 def _chosen_format(value: str | None) -> OutputFormat:

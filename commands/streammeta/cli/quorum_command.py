@@ -8,16 +8,13 @@ import click
 
 from streammeta.cli.client import (
     ControllerClient,
-    connect_option,
     connection_options,
-    timeout_option,
+    with_client,
 )
 from streammeta.cli.output import (
     CommandError,
     Output,
-    OutputFormat,
-    command_output,
-    format_option,
+    with_output,
 )
 from streammeta.cli.quorum_views import (
     QuorumViews,
@@ -25,10 +22,10 @@ from streammeta.cli.quorum_views import (
     gather_views,
     leaders_view,
     live_observers,
-    or_none,
     role_of,
 )
 from streammeta.controller.config import CONTROLLER_ID_MAX, check_reachable
+from streammeta.shell.documents import field_value
 from streammeta.v1 import admin_pb2
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.admin_pb2_grpc import AdminServiceStub
@@ -73,9 +70,9 @@ def quorum() -> None:
 
 
 @quorum.command()
-@connection_options
-@format_option
-def describe(connect: tuple[str, ...], timeout_s: float, output_format: OutputFormat) -> None:
+@connection_options()
+@with_output
+def describe(connect: tuple[str, ...], timeout_s: float, output: Output) -> None:
     """Show the quorum: a summary, every replica as the leader sees it, and every controller asked.
 
     Lag is counted in offsets behind the leader; times are milliseconds since the replica last
@@ -86,8 +83,7 @@ def describe(connect: tuple[str, ...], timeout_s: float, output_format: OutputFo
     Example:
       streammeta quorum describe --connect 127.0.0.1:9091,127.0.0.1:9092
     """
-    with command_output(output_format) as output:
-        _say(output, gather_views(connect, timeout_s))
+    _say(output, gather_views(connect, timeout_s))
 
 
 def _say(output: Output, views: QuorumViews) -> None:
@@ -115,15 +111,15 @@ def _say(output: Output, views: QuorumViews) -> None:
 def _replica_rows(view: pb.DescribeQuorumResponse) -> Iterator[tuple[object, ...]]:
     for role, replicas in (("follower", view.voters), ("observer", live_observers(view))):
         for replica in replicas:
-            end_offset = or_none(replica, "end_offset")
+            end_offset = replica.end_offset if replica.HasField("end_offset") else None
             yield (
                 replica.key.node_id,
                 "leader" if replica.key.node_id == view.leader_id else role,
                 replica.endpoint or None,
                 end_offset,
                 None if end_offset is None else max(0, view.end_offset - end_offset),
-                or_none(replica, "last_fetch_age_ms"),
-                or_none(replica, "last_caught_up_age_ms"),
+                field_value(replica, "last_fetch_age_ms"),
+                field_value(replica, "last_caught_up_age_ms"),
                 replica.key.directory_id or None,
             )
 
@@ -144,22 +140,20 @@ def _controller_rows(views: QuorumViews) -> Iterator[tuple[object, ...]]:
 
 
 @quorum.command("add-voter")
-@connect_option
-@timeout_option(CHANGE_TIMEOUT_S)
+@with_client(CHANGE_TIMEOUT_S)
 @node_id_option
 @click.option(
     "--endpoint", required=True, metavar="HOST:PORT", help="Where others reach that controller."
 )
 @directory_id_option
-@format_option
+@with_output
 def add_voter(
     *,
-    connect: tuple[str, ...],
-    timeout_s: float,
+    client: ControllerClient,
     node_id: int,
     endpoint: str,
     directory_id: str | None,
-    output_format: OutputFormat,
+    output: Output,
 ) -> None:
     """Make a running observer a voter, and wait until that is committed.
 
@@ -169,28 +163,24 @@ def add_voter(
     Example:
       streammeta quorum add-voter --connect 127.0.0.1:9091 --node-id 4 --endpoint 127.0.0.1:9094
     """
-    with (
-        command_output(output_format) as output,
-        ControllerClient(connect, timeout_s) as client,
-    ):
-        check_reachable("endpoint", endpoint)
-        view = leaders_view(client)
-        if directory_id is None:
-            _refuse_voter(view, node_id)
-            observer = find_replica(node_id, None, live_observers(view), "observer")
-            directory_id = observer.key.directory_id
-        key = pb.ReplicaKey(node_id=node_id, directory_id=directory_id)
-        answer = client.call(
-            lambda channel: QuorumServiceStub(channel).AddVoter,
-            pb.AddVoterRequest(
-                cluster_id=view.cluster_id,
-                voter=pb.Voter(key=key, endpoint=endpoint),
-                timeout_ms=_controllers_timeout_ms(timeout_s),
-            ),
-        )
-        output.summary(
-            {"added": node_id, "directory_id": directory_id, "end_offset": answer.end_offset}
-        )
+    check_reachable("endpoint", endpoint)
+    view = leaders_view(client)
+    if directory_id is None:
+        _refuse_voter(view, node_id)
+        observer = find_replica(node_id, None, live_observers(view), "observer")
+        directory_id = observer.key.directory_id
+    key = pb.ReplicaKey(node_id=node_id, directory_id=directory_id)
+    answer = client.call(
+        lambda channel: QuorumServiceStub(channel).AddVoter,
+        pb.AddVoterRequest(
+            cluster_id=view.cluster_id,
+            voter=pb.Voter(key=key, endpoint=endpoint),
+            timeout_ms=_controllers_timeout_ms(client),
+        ),
+    )
+    output.summary(
+        {"added": node_id, "directory_id": directory_id, "end_offset": answer.end_offset}
+    )
 
 
 def _refuse_voter(view: pb.DescribeQuorumResponse, node_id: int) -> None:
@@ -206,18 +196,16 @@ def _refuse_voter(view: pb.DescribeQuorumResponse, node_id: int) -> None:
 
 
 @quorum.command("remove-voter")
-@connect_option
-@timeout_option(CHANGE_TIMEOUT_S)
+@with_client(CHANGE_TIMEOUT_S)
 @node_id_option
 @directory_id_option
-@format_option
+@with_output
 def remove_voter(
     *,
-    connect: tuple[str, ...],
-    timeout_s: float,
+    client: ControllerClient,
     node_id: int,
     directory_id: str | None,
-    output_format: OutputFormat,
+    output: Output,
 ) -> None:
     """Take a voter's vote away, and wait until that is committed.
 
@@ -228,73 +216,60 @@ def remove_voter(
     Example:
       streammeta quorum remove-voter --connect 127.0.0.1:9091 --node-id 3
     """
-    with (
-        command_output(output_format) as output,
-        ControllerClient(connect, timeout_s) as client,
-    ):
-        view = leaders_view(client)
-        voter = find_replica(node_id, directory_id, view.voters, "voter")
-        answer = client.call(
-            lambda channel: QuorumServiceStub(channel).RemoveVoter,
-            pb.RemoveVoterRequest(
-                cluster_id=view.cluster_id,
-                key=voter.key,
-                timeout_ms=_controllers_timeout_ms(timeout_s),
-            ),
-        )
-        output.summary(
-            {
-                "removed": node_id,
-                "directory_id": voter.key.directory_id or None,
-                "end_offset": answer.end_offset,
-            }
-        )
+    view = leaders_view(client)
+    voter = find_replica(node_id, directory_id, view.voters, "voter")
+    answer = client.call(
+        lambda channel: QuorumServiceStub(channel).RemoveVoter,
+        pb.RemoveVoterRequest(
+            cluster_id=view.cluster_id,
+            key=voter.key,
+            timeout_ms=_controllers_timeout_ms(client),
+        ),
+    )
+    output.summary(
+        {
+            "removed": node_id,
+            "directory_id": voter.key.directory_id or None,
+            "end_offset": answer.end_offset,
+        }
+    )
 
 
 @quorum.command()
-@connection_options
+@with_client()
 @click.option(
     "--to",
     type=click.IntRange(0, CONTROLLER_ID_MAX),
     help="The voter to lead.  [default: the one that is furthest]",
 )
-@format_option
-def transfer(
-    connect: tuple[str, ...], timeout_s: float, to: int | None, output_format: OutputFormat
-) -> None:
+@with_output
+def transfer(client: ControllerClient, to: int | None, output: Output) -> None:
     """Hand leadership to another voter, and wait until it leads.
 
     \b
     Example:
       streammeta quorum transfer --connect 127.0.0.1:9091 --to 2
     """
-    with (
-        command_output(output_format) as output,
-        ControllerClient(connect, timeout_s) as client,
-    ):
-        before = leaders_view(client).leader_id
-        if to != before:  # so that a repeated command does no harm
-            client.call(
-                lambda channel: AdminServiceStub(channel).TransferLeadership,
-                admin_pb2.TransferLeadershipRequest(to_node_id=to),
-            )
-        after = leaders_view(client)
-        if to not in (None, after.leader_id):
-            raise CommandError(
-                "ANOTHER_LEADS",
-                f"controller {after.leader_id} was elected, not {to}",
-                "see with `streammeta quorum describe` how far it is, then repeat",
-            )
-        output.summary(
-            {"leader_before": before, "leader_id": after.leader_id, "epoch": after.epoch}
+    before = leaders_view(client).leader_id
+    if to != before:  # so that a repeated command does no harm
+        client.call(
+            lambda channel: AdminServiceStub(channel).TransferLeadership,
+            admin_pb2.TransferLeadershipRequest(to_node_id=to),
         )
+    after = leaders_view(client)
+    if to not in (None, after.leader_id):
+        raise CommandError(
+            "ANOTHER_LEADS",
+            f"controller {after.leader_id} was elected, not {to}",
+            "see with `streammeta quorum describe` how far it is, then repeat",
+        )
+    output.summary({"leader_before": before, "leader_id": after.leader_id, "epoch": after.epoch})
 
 
 @quorum.command()
-@connect_option
-@timeout_option(CHANGE_TIMEOUT_S)
-@format_option
-def snapshot(connect: tuple[str, ...], timeout_s: float, output_format: OutputFormat) -> None:
+@connection_options(CHANGE_TIMEOUT_S)
+@with_output
+def snapshot(connect: tuple[str, ...], timeout_s: float, output: Output) -> None:
     """Write a snapshot now, at each controller that --connect names.
 
     Controllers write snapshots by themselves; this is for before an upgrade or a backup.
@@ -303,17 +278,16 @@ def snapshot(connect: tuple[str, ...], timeout_s: float, output_format: OutputFo
     Example:
       streammeta quorum snapshot --connect 127.0.0.1:9091
     """
-    with command_output(output_format) as output:
-        rows = []
-        for endpoint in connect:
-            with ControllerClient([endpoint], timeout_s) as client:
-                taken = client.call(
-                    lambda channel: AdminServiceStub(channel).TakeSnapshot,
-                    admin_pb2.TakeSnapshotRequest(),
-                )
-            rows.append((taken.answered_by, endpoint, taken.end_offset, taken.epoch))
-        output.rows("snapshots", ("node_id", "endpoint", "end_offset", "epoch"), rows)
+    rows = []
+    for endpoint in connect:
+        with ControllerClient([endpoint], timeout_s) as client:
+            taken = client.call(
+                lambda channel: AdminServiceStub(channel).TakeSnapshot,
+                admin_pb2.TakeSnapshotRequest(),
+            )
+        rows.append((taken.answered_by, endpoint, taken.end_offset, taken.epoch))
+    output.rows("snapshots", ("node_id", "endpoint", "end_offset", "epoch"), rows)
 
 
-def _controllers_timeout_ms(timeout_s: float) -> int:
-    return max(1, int(timeout_s * 1000 * _SHARE_OF_TIMEOUT))
+def _controllers_timeout_ms(client: ControllerClient) -> int:
+    return max(1, int(client.timeout_s * 1000 * _SHARE_OF_TIMEOUT))

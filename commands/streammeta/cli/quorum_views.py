@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
-from google.protobuf.message import Message
 
 from streammeta.cli.client import ControllerClient, no_controller_error
 from streammeta.cli.output import CommandError
@@ -145,8 +144,3 @@ def _names(replicas: Sequence[pb.ReplicaStatus]) -> Iterator[str]:
     for replica in replicas:
         directory = f" ({replica.key.directory_id})" if replica.key.directory_id else ""
         yield f"node {replica.key.node_id}{directory}"
-
-
-def or_none(message: Message, field: str) -> int | None:
-    """Return an optional field's value, None where it is absent: not known."""
-    return getattr(message, field) if message.HasField(field) else None

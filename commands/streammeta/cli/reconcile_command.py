@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from streammeta.cli.client import connect_option, parse_endpoints
 from streammeta.cli.output import (
     CommandError,
     Duration,
     Output,
-    OutputFormat,
-    command_output,
-    format_option,
+    with_output,
 )
-from streammeta.controller.config import ConfigError, check_endpoint
 from streammeta.storage.installation import optional_packages
 
 if TYPE_CHECKING:
@@ -28,21 +26,6 @@ def reconcile() -> None:
     Needs a Java 17+ runtime and the extra `reconcile`, pyspark above all; without them it says
     which command installs them.
     """
-
-
-def _endpoints(
-    _context: click.Context, _option: click.Parameter, value: str | None
-) -> tuple[str, ...] | None:
-    """Read HOST:PORT,HOST:PORT; None stays None."""
-    if value is None:
-        return None
-    endpoints = tuple(part.strip() for part in value.split(","))
-    for endpoint in endpoints:
-        try:
-            check_endpoint("--connect", endpoint)
-        except ConfigError as error:
-            raise click.BadParameter(str(error)) from error
-    return endpoints
 
 
 _plan_folder_option = click.option(
@@ -76,15 +59,7 @@ _memory_option = click.option(
     help="s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR. Give credentials in"
     " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
 )
-@click.option(
-    "--connect",
-    required=True,
-    envvar="STREAMMETA_CONNECT",
-    show_envvar=True,
-    metavar="HOST:PORT[,HOST:PORT...]",
-    callback=_endpoints,
-    help="Some controllers of the cluster; the leader is found from there.",
-)
+@connect_option
 @_plan_folder_option
 @click.option(
     "--grace",
@@ -131,7 +106,7 @@ _memory_option = click.option(
 @_wait_option
 @_master_option
 @_memory_option
-@format_option
+@with_output
 def plan_command(
     *,
     folder: Path,
@@ -140,7 +115,7 @@ def plan_command(
     shards: str,
     master: str,
     driver_memory: str,
-    output_format: OutputFormat,
+    output: Output,
     **settings: Any,
 ) -> None:
     """Judge every key and write the plan to a new folder. Deletes nothing.
@@ -158,24 +133,23 @@ def plan_command(
       streammeta reconcile plan --store 's3://data?endpoint=http://127.0.0.1:9000' \\
           --connect 127.0.0.1:9091 --plan ./plan-1
     """
-    with command_output(output_format) as output:
-        with optional_packages("reconciliation", "reconcile"):
-            from streammeta.reconcile.plan import PlanConfig, plan
-            from streammeta.reconcile.session import SparkConfig
+    with optional_packages("reconciliation", "reconcile"):
+        from streammeta.reconcile.plan import PlanConfig, plan
+        from streammeta.reconcile.session import SparkConfig
 
-        config = PlanConfig(
-            folder=folder,
-            grace_ms=grace_ms if unsafe_grace_ms is None else unsafe_grace_ms,
-            unsafe_grace=unsafe_grace_ms is not None,
-            shard_digits={"16": 1, "256": 2}[shards],
-            spark=SparkConfig(master=master, driver_memory=driver_memory),
-            **settings,  # the fields of the same names
-        )
-        result = plan(config, _progress)
-        _show_plan(output, folder, result)
-        problem = _plan_problem(folder, result)
-        if problem is not None:
-            raise problem
+    config = PlanConfig(
+        folder=folder,
+        grace_ms=grace_ms if unsafe_grace_ms is None else unsafe_grace_ms,
+        unsafe_grace=unsafe_grace_ms is not None,
+        shard_digits={"16": 1, "256": 2}[shards],
+        spark=SparkConfig(master=master, driver_memory=driver_memory),
+        **settings,  # the fields of the same names
+    )
+    result = plan(config, _progress)
+    _show_plan(output, folder, result)
+    problem = _plan_problem(folder, result)
+    if problem is not None:
+        raise problem
 
 
 @reconcile.command("apply")
@@ -186,7 +160,7 @@ def plan_command(
 @click.option(
     "--connect",
     metavar="HOST:PORT[,HOST:PORT...]",
-    callback=_endpoints,
+    callback=parse_endpoints,
     help="Controllers.  [default: those of the plan]",
 )
 @click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
@@ -201,9 +175,9 @@ def plan_command(
 @_wait_option
 @_master_option
 @_memory_option
-@format_option
+@with_output
 def apply_command(
-    *, yes: bool, master: str, driver_memory: str, output_format: OutputFormat, **settings: Any
+    *, yes: bool, master: str, driver_memory: str, output: Output, **settings: Any
 ) -> None:
     """Check every candidate of a plan at the leader and delete those the map has forgotten.
 
@@ -216,24 +190,23 @@ def apply_command(
       streammeta reconcile apply --plan ./plan-1          # says what it would do
       streammeta reconcile apply --plan ./plan-1 --yes    # does it
     """
-    with command_output(output_format) as output:
-        with optional_packages("reconciliation", "reconcile"):
-            from streammeta.reconcile.apply import ApplyConfig, apply
-            from streammeta.reconcile.session import SparkConfig
+    with optional_packages("reconciliation", "reconcile"):
+        from streammeta.reconcile.apply import ApplyConfig, apply
+        from streammeta.reconcile.session import SparkConfig
 
-        config = ApplyConfig(
-            delete=yes,
-            spark=SparkConfig(master=master, driver_memory=driver_memory),
-            **settings,  # the fields of the same names
+    config = ApplyConfig(
+        delete=yes,
+        spark=SparkConfig(master=master, driver_memory=driver_memory),
+        **settings,  # the fields of the same names
+    )
+    result = apply(config, _progress)
+    _show_run(output, result)
+    if not result.complete:
+        raise CommandError(
+            "INCOMPLETE",
+            "; ".join(result.problems) or "some candidates were not settled",
+            "nothing is lost by running apply again once this is mended",
         )
-        result = apply(config, _progress)
-        _show_run(output, result)
-        if not result.complete:
-            raise CommandError(
-                "INCOMPLETE",
-                "; ".join(result.problems) or "some candidates were not settled",
-                "nothing is lost by running apply again once this is mended",
-            )
 
 
 def _progress(line: str) -> None:

@@ -15,8 +15,7 @@ from streammeta.cli.output import (
     CommandError,
     Output,
     OutputFormat,
-    command_output,
-    format_option,
+    with_output,
 )
 from streammeta.storage.object_store.address import (
     DEFAULT_REGION,
@@ -52,8 +51,8 @@ def s3() -> None:
     show_default=True,
     help="Seconds that a step may take, with its retries.",
 )
-@format_option
-def check_command(*, address: str, step_s: float, output_format: OutputFormat) -> None:
+@with_output
+def check_command(*, address: str, step_s: float, output: Output) -> None:
     """Try out a store: write, read and delete an object, the same in parts, and create one once.
 
     ADDRESS is that of a bucket in either form (see `streammeta s3 url --help`) or a directory,
@@ -75,7 +74,7 @@ def check_command(*, address: str, step_s: float, output_format: OutputFormat) -
       [ OK ] Create an object once
     """
     store, configured = _understood(lambda: _open(address))
-    with command_output(output_format) as output, _closing(store):
+    with _closing(store):
         report = run_precheck(store, lambda step: output.note(_line(step)), step_s=step_s)
         _tell(output, report, configured)
 
@@ -99,8 +98,8 @@ def check_command(*, address: str, step_s: float, output_format: OutputFormat) -
     show_default=True,
     help="What uploads are checked by; `streammeta s3 check` tells what the server looks at.",
 )
-@format_option
-def url_command(*, address: str | None, output_format: OutputFormat, **parts: Any) -> None:
+@with_output
+def url_command(*, address: str | None, output: Output, **parts: Any) -> None:
     """Write the address of a bucket, or explain ADDRESS. Nothing is asked of the server.
 
     Two forms of address are understood wherever an address is, and both are printed. The first is
@@ -124,21 +123,20 @@ def url_command(*, address: str | None, output_format: OutputFormat, **parts: An
     if given == (address is not None):
         raise click.UsageError("give an ADDRESS to explain, or --bucket to write one")
     config = _understood(lambda: S3Config.from_uri(address) if address else _config(**parts))
-    with command_output(output_format) as output:
-        server_form = None if config.endpoint_url is None else config.to_server_uri()
-        output.summary(
-            {
-                "address": config.to_uri(),
-                "server_form": server_form,
-                "bucket": config.bucket,
-                "endpoint": config.endpoint_url or "Amazon S3",
-                "region": config.region,
-                "path_style": config.path_style,
-                "access_key": config.access_key or "from the environment",
-                "secret_key": "given" if config.secret_key else "from the environment",
-                "checksum": config.checksum.value,
-            }
-        )
+    server_form = None if config.endpoint_url is None else config.to_server_uri()
+    output.summary(
+        {
+            "address": config.to_uri(),
+            "server_form": server_form,
+            "bucket": config.bucket,
+            "endpoint": config.endpoint_url or "Amazon S3",
+            "region": config.region,
+            "path_style": config.path_style,
+            "access_key": config.access_key or "from the environment",
+            "secret_key": "given" if config.secret_key else "from the environment",
+            "checksum": config.checksum.value,
+        }
+    )
 
 
 def _understood(read: Callable[[], T]) -> T:

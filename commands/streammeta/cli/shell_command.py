@@ -6,15 +6,14 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from streammeta.cli.client import ControllerClient, connection_options
+from streammeta.cli.client import ControllerClient, with_client
 from streammeta.cli.output import (
     EXIT_FAILED,
     EXIT_USAGE,
     CommandError,
     Output,
     OutputFormat,
-    command_output,
-    format_option,
+    with_output,
 )
 from streammeta.shell.commands import ShellState, execute
 from streammeta.shell.events import Event, Problem, ProblemCode, json_value, text_lines
@@ -27,13 +26,12 @@ COMMANDS_WITHOUT_CLUSTER = ("help", "history", "pwd", "exit")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@connection_options
-@format_option
+@with_client()
+@with_output
 @click.argument("words", nargs=-1, metavar="[-- COMMAND ARGS...]")
 def shell(
-    connect: tuple[str, ...],
-    timeout_s: float,
-    output_format: OutputFormat,
+    client: ControllerClient,
+    output: Output,
     words: tuple[str, ...],
 ) -> None:
     """Walk the map of a running cluster as a tree of files.
@@ -47,17 +45,13 @@ def shell(
       streammeta shell --connect 127.0.0.1:9091 -- cat /streams/3
       streammeta shell --connect 127.0.0.1:9091 --format json -- ls /nodes
     """
-    with (
-        command_output(output_format) as output,
-        ControllerClient(connect, timeout_s) as client,
-    ):
-        if words and words[0] in COMMANDS_WITHOUT_CLUSTER:
-            _run_once(live_tree(client), list(words), output)
-        elif words:
-            _describe(client)  # a path such as / is listed without asking, with or without cluster
-            _run_once(live_tree(client), list(words), output)
-        else:
-            _open_prompt(client, output)
+    if words and words[0] in COMMANDS_WITHOUT_CLUSTER:
+        _run_once(live_tree(client), list(words), output)
+    elif words:
+        _describe(client)  # a path such as / is listed without asking, with or without cluster
+        _run_once(live_tree(client), list(words), output)
+    else:
+        _open_prompt(client, output)
 
 
 def _run_once(root: Directory, words: list[str], output: Output) -> None:

@@ -20,9 +20,8 @@ from streammeta.cli.client import CallError, ControllerClient, parse_endpoints, 
 from streammeta.cli.output import (
     EXIT_USAGE,
     CommandError,
-    OutputFormat,
-    command_output,
-    format_option,
+    Output,
+    with_output,
 )
 from streammeta.controller.config import ConfigError
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError, CheckpointReader
@@ -135,15 +134,15 @@ def snapshot() -> None:
 
 @snapshot.command()
 @click.argument("file", type=_file_type)
-@format_option
-def info(file: Path, output_format: OutputFormat) -> None:
+@with_output
+def info(file: Path, output: Output) -> None:
     """Say what a checkpoint file holds, and check every byte of it.
 
     \b
     Example:
       streammeta snapshot info 00000000000000001234-0000000005.checkpoint
     """
-    with command_output(output_format) as output, _checkpoint_file(file) as checkpoint:
+    with _checkpoint_file(file) as checkpoint:
         output.summary(
             {
                 "cluster_id": checkpoint.cluster_id,
@@ -164,9 +163,7 @@ def info(file: Path, output_format: OutputFormat) -> None:
     envvar="STREAMMETA_CONNECT",
     show_envvar=True,
     metavar="HOST:PORT[,HOST:PORT...]",
-    callback=lambda context, parameter, value: (
-        parse_endpoints(context, parameter, value) if value else ()
-    ),
+    callback=parse_endpoints,
     help="Export what the leader's map holds now, instead of a file.",
 )
 @timeout_option(DOWNLOAD_TIMEOUT_S)
@@ -180,15 +177,15 @@ def info(file: Path, output_format: OutputFormat) -> None:
     " in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the export that is at the target.")
-@format_option
+@with_output
 def export(
     *,
     file: Path | None,
-    connect: tuple[str, ...],
+    connect: tuple[str, ...] | None,
     timeout_s: float,
     target: tuple[str, str],
     overwrite: bool,
-    output_format: OutputFormat,
+    output: Output,
 ) -> None:
     """Write a copy of the map as Parquet files, one a section, and a manifest.
 
@@ -202,29 +199,28 @@ def export(
       streammeta snapshot export 00000000000000001234-0000000005.checkpoint \\
           --to parquet 's3://lake/streammeta/2026-01-31?region=eu-central-1'
     """
-    with command_output(output_format) as output:
-        with _copy_of_map(file, connect, timeout_s) as checkpoint:
-            _, address = target
-            written = export_parquet(
-                checkpoint, open_target(address), overwrite=overwrite, progress=_say_progress
-            )
-            output.summary(
-                {
-                    "cluster_id": checkpoint.cluster_id,
-                    "end_offset": checkpoint.id.end_offset,
-                    "epoch": checkpoint.id.epoch,
-                    "target": address.partition("?")[0],
-                    "manifest": MANIFEST,
-                }
-            )
-        output.note("")
-        rows = [(one.section, one.file, one.rows, one.bytes) for one in written]
-        output.rows("files", ("section", "file", "rows", "bytes"), rows)
+    with _copy_of_map(file, connect, timeout_s) as checkpoint:
+        _, address = target
+        written = export_parquet(
+            checkpoint, open_target(address), overwrite=overwrite, progress=_say_progress
+        )
+        output.summary(
+            {
+                "cluster_id": checkpoint.cluster_id,
+                "end_offset": checkpoint.id.end_offset,
+                "epoch": checkpoint.id.epoch,
+                "target": address.partition("?")[0],
+                "manifest": MANIFEST,
+            }
+        )
+    output.note("")
+    rows = [(one.section, one.file, one.rows, one.bytes) for one in written]
+    output.rows("files", ("section", "file", "rows", "bytes"), rows)
 
 
 @contextlib.contextmanager
 def _copy_of_map(
-    file: Path | None, connect: tuple[str, ...], timeout_s: float
+    file: Path | None, connect: tuple[str, ...] | None, timeout_s: float
 ) -> Iterator[CheckpointReader]:
     if file is not None:
         with _checkpoint_file(file) as checkpoint:

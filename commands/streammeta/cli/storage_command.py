@@ -14,9 +14,7 @@ import click
 from streammeta.cli.output import (
     CommandError,
     Output,
-    OutputFormat,
-    command_output,
-    format_option,
+    with_output,
 )
 from streammeta.controller.config import (
     ConfigError,
@@ -116,7 +114,7 @@ def _uuid(text: str) -> DirectoryId:
     is_flag=True,
     help="Leave a directory as it is that is formatted for this controller already.",
 )
-@format_option
+@with_output
 def format_command(
     *,
     data_dir: Path,
@@ -126,7 +124,7 @@ def format_command(
     join: bool,
     directory_id: DirectoryId | None,
     ignore_formatted: bool,
-    output_format: OutputFormat,
+    output: Output,
 ) -> None:
     """Make an empty directory ready for one controller, once.
 
@@ -145,26 +143,25 @@ def format_command(
         check_controller_id("node-id", node_id)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
-    with command_output(output_format) as output:
-        identity = None
-        if ignore_formatted:
-            identity = _formatted(data_dir, ClusterId(cluster_id), NodeId(node_id), directory_id)
-        was_formatted = identity is not None
-        if identity is None:
-            identity = format_directory(
-                data_dir,
-                cluster_id=ClusterId(cluster_id),
-                node_id=NodeId(node_id),
-                bootstrap_voters=voters,
-                directory_id=directory_id,
-            )
-        output.summary(
-            {
-                "data_dir": str(data_dir),
-                "directory_id": identity.directory_id,
-                "formatted": not was_formatted,
-            }
+    identity = None
+    if ignore_formatted:
+        identity = _formatted(data_dir, ClusterId(cluster_id), NodeId(node_id), directory_id)
+    was_formatted = identity is not None
+    if identity is None:
+        identity = format_directory(
+            data_dir,
+            cluster_id=ClusterId(cluster_id),
+            node_id=NodeId(node_id),
+            bootstrap_voters=voters,
+            directory_id=directory_id,
         )
+    output.summary(
+        {
+            "data_dir": str(data_dir),
+            "directory_id": identity.directory_id,
+            "formatted": not was_formatted,
+        }
+    )
 
 
 def _formatted(
@@ -180,8 +177,8 @@ def _formatted(
 
 @storage.command("info")
 @_data_dir_option
-@format_option
-def info_command(*, data_dir: Path, output_format: OutputFormat) -> None:
+@with_output
+def info_command(*, data_dir: Path, output: Output) -> None:
     """Show the identity, the contents and the damage of a directory.
 
     The controller must not run; nothing is changed. Every batch of the log is read.
@@ -190,15 +187,15 @@ def info_command(*, data_dir: Path, output_format: OutputFormat) -> None:
     Example:
       streammeta storage info --data-dir /var/lib/streammeta
     """
-    with command_output(output_format) as output, _inspected(data_dir) as inspection:
+    with _inspected(data_dir) as inspection:
         inspection.run()
         _print_facts(output, inspection)
 
 
 @storage.command("verify")
 @_data_dir_option
-@format_option
-def verify_command(*, data_dir: Path, output_format: OutputFormat) -> None:
+@with_output
+def verify_command(*, data_dir: Path, output: Output) -> None:
     """Read every byte of the log and the snapshots; exit 1 if anything is damaged.
 
     The controller must not run; nothing is changed. A damaged directory is repaired by starting the
@@ -209,7 +206,7 @@ def verify_command(*, data_dir: Path, output_format: OutputFormat) -> None:
     Example:
       streammeta storage verify --data-dir /var/lib/streammeta --format json
     """
-    with command_output(output_format) as output, _inspected(data_dir) as inspection:
+    with _inspected(data_dir) as inspection:
         # Arrow comes along with it; `--help` need not wait.
         from streammeta.controller.runtime.map_checkpoint import snapshot_check
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from typing import Protocol, TypeAlias, TypeVar
 
 import grpc
@@ -91,9 +92,6 @@ class _FixedDirectory(Directory):
             if name.startswith(prefix):
                 yield Child(name, node)
 
-    def child(self, name: str) -> Node | None:
-        return self.nodes.get(name)
-
 
 def parse_id(name: str) -> int | None:
     """The 63-bit id that `name` is the decimal form of, or None."""
@@ -136,10 +134,7 @@ class _ReadAhead:
         """The page's entries whose names begin with `prefix`."""
         for index, number in enumerate(self.ids):
             if str(number).startswith(prefix):
-                yield Child(str(number), self._file(index))
-
-    def _file(self, index: int) -> File:
-        return File(lambda: self._read(index))
+                yield Child(str(number), File(partial(self._read, index)))
 
     def _read(self, index: int) -> Document | None:
         if self.ids[index] not in self._documents:
@@ -147,35 +142,30 @@ class _ReadAhead:
         return self._documents.pop(self.ids[index], None)
 
 
-class _Page(Protocol):
-    next_page_token: str
+Item = TypeVar("Item")
+Listing: TypeAlias = tuple[list[Item], str]
+"""A page of a listing, and the token of the next one; empty on the last."""
 
 
-PageOf = TypeVar("PageOf", bound=_Page)
-
-
-def _pages(fetch: Callable[[common_pb2.PageRequest], PageOf]) -> Iterator[PageOf]:
+def _pages(fetch: Callable[[common_pb2.PageRequest], Listing[Item]]) -> Iterator[list[Item]]:
     """Fetch page after page, to the last."""
     token = ""
     while True:
-        page = fetch(common_pb2.PageRequest(page_size=PAGE_SIZE, page_token=token))
+        page, token = fetch(common_pb2.PageRequest(page_size=PAGE_SIZE, page_token=token))
         yield page
-        token = page.next_page_token
         if not token:
             return
 
 
 class _IdDirectory(Directory):
-    """Files named by ids, in id order. A subclass lists ids, looks some up and fetches files."""
+    """Files named by ids, in id order. A subclass lists ids and fetches files."""
 
     __slots__ = ()
 
-    def listed_ids(self) -> Iterator[list[int]]:
-        """Yield all ids, one page at a time."""
-        raise NotImplementedError
-
-    def known_ids(self, ids: list[int]) -> list[int]:
-        """Return those of `ids` that exist."""
+    def list_ids(
+        self, page: common_pb2.PageRequest | None = None, among: Sequence[int] = ()
+    ) -> Listing[int]:
+        """List a page of all ids, or those of `among` that exist."""
         raise NotImplementedError
 
     def fetch(self, ids: list[int]) -> dict[int, Document]:
@@ -183,7 +173,7 @@ class _IdDirectory(Directory):
         raise NotImplementedError
 
     def children(self, prefix: str = "") -> Iterator[Child]:
-        for ids in self.listed_ids():
+        for ids in _pages(self.list_ids):
             yield from _ReadAhead(ids, self.fetch).children(prefix)
 
     def child(self, name: str) -> Node | None:
@@ -196,7 +186,7 @@ class _IdDirectory(Directory):
         if not prefix:
             return list(islice(self.children(), limit))
         ids = ids_to_suggest(prefix)
-        found = self.known_ids(ids)[:limit] if ids else []
+        found = self.list_ids(among=ids)[0][:limit] if ids else []
         return list(_ReadAhead(found, self.fetch).children(prefix))
 
 
@@ -206,15 +196,11 @@ class _StreamDirectory(_IdDirectory):
 
     caller: Caller
 
-    def listed_ids(self) -> Iterator[list[int]]:
-        for page in _pages(
-            lambda page: self._describe(streams_pb2.DescribeStreamsRequest(page=page))
-        ):
-            yield [stream.stream_id for stream in page.streams]
-
-    def known_ids(self, ids: list[int]) -> list[int]:
-        page = self._describe(streams_pb2.DescribeStreamsRequest(stream_ids=ids))
-        return [stream.stream_id for stream in page.streams]
+    def list_ids(
+        self, page: common_pb2.PageRequest | None = None, among: Sequence[int] = ()
+    ) -> Listing[int]:
+        found = self._describe(streams_pb2.DescribeStreamsRequest(page=page, stream_ids=among))
+        return [stream.stream_id for stream in found.streams], found.next_page_token
 
     def fetch(self, stream_ids: list[int]) -> dict[int, Document]:
         request = streams_pb2.DescribeStreamsRequest(
@@ -261,15 +247,11 @@ class _ObjectDirectory(_IdDirectory):
     caller: Caller
     _object_namespace: str = field(default="", init=False)
 
-    def listed_ids(self) -> Iterator[list[int]]:
-        for page in _pages(
-            lambda page: self._describe(objects_pb2.DescribeObjectsRequest(page=page))
-        ):
-            yield [described.object_id for described in page.objects]
-
-    def known_ids(self, ids: list[int]) -> list[int]:
-        page = self._describe(objects_pb2.DescribeObjectsRequest(object_ids=ids))
-        return [described.object_id for described in page.objects]
+    def list_ids(
+        self, page: common_pb2.PageRequest | None = None, among: Sequence[int] = ()
+    ) -> Listing[int]:
+        found = self._describe(objects_pb2.DescribeObjectsRequest(page=page, object_ids=among))
+        return [described.object_id for described in found.objects], found.next_page_token
 
     def fetch(self, object_ids: list[int]) -> dict[int, Document]:
         found = self._describe(objects_pb2.DescribeObjectsRequest(object_ids=object_ids)).objects
@@ -343,17 +325,11 @@ class _SetObjectDirectory(Directory):
         for node in _get_nodes(self.caller, request):
             for listed in node.stream_set_objects:
                 if str(listed.object_id).startswith(prefix):
-                    yield Child(str(listed.object_id), self._file(listed))
+                    yield Child(str(listed.object_id), File(partial(self._read, listed)))
 
-    def child(self, name: str) -> Node | None:
-        return next((child.node for child in self.children(name) if child.name == name), None)
-
-    def _file(self, listed: nodes_pb2.StreamSetObject) -> File:
-        def read() -> Document | None:
-            document = self.objects.fetch([listed.object_id]).get(listed.object_id)
-            return document and documents.with_order(document, listed)
-
-        return File(read)
+    def _read(self, listed: nodes_pb2.StreamSetObject) -> Document | None:
+        document = self.objects.fetch([listed.object_id]).get(listed.object_id)
+        return document and documents.with_order(document, listed)
 
 
 def _list_keys(caller: Caller, request: kv_pb2.ListKVsRequest) -> kv_pb2.ListKVsResponse:
@@ -367,20 +343,15 @@ class _NamespaceDirectory(Directory):
     caller: Caller
 
     def children(self, prefix: str = "") -> Iterator[Child]:
-        for namespace in self._namespaces():
+        named = (filter(None, page) for page in _pages(self._list))
+        for namespace in chain([""], chain.from_iterable(named)):
             name = namespace_name(namespace)
             if name.startswith(prefix):
                 yield Child(name, _KeyDirectory(self.caller, namespace))
 
-    def child(self, name: str) -> Node | None:
-        return next((child.node for child in self.children(name) if child.name == name), None)
-
-    def _namespaces(self) -> Iterator[str]:
-        yield ""
-        for listed in _pages(
-            lambda page: _list_keys(self.caller, kv_pb2.ListKVsRequest(namespaces=True, page=page))
-        ):
-            yield from filter(None, listed.namespace_names)
+    def _list(self, page: common_pb2.PageRequest) -> Listing[str]:
+        listed = _list_keys(self.caller, kv_pb2.ListKVsRequest(namespaces=True, page=page))
+        return list(listed.namespace_names), listed.next_page_token
 
 
 def namespace_name(namespace: str) -> str:
@@ -399,30 +370,22 @@ class _KeyDirectory(Directory):
     namespace: str
 
     def children(self, prefix: str = "") -> Iterator[Child]:
-        for entry in self._entries(_key_prefix(prefix)):
+        for entry in chain.from_iterable(_pages(partial(self._list, _key_prefix(prefix)))):
             name = name_of(entry.key)
             if name.startswith(prefix):
-                yield Child(name, self._file(entry.key))
+                yield Child(name, File(partial(self._read, entry.key)))
 
     def child(self, name: str) -> Node | None:
         key = text_of(name)
         document = self._read(key) if key else None
         return None if document is None else File(lambda: document)
 
-    def _entries(self, key_prefix: str) -> Iterator[kv_pb2.KVEntry]:
-        def fetch(page: common_pb2.PageRequest) -> kv_pb2.ListKVsResponse:
-            return _list_keys(
-                self.caller,
-                kv_pb2.ListKVsRequest(
-                    namespace=self.namespace, prefix=key_prefix, keys_only=True, page=page
-                ),
-            )
-
-        for listed in _pages(fetch):
-            yield from listed.entries
-
-    def _file(self, key: str) -> File:
-        return File(lambda: self._read(key))
+    def _list(self, key_prefix: str, page: common_pb2.PageRequest) -> Listing[kv_pb2.KVEntry]:
+        request = kv_pb2.ListKVsRequest(
+            namespace=self.namespace, prefix=key_prefix, keys_only=True, page=page
+        )
+        listed = _list_keys(self.caller, request)
+        return list(listed.entries), listed.next_page_token
 
     def _read(self, key: str) -> Document | None:
         """The key itself is the first, in key order, of those that begin with it."""

@@ -8,7 +8,7 @@ takes them, from a bounded number of names; a failure offers nothing.
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
@@ -33,16 +33,7 @@ _LAST_WORD = re.compile(r"(?:\\.|[^\s\\])*\\?$", re.DOTALL)
 _PATH_COMMANDS = frozenset({"ls", "cd", "cat", "tree", "find"})
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """Replace the last `replaced_length` characters of the line by `text`; people see `label`."""
-
-    text: str
-    replaced_length: int
-    label: str
-
-
-def suggestions(state: ShellState, line: str) -> list[Suggestion]:
+def suggestions(state: ShellState, line: str) -> list[Completion]:
     """Return completions of the end of `line`."""
     match = _LAST_WORD.search(line)
     word = match[0] if match else ""
@@ -59,11 +50,11 @@ def suggestions(state: ShellState, line: str) -> list[Suggestion]:
         return []
 
 
-def _commands(word: str) -> list[Suggestion]:
-    return [Suggestion(name, len(word), name) for name in COMMANDS if name.startswith(word)]
+def _commands(word: str) -> list[Completion]:
+    return [Completion(name, -len(word)) for name in COMMANDS if name.startswith(word)]
 
 
-def _paths(state: ShellState, word: str) -> list[Suggestion]:
+def _paths(state: ShellState, word: str) -> list[Completion]:
     parent, slash, start = word.rpartition("/")
     prefix = compile_component(start).literal
     if prefix is None:
@@ -73,10 +64,10 @@ def _paths(state: ShellState, word: str) -> list[Suggestion]:
         if isinstance(node, File):
             continue
         return [
-            Suggestion(
+            Completion(
                 escape(child.name) + ("" if isinstance(child.node, File) else "/"),
-                len(start),
-                child.name,
+                -len(start),
+                display=child.name,
             )
             for child in node.suggest(prefix, SUGGESTIONS_MAX)
         ]
@@ -128,8 +119,7 @@ class _TreeCompleter(Completer):
         self._session = session
 
     def get_completions(self, document: Line, _event: CompleteEvent) -> Iterator[Completion]:
-        for found in suggestions(self._session.state, document.text_before_cursor):
-            yield Completion(found.text, -found.replaced_length, display=found.label)
+        yield from suggestions(self._session.state, document.text_before_cursor)
 
 
 def run_interactive(root: Directory, banner: str, write: Write = print) -> None:

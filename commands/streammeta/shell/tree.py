@@ -25,7 +25,7 @@ class Table:
 
     name: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Value, ...], ...]
+    rows: tuple[tuple[Value | None, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Directory(Protocol):
         ...
 
     def child(self, name: str) -> "Node | None":
-        """The child of this name, found without listing the others, or None."""
-        ...
+        """The child of this name, or None; where there may be many, without listing the others."""
+        return next((child.node for child in self.children(name) if child.name == name), None)
 
     def suggest(self, prefix: str, limit: int) -> list[Child]:
         """At most `limit` children whose names begin with `prefix`, at a bounded cost."""
