@@ -7,12 +7,10 @@ import grpc
 from streammeta.controller.lifecycle.failover import Heartbeats
 from streammeta.controller.lifecycle.sessions import Sessions
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
-from streammeta.controller.rpc.convert_nodes import LeaderView
+from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
 from streammeta.controller.rpc.services import (
     MetadataHandlers,
     NodeHandlers,
-    routed,
-    routes,
     service_handler,
 )
 from streammeta.controller.runtime.clock import Clock

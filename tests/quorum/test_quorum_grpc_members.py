@@ -155,7 +155,7 @@ async def test_operators_hear_why_a_change_is_refused(quorum: GrpcQuorum) -> Non
         placeless = pb.AddVoterRequest(
             cluster_id=CLUSTER, voter=pb.Voter(key=voter.key, endpoint="nowhere")
         )
-        assert await refusal(leads.AddVoter(placeless)) == (*bad, "request")
+        assert await refusal(leads.AddVoter(placeless)) == (*bad, "voter.endpoint")
         hasty = pb.AddVoterRequest(cluster_id=CLUSTER, voter=voter, timeout_ms=-1)
         assert await refusal(leads.AddVoter(hasty)) == (*bad, "timeout_ms")
         status, reason, _ = await refusal(leads.AddVoter(good))

@@ -190,7 +190,7 @@ def chunk_for(
             total_bytes=total,
             position=request.position,
             data=data,
-            digest=digest,
+            file_digest=digest,
         )
     )
 

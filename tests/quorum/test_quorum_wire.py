@@ -9,10 +9,11 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum import messages
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
-from streammeta.controller.rpc.quorum_wire import EXCHANGES, BadMessageError, batch_to_pb
+from streammeta.controller.rpc.quorum_wire import EXCHANGES, batch_to_pb
 from streammeta.v1 import quorum_pb2 as pb
 
 ASK = messages.RequestHeader(
@@ -46,7 +47,7 @@ CHUNK = messages.FetchSnapshotResponse(
     total_bytes=10,
     position=4,
     data=b"\x00\xff",
-    digest=bytes(range(32)),
+    file_digest=bytes(range(32)),
 )
 
 REQUESTS: list[messages.Request] = [
@@ -150,14 +151,14 @@ def test_the_leaders_endpoint_goes_with_its_id_alone() -> None:
 def test_a_damaged_batch_is_refused(field: str, value: int) -> None:
     message = _message_with(BATCH)
     setattr(message.batches[0], field, value)
-    with pytest.raises(BadMessageError, match="batch at"):
+    with pytest.raises(InvalidRequestError, match="batch at"):
         decoded(FETCHED, message)
 
 
 def test_payloads_are_covered_with_their_lengths() -> None:
     message = _message_with(BATCH)
     message.batches[0].payloads[:] = [b"a", b"b", b"c"]
-    with pytest.raises(BadMessageError, match="checksum"):
+    with pytest.raises(InvalidRequestError, match="checksum"):
         decoded(FETCHED, message)
 
 
@@ -170,13 +171,13 @@ def test_payloads_are_covered_with_their_lengths() -> None:
     ],
 )
 def test_batches_that_do_not_continue_each_other_are_refused(second: messages.Batch) -> None:
-    with pytest.raises(BadMessageError, match="does not continue"):
+    with pytest.raises(InvalidRequestError, match="does not continue"):
         decoded(FETCHED, _message_with(BATCH, second))
 
 
 def test_an_empty_batch_is_refused() -> None:
     empty = messages.Batch(EndOffset(7), Epoch(5), messages.BatchKind.DATA, ())
-    with pytest.raises(BadMessageError, match="empty"):
+    with pytest.raises(InvalidRequestError, match="empty"):
         decoded(FETCHED, _message_with(empty))
 
 
@@ -223,13 +224,13 @@ def test_a_field_out_of_its_range_is_refused_by_name(
 
     # The data's end is what total_bytes contradicts, and the key what its node id is part of.
     named = {"total_bytes": "data", "voter.key.node_id": "voter.key"}.get(field, field)
-    with pytest.raises(BadMessageError, match=rf"^{named}: "):
+    with pytest.raises(InvalidRequestError, match=rf"^{named}: "):
         decoded(message, wire)
 
 
 def test_an_answer_says_one_thing_at_a_time() -> None:
     both = dataclasses.replace(FETCHED, snapshot_id=SNAPSHOT, batches=(BATCH,))
-    with pytest.raises(BadMessageError, match="at most one"):
+    with pytest.raises(InvalidRequestError, match="at most one"):
         decoded(both, encoded(both))
 
 
@@ -242,7 +243,7 @@ def test_an_answer_says_one_thing_at_a_time() -> None:
 def test_bytes_changed_on_the_way_are_a_message_or_refused(
     message: messages.Request | messages.Response, changes: list[tuple[int, int]]
 ) -> None:
-    """Whatever arrives, the translation ends in a value or in BadMessageError, never otherwise."""
+    """Whatever arrives, it is translated or refused with InvalidRequestError."""
     wire = bytearray(encoded(message).SerializeToString())
     for position, value in changes:
         if wire:
@@ -301,7 +302,7 @@ def _read_or_refuse(message: messages.Request | messages.Response, wire: bytes) 
         return  # gRPC refuses it before it reaches this code
     try:
         value = decoded(message, parsed)
-    except BadMessageError:
+    except InvalidRequestError:
         return
     assert type(value) is type(message)
     assert _numbers_are_sound(value)

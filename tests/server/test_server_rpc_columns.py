@@ -1,5 +1,7 @@
 """Columns as bytes say what the contract's messages say, however the sender encoded them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -7,7 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
 from streammeta.controller.metadata.values import OnConflict, column
-from streammeta.controller.rpc.convert_objects import commit_stream_object_in
+from streammeta.controller.rpc.map_routes import routes
 from streammeta.controller.rpc.wire_columns import (
     commit_stream_set_object_in,
     commit_stream_set_object_out,
@@ -130,6 +132,8 @@ def test_an_unset_enum_names_its_field() -> None:
     request.ClearField("on_conflict")
     with pytest.raises(InvalidRequestError, match=r"on_conflict: not set; wanted one of REJECT"):
         commit_stream_set_object_in(parse_commit(request.SerializeToString()))
+    view: Any = None
+    decode = routes("here", view)["streammeta.v1.ObjectService.CommitStreamObject"].decode
     for operations in ([], [objects_pb2.SOURCE_OPERATION_UNSPECIFIED]):
         merge = objects_pb2.CommitStreamObjectRequest(
             stream_id=0,
@@ -139,7 +143,7 @@ def test_an_unset_enum_names_its_field() -> None:
             operations=operations,
         )
         with pytest.raises(InvalidRequestError, match=r"^operations"):
-            commit_stream_object_in(merge)
+            decode(merge)
 
 
 def test_an_enum_value_of_a_newer_version_names_its_field() -> None:

@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.message import Message
 
 from streammeta.controller.errors import InvalidRequestError
-from streammeta.controller.rpc.services import routes
+from streammeta.controller.rpc.map_routes import routes
 from streammeta.v1 import common_pb2, nodes_pb2, objects_pb2, quorum_pb2, streams_pb2
 
 NODE = common_pb2.NodeIdentity(node_id=0, node_epoch=0)

@@ -9,8 +9,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from streammeta.controller.rpc.convert_nodes import LeaderView
-from streammeta.controller.rpc.services import routed, routes
+from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
 from streammeta.controller.runtime.admission import LIMITS, RequestClass
 from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, metadata_pb2, nodes_pb2, objects_pb2, streams_pb2

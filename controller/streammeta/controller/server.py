@@ -32,15 +32,13 @@ from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.quorum.config import QuorumConfig, QuorumTimings
 from streammeta.controller.quorum.voters import ReplicaKey
 from streammeta.controller.rpc.commit_pipeline import CommitPipeline
-from streammeta.controller.rpc.convert_nodes import LeaderView
+from streammeta.controller.rpc.map_routes import LeaderView, routed, routes
 from streammeta.controller.rpc.peer_transport import GrpcPeerTransport, PeerAddresses
 from streammeta.controller.rpc.quorum_service import QuorumServicer
 from streammeta.controller.rpc.services import (
     AdminHandlers,
     MetadataHandlers,
     NodeHandlers,
-    routed,
-    routes,
     service_handler,
 )
 from streammeta.controller.runtime.checkpointer import CheckpointLimits

@@ -195,12 +195,12 @@ class CommitStreamObject:
     """
 
     node: NodeIdentity
-    object_id: int
+    object_id: int = -1
     object_size: int
     stream_id: int
     stream_epoch: int
-    start_offset: int
-    end_offset: int
+    start_offset: int = -1
+    end_offset: int = -1
     attributes: int = 0
     source_object_ids: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     operations: tuple[SourceOperation, ...] = ()

@@ -260,7 +260,7 @@ class Following:
         chunk = WriteSnapshotChunk(download.snapshot_id, download.position, response.data)
         replica.write_chunk(chunk)
         download.position += len(response.data)
-        download.total_bytes, download.digest = response.total_bytes, response.digest
+        download.total_bytes, download.digest = response.total_bytes, response.file_digest
         self._heard_from_leader(role, response.header)
         if download.position == download.total_bytes:
             role.download = None
@@ -374,7 +374,7 @@ def _continues(download: Download, response: FetchSnapshotResponse) -> bool:
     if end > response.total_bytes:
         return False
     is_first = download.position == 0
-    return is_first or (response.total_bytes, response.digest) == (
+    return is_first or (response.total_bytes, response.file_digest) == (
         download.total_bytes,
         download.digest,
     )

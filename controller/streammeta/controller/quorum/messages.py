@@ -220,7 +220,7 @@ class FetchSnapshotRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSnapshotResponse:
-    """Bytes of a snapshot file of `total_bytes`, whose SHA-256 is `digest`.
+    """Bytes of a snapshot file of `total_bytes`, whose SHA-256 is `file_digest`.
 
     Files of two replicas for the same id need not be equal byte by byte, hence the digest.
     """
@@ -230,7 +230,7 @@ class FetchSnapshotResponse:
     total_bytes: int = 0
     position: int = 0
     data: bytes = b""
-    digest: bytes = b""
+    file_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -485,7 +485,7 @@ class Replica:
             total_bytes=chunk.total_bytes if chunk else 0,
             position=request.position,
             data=chunk.data if chunk else b"",
-            digest=chunk.digest if chunk else b"",
+            file_digest=chunk.digest if chunk else b"",
         )
         self.send(request.header.sender.node_id, response)
 

@@ -17,6 +17,7 @@ import grpc
 import structlog
 
 from streammeta.controller.config import ConfigError, check_reachable
+from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.ids import NodeId
 from streammeta.controller.quorum.messages import (
     FetchSnapshotRequest,
@@ -25,7 +26,7 @@ from streammeta.controller.quorum.messages import (
     Response,
 )
 from streammeta.controller.quorum.voters import VoterSet
-from streammeta.controller.rpc.quorum_wire import EXCHANGES, BadMessageError
+from streammeta.controller.rpc.quorum_wire import EXCHANGES
 from streammeta.controller.runtime.interfaces import PeerListener
 from streammeta.rpc.connections import peer_channel
 from streammeta.v1 import quorum_pb2_grpc
@@ -221,7 +222,7 @@ class GrpcPeerTransport:
             response = await self._call(self._link(peer, endpoint), request)
         except grpc.aio.AioRpcError as error:
             self._on_failure(request, endpoint, error)
-        except BadMessageError as error:
+        except InvalidRequestError as error:
             _log.error("bad_quorum_answer", peer=peer, endpoint=endpoint, error=str(error))
             self._told().on_request_failed(peer, request.header.request_id)
         else:

@@ -25,16 +25,13 @@ from streammeta.controller.quorum.messages import (
     UpdateVoterRequest,
     VoteRequest,
 )
+from streammeta.controller.quorum.voters import ReplicaKey, Voter
 from streammeta.controller.rpc.quorum_wire import (
     EXCHANGES,
-    BadMessageError,
-    key_from_pb,
-    key_to_pb,
-    snapshot_id_to_pb,
-    voter_from_pb,
+    MESSAGES,
 )
 from streammeta.controller.rpc.request_guard import UnaryHandler, abort
-from streammeta.controller.runtime.operations import QuorumDescription, ReplicaDescription
+from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1 import quorum_pb2_grpc
@@ -123,7 +120,7 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
         try:
             with self._operators.one():
                 self._require_cluster(request.cluster_id)
-                voter = voter_from_pb("voter", request.voter)
+                voter = _read_voter(request.voter, "voter")
                 if voter.key.directory_id is None:
                     raise InvalidRequestError(
                         "voter.key.directory_id",
@@ -132,7 +129,7 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
                 timeout_ms = _change_timeout_ms(request.timeout_ms, context)
                 end_offset = await self._driver.add_voter(voter, timeout_ms)
         except Exception as error:  # noqa: BLE001 (every failure of a call is a status)
-            await abort(context, _as_answer(error))
+            await abort(context, error)
         return pb.AddVoterResponse(end_offset=end_offset)
 
     async def RemoveVoter(
@@ -142,11 +139,11 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
         try:
             with self._operators.one():
                 self._require_cluster(request.cluster_id)
-                key = key_from_pb("key", request.key)
+                key = _read_key(request.key, "key")
                 timeout_ms = _change_timeout_ms(request.timeout_ms, context)
                 end_offset = await self._driver.remove_voter(key, timeout_ms)
         except Exception as error:  # noqa: BLE001 (every failure of a call is a status)
-            await abort(context, _as_answer(error))
+            await abort(context, error)
         return pb.RemoveVoterResponse(end_offset=end_offset)
 
     async def DescribeQuorum(
@@ -155,7 +152,14 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
         """Return the quorum as this node knows it."""
         if request.leader_only and not self._driver.is_leader:
             await abort(context, self._driver.leader_hint())
-        return _description_to_pb(self._cluster_id, self._driver.describe())
+        seen = self._driver.describe()
+        description: pb.DescribeQuorumResponse = _write_description(
+            seen,
+            cluster_id=self._cluster_id,
+            repairing=seen.is_repairing,
+            disk_full=seen.is_disk_full,
+        )
+        return description
 
     async def _handle(self, kind: type[Request], message: Any, context: Context) -> Any:
         exchange = EXCHANGES[kind]
@@ -164,7 +168,7 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
                 request = exchange.request_from_pb(message)
                 response = await self._driver.handle(request)
         except Exception as error:  # noqa: BLE001 (every failure of a call is a status)
-            await abort(context, _as_answer(error))
+            await abort(context, error)
         leader = self._driver.leader  # may have changed since the answer was made
         is_same = leader is not None and leader[0] == response.header.leader_id
         return exchange.response_to_pb(response, leader[1] if leader and is_same else "")
@@ -176,12 +180,6 @@ class QuorumServicer(quorum_pb2_grpc.QuorumServiceServicer):
             )
 
 
-def _as_answer(error: Exception) -> Exception:
-    return (
-        InvalidRequestError("request", str(error)) if isinstance(error, BadMessageError) else error
-    )
-
-
 def _change_timeout_ms(asked: int, context: Context) -> int:
     """Return the time limit of a change, at most the caller's deadline, in milliseconds."""
     if not 0 <= asked <= CHANGE_TIMEOUT_MS_MAX:
@@ -191,30 +189,8 @@ def _change_timeout_ms(asked: int, context: Context) -> int:
     return timeout_ms if remaining_s is None else min(timeout_ms, int(remaining_s * 1000))
 
 
-def _description_to_pb(cluster_id: str, seen: QuorumDescription) -> pb.DescribeQuorumResponse:
-    return pb.DescribeQuorumResponse(
-        cluster_id=cluster_id,
-        node_id=seen.node_id,
-        role=seen.role,
-        leader_id=seen.leader_id,
-        epoch=seen.epoch,
-        high_watermark=seen.high_watermark,
-        end_offset=seen.end_offset,
-        flushed_end=seen.flushed_end,
-        voters=map(_replica_to_pb, seen.voters),
-        observers=map(_replica_to_pb, seen.observers),
-        log_start_offset=seen.log_start_offset,
-        snapshot_id=snapshot_id_to_pb(seen.snapshot_id),
-        repairing=seen.is_repairing,
-        disk_full=seen.is_disk_full,
-    )
-
-
-def _replica_to_pb(replica: ReplicaDescription) -> pb.ReplicaStatus:
-    return pb.ReplicaStatus(
-        key=key_to_pb(replica.key),
-        endpoint=replica.endpoint,
-        end_offset=replica.end_offset,
-        last_fetch_age_ms=replica.last_fetch_age_ms,
-        last_caught_up_age_ms=replica.last_caught_up_age_ms,
-    )
+_read_voter = MESSAGES.reader(Voter, pb.Voter)
+_read_key = MESSAGES.reader(ReplicaKey, pb.ReplicaKey)
+_write_description = MESSAGES.writer(
+    QuorumDescription, pb.DescribeQuorumResponse, "cluster_id", "repairing", "disk_full"
+)

@@ -1,7 +1,6 @@
-"""Services of the contract: the request of the map behind each RPC, and the calls that are none.
+"""Services of the contract, but for what the map, CommitPipeline, Watch and the quorum answer.
 
-Translates, submits and waits; decides nothing. CommitPipeline, Watch and the quorum's service have
-modules of their own.
+Translates and waits; decides nothing.
 """
 
 from __future__ import annotations
@@ -9,41 +8,34 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
-from streammeta.controller.config import ConfigError, ControllerConfig, check_controller_id
+from streammeta.controller.config import ControllerConfig, check_controller_id
 from streammeta.controller.errors import InvalidRequestError
 from streammeta.controller.ids import NodeId
 from streammeta.controller.lifecycle.bucket_claim import BucketClaims
-from streammeta.controller.lifecycle.failover import Heartbeats
+from streammeta.controller.lifecycle.failover import HeartbeatAnswer, Heartbeats
+from streammeta.controller.metadata.answers import MapSize
 from streammeta.controller.metadata.requests import HoldDeletions
-from streammeta.controller.rpc import (
-    convert_kv,
-    convert_nodes,
-    convert_objects,
-    convert_streams,
-    wire_columns,
-)
-from streammeta.controller.rpc.convert import error_out, node_identity, optional_out
+from streammeta.controller.metadata.values import NodeIdentity
+from streammeta.controller.rpc.conversion import checked
+from streammeta.controller.rpc.map_routes import PLAIN
 from streammeta.controller.rpc.request_guard import (
     Context,
     StreamHandler,
     UnaryHandler,
     abort,
     guarded,
-    longest_wait_ms,
     parsed,
-    quote_offset,
-    read_after,
 )
 from streammeta.controller.rpc.watch import WatchHandler
-from streammeta.controller.runtime.admission import Gate, RequestClass, class_of
+from streammeta.controller.rpc.wire_columns import parse_commit
+from streammeta.controller.runtime.admission import Gate, RequestClass
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.operations import QuorumDescription
 from streammeta.controller.runtime.quorum_driver import QuorumDriver
@@ -52,88 +44,9 @@ from streammeta.v1 import admin_pb2, common_pb2, metadata_pb2, nodes_pb2
 PipelineHandler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Translation of one unary RPC; `writes` is True for mutations, False for queries."""
-
-    decode: Callable[[Any], Any]
-    encode: Callable[[Any], Message]
-    writes: bool
-
-
 _PARSERS: Mapping[str, Callable[[bytes], Message]] = {
-    "streammeta.v1.ObjectService.CommitStreamSetObject": wire_columns.parse_commit
+    "streammeta.v1.ObjectService.CommitStreamSetObject": parse_commit
 }
-
-
-def _write(decode: Callable[[Any], Any], encode: Callable[[Any], Message]) -> Route:
-    return Route(decode, encode, writes=True)
-
-
-def _read(decode: Callable[[Any], Any], encode: Callable[[Any], Message]) -> Route:
-    return Route(decode, encode, writes=False)
-
-
-def routes(cluster_id: str, view: convert_nodes.LeaderView) -> Mapping[str, Route]:
-    """Return the routes by full name, e.g. `streammeta.v1.KVService.PutKVs`."""
-    s, o, n, k = convert_streams, convert_objects, convert_nodes, convert_kv
-    table = {
-        "StreamService.CreateStreams": _write(s.create_streams_in, s.create_streams_out),
-        "StreamService.OpenStreams": _write(s.open_streams_in, s.open_streams_out),
-        "StreamService.CloseStreams": _write(s.close_streams_in, s.close_streams_out),
-        "StreamService.TrimStreams": _write(s.trim_streams_in, s.trim_streams_out),
-        "StreamService.DeleteStreams": _write(s.delete_streams_in, s.delete_streams_out),
-        "StreamService.DescribeStreams": _read(s.describe_streams_in, s.describe_streams_out),
-        "StreamService.GetOpeningStreams": _write(
-            s.get_opening_streams_in, s.get_opening_streams_out
-        ),
-        "StreamService.AbandonUploads": _write(s.abandon_uploads_in, s.abandon_uploads_out),
-        "ObjectService.PrepareObjects": _write(o.prepare_objects_in, o.prepare_objects_out),
-        "ObjectService.CommitStreamSetObject": _write(
-            wire_columns.commit_stream_set_object_in, wire_columns.commit_stream_set_object_out
-        ),
-        "ObjectService.CommitStreamObject": _write(
-            o.commit_stream_object_in, o.commit_stream_object_out
-        ),
-        "ObjectService.GetObjects": _read(o.get_objects_in, o.get_objects_out),
-        "ObjectService.DescribeObjects": _read(o.describe_objects_in, o.describe_objects_out),
-        "ObjectService.CheckObjects": _read(
-            o.check_objects_in, lambda answer: o.check_objects_out(answer, cluster_id)
-        ),
-        "NodeService.RegisterNode": _write(n.register_node_in, n.register_node_out),
-        "NodeService.UnregisterNode": _write(n.unregister_node_in, n.unregister_node_out),
-        "NodeService.GetNodes": _read(n.get_nodes_in, lambda answer: n.get_nodes_out(answer, view)),
-        "NodeService.ListStreamSetObjects": _read(
-            n.list_stream_set_objects_in, n.list_stream_set_objects_out
-        ),
-        "NodeService.GetNextNodeId": _write(n.get_next_node_id_in, n.get_next_node_id_out),
-        "NodeService.LockNode": _write(n.lock_node_in, n.lock_node_out),
-        "NodeService.UnlockNode": _write(n.unlock_node_in, n.unlock_node_out),
-        "KVService.PutKVs": _write(k.put_kvs_in, k.put_kvs_out),
-        "KVService.GetKVs": _read(k.get_kvs_in, k.get_kvs_out),
-        "KVService.DeleteKVs": _write(k.delete_kvs_in, k.delete_kvs_out),
-        "KVService.ListKVs": _read(k.list_kvs_in, k.list_kvs_out),
-    }
-    return {f"streammeta.v1.{name}": route for name, route in table.items()}
-
-
-def routed(route: Route, controller: MetadataController) -> UnaryHandler:
-    """Return the handler that submits a route's requests to the loop; reads may name an offset."""
-
-    async def handle(request: Message, context: Context) -> Message:
-        decoded = route.decode(request)
-        kind = class_of(decoded, writes=route.writes)
-        async with controller.gate.admitted(kind, context.time_remaining()):
-            if route.writes:
-                answered = await controller.write(decoded)
-            else:
-                answered = await controller.read(
-                    decoded, at_least=read_after(context), timeout_ms=longest_wait_ms(context)
-                )
-            quote_offset(context, answered.offset)
-            return route.encode(answered.answer)
-
-    return guarded(handle)
 
 
 def service_handler(
@@ -199,26 +112,15 @@ class AdminHandlers:
     async def _describe_cluster(self, _: Any, __: Context) -> admin_pb2.DescribeClusterResponse:
         leader = self._driver.leader
         seen = self._driver.describe()
-        size = self._controller.cluster_map.size()
         return admin_pb2.DescribeClusterResponse(
             cluster_id=self._config.cluster_id,
             leader_id=None if leader is None else leader[0],
             leader_endpoint="" if leader is None else leader[1],
             epoch=self._driver.epoch,
-            high_watermark=optional_out(self._driver.high_watermark),
+            high_watermark=self._driver.high_watermark,
             answered_by=self._config.node_id,
             controllers=_controllers(seen),
-            size=admin_pb2.MapSize(
-                streams=size.streams,
-                objects=size.objects,
-                prepared_objects=size.prepared_objects,
-                committed_objects=size.committed_objects,
-                destroyed_objects=size.destroyed_objects,
-                stream_set_objects=size.stream_set_objects,
-                nodes=size.nodes,
-                keys=size.keys,
-                committed_bytes=size.committed_bytes,
-            ),
+            size=_write_size(self._controller.cluster_map.size()),
             object_namespace=self._config.namespace,
             cluster_uuid=self._bucket.cluster_uuid,
             bucket_problem=self._bucket.problem,
@@ -250,7 +152,7 @@ class AdminHandlers:
     ) -> admin_pb2.TransferLeadershipResponse:
         successor = None
         if request.HasField("to_node_id"):
-            successor = _controller_id("to_node_id", request.to_node_id)
+            successor = NodeId(checked(check_controller_id, request.to_node_id, "to_node_id"))
         await self._driver.transfer_leadership(successor, TRANSFER_TIMEOUT_MS)
         return admin_pb2.TransferLeadershipResponse()
 
@@ -270,14 +172,6 @@ def _controllers(seen: QuorumDescription) -> list[admin_pb2.Controller]:
     ]
 
 
-def _controller_id(field: str, node_id: int) -> NodeId:
-    try:
-        check_controller_id(field, node_id)
-    except ConfigError as error:
-        raise InvalidRequestError(field, str(error).removeprefix(f"{field}: ")) from None
-    return NodeId(node_id)
-
-
 class NodeHandlers:
     """NodeService.Heartbeat: passes heartbeats to the leader's sessions."""
 
@@ -293,24 +187,14 @@ class NodeHandlers:
         self, request: nodes_pb2.HeartbeatRequest, context: Context
     ) -> nodes_pb2.HeartbeatResponse:
         async with self._gate.admitted(RequestClass.HEARTBEAT, context.time_remaining()):
-            answer = await self._heartbeats.heartbeat(
-                node_identity(request.node), wants_shutdown=request.wants_shutdown
-            )
-        return nodes_pb2.HeartbeatResponse(
-            error=error_out(answer.error),
-            may_shutdown=answer.may_shutdown,
-            session_timeout_ms=answer.session_timeout_ms,
-            recoveries=[
-                nodes_pb2.Recovery(
-                    node_id=one.node_id, node_epoch=one.node_epoch, wal_config=one.wal_config
-                )
-                for one in answer.recoveries
-            ],
-            compactions=[
-                common_pb2.NodeIdentity(node_id=gone.node_id, node_epoch=gone.node_epoch)
-                for gone in answer.compactions
-            ],
-        )
+            node = _read_node(request.node, "node")
+            answer = await self._heartbeats.heartbeat(node, wants_shutdown=request.wants_shutdown)
+        return cast(nodes_pb2.HeartbeatResponse, _write_heartbeat(answer))
+
+
+_write_size = PLAIN.writer(MapSize, admin_pb2.MapSize)
+_read_node = PLAIN.reader(NodeIdentity, common_pb2.NodeIdentity)
+_write_heartbeat = PLAIN.writer(HeartbeatAnswer, nodes_pb2.HeartbeatResponse)
 
 
 HOLD_MS_MAX = 604_800_000

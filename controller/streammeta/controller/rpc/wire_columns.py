@@ -7,31 +7,27 @@ of the contract. Hosts with another byte order are not supported: the map reads 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from streammeta.controller.errors import InvalidRequestError
+from streammeta.controller.errors import ErrorCode, InvalidRequestError
+from streammeta.controller.ids import NONE_ID
 from streammeta.controller.metadata import answers, requests
 from streammeta.controller.metadata.values import (
     EMPTY_COLUMN,
     Int64Column,
+    NodeIdentity,
     OnConflict,
     RangeColumns,
     StreamObjectColumns,
+    column,
 )
-from streammeta.controller.rpc.convert import (
-    column_in,
-    enum_in,
-    error_out,
-    facts_in,
-    node_identity,
-    optional_in,
-)
+from streammeta.controller.rpc.conversion import enum_in, not_set
 from streammeta.v1 import columns_pb2 as pb
-from streammeta.v1 import objects_pb2
+from streammeta.v1 import common_pb2, objects_pb2
 
 _DTYPE = np.dtype("<i8")
 _ROW_BYTES = _DTYPE.itemsize
@@ -74,12 +70,11 @@ def commit_stream_set_object_in(
     message: pb.PackedCommitStreamSetObjectRequest,
 ) -> requests.CommitStreamSetObject:
     """Read CommitStreamSetObject."""
-    min_timestamp_ms, max_timestamp_ms, crc32c = facts_in(message)
     return requests.CommitStreamSetObject(
         request_id=message.request_id,
-        node=node_identity(message.node),
-        object_id=optional_in(message, "object_id"),
-        order_id=optional_in(message, "order_id"),
+        node=_node(message.node, "node"),
+        object_id=_optional(message, "object_id"),
+        order_id=_optional(message, "order_id"),
         object_size=message.object_size,
         attributes=message.attributes,
         ranges=_ranges_in(message.ranges, "ranges") if message.HasField("ranges") else _NO_RANGES,
@@ -90,17 +85,17 @@ def commit_stream_set_object_in(
         ),
         compacted_object_ids=_column(message.compacted_object_ids, "compacted_object_ids"),
         failover=message.failover,
-        on_conflict=enum_in(OnConflict, "on_conflict", message.on_conflict),
-        min_timestamp_ms=min_timestamp_ms,
-        max_timestamp_ms=max_timestamp_ms,
-        crc32c=crc32c,
+        on_conflict=enum_in(OnConflict, message.on_conflict, "on_conflict"),
+        min_timestamp_ms=_optional(message, "min_timestamp_ms"),
+        max_timestamp_ms=_optional(message, "max_timestamp_ms"),
+        crc32c=_optional(message, "crc32c"),
     )
 
 
 def uploads_in(message: pb.PackedUploadColumns) -> requests.CommitUploads:
     """Read the uploads of a CommitBatchRequest."""
     return requests.CommitUploads(
-        node=node_identity(message.node, "uploads.node"),
+        node=_node(message.node, "uploads.node"),
         object_id=_column(message.object_id, "uploads.object_id"),
         object_size=_column(message.object_size, "uploads.object_size"),
         range_count=_column(message.range_count, "uploads.range_count"),
@@ -117,12 +112,12 @@ def commit_stream_set_object_out(
     """Write the answer to CommitStreamSetObject."""
     if not answer.range_errors.any() and not answer.stream_object_errors.any():
         return pb.PackedCommitStreamSetObjectResponse(
-            error=error_out(answer.error),
+            error=_error(answer.error),
             range_errors=bytes(len(answer.range_errors)),
             stream_object_errors=bytes(len(answer.stream_object_errors)),
         )
     response = objects_pb2.CommitStreamSetObjectResponse(
-        error=error_out(answer.error),
+        error=_error(answer.error),
         range_errors=answer.range_errors.tolist(),
         stream_object_errors=answer.stream_object_errors.tolist(),
     )
@@ -178,7 +173,7 @@ def _stream_objects_in(message: pb.PackedStreamObjectColumns) -> StreamObjectCol
         stream_epoch=_column(message.stream_epoch, field, "stream_epoch"),
         start_offset=_column(message.start_offset, field, "start_offset"),
         end_offset=_column(message.end_offset, field, "end_offset"),
-        attributes=column_in(message.attributes),
+        attributes=column(message.attributes),
         min_timestamp_ms=_column(message.min_timestamp_ms, field, "min_timestamp_ms"),
         max_timestamp_ms=_column(message.max_timestamp_ms, field, "max_timestamp_ms"),
         crc32c=_column(message.crc32c, field, "crc32c"),
@@ -196,6 +191,28 @@ def _column(pieces: Sequence[bytes], *path: str) -> Int64Column:
             f"a column of {len(data)} bytes; rows have {_ROW_BYTES}, send it as sfixed64",
         )
     return np.frombuffer(data, dtype=_DTYPE)
+
+
+def _node(message: common_pb2.NodeIdentity, field: str) -> NodeIdentity:
+    for name in ("node_id", "node_epoch"):
+        if not message.HasField(name):
+            raise not_set(f"{field}.{name}")
+    return NodeIdentity(message.node_id, message.node_epoch)
+
+
+def _optional(message: Message, field: str) -> int:
+    """Return an optional field's value, or -1 if it is absent, which no number may say."""
+    if not message.HasField(field):
+        return NONE_ID
+    value: int = getattr(message, field)
+    if value < 0:
+        raise InvalidRequestError(field, f"{value}; wanted 0 or more, or no value")
+    return value
+
+
+def _error(code: ErrorCode) -> common_pb2.ErrorCode.ValueType:
+    """Write an outcome; both enums have the same numbers."""
+    return cast(common_pb2.ErrorCode.ValueType, code)
 
 
 def _joined(pieces: Iterable[Any]) -> bytes:
