@@ -34,7 +34,7 @@ SNAPSHOTS = (
         "a snapshot written twice under one id need not be the same bytes",
         """
         streammeta.controller.quorum.following:
-        - return is_first or (response.total_bytes, response.digest) == (
+        - return is_first or (response.total_bytes, response.file_digest) == (
         -     download.total_bytes,
         -     download.digest,
         - )
