@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import numpy as np
@@ -87,6 +87,16 @@ class FakeMap:
         issued = object_id < self.next_object_id
         return REMOVED if issued else common_pb2.OBJECT_STATE_NOT_ISSUED
 
+    def answer(self, object_ids: Iterable[int]) -> objects_pb2.CheckObjectsResponse:
+        """What CheckObjects says of some ids."""
+        return objects_pb2.CheckObjectsResponse(
+            states=[self.state_of(i) for i in object_ids],  # type: ignore[misc]
+            next_object_id=self.next_object_id,
+            cluster_id=self.cluster_id,
+            cluster_uuid=self.cluster_uuid,
+            issued_below=self.issued_below,
+        )
+
     def checkpoint(self) -> bytes:
         """A copy of the map, with the columns that controllers write."""
         ids = sorted(self.objects)
@@ -107,9 +117,14 @@ class FakeMap:
             "issued_below": np.array([self.issued_below], dtype=np.int64),
         }
         sections = {"counters": counters, "objects": objects, "bucket_claim": claim}
-        file = io.BytesIO()
-        write_checkpoint(file, SnapshotId(EndOffset(9), Epoch(4)), self.cluster_id, sections)
-        return file.getvalue()
+        return checkpoint_of(sections, self.cluster_id)
+
+
+def checkpoint_of(sections: dict[str, Any], cluster_id: str = "c1", end_offset: int = 9) -> bytes:
+    """A checkpoint file of these sections."""
+    file = io.BytesIO()
+    write_checkpoint(file, SnapshotId(EndOffset(end_offset), Epoch(4)), cluster_id, sections)
+    return file.getvalue()
 
 
 class _Objects(objects_pb2_grpc.ObjectServiceServicer):
@@ -121,13 +136,7 @@ class _Objects(objects_pb2_grpc.ObjectServiceServicer):
     ) -> objects_pb2.CheckObjectsResponse:
         self._map.checks.append(list(request.object_ids))
         _refuse_if_told(self._map, context)
-        return objects_pb2.CheckObjectsResponse(
-            states=[self._map.state_of(i) for i in request.object_ids],  # type: ignore[misc]
-            next_object_id=self._map.next_object_id,
-            cluster_id=self._map.cluster_id,
-            cluster_uuid=self._map.cluster_uuid,
-            issued_below=self._map.issued_below,
-        )
+        return self._map.answer(request.object_ids)
 
 
 class _Admin(admin_pb2_grpc.AdminServiceServicer):
@@ -170,18 +179,15 @@ class _Metadata(metadata_pb2_grpc.MetadataServiceServicer):
 
 def _refuse_if_told(state: FakeMap, context: grpc.ServicerContext) -> None:
     if state.leader_endpoint:
-        _not_leader(context, state.leader_endpoint)
+        # As controllers do: a status with ErrorInfo that names the leader.
+        code = grpc.StatusCode.UNAVAILABLE
+        metadata = {"leader_endpoint": state.leader_endpoint, "epoch": "1"}
+        context.set_trailing_metadata(
+            details_trailer(code, "not leader", Reason.NOT_LEADER, metadata)
+        )
+        context.abort(code, "not leader")
     if state.refuse is not None:
         context.abort(state.refuse, "told to refuse")
-
-
-def _not_leader(context: grpc.ServicerContext, leader: str) -> NoReturn:
-    """Refuse the way controllers do: a status with ErrorInfo that names the leader."""
-    code, metadata = grpc.StatusCode.UNAVAILABLE, {"leader_endpoint": leader, "epoch": "1"}
-    trailer = details_trailer(code, "not leader", Reason.NOT_LEADER, metadata)
-    context.set_trailing_metadata(trailer)
-    context.abort(code, "not leader")
-    raise AssertionError("abort returned")
 
 
 @contextmanager

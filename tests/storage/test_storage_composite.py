@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 
 from streammeta.storage.errors import CorruptObjectError
 from streammeta.storage.object_format.composite import (
-    CompositeObject,
-    CompositeReader,
     LinkedObject,
     decode_composite,
     encode_composite,
 )
-from streammeta.storage.object_format.index_block import Footer, IndexEntry, encode_footer
-from streammeta.storage.object_format.object_reader import ByteRange
+from streammeta.storage.object_format.index_block import IndexEntry
 
 GOLDEN_SHA256 = "19bc8b605f4352cd9581db68fab93a630f1b4c5a9d3bfca715599fead146984f"
 LINKS = (
@@ -92,54 +89,6 @@ def test_a_flipped_bit_is_seen_or_leaves_one_unbroken_range() -> None:
 def test_noise_is_corrupt_and_nothing_worse(noise: bytes) -> None:
     with pytest.raises(CorruptObjectError):
         decode_composite(noise)
-
-
-# Reading by ranges
-
-
-def read_by_ranges(data: bytes) -> tuple[CompositeObject, list[ByteRange]]:
-    reader, asked = CompositeReader("test", len(data)), []
-    while (needed := reader.needed) is not None:
-        asked.append(needed)
-        reader.receive(data[needed.start : needed.end])
-    return reader.composite, asked
-
-
-def large_composite(links: int) -> bytes:
-    return encode_composite(
-        [LinkedObject(i, 0, (IndexEntry(9, i, i + 1, 1, 0, 53),)) for i in range(links)]
-    )
-
-
-def test_a_small_composite_takes_one_range_and_a_large_one_two() -> None:
-    data = encode_composite(LINKS)
-    composite, asked = read_by_ranges(data)
-    assert composite.links == LINKS
-    assert asked == [ByteRange(0, 189)]
-    data = large_composite(1_000)
-    composite, asked = read_by_ranges(data)
-    assert composite.links == decode_composite(data).links
-    assert asked == [ByteRange(len(data) - 8192, len(data)), ByteRange(0, len(data) - 8192)]
-
-
-def test_an_object_that_is_no_composite_is_refused_after_the_first_range() -> None:
-    size = 2**33
-    reader = CompositeReader("some/key", size)
-    assert reader.needed is not None
-    tail = bytes(reader.needed.end - reader.needed.start - 48)
-    footer = encode_footer(Footer(size - 84, 36))
-    with pytest.raises(CorruptObjectError, match="footer magic is 0x88e241b785f4cff7") as caught:
-        reader.receive(tail + footer)
-    assert caught.value.position == size - 8
-    with pytest.raises(RuntimeError, match="not read yet"):
-        _ = reader.composite
-
-
-def test_a_file_of_another_size_than_said_is_corrupt() -> None:
-    data = encode_composite(LINKS)
-    for size in (0, 47, len(data) - 1, len(data) + 1):
-        with pytest.raises(CorruptObjectError, match="bytes"):
-            CompositeReader("test", size).receive(data)
 
 
 @pytest.mark.parametrize(

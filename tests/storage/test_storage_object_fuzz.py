@@ -25,7 +25,6 @@ from streammeta.storage.inspection.rendering import (
     record_document,
 )
 from streammeta.storage.object_format.composite import (
-    CompositeReader,
     LinkedObject,
     decode_composite,
     encode_composite,
@@ -77,13 +76,6 @@ def damaged(draw: st.DrawFn, sound: bytes) -> bytes:
     return bytes(data)
 
 
-def read_composite(data: bytes) -> object:
-    reader = CompositeReader("test", len(data))
-    while reader.needed is not None:
-        reader.receive(data[reader.needed.start : reader.needed.end])
-    return reader.composite
-
-
 LAYERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "record": (OBJECT[10:46], lambda data: decode_record(memoryview(data), 0, source="test")),
     "block": (OBJECT[46:202], lambda data: decode_blocks(memoryview(data), source="test")),
@@ -103,7 +95,6 @@ LAYERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     ),
     "object": (OBJECT, read_whole),
     "composite": (COMPOSITE, lambda data: decode_composite(data, source="test")),
-    "composite by ranges": (COMPOSITE, read_composite),
 }
 
 
@@ -232,7 +223,7 @@ def test_a_footer_that_changes_between_two_reads_is_not_followed() -> None:
     assert (reader.needed.start, reader.needed.end) == (position, size)
 
 
-NOISE_READERS: list[Callable[[bytes], object]] = [read_whole, decode_composite, read_composite]
+NOISE_READERS: list[Callable[[bytes], object]] = [read_whole, decode_composite]
 
 
 def test_noise_of_any_size_is_corruption() -> None:

@@ -290,8 +290,8 @@ def _damaged(batch: KafkaBatch, placed: PlacedRecord, source: str) -> CorruptObj
         source,
         placed.position + RECORD_HEADER_SIZE + batch.position,
         "CRC-32C of a Kafka record batch",
-        found=f"{batch.computed_checksum:#010x}",
-        expected=f"{batch.checksum:#010x}",
+        f"{batch.computed_checksum:#010x}",
+        f"{batch.checksum:#010x}",
     )
 
 

@@ -10,7 +10,6 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from streammeta.reconcile.plan_folder import (
     check_plan,
     check_store,
     read_plan_file,
+    tallies,
 )
 from streammeta.reconcile.session import SparkConfig, job_errors, spark_session
 
@@ -98,7 +98,8 @@ def apply(config: ApplyConfig, progress: Callable[[str], None] = lambda _line: N
     _check_cluster(store, connect, plan, config.patience_s)
     run_folder = config.folder / plan_folder.RUNS / _run_name(config.delete)
     progress(f"starting Spark on {config.spark.master}")
-    with spark_session(config.spark) as spark, _apply_errors(run_folder):
+    doing = f"applying the plan (what was deleted is recorded below {run_folder / _UNDO})"
+    with spark_session(config.spark) as spark, job_errors(doing):
         tasks = min(spark.sparkContext.defaultParallelism, config.keys_per_s)
         order = DeletionOrder(
             store=store,
@@ -142,12 +143,6 @@ def _check_cluster(
         )
 
 
-def _apply_errors(run_folder: Path) -> AbstractContextManager[None]:
-    return job_errors(
-        f"applying the plan (what was deleted is recorded below {run_folder / _UNDO})"
-    )
-
-
 def _candidates(spark: SparkSession, folder: Path, plan: PlanResult) -> DataFrame:
     path = folder / plan_folder.CANDIDATES
     if not path.is_dir():
@@ -171,11 +166,6 @@ def _summary(written: DataFrame, run_folder: Path, deleted: bool) -> ApplyResult
     from pyspark.sql import functions as sql
 
     outcome = sql.col("outcome")
-    rows = (
-        written.groupBy("outcome")
-        .agg(sql.count("*").alias("keys"), sql.sum("size").alias("size"))
-        .collect()
-    )
     done = str(Outcome.DELETED if deleted else Outcome.WOULD_DELETE)
     examples = written.where(outcome == done).select("key").limit(_EXAMPLES).collect()
     bad = written.where(outcome.isin(str(Outcome.FAILED), str(Outcome.REFUSED)))
@@ -183,7 +173,7 @@ def _summary(written: DataFrame, run_folder: Path, deleted: bool) -> ApplyResult
     return ApplyResult(
         run_folder=run_folder,
         deleted=deleted,
-        outcomes={Outcome(row["outcome"]): Tally(row["keys"], row["size"]) for row in rows},
+        outcomes={Outcome(name): one for name, one in tallies(written, "outcome").items()},
         examples=tuple(row["key"] for row in examples),
         problems=tuple(row["detail"] for row in problems),
     )

@@ -16,19 +16,20 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from streammeta.reconcile.identity import ClusterIdentity, check_bucket, check_standing
-from streammeta.reconcile.leader import LeaderClient, removed, state_name
+from streammeta.reconcile.leader import LeaderClient, state_name
 from streammeta.reconcile.session import record_batch
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.address import open_object_store
 from streammeta.storage.object_store.base import ObjectStore
+from streammeta.v1 import common_pb2
 
 _HEADS_AT_ONCE = 8
 _LARGEST_BATCH = 1000
@@ -83,11 +84,12 @@ class DeletionOrder:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A candidate and its outcome."""
+    """A candidate and its outcome; `is_busy` if the store asked for fewer requests."""
 
     candidate: Candidate
     outcome: Outcome
     detail: str = ""
+    is_busy: bool = False
 
 
 class Pacer:
@@ -115,21 +117,6 @@ class Pacer:
         if wait > 0:
             self._sleep(wait)
         self._free_at = max(self._free_at, self._clock()) + keys / self._keys_per_s
-
-
-@dataclass(frozen=True, slots=True)
-class _Busy:
-    """A retriable failure: the store asked for fewer requests."""
-
-    judged: Judged
-
-
-@dataclass(slots=True)
-class _Round:
-    """One attempt at some keys: those with an outcome, and those to be tried again."""
-
-    settled: list[Judged]
-    busy: list[Judged] = field(default_factory=list)
 
 
 class Deleter:
@@ -178,66 +165,51 @@ class Deleter:
 
     def _batch(self, batch: Sequence[Candidate]) -> list[Judged]:
         """Process a batch; throttled keys are tried again, with all checks, after a pause."""
-        done = self._round(batch)
-        judged = done.settled
+        judged = self._attempt(batch)
         for pause_s in _PAUSES_S:
-            if not done.busy or self._is_over:
+            busy = [one.candidate for one in judged if one.is_busy]
+            if not busy or self._is_over:
                 break
             self._sleep(pause_s)
-            done = self._round([one.candidate for one in done.busy])
-            judged += done.settled
-        return judged + done.busy
+            judged = [one for one in judged if not one.is_busy] + self._attempt(busy)
+        return judged
 
-    def _round(self, batch: Sequence[Candidate]) -> _Round:
+    def _attempt(self, batch: Sequence[Candidate]) -> list[Judged]:
         try:
-            self._check_bucket()
-            sifted, free = self._sift(batch)
-            if not self._order.delete:
-                would = [Judged(one, Outcome.WOULD_DELETE) for one in free]
-                return _Round(sifted.settled + would, sifted.busy)
-            if free:
-                self._pacer.wait_for(len(free))
-                self._write_undo(free)
+            if self._claimed_below is None:  # once per task, before any question to the leader
+                self._claimed_below = check_bucket(self._store, self._order.identity)
+            judged = self._sift(batch)
+            free = [one.candidate for one in judged if one.outcome is Outcome.WOULD_DELETE]
+            if not free or not self._order.delete:
+                return judged
+            self._pacer.wait_for(len(free))
+            self._write_undo(free)
         except (StorageError, OSError) as error:
             self._is_over = True
-            failed = [Judged(one, Outcome.FAILED, f"nothing deleted: {error}") for one in batch]
-            return _Round(failed)
-        deleted = self._delete(free)
-        return _Round(sifted.settled + deleted.settled, sifted.busy + deleted.busy)
+            return [Judged(one, Outcome.FAILED, f"nothing deleted: {error}") for one in batch]
+        kept = [one for one in judged if one.outcome is not Outcome.WOULD_DELETE]
+        return kept + self._delete(free)
 
-    def _check_bucket(self) -> None:
-        """Check the marker once per task, before any question to the leader."""
-        if self._claimed_below is None:
-            self._claimed_below = check_bucket(self._store, self._order.identity)
-
-    def _sift(self, batch: Sequence[Candidate]) -> tuple[_Round, list[Candidate]]:
-        """Separate candidates that must stay, with the reason, from those free to delete."""
-        sifted = _Round([])
+    def _sift(self, batch: Sequence[Candidate]) -> list[Judged]:
+        """Judge every candidate: one that is free to delete is `WOULD_DELETE`."""
+        judged: list[Judged] = []
         asked: list[Candidate] = []
         for one in batch:
             if one.key == key_for(one.object_id, self._order.identity.namespace):
                 asked.append(one)
             else:
-                refused = Judged(one, Outcome.REFUSED, f"not the key of {one.object_id}")
-                sifted.settled.append(refused)
+                judged.append(Judged(one, Outcome.REFUSED, f"not the key of {one.object_id}"))
         forgotten: list[Candidate] = []
         for one, state in zip(asked, self._states(asked), strict=True):
-            if removed(state):
+            if state == common_pb2.OBJECT_STATE_REMOVED:
                 forgotten.append(one)
             else:
-                kept = Judged(one, Outcome.KEPT, f"the map says {state_name(state)}")
-                sifted.settled.append(kept)
-        free: list[Candidate] = []
-        for seen in self._look_again(forgotten):
-            if isinstance(seen, Candidate):
-                free.append(seen)
-            elif isinstance(seen, _Busy):
-                sifted.busy.append(seen.judged)
-            else:
-                sifted.settled.append(seen)
-        return sifted, free
+                judged.append(Judged(one, Outcome.KEPT, f"the map says {state_name(state)}"))
+        with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
+            judged += pool.map(self._look_at, forgotten)
+        return judged
 
-    def _states(self, asked: Sequence[Candidate]) -> tuple[int, ...]:
+    def _states(self, asked: Sequence[Candidate]) -> Sequence[int]:
         if not asked:
             return ()
         standing = self._leader.check_objects([one.object_id for one in asked])
@@ -249,14 +221,8 @@ class Deleter:
         )
         return standing.states
 
-    def _look_again(self, batch: Sequence[Candidate]) -> list[Candidate | Judged | _Busy]:
-        """Compare with what lies in the bucket now; a `Candidate` is unchanged."""
-        if not batch:
-            return []
-        with ThreadPoolExecutor(min(_HEADS_AT_ONCE, len(batch))) as pool:
-            return list(pool.map(self._look_at, batch))
-
-    def _look_at(self, one: Candidate) -> Candidate | Judged | _Busy:
+    def _look_at(self, one: Candidate) -> Judged:
+        """Compare with what lies in the bucket now."""
         try:
             info = self._store.head(one.key)
         except ObjectNotFoundError:
@@ -264,12 +230,11 @@ class Deleter:
                 return Judged(one, Outcome.DELETED, "the request that failed had deleted it")
             return Judged(one, Outcome.GONE)
         except StoreUnavailableError as error:
-            failed = Judged(one, Outcome.FAILED, f"not deleted: {error}")
-            return _Busy(failed) if error.throttled else failed
+            return Judged(one, Outcome.FAILED, f"not deleted: {error}", error.throttled)
         # HEAD and list may tell the time with different precision: whole seconds must agree.
         same_time = info.last_modified_ms // 1000 == one.modified_ms // 1000
         if same_time and (info.size, info.etag) == (one.size, one.etag):
-            return one
+            return Judged(one, Outcome.WOULD_DELETE)
         return Judged(one, Outcome.CHANGED, "size, time or etag is not that of the plan")
 
     def _write_undo(self, free: Sequence[Candidate]) -> None:
@@ -283,27 +248,23 @@ class Deleter:
         path = folder / f"{self._task}-{number:06d}.jsonl"
         replace_file(PosixFileSystem(), path, map(str.encode, lines))
 
-    def _delete(self, free: Sequence[Candidate]) -> _Round:
-        if not free:
-            return _Round([])
+    def _delete(self, free: Sequence[Candidate]) -> list[Judged]:
         try:
             result = self._store.delete_many([one.key for one in free])
         except StorageError as error:
-            doubt = f"deleting began and may have succeeded in part: {error}"
-            failed = [Judged(one, Outcome.FAILED, doubt) for one in free]
-            if isinstance(error, StoreUnavailableError) and error.throttled:
+            is_busy = isinstance(error, StoreUnavailableError) and error.throttled
+            if is_busy:
                 self._asked_for.update(one.key for one in free)
-                return _Round([], failed)
-            self._is_over = True
-            return _Round(failed)
-        done = _Round([])
-        for one in free:
-            if one.key not in result.failed:
-                done.settled.append(Judged(one, Outcome.DELETED))
-                continue
-            kept = Judged(one, Outcome.FAILED, f"the store kept it: {result.failed[one.key]}")
-            (done.busy if one.key in result.throttled else done.settled).append(kept)
-        return done
+            else:
+                self._is_over = True
+            doubt = f"deleting began and may have succeeded in part: {error}"
+            return [Judged(one, Outcome.FAILED, doubt, is_busy) for one in free]
+        return [
+            Judged(one, Outcome.FAILED, f"the store kept it: {why}", one.key in result.throttled)
+            if (why := result.failed.get(one.key)) is not None
+            else Judged(one, Outcome.DELETED)
+            for one in free
+        ]
 
 
 def deleter(

@@ -15,11 +15,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from streammeta.reconcile.errors import ConfigurationError, ControllerError
-from streammeta.reconcile.leader import Description, LeaderClient, Standing
+from streammeta.reconcile.leader import LeaderClient
 from streammeta.storage.bucket_marker import check_marker, read_claimed, read_marker
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_store.address import S3Config, open_object_store, without_secrets
 from streammeta.storage.object_store.base import ObjectStore
+from streammeta.v1 import admin_pb2, objects_pb2
 
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -122,22 +123,20 @@ class _NotYetError(ControllerError):
     """The leader has not taken possession of its bucket yet."""
 
 
-def _agreed(descriptions: tuple[Description, ...]) -> ClusterIdentity:
-    leading = descriptions[0]
-    if not leading.namespace:
+def _agreed(described: dict[str, admin_pb2.DescribeClusterResponse]) -> ClusterIdentity:
+    leader, leading = next(iter(described.items()))
+    if not leading.object_namespace:
         raise ControllerError(
-            f"{leading.endpoint} tells no namespace of keys; run the same version of streammeta"
+            f"{leader} tells no namespace of keys; run the same version of streammeta"
             " here as on the controllers"
         )
-    identity = ClusterIdentity(leading.cluster_id, leading.cluster_uuid, leading.namespace)
-    for one in descriptions[1:]:
+    identity = _identity_of(leading, leading.cluster_uuid)
+    for endpoint, one in described.items():
         # A follower learns the UUID late; any other difference is another cluster.
-        known = ClusterIdentity(
-            one.cluster_id, one.cluster_uuid or leading.cluster_uuid, one.namespace
-        )
+        known = _identity_of(one, one.cluster_uuid or leading.cluster_uuid)
         if known != identity:
             raise ControllerError(
-                f"{one.endpoint} is of {known.described()}, but the leader is of"
+                f"{endpoint} is of {known.described()}, but the leader is of"
                 f" {identity.described()}; let --connect name controllers of one cluster"
             )
     if not identity.cluster_uuid:
@@ -145,13 +144,19 @@ def _agreed(descriptions: tuple[Description, ...]) -> ClusterIdentity:
             f"cluster {identity.cluster_id!r} has no UUID and so no marker in a bucket; the leader"
             " draws it once its bucket answers: see the leader's log, then repeat"
         )
-    for one in descriptions:
+    for endpoint, one in described.items():
         if one.bucket_problem:
             raise _NotYetError(
-                f"the controller at {one.endpoint} does not trust its bucket:"
+                f"the controller at {endpoint} does not trust its bucket:"
                 f" {one.bucket_problem}; mend that first"
             )
     return identity
+
+
+def _identity_of(
+    described: admin_pb2.DescribeClusterResponse, cluster_uuid: str
+) -> ClusterIdentity:
+    return ClusterIdentity(described.cluster_id, cluster_uuid, described.object_namespace)
 
 
 def check_bucket(store: ObjectStore, identity: ClusterIdentity) -> int:
@@ -171,7 +176,11 @@ def check_bucket(store: ObjectStore, identity: ClusterIdentity) -> int:
 
 
 def check_standing(
-    standing: Standing, identity: ClusterIdentity, *, claimed_below: int, next_object_id: int
+    standing: objects_pb2.CheckObjectsResponse,
+    identity: ClusterIdentity,
+    *,
+    claimed_below: int,
+    next_object_id: int,
 ) -> None:
     """Refuse the leader's answer unless it is of `identity` and its map lost no ids.
 

@@ -7,7 +7,7 @@ complete and well-formed is a `ControllerError`. Usable in a driver and in an ex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TypeVar
 
 import grpc
@@ -30,35 +30,6 @@ _STREAM_ATTEMPTS = 5
 _Answer = TypeVar("_Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The leader's answer on some ids: one state per id, and the cluster of its map.
-
-    Ids below `next_object_id` have been issued; `issued_below` is the bound that the cluster claims
-    in its bucket. `cluster_uuid` is empty until the cluster has marked its bucket.
-    """
-
-    states: tuple[int, ...]
-    next_object_id: int
-    cluster_id: str
-    cluster_uuid: str
-    issued_below: int
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """The cluster as the controller at `endpoint` knows it; empty strings where it knows nothing.
-
-    `bucket_problem` is why it does not trust its bucket.
-    """
-
-    endpoint: str
-    cluster_id: str
-    cluster_uuid: str
-    namespace: str
-    bucket_problem: str
-
-
 class LeaderClient(BlockingClient):
     """Reconciliation's calls to whichever controller leads.
 
@@ -68,15 +39,12 @@ class LeaderClient(BlockingClient):
 
     def __init__(self, endpoints: Sequence[str], patience_s: float) -> None:
         super().__init__(endpoints)
-        self._patience_s = patience_s
+        self.patience_s = patience_s
 
-    @property
-    def patience_s(self) -> float:
-        """Time limit of the search for a leader, in seconds."""
-        return self._patience_s
-
-    def check_objects(self, object_ids: Sequence[int]) -> Standing:
+    def check_objects(self, object_ids: Sequence[int]) -> objects_pb2.CheckObjectsResponse:
         """Return the state of each id (1..10000 of them) as the leader knows it; linearizable.
+
+        The UUID in the answer is empty until the cluster has marked its bucket.
 
         Raises:
             ControllerError: no leader answered in time, or the answer does not fit the question.
@@ -95,32 +63,22 @@ class LeaderClient(BlockingClient):
             )
         if not answer.cluster_id:
             raise ControllerError("CheckObjects answered without a cluster id; nothing is decided")
-        return Standing(
-            states=tuple(answer.states),
-            next_object_id=answer.next_object_id,
-            cluster_id=answer.cluster_id,
-            cluster_uuid=answer.cluster_uuid,
-            issued_below=answer.issued_below,
-        )
+        return answer
 
-    def describe(self) -> tuple[Description, ...]:
-        """Return the cluster as its controllers know it: the leader first, then others that answer.
+    def describe(self) -> dict[str, admin_pb2.DescribeClusterResponse]:
+        """Return the cluster as controllers know it, by endpoint: the leader, then all that answer.
 
         Raises:
             ControllerError: no leader answered in time.
         """
         self.check_objects([0])  # any controller describes the cluster; this finds the leader
         leader = self._ask("DescribeCluster", _describe_through)
-        described = [_description(self.leader or self.endpoints[0], leader)]
+        described = {self.leader or self.endpoints[0]: leader}
         for endpoint in self.endpoints:
-            if endpoint == described[0].endpoint:
-                continue
-            try:
-                answer = _describe_through(self.channel(endpoint))
-            except grpc.RpcError:
-                continue  # a controller that is down says nothing wrong
-            described.append(_description(endpoint, answer))
-        return tuple(described)
+            if endpoint not in described:
+                with suppress(grpc.RpcError):  # a controller that is down says nothing wrong
+                    described[endpoint] = _describe_through(self.channel(endpoint))
+        return described
 
     def read_snapshot(
         self, take: Callable[[Iterator[metadata_pb2.GetSnapshotResponse]], _Answer]
@@ -154,20 +112,15 @@ class LeaderClient(BlockingClient):
 
     def _ask(self, name: str, call: Callable[[grpc.Channel], _Answer]) -> _Answer:
         try:
-            return self.call_leader(lambda channel, _: call(channel), self._patience_s)
+            return self.call_leader(lambda channel, _: call(channel), self.patience_s)
         except LeaderCallError as error:
             if error.is_final:
                 raise ControllerError(f"{name} was refused: {error}") from error
             raise ControllerError(
-                f"{name}: no leader answered within {self._patience_s:g} s, last {error};"
+                f"{name}: no leader answered within {self.patience_s:g} s, last {error};"
                 f" check that the controllers run and that --connect names them"
                 f" ({', '.join(self.endpoints)})"
             ) from error
-
-
-def removed(state: int) -> bool:
-    """Return whether an object existed once and is removed from the map: free to delete."""
-    return state == common_pb2.OBJECT_STATE_REMOVED
 
 
 def state_name(state: int) -> str:
@@ -179,13 +132,3 @@ def state_name(state: int) -> str:
 def _describe_through(channel: grpc.Channel) -> admin_pb2.DescribeClusterResponse:
     stub = admin_pb2_grpc.AdminServiceStub(channel)
     return stub.DescribeCluster(admin_pb2.DescribeClusterRequest(), timeout=_CALL_TIMEOUT_S)
-
-
-def _description(endpoint: str, answer: admin_pb2.DescribeClusterResponse) -> Description:
-    return Description(
-        endpoint=endpoint,
-        cluster_id=answer.cluster_id,
-        cluster_uuid=answer.cluster_uuid,
-        namespace=answer.object_namespace,
-        bucket_problem=answer.bucket_problem,
-    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -88,15 +89,11 @@ def fetch_snapshot(leader: LeaderClient, path: Path) -> tuple[int, int]:
         ControllerError: no leader sent it.
         MapExportError: what was sent is not one whole file, or can't be written.
     """
-
-    def take(chunks: Iterator[metadata_pb2.GetSnapshotResponse]) -> tuple[int, int]:
-        return _write_chunks(chunks, path)
-
-    return leader.read_snapshot(take)
+    return leader.read_snapshot(partial(_write_chunks, path))
 
 
 def _write_chunks(
-    chunks: Iterator[metadata_pb2.GetSnapshotResponse], path: Path
+    path: Path, chunks: Iterator[metadata_pb2.GetSnapshotResponse]
 ) -> tuple[int, int]:
     identity: tuple[int, int, int] | None = None
     written = 0

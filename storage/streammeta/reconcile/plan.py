@@ -34,13 +34,18 @@ from streammeta.reconcile.identity import (
 from streammeta.reconcile.leader import LeaderClient
 from streammeta.reconcile.listing import shards_of, write_listing, write_uploads
 from streammeta.reconcile.map_export import MAP_COLUMNS, MapExport, export_map
-from streammeta.reconcile.plan_folder import CLOCK_SKEW_MS, PlanResult, Tally, check_grace
+from streammeta.reconcile.plan_folder import (
+    CLOCK_SKEW_MS,
+    PlanResult,
+    Tally,
+    check_grace,
+    tallies,
+)
 from streammeta.reconcile.session import SparkConfig, job_errors, record_batch, spark_session
 from streammeta.reconcile.verdicts import (
     ABSENT,
     WITHOUT_MAP,
     Evidence,
-    GuardSettings,
     Int64Column,
     JoinedColumns,
     Owner,
@@ -122,27 +127,29 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
             uploads, unlisted = _uploads(store, draft)
             progress("copying the map")
             exported = _export(config, identity, draft / plan_folder.MAP)
-            basis = _Basis(identity, started_ms, claimed_below, uploads, unlisted)
+            result = PlanResult(
+                cluster_id=identity.cluster_id,
+                cluster_uuid=identity.cluster_uuid,
+                store=without_secrets(config.store),
+                place=place_of(config.store),
+                namespace=identity.namespace,
+                connect=config.connect,
+                created_at_ms=_now_ms(),
+                listing_started_ms=started_ms,
+                young_from_ms=started_ms - config.grace_ms,
+                unsafe_grace=config.unsafe_grace,
+                unfinished_uploads=uploads,
+                unknown=unlisted,
+            )
             if isinstance(exported, MapExport):
                 progress(f"comparing with {exported.objects} objects of the map")
-                result = _compared(spark, config, draft, basis, exported)
+                result = _compared(spark, config, draft, result, exported, claimed_below)
             else:
-                result = _report_without_map(spark, config, draft, basis, exported)
+                result = _report_without_map(spark, draft, result, exported)
             plan_folder.write_plan_file(draft, result)
     finally:
         store.close()
     return result
-
-
-@dataclass(frozen=True, slots=True)
-class _Basis:
-    """Grounds of a plan besides the map; `uploads` is None if `unlisted` says why."""
-
-    identity: ClusterIdentity
-    started_ms: int
-    claimed_below: int
-    uploads: int | None
-    unlisted: tuple[str, ...]
 
 
 def _check_config(config: PlanConfig) -> None:
@@ -201,73 +208,54 @@ def _list(
 
 
 def _compared(
-    spark: SparkSession, config: PlanConfig, draft: Path, basis: _Basis, exported: MapExport
+    spark: SparkSession,
+    config: PlanConfig,
+    draft: Path,
+    basis: PlanResult,
+    exported: MapExport,
+    claimed_below: int,
 ) -> PlanResult:
+    """Add to `basis`, which has all that does not depend on the map, what the map says."""
     rules = Rules(
         next_object_id=exported.next_object_id,
-        young_from_ms=basis.started_ms - config.grace_ms,
-        unlisted_from_ms=basis.started_ms - CLOCK_SKEW_MS,
+        young_from_ms=basis.young_from_ms,
+        unlisted_from_ms=basis.listing_started_ms - CLOCK_SKEW_MS,
     )
-    classes = _write_verdicts(spark, draft, rules, basis.identity.namespace)
+    classes = _write_verdicts(spark, draft, rules, basis.namespace)
     evidence = Evidence(
         counts={verdict: tally.keys for verdict, tally in classes.items()},
         map_objects=exported.committed_objects,
         issued_below=exported.issued_below,
-        claimed_below=basis.claimed_below,
+        claimed_below=claimed_below,
     )
-    settings = GuardSettings(config.max_share, config.max_candidates, config.allow_empty_map)
+    guards = check_guards(
+        evidence,
+        max_share=config.max_share,
+        max_candidates=config.max_candidates,
+        allow_empty_map=config.allow_empty_map,
+    )
     return replace(
-        _without_map(config, basis),
+        basis,
         map_end_offset=exported.end_offset,
         map_epoch=exported.epoch,
         next_object_id=exported.next_object_id,
         map_objects=exported.objects,
         classes=classes,
-        guards=check_guards(evidence, settings),
+        guards=guards,
     )
 
 
 def _report_without_map(
-    spark: SparkSession, config: PlanConfig, draft: Path, basis: _Basis, reason: str
+    spark: SparkSession, draft: Path, basis: PlanResult, reason: str
 ) -> PlanResult:
-    from pyspark.sql import functions as sql
-
     with job_errors("counting the listing"):
         listing = spark.read.parquet(str(draft / plan_folder.LISTING))
-        counted = listing.groupBy("owner").agg(
-            sql.count("*").alias("keys"), sql.sum("size").alias("size")
-        )
-        rows = counted.collect()
-    tallies = {WITHOUT_MAP[Owner(row["owner"])]: Tally(row["keys"], row["size"]) for row in rows}
+        found = {WITHOUT_MAP[Owner(owner)]: one for owner, one in tallies(listing, "owner").items()}
     return replace(
-        _without_map(config, basis),
-        classes={verdict: tallies[verdict] for verdict in Verdict if verdict in tallies},
-        unknown=(*basis.unlisted, reason),
+        basis,
+        classes={verdict: found[verdict] for verdict in Verdict if verdict in found},
+        unknown=(*basis.unknown, reason),
         guards=without_map(reason),
-    )
-
-
-def _without_map(config: PlanConfig, basis: _Basis) -> PlanResult:
-    """The part of the result that does not depend on the map."""
-    return PlanResult(
-        cluster_id=basis.identity.cluster_id,
-        cluster_uuid=basis.identity.cluster_uuid,
-        store=without_secrets(config.store),
-        place=place_of(config.store),
-        namespace=basis.identity.namespace,
-        connect=config.connect,
-        created_at_ms=_now_ms(),
-        listing_started_ms=basis.started_ms,
-        young_from_ms=basis.started_ms - config.grace_ms,
-        unsafe_grace=config.unsafe_grace,
-        map_end_offset=None,
-        map_epoch=None,
-        next_object_id=None,
-        map_objects=None,
-        classes={},
-        unfinished_uploads=basis.uploads,
-        unknown=basis.unlisted,
-        guards=(),
     )
 
 
@@ -287,12 +275,8 @@ def _write_verdicts(
         candidates.select("key", "object_id", "size", "modified_ms", "etag").write.parquet(
             str(draft / plan_folder.CANDIDATES)
         )
-        counted = verdicts.groupBy("verdict").agg(
-            sql.count("*").alias("keys"), sql.coalesce(sql.sum("size"), sql.lit(0)).alias("size")
-        )
-        rows = counted.collect()
+        found = tallies(verdicts, "verdict")
     shutil.rmtree(draft / plan_folder.LISTING)
-    found = {Verdict(row["verdict"]): Tally(row["keys"], row["size"]) for row in rows}
     return {verdict: found[verdict] for verdict in Verdict if verdict in found}
 
 
@@ -327,16 +311,7 @@ def _columns_of(batch: pa.RecordBatch) -> JoinedColumns:
         values: Int64Column = batch.column(name).fill_null(ABSENT).to_numpy(zero_copy_only=False)
         return values.astype(np.int64)
 
-    return JoinedColumns(
-        owner=column("owner"),
-        object_id=column("object_id"),
-        listed_size=column("size"),
-        modified_ms=column("modified_ms"),
-        map_state=column("map_state"),
-        map_size=column("map_size"),
-        map_time_ms=column("map_time_ms"),
-        map_attributes=column("map_attributes"),
-    )
+    return JoinedColumns(**{name: column(name) for name in JoinedColumns.__dataclass_fields__})
 
 
 def _verdict_rows(batch: pa.RecordBatch, verdicts: list[str], namespace: str) -> pa.RecordBatch:

@@ -22,15 +22,18 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streammeta.reconcile.errors import ConfigurationError, PlanError
 from streammeta.reconcile.identity import ClusterIdentity, place_of
 from streammeta.reconcile.verdicts import GuardResult, Verdict
 from streammeta.storage.durable_files import PosixFileSystem, replace_file
 from streammeta.storage.object_store.address import without_secrets
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 FORMAT_VERSION = 2
 PLAN_FILE = "plan.json"
@@ -50,6 +53,16 @@ class Tally:
 
     keys: int
     size: int
+
+
+def tallies(table: DataFrame, column: str) -> dict[Any, Tally]:
+    """Count the keys and bytes of a Spark table for each value of a column."""
+    from pyspark.sql import functions as sql
+
+    counted = table.groupBy(column).agg(
+        sql.count("*").alias("keys"), sql.coalesce(sql.sum("size"), sql.lit(0)).alias("size")
+    )
+    return {row[column]: Tally(row["keys"], row["size"]) for row in counted.collect()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +86,14 @@ class PlanResult:
     listing_started_ms: int
     young_from_ms: int
     unsafe_grace: bool
-    map_end_offset: int | None
-    map_epoch: int | None
-    next_object_id: int | None
-    map_objects: int | None
-    classes: Mapping[Verdict, Tally]
-    unfinished_uploads: int | None
-    unknown: tuple[str, ...]
-    guards: tuple[GuardResult, ...]
+    map_end_offset: int | None = None
+    map_epoch: int | None = None
+    next_object_id: int | None = None
+    map_objects: int | None = None
+    classes: Mapping[Verdict, Tally] = field(default_factory=dict)
+    unfinished_uploads: int | None = None
+    unknown: tuple[str, ...] = ()
+    guards: tuple[GuardResult, ...] = ()
 
     @property
     def identity(self) -> ClusterIdentity:

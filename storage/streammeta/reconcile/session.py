@@ -33,13 +33,9 @@ if TYPE_CHECKING:
 
 def arrow_schema(columns: str) -> pa.Schema:
     """The Arrow schema of Spark columns such as "key string, size long"; knows these two types."""
-    fields: list[pa.Field[Any]] = []
-    for column in columns.split(","):
-        name, kind = column.split()
-        fields.append(
-            pa.field(name, pa.string()) if kind == "string" else pa.field(name, pa.int64())
-        )
-    return pa.schema(fields)
+    kinds = {"string": pa.string(), "long": pa.int64()}
+    pairs = (column.split() for column in columns.split(","))
+    return pa.schema([pa.field(name, kinds[kind]) for name, kind in pairs])
 
 
 def record_batch(columns: str, values: Mapping[str, Any]) -> pa.RecordBatch:
@@ -69,7 +65,9 @@ def spark_session(config: SparkConfig) -> Iterator[SparkSession]:
         ConfigurationError: there is no Java.
         SparkJobError: the session does not start.
     """
-    _require_packages()
+    with optional_packages("reconciliation"):
+        for name in ("pyspark", "pandas", "psutil"):
+            importlib.import_module(name)
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
@@ -93,12 +91,6 @@ def job_errors(doing: str) -> Iterator[None]:
         yield
     except (Py4JError, PySparkException) as error:
         raise SparkJobError(f"{doing} failed: {_reason_of(str(error))}") from error
-
-
-def _require_packages() -> None:
-    with optional_packages("reconciliation"):
-        for name in ("pyspark", "pandas", "psutil"):
-            importlib.import_module(name)
 
 
 def _start(config: SparkConfig) -> SparkSession:

@@ -64,13 +64,13 @@ class Verdict(enum.StrEnum):
 class JoinedColumns:
     """Rows of the listing joined with the map by object id; `ABSENT` where one side has none.
 
-    A row with `listed_size` `ABSENT` is an object of the map that no listed key belongs to. Sizes
+    A row with `size` `ABSENT` is an object of the map that no listed key belongs to. Sizes
     are bytes, times Unix milliseconds. `map_time_ms` is the commit time of a committed object.
     """
 
     owner: Int64Column
     object_id: Int64Column
-    listed_size: Int64Column
+    size: Int64Column
     modified_ms: Int64Column
     map_state: Int64Column
     map_size: Int64Column
@@ -107,13 +107,13 @@ def judge(rows: JoinedColumns, rules: Rules) -> VerdictColumn:
     Nothing is reported of an object that the bucket lacks and need not have. The first matching
     rule wins, and an orphan must pass every test that could save it.
     """
-    listed = rows.listed_size != ABSENT
+    listed = rows.size != ABSENT
     own = rows.owner == Owner.OWN
     known = rows.map_state != ABSENT
     wanted = np.isin(rows.map_state, WANTED_STATES)
     issued = (rows.object_id >= 0) & (rows.object_id < rules.next_object_id)
     composite = (rows.map_attributes & _KIND_MASK) == ObjectKind.COMPOSITE
-    wrong_size = ~composite & (rows.listed_size != rows.map_size)
+    wrong_size = ~composite & (rows.size != rows.map_size)
     ladder: list[tuple[npt.NDArray[np.bool_], str]] = [
         (~listed & wanted & (rows.map_time_ms < rules.unlisted_from_ms), Verdict.MISSING),
         (~listed & wanted, Verdict.UNLISTED),
@@ -159,15 +159,6 @@ class GuardResult:
 
 
 @dataclass(frozen=True, slots=True)
-class GuardSettings:
-    """The limits chosen by the user; `max_share` is a fraction 0..1, `max_candidates` in keys."""
-
-    max_share: float
-    max_candidates: int
-    allow_empty_map: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Evidence:
     """Counts of a plan: keys per verdict, committed objects of the map, bounds of issued ids.
 
@@ -184,37 +175,38 @@ class Evidence:
         return sum(self.counts.get(verdict, 0) for verdict in verdicts)
 
 
-def check_guards(found: Evidence, settings: GuardSettings) -> tuple[GuardResult, ...]:
-    """Every guard's finding."""
+def check_guards(
+    found: Evidence, *, max_share: float, max_candidates: int, allow_empty_map: bool
+) -> tuple[GuardResult, ...]:
+    """Every guard's finding; the limits are the user's, `max_share` a fraction 0..1."""
     return (
-        _empty_map(found, settings),
+        _empty_map(found, allow_empty_map),
         _missing_objects(found),
         _not_issued(found),
         _map_age(found),
-        _share(found, settings),
-        _candidates(found, settings),
+        _share(found, max_share),
+        _candidates(found, max_candidates),
     )
 
 
 def without_map(reason: str) -> tuple[GuardResult, ...]:
     """The finding on a listing that could not be compared with the map."""
-    return (
-        GuardResult("map_copied", False, f"{reason}; make a new plan once the controllers answer"),
-    )
+    return (_finding("map_copied", False, reason, "make a new plan once the controllers answer"),)
 
 
-def _empty_map(found: Evidence, settings: GuardSettings) -> GuardResult:
+def _finding(name: str, passed: bool, detail: str, advice: str) -> GuardResult:
+    return GuardResult(name, passed, detail if passed else f"{detail}; {advice}")
+
+
+def _empty_map(found: Evidence, allow_empty_map: bool) -> GuardResult:
     own = found.keys(*_IN_BUCKET_AND_OURS)
-    detail = (
-        f"the map has {found.map_objects} committed objects, the bucket {own} keys of this cluster"
+    return _finding(
+        "empty_map",
+        found.map_objects > 0 or own == 0 or allow_empty_map,
+        f"the map has {found.map_objects} committed objects, the bucket {own} keys of this cluster",
+        "check that --connect names the right cluster, then give --allow-empty-map if every object"
+        " was really destroyed",
     )
-    passed = found.map_objects > 0 or own == 0 or settings.allow_empty_map
-    if not passed:
-        detail += (
-            "; check that --connect names the right cluster, then give --allow-empty-map if every"
-            " object was really destroyed"
-        )
-    return GuardResult("empty_map", passed, detail)
 
 
 def _missing_objects(found: Evidence) -> GuardResult:
@@ -222,59 +214,55 @@ def _missing_objects(found: Evidence) -> GuardResult:
     mismatched = found.keys(Verdict.SIZE_MISMATCH)
     expected = missing + mismatched + found.keys(Verdict.LIVE)
     share = (missing + mismatched) / expected if expected else 0.0
-    detail = (
+    return _finding(
+        "missing_objects",
+        share <= MISSING_SHARE,
         f"of {expected} objects that the map expects, {missing} are missing in the bucket and"
-        f" {mismatched} have another size: {share:.1%}, allowed {MISSING_SHARE:.0%}"
+        f" {mismatched} have another size: {share:.1%}, allowed {MISSING_SHARE:.0%}",
+        "nothing may be deleted before this is explained: look the keys up in the plan's verdicts"
+        " and restore the objects, or find what else deletes in the bucket",
     )
-    passed = share <= MISSING_SHARE
-    if not passed:
-        detail += (
-            "; nothing may be deleted before this is explained: look the keys up in the plan's"
-            " verdicts and restore the objects, or find what else deletes in the bucket"
-        )
-    return GuardResult("missing_objects", passed, detail)
 
 
 def _not_issued(found: Evidence) -> GuardResult:
     keys = found.keys(Verdict.NOT_ISSUED)
-    detail = f"{keys} keys of this cluster have ids that the map never issued"
-    if keys:
-        detail += (
-            "; the map is older than the bucket or another cluster writes under this namespace:"
-            " find out which before anything is deleted"
-        )
-    return GuardResult("not_issued", keys == 0, detail)
+    return _finding(
+        "not_issued",
+        keys == 0,
+        f"{keys} keys of this cluster have ids that the map never issued",
+        "the map is older than the bucket or another cluster writes under this namespace: find out"
+        " which before anything is deleted",
+    )
 
 
 def _map_age(found: Evidence) -> GuardResult:
-    detail = (
+    return _finding(
+        "map_age",
+        found.claimed_below <= found.issued_below,
         f"the map issues object ids below {found.issued_below}, the bucket's claims reach"
-        f" {found.claimed_below}"
+        f" {found.claimed_below}",
+        "the map was restored to an earlier state: nothing may be deleted by it",
     )
-    passed = found.claimed_below <= found.issued_below
-    if not passed:
-        detail += "; the map was restored to an earlier state: nothing may be deleted by it"
-    return GuardResult("map_age", passed, detail)
 
 
-def _share(found: Evidence, settings: GuardSettings) -> GuardResult:
+def _share(found: Evidence, allowed: float) -> GuardResult:
     own = found.keys(*_IN_BUCKET_AND_OURS)
     candidates = found.keys(Verdict.ORPHAN)
     share = candidates / own if own else 0.0
-    detail = (
-        f"{candidates} of {own} keys of this cluster are candidates: {share:.1%},"
-        f" allowed {settings.max_share:.1%}"
+    return _finding(
+        "max_share",
+        share <= allowed,
+        f"{candidates} of {own} keys of this cluster are candidates: {share:.1%}, allowed"
+        f" {allowed:.1%}",
+        "look at the candidates, then plan again with a larger --max-share",
     )
-    passed = share <= settings.max_share
-    if not passed:
-        detail += "; look at the candidates, then plan again with a larger --max-share"
-    return GuardResult("max_share", passed, detail)
 
 
-def _candidates(found: Evidence, settings: GuardSettings) -> GuardResult:
+def _candidates(found: Evidence, allowed: int) -> GuardResult:
     candidates = found.keys(Verdict.ORPHAN)
-    detail = f"{candidates} candidates, allowed {settings.max_candidates}"
-    passed = candidates <= settings.max_candidates
-    if not passed:
-        detail += "; look at the candidates, then plan again with a larger --max-candidates"
-    return GuardResult("max_candidates", passed, detail)
+    return _finding(
+        "max_candidates",
+        candidates <= allowed,
+        f"{candidates} candidates, allowed {allowed}",
+        "look at the candidates, then plan again with a larger --max-candidates",
+    )

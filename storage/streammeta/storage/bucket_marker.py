@@ -204,4 +204,4 @@ def _members_of(cls: type[Any], key: str, members: dict[str, Any]) -> dict[str, 
 def _unreadable(
     key: str, position: int, what: str, found: str, expected: str
 ) -> CorruptObjectError:
-    return CorruptObjectError(key, position, what, found=found, expected=expected)
+    return CorruptObjectError(key, position, what, found, expected)

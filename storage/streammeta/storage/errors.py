@@ -31,7 +31,7 @@ class CorruptObjectError(StorageError):
     """
 
     def __init__(
-        self, source: str, position: int, what: str, *, found: object, expected: object
+        self, source: str, position: int, what: str, found: object, expected: object
     ) -> None:
         self.source = source
         self.position = position
@@ -185,7 +185,6 @@ def deviate(
     source: str,
     position: int,
     what: str,
-    *,
     found: object,
     expected: object,
 ) -> None:
@@ -194,7 +193,7 @@ def deviate(
     Raises `CorruptObjectError` with the same content.
     """
     if noted is None:
-        raise CorruptObjectError(source, position, what, found=found, expected=expected)
+        raise CorruptObjectError(source, position, what, found, expected)
     noted.append(Deviation(position, what, str(found), str(expected)))
 
 
@@ -204,7 +203,7 @@ class PayloadError(StorageError):
     `position` is the byte position in the payload, `found` and `expected` say what is wrong there.
     """
 
-    def __init__(self, position: int, what: str, *, found: object, expected: object) -> None:
+    def __init__(self, position: int, what: str, found: object, expected: object) -> None:
         self.position = position
         self.found = str(found)
         self.expected = str(expected)

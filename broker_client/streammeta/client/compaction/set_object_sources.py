@@ -162,7 +162,7 @@ class SourceIndexes:
             data = await self._calls.read(end - start, lambda: store.get_range(key, start, end))
         except RangeNotSatisfiableError as error:
             raise CorruptObjectError(
-                key, start, "size of the object", found=str(error), expected=f"{end} bytes"
+                key, start, "size of the object", str(error), f"{end} bytes"
             ) from error
         self.reads += 1
         self.bytes_read += len(data)

@@ -64,7 +64,9 @@ def _gunzip(data: memoryview, limit: int, origin: int) -> bytes:
         raise _malformed(Compression.GZIP, origin, error) from error
     if len(out) <= limit and not inflating.eof:
         raise _malformed(Compression.GZIP, origin, "it is cut short")
-    return _bounded(out, limit, origin)
+    if len(out) > limit:
+        raise _too_large(limit, origin)
+    return out
 
 
 def _from_frames(codec: Literal["lz4", "zstd"], data: memoryview, limit: int, origin: int) -> bytes:
@@ -77,7 +79,9 @@ def _from_frames(codec: Literal["lz4", "zstd"], data: memoryview, limit: int, or
             out: bytes = stream.read(limit + 1)
     except OSError as error:  # what Arrow raises on malformed frames
         raise _malformed(Compression[codec.upper()], origin, error) from error
-    return _bounded(out, limit, origin)
+    if len(out) > limit:
+        raise _too_large(limit, origin)
+    return out
 
 
 def _unsnap(data: memoryview, limit: int, origin: int) -> bytes:
@@ -127,26 +131,18 @@ def _snappy_size(data: memoryview, origin: int) -> int:
     raise _malformed(Compression.SNAPPY, origin, "its size is cut short or too long")
 
 
-def _bounded(out: bytes, limit: int, origin: int) -> bytes:
-    if len(out) > limit:
-        raise _too_large(limit, origin)
-    return out
-
-
 def _too_large(limit: int, origin: int) -> PayloadError:
     return PayloadError(
         origin,
         "decompressed size of the records",
-        found=f"more than {limit} bytes",
-        expected=f"at most {limit} bytes",
+        f"more than {limit} bytes",
+        f"at most {limit} bytes",
     )
 
 
 def _malformed(codec: Compression, position: int, why: object) -> PayloadError:
     reason = " ".join(str(why).split())
-    return PayloadError(
-        position, f"{codec.name} data", found=f"malformed ({reason})", expected="well-formed data"
-    )
+    return PayloadError(position, f"{codec.name} data", f"malformed ({reason})", "well-formed data")
 
 
 KAFKA_MAGIC = 2
@@ -167,11 +163,12 @@ class KafkaBatch:
     """The header of a batch, and its records as they are stored.
 
     `position` is where the batch starts in its payload; `size` counts all of its bytes, header
-    included. Timestamps are in ms since 1970.
+    included. Timestamps are in ms since 1970. The fields follow each other as in the header.
     """
 
     position: int
     size: int
+    data: memoryview
     base_offset: int
     partition_leader_epoch: int
     checksum: int
@@ -183,7 +180,6 @@ class KafkaBatch:
     producer_epoch: int
     base_sequence: int
     record_count: int
-    data: memoryview
 
     @property
     def last_offset(self) -> int:
@@ -261,40 +257,21 @@ def _decode_batch(view: memoryview, at: int) -> KafkaBatch:
         raise PayloadError(
             at + _MAGIC_POSITION,
             "magic of a Kafka record batch",
-            found=view[at + _MAGIC_POSITION],
-            expected=KAFKA_MAGIC,
+            view[at + _MAGIC_POSITION],
+            KAFKA_MAGIC,
         )
     if left < _HEADER.size:
-        raise PayloadError(
-            at, "what is left for a batch header", found=f"{left} bytes", expected=_HEADER.size
-        )
-    base_offset, length, leader_epoch, _, checksum, *rest = _HEADER.unpack_from(view, at)
-    attributes, last_delta, base_time, max_time, producer_id, producer_epoch, *rest = rest
-    base_sequence, record_count = rest
+        raise PayloadError(at, "what is left for a batch header", f"{left} bytes", _HEADER.size)
+    base_offset, length, leader_epoch, _, *fields = _HEADER.unpack_from(view, at)
     if not _HEADER.size - _LOG_OVERHEAD <= length <= left - _LOG_OVERHEAD:
         raise PayloadError(
             at + _LENGTH_POSITION,
             "batch length",
-            found=length,
-            expected=f"{_HEADER.size - _LOG_OVERHEAD}..{left - _LOG_OVERHEAD}",
+            length,
+            f"{_HEADER.size - _LOG_OVERHEAD}..{left - _LOG_OVERHEAD}",
         )
     size = _LOG_OVERHEAD + length
-    return KafkaBatch(
-        position=at,
-        size=size,
-        base_offset=base_offset,
-        partition_leader_epoch=leader_epoch,
-        checksum=checksum,
-        attributes=attributes,
-        last_offset_delta=last_delta,
-        base_timestamp=base_time,
-        max_timestamp=max_time,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        record_count=record_count,
-        data=view[at : at + size],
-    )
+    return KafkaBatch(at, size, view[at : at + size], base_offset, leader_epoch, *fields)
 
 
 def decode_kafka_records(
@@ -309,15 +286,15 @@ def decode_kafka_records(
         raise PayloadError(
             batch.position + _CRC_POSITION,
             "CRC-32C of a Kafka record batch",
-            found=f"{batch.computed_checksum:#010x}",
-            expected=f"{batch.checksum:#010x}",
+            f"{batch.computed_checksum:#010x}",
+            f"{batch.checksum:#010x}",
         )
     if batch.attributes & _CODEC_MASK not in tuple(Compression):
         raise PayloadError(
             batch.position + _CRC_START,
             "codec in the attributes of a batch",
-            found=batch.attributes & _CODEC_MASK,
-            expected=f"0..{max(Compression)}",
+            batch.attributes & _CODEC_MASK,
+            f"0..{max(Compression)}",
         )
     codec = Compression(batch.attributes & _CODEC_MASK)
     origin = batch.position + _HEADER.size
@@ -326,8 +303,8 @@ def decode_kafka_records(
         raise PayloadError(
             batch.position + _COUNT_POSITION,
             "record count of a batch",
-            found=batch.record_count,
-            expected=f"0..{len(data) // _SMALLEST_RECORD}, what {len(data)} bytes can hold",
+            batch.record_count,
+            f"0..{len(data) // _SMALLEST_RECORD}, what {len(data)} bytes can hold",
         )
     cursor = _Cursor(data, 0, len(data), origin)
     records = [_decode_record(cursor, batch) for _ in range(batch.record_count)]
@@ -355,24 +332,14 @@ class _Cursor:
             if byte < 0x80:
                 return (value >> 1) ^ -(value & 1)
         raise PayloadError(
-            self.position,
-            "a variable-length number",
-            found="longer",
-            expected=f"at most {bits} bits",
+            self.position, "a variable-length number", "longer", f"at most {bits} bits"
         )
-
-    def skip(self, count: int) -> None:
-        """Pass over bytes."""
-        self.cut(count)
 
     def cut(self, length: int) -> bytes:
         """Read `length` bytes."""
         if not 0 <= length <= self._end - self._at:
             raise PayloadError(
-                self.position,
-                "a length in a record",
-                found=length,
-                expected=f"0..{self._end - self._at}",
+                self.position, "a length in a record", length, f"0..{self._end - self._at}"
             )
         start, self._at = self._at, self._at + length
         return self._data[start : self._at]
@@ -402,22 +369,19 @@ class _Cursor:
         """Raise `PayloadError` when bytes are left behind `what`."""
         if self.left:
             raise PayloadError(
-                self.position,
-                f"what is behind {what}",
-                found=f"{self.left} bytes",
-                expected="0 bytes",
+                self.position, f"what is behind {what}", f"{self.left} bytes", "0 bytes"
             )
 
     def _byte(self) -> int:
         if self._at >= self._end:
-            raise PayloadError(self.position, "a number in a record", found="cut", expected="whole")
+            raise PayloadError(self.position, "a number in a record", "cut", "whole")
         self._at += 1
         return self._data[self._at - 1]
 
 
 def _decode_record(cursor: _Cursor, batch: KafkaBatch) -> KafkaRecord:
     record = cursor.within(cursor.varint())
-    record.skip(1)  # attributes: none are defined
+    record.cut(1)  # attributes: none are defined
     timestamp = batch.base_timestamp + record.varint(64)
     if batch.attributes & _LOG_APPEND_TIME:
         timestamp = batch.max_timestamp
@@ -432,10 +396,7 @@ def _headers(record: _Cursor) -> Iterator[tuple[str, bytes | None]]:
     count = record.varint()
     if not 0 <= count <= record.left // 2:
         raise PayloadError(
-            record.position,
-            "header count of a record",
-            found=count,
-            expected=f"0..{record.left // 2}",
+            record.position, "header count of a record", count, f"0..{record.left // 2}"
         )
     for _ in range(count):
         name = record.cut(record.varint()).decode(errors="backslashreplace")

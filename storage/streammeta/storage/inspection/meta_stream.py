@@ -89,16 +89,14 @@ def decode_meta_entry(payload: bytes | memoryview) -> MetaEntry:
     _expect_bytes(data, 0, _FRAME.size, "a key-value")
     magic, key_length = _FRAME.unpack_from(data)
     if magic != META_MAGIC:
-        raise PayloadError(0, "magic of a MetaStream key-value", found=magic, expected=META_MAGIC)
+        raise PayloadError(0, "magic of a MetaStream key-value", magic, META_MAGIC)
     end = _FRAME.size + key_length
     if key_length < 0 or end > len(data):
-        raise PayloadError(
-            1, "key length", found=key_length, expected=f"0..{len(data) - _FRAME.size}"
-        )
+        raise PayloadError(1, "key length", key_length, f"0..{len(data) - _FRAME.size}")
     try:
         key = data[_FRAME.size : end].decode()
     except UnicodeDecodeError as error:
-        raise PayloadError(_FRAME.size, "key", found=error.reason, expected="UTF-8") from error
+        raise PayloadError(_FRAME.size, "key", error.reason, "UTF-8") from error
     raw = data[end:]
     return MetaEntry(key, raw, _decode_value(key, raw, end))
 
@@ -119,9 +117,9 @@ def _decode_json(raw: bytes, origin: int) -> MetaValue:
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise PayloadError(origin, "value", found=f"no JSON: {error}", expected="JSON") from error
+        raise PayloadError(origin, "value", f"no JSON: {error}", "JSON") from error
     if not isinstance(value, dict | list):
-        raise PayloadError(origin, "value", found=type(value).__name__, expected="a JSON object")
+        raise PayloadError(origin, "value", type(value).__name__, "a JSON object")
     return value
 
 
@@ -132,8 +130,8 @@ def _decode_epochs(raw: bytes, origin: int) -> LeaderEpochs:
         raise PayloadError(
             origin + 4,
             f"number of leader epochs in {len(raw)} bytes",
-            found=count,
-            expected=(len(raw) - _CHECKPOINT.size) // _EPOCH.size,
+            count,
+            (len(raw) - _CHECKPOINT.size) // _EPOCH.size,
         )
     return LeaderEpochs(version, tuple(_EPOCH.iter_unpack(raw[_CHECKPOINT.size :])))
 
@@ -141,9 +139,7 @@ def _decode_epochs(raw: bytes, origin: int) -> LeaderEpochs:
 def _decode_snapshots(raw: bytes, origin: int) -> tuple[ProducerSnapshot, ...]:
     _expect_bytes(raw, origin, 1, "producer snapshots")
     if raw[0] != SNAPSHOTS_MAGIC:
-        raise PayloadError(
-            origin, "magic of producer snapshots", found=raw[0], expected=SNAPSHOTS_MAGIC
-        )
+        raise PayloadError(origin, "magic of producer snapshots", raw[0], SNAPSHOTS_MAGIC)
     snapshots: list[ProducerSnapshot] = []
     at = 1
     while at < len(raw):
@@ -151,9 +147,7 @@ def _decode_snapshots(raw: bytes, origin: int) -> tuple[ProducerSnapshot, ...]:
         offset, length = _SNAPSHOT.unpack_from(raw, at)
         at += _SNAPSHOT.size
         if not 0 <= length <= len(raw) - at:
-            raise PayloadError(
-                origin + at - 4, "snapshot length", found=length, expected=f"0..{len(raw) - at}"
-            )
+            raise PayloadError(origin + at - 4, "snapshot length", length, f"0..{len(raw) - at}")
         producers = _decode_producers(raw[at : at + length], origin + at)
         snapshots.append(ProducerSnapshot(offset, producers))
         at += length
@@ -164,23 +158,18 @@ def _decode_producers(raw: bytes, origin: int) -> tuple[ProducerState, ...]:
     _expect_bytes(raw, origin, _SNAPSHOT_HEADER.size, "the header of a producer snapshot")
     version, checksum, count = _SNAPSHOT_HEADER.unpack_from(raw)
     if version != SNAPSHOT_VERSION:
-        raise PayloadError(
-            origin, "version of a producer snapshot", found=version, expected=SNAPSHOT_VERSION
-        )
+        raise PayloadError(origin, "version of a producer snapshot", version, SNAPSHOT_VERSION)
     computed = google_crc32c.value(raw[_SNAPSHOT_CHECKED_FROM:])
     if computed != checksum:
         raise PayloadError(
-            origin + 2,
-            "CRC-32C of a producer snapshot",
-            found=f"{computed:#010x}",
-            expected=f"{checksum:#010x}",
+            origin + 2, "CRC-32C of a producer snapshot", f"{computed:#010x}", f"{checksum:#010x}"
         )
     if len(raw) != _SNAPSHOT_HEADER.size + count * _PRODUCER.size:
         raise PayloadError(
             origin + _SNAPSHOT_CHECKED_FROM,
             f"number of producers in {len(raw)} bytes",
-            found=count,
-            expected=(len(raw) - _SNAPSHOT_HEADER.size) // _PRODUCER.size,
+            count,
+            (len(raw) - _SNAPSHOT_HEADER.size) // _PRODUCER.size,
         )
     rows = _PRODUCER.iter_unpack(raw[_SNAPSHOT_HEADER.size :])
     return tuple(ProducerState(*row) for row in rows)
@@ -189,8 +178,5 @@ def _decode_producers(raw: bytes, origin: int) -> tuple[ProducerState, ...]:
 def _expect_bytes(data: bytes, origin: int, wanted: int, what: str) -> None:
     if len(data) < wanted:
         raise PayloadError(
-            origin,
-            f"what is left for {what}",
-            found=f"{len(data)} bytes",
-            expected=f"{wanted} bytes",
+            origin, f"what is left for {what}", f"{len(data)} bytes", f"{wanted} bytes"
         )

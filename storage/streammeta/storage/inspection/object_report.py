@@ -15,11 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from streammeta.storage.errors import CorruptObjectError, Deviation
-from streammeta.storage.object_format.composite import (
-    CompositeObject,
-    CompositeReader,
-    LinkedObject,
-)
+from streammeta.storage.object_format.composite import LinkedObject, decode_composite
 from streammeta.storage.object_format.index_block import (
     FOOTER_SIZE,
     Footer,
@@ -118,7 +114,9 @@ def _read_outline(
         return ObjectOutline(source, size, None, (), (), (fault,))
     try:
         if footer.composite:
-            composite = _read_composite(source, size, fetch, noted)
+            composite = decode_composite(
+                exactly(ByteRange(0, size), fetch(0, size), source), source=source, noted=noted
+            )
             return ObjectOutline(source, size, footer, tuple(composite.index), composite.links, ())
         entries = _read_entries(source, size, fetch, noted)
         return ObjectOutline(source, size, footer, entries, (), ())
@@ -134,15 +132,6 @@ def _read_entries(
     while (needed := reader.needed) is not None:
         reader.receive(fetch(needed.start, needed.end))
     return tuple(reader.index)
-
-
-def _read_composite(
-    source: str, size: int, fetch: Fetch, noted: list[Deviation] | None
-) -> CompositeObject:
-    reader = CompositeReader(source, size, noted)
-    while (needed := reader.needed) is not None:
-        reader.receive(fetch(needed.start, needed.end))
-    return reader.composite
 
 
 def _salvage_index(footer: Footer, fetch: Fetch) -> tuple[IndexEntry, ...]:
@@ -260,8 +249,8 @@ def _walk(source: str, data_size: int, fetch: Fetch, is_tolerant: bool) -> Itera
                     source,
                     at,
                     "a block that no sound index speaks of",
-                    found=f"{size} bytes",
-                    expected=f"at most {MAX_SALVAGED_BLOCK_BYTES} bytes to be looked into",
+                    f"{size} bytes",
+                    f"at most {MAX_SALVAGED_BLOCK_BYTES} bytes to be looked into",
                 )
             block = window.read(at, at + size)
             yield from _block_records(block, 0, header.record_count, source, at)

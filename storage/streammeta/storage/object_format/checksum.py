@@ -65,8 +65,8 @@ class ObjectChecksum:
                 source,
                 0,
                 f"CRC-32C of its {self._size} bytes",
-                found=f"{self._crc:#010x}",
-                expected=f"{expected:#010x}",
+                f"{self._crc:#010x}",
+                f"{expected:#010x}",
             )
 
 

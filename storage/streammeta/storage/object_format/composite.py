@@ -25,7 +25,6 @@ from streammeta.storage.object_format.index_block import (
     encode_footer,
     encode_index,
 )
-from streammeta.storage.object_format.object_reader import ByteRange, exactly, tail_guess
 from streammeta.storage.object_format.record import INT64_MAX
 
 COMPOSITE_TABLE_MAGIC = 0x52
@@ -94,8 +93,8 @@ def decode_composite(
             source,
             footer.index_position + fault * INDEX_ENTRY_SIZE,
             f"index entry {fault}",
-            found=_start_of(entries[fault]),
-            expected=_end_of(entries[fault - 1]),
+            _start_of(entries[fault]),
+            _end_of(entries[fault - 1]),
         )
     links = tuple(
         LinkedObject(object_id, bucket_id, entries[ordinal:end])
@@ -117,8 +116,8 @@ def _check_bounds(bounds: Sequence[int], source: str) -> None:
         source,
         _HEAD.size + link * _LINK.size + _ORDINAL_POSITION,
         f"first ordinal of link {link}",
-        found=bounds[link],
-        expected=f"0 for the first link, ascending, below the {bounds[-1]} entries of the index",
+        bounds[link],
+        f"0 for the first link, ascending, below the {bounds[-1]} entries of the index",
     )
 
 
@@ -165,17 +164,13 @@ def _decode_table(
             source,
             0,
             "what there is for the link table",
-            found=f"{len(table)} bytes",
-            expected=f"at least {_HEAD.size} bytes",
+            f"{len(table)} bytes",
+            f"at least {_HEAD.size} bytes",
         )
     magic, count = _HEAD.unpack_from(table, 0)
     if magic != COMPOSITE_TABLE_MAGIC:
         raise CorruptObjectError(
-            source,
-            0,
-            "link table magic",
-            found=f"{magic:#04x}",
-            expected=f"{COMPOSITE_TABLE_MAGIC:#04x}",
+            source, 0, "link table magic", f"{magic:#04x}", f"{COMPOSITE_TABLE_MAGIC:#04x}"
         )
     if count < 1 or len(table) != _HEAD.size + count * _LINK.size:
         is_empty = count == 0 and len(table) == _HEAD.size
@@ -184,8 +179,8 @@ def _decode_table(
             source,
             _COUNT_POSITION,
             f"link count of a table of {len(table)} bytes",
-            found=count,
-            expected=f"at least 1, for {_HEAD.size} bytes and {_LINK.size} for each link",
+            count,
+            f"at least 1, for {_HEAD.size} bytes and {_LINK.size} for each link",
         )
     links = list(_LINK.iter_unpack(table[_HEAD.size :]))
     for i, (object_id, _, _) in enumerate(links):
@@ -194,59 +189,7 @@ def _decode_table(
                 source,
                 _HEAD.size + i * _LINK.size,
                 f"object id of link {i}",
-                found=object_id,
-                expected="at least 0",
+                object_id,
+                "at least 0",
             )
     return links
-
-
-class CompositeReader:
-    """Parses the composite object named `source` (for messages), a file of `file_size` bytes.
-
-    While `needed` is a range, fetch it and pass it to `receive`; then `composite` is known. The
-    first range is the guess that `ObjectReader` makes, the second what is in front of it. Raises
-    `CorruptObjectError` when the size is too small for an object. Strict, unless `noted` is given:
-    then deviations (see `deviation`) are added to it and passed over.
-    """
-
-    def __init__(self, source: str, file_size: int, noted: list[Deviation] | None = None) -> None:
-        self._source = source
-        self._noted = noted
-        self._size = file_size
-        self._needed: ByteRange | None = tail_guess(file_size, source)
-        self._tail = b""
-        self._composite: CompositeObject | None = None
-
-    @property
-    def needed(self) -> ByteRange | None:
-        """The bytes to fetch next, or None when the composite is known."""
-        return self._needed
-
-    @property
-    def composite(self) -> CompositeObject:
-        """The links and their index. Raises `RuntimeError` while bytes are still needed."""
-        if self._composite is None:
-            raise RuntimeError(f"{self._source} is not read yet: receive {self._needed}")
-        return self._composite
-
-    def receive(self, data: bytes | memoryview) -> None:
-        """Take the bytes of the range in `needed`.
-
-        Raises `CorruptObjectError` when they are fewer or more than asked for or break the format;
-        the reader then stays as it was.
-        """
-        if self._needed is None:
-            raise RuntimeError(f"{self._source} is known already, no bytes are needed")
-        view = exactly(self._needed, data, self._source)
-        if not self._tail:
-            # Deviations are noted when the whole file is read.
-            seen_again: list[Deviation] | None = None if self._noted is None else []
-            decode_footer(view, self._size, composite=True, source=self._source, noted=seen_again)
-        if self._needed.start > 0:
-            self._tail = bytes(view)
-            self._needed = ByteRange(0, self._needed.start)
-            return
-        self._composite = decode_composite(
-            b"".join((view, self._tail)), source=self._source, noted=self._noted
-        )
-        self._needed, self._tail = None, b""

@@ -70,8 +70,8 @@ def decode_footer(
             source,
             0,
             "what there is for the footer",
-            found=f"{max(0, min(object_size, len(data)))} bytes",
-            expected=f"at least {FOOTER_SIZE} bytes",
+            f"{max(0, min(object_size, len(data)))} bytes",
+            f"at least {FOOTER_SIZE} bytes",
         )
     index_position, index_size, reserved, magic = _FOOTER.unpack_from(data, len(data) - FOOTER_SIZE)
     kinds = (False, True) if composite is None else (composite,)
@@ -81,8 +81,8 @@ def decode_footer(
             source,
             position + _MAGIC_POSITION,
             "footer magic",
-            found=f"{magic:#018x}",
-            expected=" or ".join(f"{wanted:#018x}" for wanted in magics),
+            f"{magic:#018x}",
+            " or ".join(f"{wanted:#018x}" for wanted in magics),
         )
     if reserved != _RESERVED:
         deviate(
@@ -90,16 +90,16 @@ def decode_footer(
             source,
             position + _RESERVED_POSITION,
             "reserved bytes of the footer",
-            found=reserved.hex(),
-            expected="28 zeros",
+            reserved.hex(),
+            "28 zeros",
         )
     if index_position < 0 or index_size < 0 or index_position + index_size != position:
         raise CorruptObjectError(
             source,
             position,
             "place of the index",
-            found=f"{index_size} bytes at {index_position}",
-            expected=f"one that ends at {position}, where the footer starts",
+            f"{index_size} bytes at {index_position}",
+            f"one that ends at {position}, where the footer starts",
         )
     return Footer(index_position, index_size, magic == COMPOSITE_MAGIC)
 
@@ -300,8 +300,8 @@ def decode_index(
             source,
             origin,
             "sum of the sizes in the index",
-            found=f"{index.data_size} bytes",
-            expected=f"{data_size} bytes, all that is in front of the index",
+            f"{index.data_size} bytes",
+            f"{data_size} bytes, all that is in front of the index",
         )
     return index
 
@@ -328,8 +328,8 @@ def _read_table(data: memoryview, source: str, origin: int) -> NDArray[np.void]:
             source,
             origin,
             "size of the index",
-            found=f"{len(data)} bytes",
-            expected=f"a multiple of {INDEX_ENTRY_SIZE}",
+            f"{len(data)} bytes",
+            f"a multiple of {INDEX_ENTRY_SIZE}",
         )
     return np.frombuffer(data, dtype=INDEX_ENTRY_DTYPE)
 
@@ -374,6 +374,6 @@ def _check(faults: _Mask, table: NDArray[np.void], rule: str, source: str, origi
             source,
             origin + ordinal * INDEX_ENTRY_SIZE,
             f"index entry {ordinal}",
-            found=f"({names})",
-            expected=rule,
+            f"({names})",
+            rule,
         )

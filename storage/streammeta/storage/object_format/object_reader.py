@@ -51,8 +51,8 @@ def tail_guess(size: int, source: str) -> ByteRange:
             source,
             0,
             "size of the object",
-            found=f"{size} bytes",
-            expected=f"at least the {FOOTER_SIZE} bytes of a footer",
+            f"{size} bytes",
+            f"at least the {FOOTER_SIZE} bytes of a footer",
         )
     return ByteRange(max(0, size - _GUESS_BASE - size // _MIB * INDEX_ENTRY_SIZE), size)
 
@@ -68,8 +68,8 @@ def exactly(wanted: ByteRange, data: bytes | memoryview, source: str) -> memoryv
             source,
             wanted.start + min(len(data), length),
             f"what was read from byte {wanted.start} on",
-            found=f"{len(data)} bytes",
-            expected=f"{length} bytes",
+            f"{len(data)} bytes",
+            f"{length} bytes",
         )
     return memoryview(data)
 
@@ -123,8 +123,8 @@ class ObjectReader:
                 self._source,
                 self._size - FOOTER_SIZE,
                 "footer at the second reading",
-                found=footer,
-                expected=f"{self._footer}, as at the first",
+                footer,
+                f"{self._footer}, as at the first",
             )
         if footer.index_position < self._needed.start:
             self._footer = footer
@@ -162,8 +162,8 @@ class ObjectReader:
                 self._source,
                 self._size - FOOTER_SIZE,
                 "size of the index",
-                found=f"{footer.index_size} bytes",
-                expected=f"at most {most} bytes for {footer.index_position} bytes of blocks",
+                f"{footer.index_size} bytes",
+                f"at most {most} bytes for {footer.index_position} bytes of blocks",
             )
 
 
@@ -181,8 +181,8 @@ def read_entry(
             source,
             entry.position,
             "number of records in the blocks of an index entry",
-            found=len(records),
-            expected=f"{entry.record_count}, as in the index",
+            len(records),
+            f"{entry.record_count}, as in the index",
         )
     stream_id, next_offset = entry.stream_id, entry.start_offset
     for ordinal, record in enumerate(records):
@@ -193,8 +193,8 @@ def read_entry(
                 source,
                 entry.position,
                 f"record {ordinal} of an index entry",
-                found=f"of stream {record.stream_id} at offset {record.base_offset}",
-                expected=f"stream {stream_id} at offset {next_offset}",
+                f"of stream {record.stream_id} at offset {record.base_offset}",
+                f"stream {stream_id} at offset {next_offset}",
             )
             next_offset = record.base_offset
         next_offset += record.count
@@ -203,7 +203,7 @@ def read_entry(
             source,
             entry.position,
             "end of the last record of an index entry",
-            found=f"offset {next_offset}",
-            expected=f"offset {entry.end_offset}",
+            f"offset {next_offset}",
+            f"offset {entry.end_offset}",
         )
     return records

@@ -157,32 +157,28 @@ def _raise_fault(data: memoryview, at: int, source: str, origin: int) -> NoRetur
             source,
             origin + at,
             "what is left for a record header",
-            found=f"{left} bytes",
-            expected=f"{RECORD_HEADER_SIZE} bytes",
+            f"{left} bytes",
+            f"{RECORD_HEADER_SIZE} bytes",
         )
     magic, stream_id, epoch, base, count, length = _RECORD_HEADER.unpack_from(data, at)
     if magic != RECORD_MAGIC:
         raise CorruptObjectError(
-            source,
-            origin + at,
-            "record magic",
-            found=f"{magic:#04x}",
-            expected=f"{RECORD_MAGIC:#04x}",
+            source, origin + at, "record magic", f"{magic:#04x}", f"{RECORD_MAGIC:#04x}"
         )
     if not 0 <= length <= left - RECORD_HEADER_SIZE:
         raise CorruptObjectError(
             source,
             origin + at + _SIZE_POSITION,
             "record payload length",
-            found=length,
-            expected=f"0..{left - RECORD_HEADER_SIZE}",
+            length,
+            f"0..{left - RECORD_HEADER_SIZE}",
         )
     raise CorruptObjectError(
         source,
         origin + at + 1,
         "record header",
-        found=f"stream {stream_id}, epoch {epoch}, base offset {base}, count {count}",
-        expected="a count of at least 1, the others not negative, the end below 2^63",
+        f"stream {stream_id}, epoch {epoch}, base offset {base}, count {count}",
+        "a count of at least 1, the others not negative, the end below 2^63",
     )
 
 
@@ -235,18 +231,14 @@ def decode_block_header(
             source,
             origin + at,
             "what is left for a block header",
-            found=f"{len(data) - at} bytes",
-            expected=f"{BLOCK_HEADER_SIZE} bytes",
+            f"{len(data) - at} bytes",
+            f"{BLOCK_HEADER_SIZE} bytes",
         )
     left = (len(data) if end is None else end) - at - BLOCK_HEADER_SIZE
     magic, flag, count, length = _BLOCK_HEADER.unpack_from(data, at)
     if magic != BLOCK_MAGIC:
         raise CorruptObjectError(
-            source,
-            origin + at,
-            "block magic",
-            found=f"{magic:#04x}",
-            expected=f"{BLOCK_MAGIC:#04x}",
+            source, origin + at, "block magic", f"{magic:#04x}", f"{BLOCK_MAGIC:#04x}"
         )
     if flag != BLOCK_FLAG:
         deviate(
@@ -254,33 +246,22 @@ def decode_block_header(
             source,
             origin + at + _FLAG_POSITION,
             "block flag",
-            found=f"{flag:#04x}",
-            expected=f"{BLOCK_FLAG:#04x}",
+            f"{flag:#04x}",
+            f"{BLOCK_FLAG:#04x}",
         )
     if not 0 <= length <= left:
         raise CorruptObjectError(
-            source,
-            origin + at + _LENGTH_POSITION,
-            "block data length",
-            found=length,
-            expected=f"0..{left}",
+            source, origin + at + _LENGTH_POSITION, "block data length", length, f"0..{left}"
         )
     if count == 0 and length == 0:
-        deviate(
-            noted,
-            source,
-            origin + at + _COUNT_POSITION,
-            "block record count",
-            found=0,
-            expected="1 or more",
-        )
+        deviate(noted, source, origin + at + _COUNT_POSITION, "block record count", 0, "1 or more")
     elif not 1 <= count <= length // RECORD_HEADER_SIZE:
         raise CorruptObjectError(
             source,
             origin + at + _COUNT_POSITION,
             "block record count",
-            found=count,
-            expected=f"1..{length // RECORD_HEADER_SIZE}, what {length} bytes can hold",
+            count,
+            f"1..{length // RECORD_HEADER_SIZE}, what {length} bytes can hold",
         )
     return BlockHeader(count, length)
 
@@ -316,7 +297,7 @@ def decode_blocks(
                 source,
                 origin + at,
                 f"what is behind the last of {header.record_count} records of a block",
-                found=f"{stop - at} bytes",
-                expected="0 bytes",
+                f"{stop - at} bytes",
+                "0 bytes",
             )
     return records
