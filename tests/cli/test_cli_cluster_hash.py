@@ -204,7 +204,7 @@ def test_who_differs_from_what_most_say_is_different(
 ) -> None:
     answers = {f"h:{node}": said(node, value) for node, value in hashes.items()}
     rows = judge(answers, LEADER)
-    assert [row.member.node_id for row in rows if row.verdict is Verdict.DIFFERENT] == different
+    assert [row.node_id for row in rows if row.verdict is Verdict.DIFFERENT] == different
 
 
 def test_equal_maps_of_different_logs_are_different_and_an_unknown_log_is_not() -> None:

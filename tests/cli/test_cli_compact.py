@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from streammeta.cli.compact_command import CompactionRequest, NodeChoice
+from streammeta.cli.compact_command import CompactionRequest
 from streammeta.cli.compaction_run import Targets, find_targets, run
 from streammeta.cli.local_cluster import LocalCluster, start_child
 from streammeta.cli.output import CommandError, Output, OutputFormat, run_cli
@@ -194,7 +194,8 @@ def test_stream_objects_of_a_live_node_are_merged_too(cluster: LocalCluster) -> 
             connect=tuple(cluster.endpoints),
             timeout_s=PATIENCE_S,
             store_uri=cluster.store_uri,
-            choice=NodeChoice((1007,)),
+            node_ids=(1007,),
+            gone=False,
             force_split=force_split,
             budget=64 << 20,
             split_size=8 << 20,
@@ -290,8 +291,8 @@ def node(node_id: int, state: nodes_pb2.NodeState.ValueType, **facts: Any) -> An
     )
 
 
-def found(choice: NodeChoice, *nodes: Any) -> Targets:
-    return asyncio.run(find_targets(cast(ControllerClient, ListedNodes(*nodes)), choice))
+def found(*nodes: Any, **choice: Any) -> Targets:
+    return asyncio.run(find_targets(cast(ControllerClient, ListedNodes(*nodes)), **choice))
 
 
 ACTIVE = node(1, nodes_pb2.NODE_STATE_ACTIVE)
@@ -302,7 +303,7 @@ EMPTY = node(5, nodes_pb2.NODE_STATE_ACTIVE, stream_set_object_count=0)
 
 
 def test_nodes_are_spoken_for_with_their_own_epochs() -> None:
-    every = found(NodeChoice(), RECOVERED, ACTIVE, FENCED, DEPARTED, EMPTY)
+    every = found(RECOVERED, ACTIVE, FENCED, DEPARTED, EMPTY)
     assert every.targets == (
         CompactionTarget(3, 30, failover=True),
         CompactionTarget(1, 10),
@@ -310,17 +311,17 @@ def test_nodes_are_spoken_for_with_their_own_epochs() -> None:
         CompactionTarget(4, 40, failover=True),
     )
     assert every.writer == NodeIdentity(node_id=1, node_epoch=10)
-    gone = found(NodeChoice(gone=True), RECOVERED, ACTIVE, FENCED, DEPARTED)
+    gone = found(RECOVERED, ACTIVE, FENCED, DEPARTED, gone=True)
     assert [one.node_id for one in gone.targets] == [3, 2, 4]
     # Ids are prepared by who is heard, or else by one that is only silent.
     assert gone.writer == NodeIdentity(node_id=1, node_epoch=10)
-    silent = found(NodeChoice((4,)), FENCED, DEPARTED)
+    silent = found(FENCED, DEPARTED, node_ids=[4])
     assert silent.targets == (CompactionTarget(4, 40, failover=True),)
     assert silent.writer == NodeIdentity(node_id=2, node_epoch=20)
 
 
 def test_ids_cannot_be_prepared_without_a_live_node() -> None:
     with pytest.raises(CommandError, match="no live node") as raised:
-        found(NodeChoice(gone=True), RECOVERED, DEPARTED)
+        found(RECOVERED, DEPARTED, gone=True)
     assert raised.value.code == "NO_LIVE_NODE"
-    assert found(NodeChoice(gone=True), ACTIVE) == Targets((), None)
+    assert found(ACTIVE, gone=True) == Targets((), None)

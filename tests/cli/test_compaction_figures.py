@@ -60,14 +60,11 @@ def test_the_example_of_three_objects() -> None:
     assert found.source_ids == (0, 1, 2)
     assert found.cost.iterations == 2
     assert found.cost.objects == Change(3, 4)
-    assert [
-        (one.kind, one.stream_id, one.start_offset, one.end_offset, one.ranges, one.object_size)
-        for one in found.outputs
-    ] == [
-        (OutputKind.COMPACT, -1, -1, -1, 2, 85 + 2 * 36 + 48),
-        (OutputKind.SPLIT, 1, 30, 120, 1, 90 + 36 + 48),
-        (OutputKind.SPLIT, 2, 400, 435, 1, 35 + 36 + 48),
-        (OutputKind.SPLIT, 2, 435, 500, 1, 65 + 36 + 48),
+    assert [(one.kind, one.held, one.ranges, one.object_size) for one in found.outputs] == [
+        (OutputKind.COMPACT, None, 2, 85 + 2 * 36 + 48),
+        (OutputKind.SPLIT, (1, 30, 120), 1, 90 + 36 + 48),
+        (OutputKind.SPLIT, (2, 400, 435), 1, 35 + 36 + 48),
+        (OutputKind.SPLIT, (2, 435, 500), 1, 65 + 36 + 48),
     ]
     assert found.cost.metadata_bytes == Change(3 * 86 + 7 * 32, 4 * 86 + 5 * 32)
     # 7 pairs of a stream and its object before, 5 after: an index and a range of blocks each.

@@ -27,8 +27,8 @@ COMMIT = CommitFigures(
     source_ids=tuple(range(SOURCES)),
     kind=GroupKind.MERGE,
     outputs=(
-        OutputFigures(OutputKind.COMPACT, -1, -1, -1, 4, 5, 1000),
-        OutputFigures(OutputKind.SPLIT, 7, 100, 200, 1, 1, 500),
+        OutputFigures(OutputKind.COMPACT, None, 4, 5, 1000),
+        OutputFigures(OutputKind.SPLIT, (7, 100, 200), 1, 1, 500),
     ),
     cost=Cost(
         iterations=2,

@@ -46,6 +46,7 @@ _REPEATED = frozenset({FailureKind.UNREACHABLE, FailureKind.NOT_LEADER})
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
+Answer = TypeVar("Answer")
 
 
 class CallError(ApiError):
@@ -89,10 +90,13 @@ class ControllerClient(BlockingClient):
         `client.call(lambda channel: AdminServiceStub(channel).TakeSnapshot, request)`.
         Raises `CallError`.
         """
+        return self.ask(lambda channel, left_s: method(channel)(request, timeout=left_s))
 
-        def send(channel: grpc.Channel, seconds_left: float) -> Response:
-            return method(channel)(request, timeout=seconds_left)
+    def ask(self, send: Callable[[grpc.Channel, float], Answer]) -> Answer:
+        """Return what `send` returns; it takes the leader's channel and the seconds left.
 
+        Raises `CallError`.
+        """
         try:
             return self.call_leader(send, self.timeout_s)
         except LeaderCallError as error:

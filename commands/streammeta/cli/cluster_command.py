@@ -95,23 +95,24 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A controller: voter or observer; `endpoint` is empty if it is not known."""
+class MemberState:
+    """A controller, and hashes of its map in hex or the reason why there are none.
+
+    `node_id` is None and the texts are empty where they are not known.
+    """
 
     node_id: int | None
     endpoint: str
-    is_leader: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MemberState:
-    """Hashes of a member's map in hex, or the reason why there are none."""
-
-    member: Member
     verdict: Verdict
+    is_leader: bool = False
     state_hash: str = ""
     log_hash: str = ""
     problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """The member as people are told of it."""
+        return self.endpoint if self.node_id is None else f"controller {self.node_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +176,16 @@ def judge(answers: Mapping[str, Answer], leader_id: int) -> list[MemberState]:
         is_equal = one.hash == wanted_hash and one.log_hash in (wanted_log, b"")
         rows.append(
             MemberState(
-                Member(node_id, endpoint, is_leader=node_id == leader_id),
+                node_id,
+                endpoint,
                 Verdict.OK if is_equal else Verdict.DIFFERENT,
+                node_id == leader_id,
                 one.hash.hex(),
                 one.log_hash.hex(),
             )
         )
     rows += [
-        MemberState(Member(None, endpoint), Verdict.NO_ANSWER, problem=answer.message)
+        MemberState(None, endpoint, Verdict.NO_ANSWER, problem=answer.message)
         for endpoint, answer in sorted(answers.items())
         if isinstance(answer, RpcFailure)
     ]
@@ -211,18 +214,19 @@ def _silent_members(views: QuorumViews, client: ControllerClient) -> list[Member
         if voter.key.node_id not in views.answers:
             failure = views.silent.get(voter.endpoint)
             problem = failure.message if failure else "its address is not known"
-            member = Member(voter.key.node_id, voter.endpoint)
-            silent.append(MemberState(member, Verdict.NO_ANSWER, problem=problem))
+            member = (voter.key.node_id, voter.endpoint)
+            silent.append(MemberState(*member, Verdict.NO_ANSWER, problem=problem))
     for observer in live_observers(leader):
         if observer.key.node_id not in views.answers:
-            member = Member(observer.key.node_id, observer.endpoint)
+            member = (observer.key.node_id, observer.endpoint)
             problem = "observers are asked only where --connect names them"
-            silent.append(MemberState(member, Verdict.NOT_ASKED, problem=problem))
-    named = {state.member.endpoint for state in silent}
-    for endpoint, failure in views.silent.items():
-        if endpoint not in named:
-            member = Member(None, endpoint)
-            silent.append(MemberState(member, Verdict.NO_ANSWER, problem=failure.message))
+            silent.append(MemberState(*member, Verdict.NOT_ASKED, problem=problem))
+    named = {state.endpoint for state in silent}
+    silent += [
+        MemberState(None, endpoint, Verdict.NO_ANSWER, problem=failure.message)
+        for endpoint, failure in views.silent.items()
+        if endpoint not in named
+    ]
     return silent
 
 
@@ -326,22 +330,15 @@ def hash_command(connect: tuple[str, ...], timeout_s: float, output: Output) -> 
 
 
 def _rows(compared: Comparison) -> Iterator[tuple[object, ...]]:
-    for state in compared.members:
-        yield (
-            state.member.node_id,
-            state.member.is_leader,
-            state.member.endpoint or None,
-            str(state.verdict),
-            state.state_hash or None,
-            state.log_hash or None,
-            state.problem or None,
-        )
+    for one in compared.members:
+        texts = (one.state_hash or None, one.log_hash or None, one.problem or None)
+        yield one.node_id, one.is_leader, one.endpoint or None, str(one.verdict), *texts
 
 
 def _problem(compared: Comparison) -> CommandError | None:
     different = compared.of(Verdict.DIFFERENT)
     if different:
-        names = ", ".join(f"controller {each.member.node_id}" for each in different)
+        names = ", ".join(each.name for each in different)
         return CommandError(
             "DIFFERENT",
             f"{names}: the map at offset {compared.at_offset} differs from that of the others",
@@ -350,12 +347,7 @@ def _problem(compared: Comparison) -> CommandError | None:
         )
     silent = compared.of(Verdict.NO_ANSWER)
     if silent:
-        names = ", ".join(
-            each.member.endpoint
-            if each.member.node_id is None
-            else f"controller {each.member.node_id}"
-            for each in silent
-        )
+        names = ", ".join(each.name for each in silent)
         return CommandError(
             "NO_ANSWER",
             f"{names}: no answer, so it was not compared; the others are equal",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,21 +27,17 @@ DEFAULT_GROWTH = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class NodeChoice:
-    """Nodes by id; without any, departed and fenced ones with `gone`, else all."""
-
-    node_ids: tuple[int, ...] = ()
-    gone: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class CompactionRequest:
-    """One call of the command; sizes in bytes, `rate` in bytes per second, 0: no limit."""
+    """One call of the command; sizes in bytes, `rate` in bytes per second, 0: no limit.
+
+    Nodes are chosen by id; without ids, departed and fenced ones with `gone`, else all.
+    """
 
     connect: tuple[str, ...]
     timeout_s: float
     store_uri: str
-    choice: NodeChoice
+    node_ids: tuple[int, ...]
+    gone: bool
     force_split: bool
     budget: int
     split_size: int
@@ -73,39 +69,18 @@ class CompactionRequest:
             raise click.UsageError(str(error)) from error
 
 
+_FIELDS = fields(CompactionRequest)
+
+
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the shared options: argument `request: CompactionRequest`."""
 
     @functools.wraps(command)
-    def with_request(
-        *,
-        connect: tuple[str, ...],
-        timeout_s: float,
-        store_uri: str,
-        node_ids: tuple[int, ...],
-        every_node: bool,
-        gone: bool,
-        force_split: bool,
-        budget: int,
-        split_size: int,
-        growth: float,
-        rate: int,
-        **others: Any,
-    ) -> None:
-        if sum((bool(node_ids), every_node, gone)) != 1:
+    def with_request(*, every_node: bool, **given: Any) -> None:
+        request = CompactionRequest(**{each.name: given.pop(each.name) for each in _FIELDS})
+        if sum((bool(request.node_ids), every_node, request.gone)) != 1:
             raise click.UsageError("say whose set objects: --node ID, --all or --gone")
-        request = CompactionRequest(
-            connect=connect,
-            timeout_s=timeout_s,
-            store_uri=store_uri,
-            choice=NodeChoice(node_ids, gone),
-            force_split=force_split,
-            budget=budget,
-            split_size=split_size,
-            growth=growth,
-            rate=rate,
-        )
-        command(request=request, **others)
+        command(request=request, **given)
 
     for option in reversed(_OPTIONS):
         with_request = option(with_request)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 
-from streammeta.cli.compact_command import CompactionRequest, NodeChoice
+from streammeta.cli.compact_command import CompactionRequest
 from streammeta.cli.compaction_view import (
     CommitFigures,
     ListedObject,
@@ -27,10 +27,8 @@ from streammeta.cli.compaction_view import (
 )
 from streammeta.cli.output import CommandError, Output
 from streammeta.client.bucket_check import BucketCheck
-from streammeta.client.compaction.config import (
-    CompactionConfig,
-    CompactionTarget,
-)
+from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
+from streammeta.client.compaction.report import GroupReport
 from streammeta.client.compaction.set_object_compactor import SetObjectCompactor
 from streammeta.client.compaction.set_object_planning import PlannedGroup
 from streammeta.client.compaction.stream_object_compactor import StreamObjectCompactor
@@ -61,24 +59,26 @@ class Targets:
     writer: NodeIdentity | None
 
 
-async def find_targets(client: ControllerClient, choice: NodeChoice) -> Targets:
-    """Look up the chosen nodes; `all` and `gone` leave out nodes without set objects.
+async def find_targets(
+    client: ControllerClient, node_ids: Sequence[int] = (), *, gone: bool = False
+) -> Targets:
+    """Look up the nodes of these ids; without ids, all or the `gone` ones that have set objects.
 
     Raises `CommandError` when a node that was named has not registered, or no node is live.
     """
     answer = await client.call(GET_NODES, nodes_pb2.GetNodesRequest())
     known = {node.node_id: node for node in answer.nodes}
-    unknown = [node_id for node_id in choice.node_ids if node_id not in known]
+    unknown = [node_id for node_id in node_ids if node_id not in known]
     if unknown:
         raise CommandError(
             "NODE_EPOCH_NOT_EXIST",
             f"node {unknown[0]} has not registered",
             "`streammeta node list` shows the nodes that have registered",
         )
-    chosen = [known[node_id] for node_id in dict.fromkeys(choice.node_ids)] or [
+    chosen = [known[node_id] for node_id in dict.fromkeys(node_ids)] or [
         node
         for node in answer.nodes
-        if node.stream_set_object_count and (is_gone(node) or not choice.gone)
+        if node.stream_set_object_count and (is_gone(node) or not gone)
     ]
     targets = tuple(
         CompactionTarget(node.node_id, node.node_epoch, failover=is_gone(node)) for node in chosen
@@ -140,16 +140,17 @@ async def run(
     stopping = _stopped_by_signals()
     totals = Totals()
     async with _session(request) as session:
-        found = await session.targets()
-        await session.compact_all(found, totals, stopping, stream_objects=stream_objects)
-        while interval_ms is not None and not await _is_set(stopping, interval_ms / 1000):
-            totals.begin_pass()
+        while True:
             try:
                 found = await session.targets()
+                await session.compact_all(found, totals, stopping, stream_objects=stream_objects)
             except CommandError as error:
+                if totals.passes == 1:
+                    raise
                 totals.failures[-1] = str(error)  # it may pass until the next repetition
-                continue
-            await session.compact_all(found, totals, stopping, stream_objects=stream_objects)
+            if interval_ms is None or await _is_set(stopping, interval_ms / 1000):
+                break
+            totals.begin_pass()
     if totals.failures and not stopping.is_set():
         raise CommandError(
             "INCOMPLETE",
@@ -160,24 +161,17 @@ async def run(
     show_totals(output, totals)
 
 
+@dataclass(slots=True)
 class Session:
     """A cluster, its bucket, and a compactor that is kept while its writer is the same."""
 
-    def __init__(
-        self,
-        client: ControllerClient,
-        store: ObjectStore,
-        namespace: str,
-        request: CompactionRequest,
-        config: CompactionConfig,
-    ) -> None:
-        self._client = client
-        self._store = store
-        self._namespace = namespace
-        self._request = request
-        self._config = config
-        self._compactor: SetObjectCompactor | None = None
-        self._writer: NodeIdentity | None = None
+    client: ControllerClient
+    store: ObjectStore
+    namespace: str
+    request: CompactionRequest
+    config: CompactionConfig
+    _compactor: SetObjectCompactor | None = None
+    _writer: NodeIdentity | None = None
 
     def close(self) -> None:
         """Release the threads."""
@@ -187,15 +181,14 @@ class Session:
     async def targets(self) -> Targets:
         """Find the nodes that were asked for. Raises `CommandError`."""
         try:
-            return await find_targets(self._client, self._request.choice)
+            request = self.request
+            return await find_targets(self.client, request.node_ids, gone=request.gone)
         except BrokerClientError as error:
             raise _command_error(error) from error
 
     async def plan(self, found: Targets, target: CompactionTarget) -> NodePlan:
         """Plan for one of the nodes that were found."""
-        planned = await self._compactor_of(found).plan(
-            target, force_split=self._request.force_split
-        )
+        planned = await self._compactor_of(found).plan(target, force_split=self.request.force_split)
         listed = listed_objects(planned.objects)
         commits: list[CommitFigures] = []
         left_out = dict.fromkeys(planned.waiting, _WAITS)
@@ -212,7 +205,7 @@ class Session:
             first, ids = plans[0] if plans else (_NOTHING, ())
             plans[:1] = [(first, (*ids, *group.expired_ids))]
         return [
-            commit_figures(one, [listed[key] for key in ids], self._config, group.kind)
+            commit_figures(one, [listed[key] for key in ids], self.config, group.kind)
             for one, ids in plans
         ]
 
@@ -224,34 +217,19 @@ class Session:
             if stopping.is_set():
                 return
             try:
-                await self._compact(found, target, totals, stopping)
+                compactor = self._compactor_of(found)
+                reports = compactor.compact(target, force_split=self.request.force_split)
+                await _add(reports, target, totals, stopping)
                 if stream_objects and not target.failover and not stopping.is_set():
-                    await self._compact_stream_objects(target, totals, stopping)
+                    with closing(self._stream_object_compactor(target)) as of_streams:
+                        await _add(of_streams.compact_node(), target, totals, stopping)
             except (BrokerClientError, StorageError) as error:
                 totals.failures[target.node_id] = f"node {target.node_id}: {error}"
 
-    async def _compact(
-        self, found: Targets, target: CompactionTarget, totals: Totals, stopping: asyncio.Event
-    ) -> None:
-        work = self._compactor_of(found).compact(target, force_split=self._request.force_split)
-        async with aclosing(work) as reports:
-            async for report in reports:
-                totals.add(target.node_id, report)
-                if stopping.is_set():
-                    return
-
-    async def _compact_stream_objects(
-        self, target: CompactionTarget, totals: Totals, stopping: asyncio.Event
-    ) -> None:
-        compactor = StreamObjectCompactor(
-            self._client, target.identity, self._namespace, self._store, self._config
+    def _stream_object_compactor(self, target: CompactionTarget) -> StreamObjectCompactor:
+        return StreamObjectCompactor(
+            self.client, target.identity, self.namespace, self.store, self.config
         )
-        with closing(compactor):
-            async with aclosing(compactor.compact_node()) as reports:
-                async for report in reports:
-                    totals.add(target.node_id, report)
-                    if stopping.is_set():
-                        return
 
     def _compactor_of(self, found: Targets) -> SetObjectCompactor:
         """Return the compactor that writes in the name of the node found for that."""
@@ -261,9 +239,23 @@ class Session:
                 self._compactor.close()
             self._writer = found.writer
             self._compactor = SetObjectCompactor(
-                self._client, found.writer, self._namespace, self._store, self._config
+                self.client, found.writer, self.namespace, self.store, self.config
             )
         return self._compactor
+
+
+async def _add(
+    work: AsyncGenerator[GroupReport],
+    target: CompactionTarget,
+    totals: Totals,
+    stopping: asyncio.Event,
+) -> None:
+    """Add the reports of work as they come, until `stopping` is set."""
+    async with aclosing(work) as reports:
+        async for report in reports:
+            totals.add(target.node_id, report)
+            if stopping.is_set():
+                return
 
 
 _SHARES_NOTHING = "it would be written again as it is"
@@ -312,8 +304,6 @@ def _stopped_by_signals() -> asyncio.Event:
 
 async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
     """Wait for `event`, at most `timeout_s` seconds; tell whether it is set."""
-    try:
+    with suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), timeout_s)
-    except TimeoutError:
-        return False
-    return True
+    return event.is_set()

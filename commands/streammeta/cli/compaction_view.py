@@ -73,13 +73,11 @@ NO_CHANGE = Change(0, 0)
 class OutputFigures:
     """An object that a commit would make.
 
-    `stream_id` and the offsets are those of a stream object; -1 in a set object.
+    `held` is a stream object's stream id, start offset and end offset; None in a set object.
     """
 
     kind: OutputKind
-    stream_id: int
-    start_offset: int
-    end_offset: int
+    held: tuple[int, int, int] | None
     ranges: int
     index_entries: int
     data_size: int
@@ -196,7 +194,7 @@ def _outputs(commit: CommitPlan, set_entries: EntryTable) -> Iterator[OutputFigu
     """Yield the set object, if there is one, then the stream objects in the order they are made."""
     if len(set_entries):
         ranges = len(contiguous_runs(set_entries))
-        yield _output(OutputKind.COMPACT, set_entries, (-1, -1, -1), ranges)
+        yield _output(OutputKind.COMPACT, set_entries, None, ranges)
     for iteration in commit.iterations:
         for output in iteration.outputs:
             if output.kind is OutputKind.SPLIT:
@@ -207,10 +205,10 @@ def _outputs(commit: CommitPlan, set_entries: EntryTable) -> Iterator[OutputFigu
 
 
 def _output(
-    kind: OutputKind, entries: EntryTable, held: tuple[int, int, int], ranges: int
+    kind: OutputKind, entries: EntryTable, held: tuple[int, int, int] | None, ranges: int
 ) -> OutputFigures:
     index = merged_index(entries.placed(), OUTPUT_INDEX_THRESHOLD, MergeRule.BELOW)
-    return OutputFigures(kind, *held, ranges, len(index), entries.data_size)
+    return OutputFigures(kind, held, ranges, len(index), entries.data_size)
 
 
 def _metadata_bytes(objects: int, ranges: int) -> int:
@@ -350,15 +348,16 @@ class Totals:
 
     def summary(self) -> dict[str, object]:
         """Add the nodes up."""
-        sums = Figures.total(one.figures for one in self.nodes.values())
+        nodes = self.nodes.values()
+        sums = Figures.total(one.figures for one in nodes)
         return {
             "passes": self.passes,
             "commits": sums.commits,
-            "sources": sum(one.sources for one in self.nodes.values()),
-            "set_objects": sum(one.set_objects for one in self.nodes.values()),
-            "stream_objects": sum(one.stream_objects for one in self.nodes.values()),
-            "merged_stream_objects": sum(one.merged for one in self.nodes.values()),
-            "made_stream_objects": sum(one.made for one in self.nodes.values()),
+            "sources": sum(one.sources for one in nodes),
+            "set_objects": sum(one.set_objects for one in nodes),
+            "stream_objects": sum(one.stream_objects for one in nodes),
+            "merged_stream_objects": sum(one.merged for one in nodes),
+            "made_stream_objects": sum(one.made for one in nodes),
             "bytes_read": sums.bytes_read,
             "bytes_written": sums.bytes_written,
             "gets": sums.gets,
@@ -371,22 +370,19 @@ class Totals:
 def show_totals(output: Output, totals: Totals) -> None:
     """Show the work done."""
     output.summary(totals.summary())
-    show_rows(output, "nodes", NODE_COLUMNS, list(_node_rows(totals)))
-    show_rows(output, "left_out", LEFT_COLUMNS, list(left_rows(totals.left_out.items())))
+    show_rows(output, "nodes", NODE_COLUMNS, _node_rows(totals))
+    show_rows(output, "left_out", LEFT_COLUMNS, left_rows(totals.left_out.items()))
     show_rows(output, "failures", FAILURE_COLUMNS, sorted(totals.failures.items()))
 
 
 def show_plan(output: Output, plans: Sequence[NodePlan]) -> None:
     """Show the sums, then commits, sources, outputs and objects left out."""
     output.summary(plan_summary(plans))
-    tables: tuple[tuple[str, Sequence[str], Iterable[Row]], ...] = (
-        ("plan", COMMIT_COLUMNS, _commit_rows(plans)),
-        ("sources", SOURCE_COLUMNS, _source_rows(plans)),
-        ("outputs", OUTPUT_COLUMNS, _output_rows(plans)),
-        ("left_out", LEFT_COLUMNS, left_rows((one.node_id, one.left_out) for one in plans)),
-    )
-    for name, columns, rows in tables:
-        show_rows(output, name, columns, list(rows))
+    show_rows(output, "plan", COMMIT_COLUMNS, _commit_rows(plans))
+    show_rows(output, "sources", SOURCE_COLUMNS, _source_rows(plans))
+    show_rows(output, "outputs", OUTPUT_COLUMNS, _output_rows(plans))
+    left = left_rows((one.node_id, one.left_out) for one in plans)
+    show_rows(output, "left_out", LEFT_COLUMNS, left)
 
 
 def plan_summary(plans: Sequence[NodePlan]) -> dict[str, object]:
@@ -413,19 +409,17 @@ def plan_summary(plans: Sequence[NodePlan]) -> dict[str, object]:
     }
 
 
-def show_rows(output: Output, name: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+def show_rows(output: Output, name: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
     """Show a table; without a machine format only the beginning of a long one."""
-    if output.format is not OutputFormat.TABLE:
-        if rows or output.format is OutputFormat.JSON:
-            output.rows(name, columns, rows)
-        return
-    if not rows:
-        return
-    output.note("")
-    output.note(f"{name}:")
-    output.rows(name, columns, rows[:SHOWN_ROWS])
-    if len(rows) > SHOWN_ROWS:
-        output.note(f"... and {len(rows) - SHOWN_ROWS} more; --format json has all")
+    listed = list(rows)
+    if output.format is OutputFormat.TABLE and listed:
+        output.note("")
+        output.note(f"{name}:")
+        output.rows(name, columns, listed[:SHOWN_ROWS])
+        if len(listed) > SHOWN_ROWS:
+            output.note(f"... and {len(listed) - SHOWN_ROWS} more; --format json has all")
+    elif listed or output.format is OutputFormat.JSON:
+        output.rows(name, columns, listed)
 
 
 def left_rows(left_out: Iterable[tuple[int, Mapping[int, str]]]) -> Iterator[Row]:
@@ -462,14 +456,9 @@ def _source_rows(plans: Iterable[NodePlan]) -> Iterator[Row]:
 def _output_rows(plans: Iterable[NodePlan]) -> Iterator[Row]:
     for node_id, number, commit in _commits(plans):
         for output in commit.outputs:
-            yield node_id, number, *_output_cells(output)
-
-
-def _output_cells(output: OutputFigures) -> Row:
-    held: Row = (output.stream_id, output.start_offset, output.end_offset)
-    if output.kind is OutputKind.COMPACT:
-        return "set object", None, None, None, output.ranges, output.object_size
-    return "stream object", *held, output.ranges, output.object_size
+            kind = "set object" if output.kind is OutputKind.COMPACT else "stream object"
+            held = output.held or (None, None, None)
+            yield node_id, number, kind, *held, output.ranges, output.object_size
 
 
 def _commits(plans: Iterable[NodePlan]) -> Iterator[tuple[int, int, CommitFigures]]:

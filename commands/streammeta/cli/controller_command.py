@@ -1,9 +1,11 @@
 """`streammeta controller`: run one controller until Ctrl-C or SIGTERM."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import click
 
+from streammeta.cli.client import Command
 from streammeta.controller.config import (
     ConfigError,
     ControllerConfig,
@@ -12,6 +14,33 @@ from streammeta.controller.config import (
 )
 from streammeta.controller.ids import ClusterId, NodeId
 from streammeta.storage.object_format.object_key import cluster_namespace
+
+_SETTINGS = {
+    "election_timeout_ms": None,
+    "fetch_timeout_ms": None,
+    "snapshot_log_bytes": "Write a snapshot after this many bytes of log; the log before the last"
+    " two is removed.",
+    "snapshot_interval_ms": "Write a snapshot after this time, if anything has changed.",
+    "lifecycle_interval_ms": "Interval of expiry and deletion.",
+    "delete_delay_ms": "Time that a destroyed object's bytes stay in the bucket.",
+    "delete_rate": "Objects deleted from the bucket a second, at most; fewer while the bucket is"
+    " overloaded.",
+    "session_timeout_ms": "A broker that sends heartbeats and is silent for longer is fenced.",
+    "recoveries_per_node": "Fenced brokers that one broker recovers at a time.",
+    "sweep_interval_ms": "Interval of sweeps for dead objects and unfinished uploads of brokers.",
+}
+"""Numbers of `ControllerConfig` that are options, and the help of each."""
+
+
+def _setting_options(command: Command) -> Command:
+    """Add the options of `_SETTINGS`, with the defaults of `ControllerConfig`."""
+    defaults = {field.name: field.default for field in fields(ControllerConfig)}
+    for name, text in reversed(_SETTINGS.items()):
+        option = f"--{name.replace('_', '-')}"
+        command = click.option(
+            option, type=int, default=defaults[name], show_default=True, help=text
+        )(command)
+    return command
 
 
 @click.command()
@@ -46,61 +75,12 @@ from streammeta.storage.object_format.object_key import cluster_namespace
     help="The bucket: s3://BUCKET?endpoint=URL&region=R&pathStyle=true or file:///DIR.",
 )
 @click.option("--namespace", help="Second part of every key.  [default: _streammeta_CLUSTER-ID]")
-@click.option("--election-timeout-ms", default=1_000, show_default=True)
-@click.option("--fetch-timeout-ms", default=2_000, show_default=True)
-@click.option(
-    "--snapshot-log-bytes",
-    default=20 << 20,
-    show_default=True,
-    help="Write a snapshot after this many bytes of log; the log before the last two is removed.",
-)
-@click.option(
-    "--snapshot-interval-ms",
-    default=3_600_000,
-    show_default=True,
-    help="Write a snapshot after this time, if anything has changed.",
-)
+@_setting_options
 @click.option(
     "--peer-override",
     default="",
     metavar="ID@HOST:PORT,...",
     help="Addresses of these controllers, over any other known: for NAT and proxies.",
-)
-@click.option(
-    "--lifecycle-interval-ms",
-    default=1_000,
-    show_default=True,
-    help="Interval of expiry and deletion.",
-)
-@click.option(
-    "--delete-delay-ms",
-    default=60_000,
-    show_default=True,
-    help="Time that a destroyed object's bytes stay in the bucket.",
-)
-@click.option(
-    "--delete-rate",
-    default=2_000,
-    show_default=True,
-    help="Objects deleted from the bucket a second, at most; fewer while the bucket is overloaded.",
-)
-@click.option(
-    "--session-timeout-ms",
-    default=9_000,
-    show_default=True,
-    help="A broker that sends heartbeats and is silent for longer is fenced.",
-)
-@click.option(
-    "--recoveries-per-node",
-    default=1,
-    show_default=True,
-    help="Fenced brokers that one broker recovers at a time.",
-)
-@click.option(
-    "--sweep-interval-ms",
-    default=300_000,
-    show_default=True,
-    help="Interval of sweeps for dead objects and unfinished uploads of brokers.",
 )
 @click.option(
     "--log-level",

@@ -199,14 +199,9 @@ class _Dump:
         self._records: list[dict[str, Any]] = []
         self._shown = 0
 
-    @property
-    def _is_json(self) -> bool:
-        return self._output.format is OutputFormat.JSON
-
     def show_outline(self, object_id: int | None) -> None:
         """Show footer, links and index."""
-        if self._is_json:
-            self._output.collected |= rendering.outline_document(self._outline, object_id)
+        self._output.collected |= rendering.outline_document(self._outline, object_id)
         self._say(rendering.outline_lines(self._outline, object_id))
 
     def show_records(self, findings: Iterator[Finding], limit: int | None) -> None:
@@ -232,12 +227,11 @@ class _Dump:
             left = sum(entry.record_count for entry in wanted) - self._shown
             if left and not self._faults:
                 self._output.note(f"records not shown: {left}")
-        if self._is_json:
-            self._output.collected |= {
-                "records": self._records,
-                "faults": [rendering.problem_document(fault) for fault in self._faults],
-                "deviations": [rendering.problem_document(one) for one in self._deviations],
-            }
+        self._output.collected |= {
+            "records": self._records,
+            "faults": [rendering.problem_document(fault) for fault in self._faults],
+            "deviations": [rendering.problem_document(one) for one in self._deviations],
+        }
         if self._faults:
             raise _corrupt(self._outline.source, self._faults)
 
@@ -262,7 +256,7 @@ class _Dump:
         except PayloadError as error:
             document["not_decoded"] = rendering.payload_error_document(error)
             self._output.note(rendering.payload_error_line(error))
-        if self._is_json:
+        if self._output.format is OutputFormat.JSON:
             self._records.append(document)
 
     def _show_kafka(self, placed: PlacedRecord, document: dict[str, Any]) -> None:

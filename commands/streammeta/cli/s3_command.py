@@ -5,8 +5,8 @@ Talks to no controller. `storage.object_store.precheck` does the checks; this mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any, TypeVar
 
 import click
@@ -74,7 +74,7 @@ def check_command(*, address: str, step_s: float, output: Output) -> None:
       [ OK ] Create an object once
     """
     store, configured = _understood(lambda: _open(address))
-    with _closing(store):
+    with closing(store):
         report = run_precheck(store, lambda step: output.note(_line(step)), step_s=step_s)
         _tell(output, report, configured)
 
@@ -153,33 +153,14 @@ def _open(address: str) -> tuple[ObjectStore, Checksum | None]:
 
 
 def _config(
-    *,
-    bucket: str,
-    endpoint: str | None,
-    region: str,
-    path_style: bool | None,
-    access_key: str | None,
-    secret_key: str | None,
-    checksum: str,
+    *, endpoint: str | None, path_style: bool | None, checksum: str, **parts: Any
 ) -> S3Config:
+    if path_style is None:
+        path_style = endpoint is not None
     config = S3Config(
-        bucket,
-        endpoint,
-        region,
-        access_key,
-        secret_key,
-        endpoint is not None if path_style is None else path_style,
-        Checksum(checksum),
+        endpoint_url=endpoint, path_style=path_style, checksum=Checksum(checksum), **parts
     )
     return S3Config.from_uri(config.to_uri())  # which says what is wrong with a part
-
-
-@contextmanager
-def _closing(store: ObjectStore) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        store.close()
 
 
 def _line(step: StepOutcome) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 import click
@@ -263,28 +263,23 @@ def download(client: ControllerClient, file: BinaryIO) -> None:
         CallError: no leader sent a whole copy.
     """
 
-    def take(channel: grpc.Channel) -> Callable[..., metadata_pb2.GetSnapshotResponse]:
-        def receive(
-            request: metadata_pb2.GetSnapshotRequest, timeout: float
-        ) -> metadata_pb2.GetSnapshotResponse:
-            file.seek(0)
-            file.truncate()
-            last = metadata_pb2.GetSnapshotResponse()
-            for chunk in MetadataServiceStub(channel).GetSnapshot(request, timeout=timeout):
-                file.write(chunk.data)
-                last = chunk
-                _say(f"downloaded {file.tell()} of {chunk.total_bytes} bytes", ends="\r")
-            return last
+    def receive(channel: grpc.Channel, seconds_left: float) -> int:
+        file.seek(0)
+        file.truncate()
+        total_bytes = 0
+        request = metadata_pb2.GetSnapshotRequest()
+        for chunk in MetadataServiceStub(channel).GetSnapshot(request, timeout=seconds_left):
+            file.write(chunk.data)
+            total_bytes = chunk.total_bytes
+            _say(f"downloaded {file.tell()} of {total_bytes} bytes", ends="\r")
+        return total_bytes
 
-        return receive
-
-    # A stream is taken as one call, so that a lost leader is looked for as with every other one.
-    last = client.call(cast(Any, take), metadata_pb2.GetSnapshotRequest())
+    total_bytes = client.ask(receive)
     _say("")
-    if file.tell() != last.total_bytes:
+    if file.tell() != total_bytes:
         raise CallError(
             "INCOMPLETE",
-            f"the copy of the map has {last.total_bytes} bytes, {file.tell()} came",
+            f"the copy of the map has {total_bytes} bytes, {file.tell()} came",
             "repeat the command: doing so is safe",
         )
 

@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 
 import click
@@ -36,6 +37,9 @@ from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 from streammeta.storage.durable_files import PosixFileSystem
 
 _DAMAGE_COLUMNS = ("file", "byte", "offset", "what")
+_DAMAGE = attrgetter(*_DAMAGE_COLUMNS)
+"""One row for each damaged place; `offset` is the end of the good log before it."""
+
 _VOTER = re.compile(r"(?P<peer>[^/]+)(/(?P<directory>.+))?")
 
 
@@ -219,7 +223,7 @@ def verify_command(*, data_dir: Path, output: Output) -> None:
                 "damages": len(inspection.findings),
             }
         )
-        output.rows("damage", _DAMAGE_COLUMNS, _damage_rows(inspection))
+        output.rows("damage", _DAMAGE_COLUMNS, map(_DAMAGE, inspection.findings))
         if inspection.findings:
             raise _damaged(len(inspection.findings))
 
@@ -245,39 +249,26 @@ def _inspected(data_dir: Path) -> Iterator[Inspection]:
         ) from error
 
 
-def _damage_rows(facts: Inspection) -> Iterator[tuple[object, ...]]:
-    """Return one row for each damaged place; `offset` is the end of the good log before it."""
-    for finding in facts.findings:
-        yield finding.file, finding.byte, finding.offset, finding.what
-
-
 def _print_facts(output: Output, facts: Inspection) -> None:
     """Print all that is known of a directory."""
     output.summary(_identity_facts(facts) | _log_facts(facts))
+    voters = [
+        (voter.key.node_id, voter.endpoint, voter.key.directory_id)
+        for voter in facts.identity.bootstrap_voters
+    ]
+    snapshots = [
+        (s.name, s.snapshot_id.end_offset, s.snapshot_id.epoch, s.size) for s in facts.snapshots
+    ]
     tables = (
-        (
-            "bootstrap_voters",
-            ("node_id", "endpoint", "directory_id"),
-            [
-                (voter.key.node_id, voter.endpoint, voter.key.directory_id)
-                for voter in facts.identity.bootstrap_voters
-            ],
-        ),
+        ("bootstrap_voters", ("node_id", "endpoint", "directory_id"), voters),
         ("epochs", ("epoch", "start_offset"), [(e.epoch, e.start_offset) for e in facts.epochs]),
         (
             "segments",
             ("file", "base_offset", "end_offset", "bytes"),
             [(s.name, s.base_offset, s.end_offset, s.size) for s in facts.segments],
         ),
-        (
-            "snapshots",
-            ("file", "end_offset", "epoch", "bytes"),
-            [
-                (s.name, s.snapshot_id.end_offset, s.snapshot_id.epoch, s.size)
-                for s in facts.snapshots
-            ],
-        ),
-        ("damage", _DAMAGE_COLUMNS, list(_damage_rows(facts))),
+        ("snapshots", ("file", "end_offset", "epoch", "bytes"), snapshots),
+        ("damage", _DAMAGE_COLUMNS, [*map(_DAMAGE, facts.findings)]),
         ("put_aside", ("file",), [(name,) for name in facts.put_aside]),
     )
     for name, columns, rows in tables:

@@ -142,15 +142,20 @@ def _file_to_show(node: Node) -> File | None:
     return summary if isinstance(summary, File) else None
 
 
-def _tree(state: ShellState, words: list[str]) -> Iterator[Event]:
-    for found in _targets("tree", state, words or ["."]):
-        if isinstance(found, Problem):
-            yield found
-        else:
-            yield from _subtree(*found, depth=0)
+def _walk(name: str, visit: Callable[[Path, Node], Iterator[Event]]) -> Run:
+    """A command that visits what its words match, the current directory without words."""
+
+    def run(state: ShellState, words: list[str]) -> Iterator[Event]:
+        for found in _targets(name, state, words or ["."]):
+            if isinstance(found, Problem):
+                yield found
+            else:
+                yield from visit(*found)
+
+    return run
 
 
-def _subtree(path: Path, node: Node, depth: int) -> Iterator[Event]:
+def _subtree(path: Path, node: Node, depth: int = 0) -> Iterator[Event]:
     """The node and all below it; what vanished since it was listed is left out."""
     label = path[-1] if depth else path_text(path)
     if isinstance(node, File):
@@ -162,14 +167,6 @@ def _subtree(path: Path, node: Node, depth: int) -> Iterator[Event]:
     yield Caption(f"{label}:", depth)
     for child in node.children():
         yield from _subtree((*path, child.name), child.node, depth + 1)
-
-
-def _find(state: ShellState, words: list[str]) -> Iterator[Event]:
-    for found in _targets("find", state, words or ["."]):
-        if isinstance(found, Problem):
-            yield found
-        else:
-            yield from _everything_in(*found)
 
 
 def _everything_in(path: Path, node: Node) -> Iterator[Event]:
@@ -243,8 +240,16 @@ COMMANDS: dict[str, Command] = {
     "cd": Command("cd [PATH]", "go to a directory, to / without one", _cd, 0, 1),
     "pwd": Command("pwd", "print the current directory", _pwd, 0, 0),
     "cat": Command("cat PATH...", "show what files hold", _cat, 1, None),
-    "tree": Command("tree [PATH]...", "show all files below directories", _tree, 0, None),
-    "find": Command("find [PATH]...", "print every path below directories", _find, 0, None),
+    "tree": Command(
+        "tree [PATH]...", "show all files below directories", _walk("tree", _subtree), 0, None
+    ),
+    "find": Command(
+        "find [PATH]...",
+        "print every path below directories",
+        _walk("find", _everything_in),
+        0,
+        None,
+    ),
     "history": Command("history [COUNT]", "print the last lines typed", _history, 0, 1),
     "help": Command("help [COMMAND]", "explain the commands, or one of them", _help, 0, 1),
     "exit": Command("exit", "leave the shell", _exit, 0, 0),
