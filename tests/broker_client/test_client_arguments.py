@@ -70,10 +70,9 @@ def anything(function: Any) -> Any:
         9091,
     ],
 )
-@pytest.mark.parametrize("kind", [ControllerClient, MetadataWatch])
-def test_endpoints_are_host_and_port(kind: Any, endpoints: Any) -> None:
+def test_endpoints_are_host_and_port(endpoints: Any) -> None:
     with pytest.raises(WRONG, match=r"endpoints.*wanted .*(HOST:PORT|each address once)"):
-        kind(endpoints)
+        ControllerClient(endpoints)
 
 
 @pytest.mark.parametrize("endpoint", [ENDPOINT, "localhost:1", "[::1]:65535", "a-b.example:80"])
@@ -88,8 +87,8 @@ def test_endpoints_that_are_right(endpoint: str) -> None:
     [
         lambda value: ControllerClient([ENDPOINT], deadline_s=value),
         lambda value: ControllerClient([ENDPOINT], attempt_timeout_s=value),
-        lambda value: MetadataWatch([ENDPOINT], deadline_s=value),
-        lambda value: MetadataWatch([ENDPOINT], silence_s=value),
+        lambda value: MetadataWatch(ControllerClient([ENDPOINT]), deadline_s=value),
+        lambda value: MetadataWatch(ControllerClient([ENDPOINT]), silence_s=value),
         lambda value: WriterConfig(commit_deadline_s=value),
         lambda value: ReaderConfig(poll_interval_s=value),
         lambda value: ReaderConfig(deadline_s=value),

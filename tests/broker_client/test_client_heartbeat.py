@@ -19,7 +19,7 @@ from streammeta.client import (
 from streammeta.client.model import HeartbeatAnswer, heartbeat_answer
 from streammeta.client.session import BrokerSession
 from streammeta.v1 import common_pb2, nodes_pb2
-from tests.kit.fake_broker import Broker, broker, until
+from tests.kit.fake_broker import broker, until
 
 
 class FakeSession:
@@ -98,15 +98,26 @@ async def test_controllers_without_sessions_are_asked_once() -> None:
     assert told == []
 
 
-async def test_a_writer_keeps_its_session_alive_and_fails_when_it_is_taken_over() -> None:
+async def test_a_writer_keeps_its_session_alive_and_fails_when_it_is_taken_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[HeartbeatAnswer] = []
+    refusals: list[Exception] = []
+
+    async def heartbeat(_: BrokerSession) -> HeartbeatAnswer:
+        for refusal in refusals:
+            raise refusal
+        answers.append(SHORT)
+        return SHORT
+
+    monkeypatch.setattr(BrokerSession, "heartbeat", heartbeat)
     async with broker() as b:
-        sent = watch_heartbeats(b)
         (stream,) = await b.opened(1)
         async with StreamWriter(b.session, b.store) as writer:
             writer.attach([stream])
             await (await writer.append(stream.stream_id, b"x"))  # uploads after the linger
-            await until(lambda: sent[0] > 2, "heartbeats")
-            b.refusal = NodeFencedError("heartbeat")  # type: ignore[attr-defined]
+            await until(lambda: len(answers) > 2, "heartbeats")
+            refusals.append(NodeFencedError("heartbeat"))
             with pytest.raises(NodeFencedError):
                 await append_for_ever(writer, stream.stream_id)
         assert await b.payloads(stream.stream_id)
@@ -115,18 +126,3 @@ async def test_a_writer_keeps_its_session_alive_and_fails_when_it_is_taken_over(
 async def append_for_ever(writer: StreamWriter, stream_id: int) -> None:
     while True:
         await (await writer.append(stream_id, b"x"))
-
-
-def watch_heartbeats(b: Broker) -> list[int]:
-    """Answer the session's heartbeats here; `b.refusal` is raised once it is set."""
-    sent = [0]
-
-    async def heartbeat(_: BrokerSession) -> HeartbeatAnswer:
-        sent[0] += 1
-        refusal: Exception | None = getattr(b, "refusal", None)
-        if refusal is not None:
-            raise refusal
-        return SHORT
-
-    b.session.heartbeat = heartbeat.__get__(b.session)  # type: ignore[method-assign]
-    return sent

@@ -21,7 +21,6 @@ from streammeta.client import (
     WriteAheadLog,
     WriterConfig,
 )
-from streammeta.client.metadata_watch import MetadataWatch
 from tests.kit.fake_broker import Broker, broker
 from tests.kit.fake_cluster import NAMESPACE
 
@@ -79,13 +78,6 @@ async def stop_heartbeat(b: Broker) -> None:
     await heartbeat.close()
 
 
-async def drop_watch(b: Broker) -> None:
-    watch = MetadataWatch(b.cluster.endpoints, deadline_s=0.01)
-    with pytest.raises(Exception, match="Watch"):
-        async for _ in watch.follow():
-            pass
-
-
 async def drop_pipeline(b: Broker) -> None:
     pipeline = CommitPipeline(b.client, b.session.node)
     b.cluster.leader = -1
@@ -100,7 +92,6 @@ async def drop_pipeline(b: Broker) -> None:
         (drop_reader, ["StreamReader", "reads that wait", "reader.close()"]),
         (drop_client, ["ControllerClient", "1 connections", "client.close()"]),
         (drop_heartbeat, ["Heartbeat", "node 1000", "heartbeat.close()"]),
-        (drop_watch, ["MetadataWatch", "offset 0", "watch.close()"]),
         (drop_pipeline, ["CommitPipeline", "1 commits of node 1000", "pipeline.close()"]),
     ],
 )
@@ -136,7 +127,6 @@ def test_what_was_never_made_says_nothing() -> None:
             lambda: StreamWriter(b.session, None),  # type: ignore[arg-type]
             lambda: StreamReader(b.client, None, ""),  # type: ignore[arg-type]
             lambda: ControllerClient([]),
-            lambda: MetadataWatch([]),
             lambda: CommitPipeline(b.client, None),  # type: ignore[arg-type]
             lambda: Heartbeat(None, print),  # type: ignore[arg-type]
         ):

@@ -45,17 +45,14 @@ class FakeLog:
         self.group: asyncio.Future[None] | None = None
         self.room = True
         self.max_record_bytes = 1 << 20
-        self.recovered_end = len(self.recovered)
-
-    @property
-    def end(self) -> int:
-        return self.recovered_end + len(self.records)
+        self.recovered_end = self.end = len(self.recovered)
 
     def has_room(self, size: int) -> bool:
         return self.room or size == 0
 
     def append(self, header: bytes, payload: bytes) -> asyncio.Future[None]:
         self.records.append(decode_record(memoryview(header + payload), 0))
+        self.end += 1
         if self.group is None:
             self.group = asyncio.get_running_loop().create_future()
         return self.group

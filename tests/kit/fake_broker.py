@@ -7,11 +7,24 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from streammeta.client import BrokerSession, ControllerClient, OpenedStream, StreamReader
+from streammeta.client import (
+    BrokerSession,
+    ControllerClient,
+    OpenedStream,
+    StreamReader,
+    StreamWriter,
+    UploadObserver,
+    WriterConfig,
+)
+from streammeta.client.writer_log import RecordLog
 from streammeta.storage.object_store.base import ObjectStore
 from tests.kit.fake_cluster import NAMESPACE, FakeCluster
 from tests.kit.memory_store import MemoryObjectStore
+
+NEVER = 3600.0
+"""A linger that no test waits for, in seconds."""
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
@@ -38,6 +51,16 @@ class Broker:
         outcomes = await self.session.open_streams(dict.fromkeys(ids, epoch))
         return list(outcomes.require_all().values())
 
+    def hold(self, method: str = "CommitStreamSetObject") -> asyncio.Event:
+        """Let calls of `method` wait from now on; the result lets them go on."""
+        gate = asyncio.Event()
+
+        async def wait(_: object) -> None:
+            await gate.wait()
+
+        self.cluster.hooks[method] = wait
+        return gate
+
     def reader(self) -> StreamReader:
         return StreamReader(self.client, self.store, NAMESPACE)
 
@@ -48,6 +71,26 @@ class Broker:
             return [record.payload async for record in reader.iterate(stream_id)]
         finally:
             await reader.close()
+
+
+@asynccontextmanager
+async def writing(
+    streams: int = 1,
+    *,
+    members: int = 1,
+    deadline: float = 10.0,
+    observer: UploadObserver | None = None,
+    log: RecordLog | None = None,
+    store: MemoryObjectStore | None = None,
+    **settings: Any,
+) -> AsyncIterator[tuple[Broker, StreamWriter]]:
+    """Yield a broker and its writer, with `streams` attached; it uploads at flush unless told."""
+    async with broker(members, deadline=deadline) as b:
+        b.store = store or b.store
+        config = WriterConfig(**{"linger_s": NEVER, **settings})
+        async with StreamWriter(b.session, b.store, config, observer, log) as writer:
+            writer.attach(await b.opened(streams))
+            yield b, writer
 
 
 @asynccontextmanager

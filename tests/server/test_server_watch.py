@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import ControllerUnavailableError, InvalidRequestError
-from streammeta.client.metadata_watch import Change, MetadataWatch, SnapshotRequired
+from streammeta.client.metadata_watch import Change, MetadataWatch
 from streammeta.client.methods import PUT_KVS
 from streammeta.controller.ids import EndOffset, Epoch
 from streammeta.controller.metadata.values import column
@@ -229,8 +229,8 @@ async def test_a_watcher_that_never_reads_again_does_not_keep_his_place(
             node.commit(kv(f"{number}", size=100_000))
             await asyncio.sleep(0.01)
         start = node.changes.start_offset
-        async with MetadataWatch([node.endpoint], from_offset=start) as other:
-            assert isinstance(await anext(other.follow()), Change)
+        async with following([node.endpoint], from_offset=start) as other:
+            assert isinstance(await anext(changes(other)), Change)
 
 
 async def test_watchers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,11 +246,24 @@ async def test_watchers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
                     grpc.StatusCode.RESOURCE_EXHAUSTED,
                     "BUSY",
                 )
-        async with MetadataWatch([node.endpoint]) as again:  # the first one's place is free
-            assert isinstance(await anext(again.follow()), Change)
+        async with following([node.endpoint]) as again:  # the first one's place is free
+            assert isinstance(await anext(changes(again)), Change)
 
 
 # -- the client
+
+
+@contextlib.asynccontextmanager
+async def following(endpoints: list[str], **options: Any) -> AsyncIterator[MetadataWatch]:
+    async with ControllerClient(endpoints) as client:
+        yield MetadataWatch(client, **options)
+
+
+async def changes(watch: MetadataWatch) -> AsyncGenerator[Change, None]:
+    async with contextlib.aclosing(watch.follow()) as answers:
+        async for one in answers:
+            if one is not None:
+                yield one
 
 
 async def test_the_client_goes_on_elsewhere_without_gap_or_repeat() -> None:
@@ -258,10 +271,9 @@ async def test_the_client_goes_on_elsewhere_without_gap_or_repeat() -> None:
     async with nodes(3) as cluster:
         for node in cluster:
             node.commit(*(kv(f"{number}") for number in range(10)))
-        async with MetadataWatch([node.endpoint for node in cluster]) as watch:
+        async with following([node.endpoint for node in cluster]) as watch:
             seen: list[int] = []
-            async for event in watch.follow():
-                assert isinstance(event, Change)
+            async for event in changes(watch):
                 seen.append(event.offset)
                 if len(seen) == 5:
                     served = next(n for n in cluster if n.endpoint == watch.endpoint)
@@ -283,8 +295,8 @@ async def test_the_client_gives_up_a_controller_that_hangs(monkeypatch: pytest.M
         for node in cluster:
             node.commit(kv("a"))
         endpoints = [node.endpoint for node in cluster]
-        async with MetadataWatch(endpoints, silence_s=0.2) as watch:
-            events = watch.follow()
+        async with following(endpoints, silence_s=0.2) as watch:
+            events = changes(watch)
             await anext(events)
             hangs = watch.endpoint
             other = next(node for node in cluster if node.endpoint != hangs)
@@ -295,7 +307,7 @@ async def test_the_client_gives_up_a_controller_that_hangs(monkeypatch: pytest.M
             assert watch.endpoint == other.endpoint
 
 
-async def test_the_client_asks_everybody_before_it_wants_a_snapshot() -> None:
+async def test_a_watch_ends_only_when_no_controller_has_its_next_change() -> None:
 
     async with nodes(3) as cluster:
         for node in cluster:
@@ -303,26 +315,25 @@ async def test_the_client_asks_everybody_before_it_wants_a_snapshot() -> None:
         for node in cluster[:2]:
             node.changes.restart(10)
         endpoints = [node.endpoint for node in cluster]
-        async with MetadataWatch(endpoints, from_offset=4) as watch:
-            events = watch.follow()
-            event = await anext(events)
-            assert isinstance(event, Change)
-            assert event.offset == 4
+        async with following(endpoints, from_offset=4) as watch:
+            events = changes(watch)
+            assert (await anext(events)).offset == 4
             await events.aclose()
         cluster[2].changes.restart(10)
-        async with MetadataWatch(endpoints, from_offset=4) as watch:
-            assert [event async for event in watch.follow()] == [SnapshotRequired(4)]
+        async with following(endpoints, from_offset=4) as watch:
+            assert [event async for event in watch.follow()] == []
+            assert watch.next_offset == 4
 
 
 async def test_the_client_says_whom_it_tried_and_what_was_refused() -> None:
 
     async with nodes() as (node,):
         unknown: Any = [99]
-        async with MetadataWatch([node.endpoint], kinds=unknown) as watch:
+        async with following([node.endpoint], kinds=unknown) as watch:
             with pytest.raises(InvalidRequestError, match="kinds"):
                 await anext(watch.follow())
         await node.stop()
-        async with MetadataWatch([node.endpoint], deadline_s=0.2) as watch:
+        async with following([node.endpoint], deadline_s=0.2) as watch:
             with pytest.raises(ControllerUnavailableError, match=node.endpoint):
                 await anext(watch.follow())
 
@@ -347,12 +358,11 @@ def test_a_watch_outlives_the_controllers_it_watches(tmp_path: Path) -> None:
             leader_first += [each for each in cluster.endpoints if each != leader_first[0]]
             async with (
                 ControllerClient(cluster.endpoints, deadline_s=60) as client,
-                MetadataWatch(leader_first, kinds=[pb.ENTITY_KIND_KV], silence_s=3) as watch,
+                following(leader_first, kinds=[pb.ENTITY_KIND_KV], silence_s=3) as watch,
             ):
                 writing = asyncio.create_task(write_and_kill(client, watch))
                 keys, offsets = [], []
-                async for event in watch.follow():
-                    assert isinstance(event, Change)
+                async for event in changes(watch):
                     offsets.append(event.offset)
                     keys += [key for one in event.records.records for key in one.kvs_put.keys]
                     if keys[-1] == "k00299":
@@ -421,7 +431,7 @@ def test_a_snapshot_holds_deletions_from_before_it_and_watching_goes_on_behind_i
                 assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
                 end_offset = await end_of_snapshot(channel, 60_000, not_before_offset=1)
                 await put(client, 1)
-                async with MetadataWatch([endpoint]) as watch:
+                async with following([endpoint]) as watch:
                     seen = [change async for change in upto(watch, "k00001")]
             held = [
                 (change.offset, one.deletions_held)
@@ -439,9 +449,8 @@ def test_a_snapshot_holds_deletions_from_before_it_and_watching_goes_on_behind_i
 
 async def upto(watch: MetadataWatch, key: str) -> AsyncIterator[Change]:
     """Changes up to the one that puts `key`."""
-    async with contextlib.aclosing(watch.follow()) as events:
+    async with contextlib.aclosing(changes(watch)) as events:
         async for event in events:
-            assert isinstance(event, Change)
             yield event
             if any(key in one.kvs_put.keys for one in event.records.records):
                 return

@@ -11,6 +11,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -184,9 +185,15 @@ def _is_endpoint(text: str) -> bool:
 
 
 def check_fields(config: Any, checks: Mapping[str, Callable[[str, Any], Any]]) -> None:
-    """Apply to each named field of `config` its check."""
-    for name, check in checks.items():
-        check(name, getattr(config, name))
+    """Apply to each numeric field of the dataclass `config` its check, by name.
+
+    Without one an int is at least 1, and a float more than 0.
+    """
+    usual = {"int": at_least(1), "float": seconds()}
+    for field in fields(config):
+        if field.type in usual:
+            check = checks.get(field.name, usual[field.type])
+            check(field.name, getattr(config, field.name))
 
 
 def at_least(least: int, most: int = INT64_MAX) -> Callable[[str, Any], int]:

@@ -13,6 +13,7 @@ import time
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import ControllerUnavailableError
 from streammeta.client.model import ClusterDescription
+from streammeta.storage.backoff import Backoff
 from streammeta.storage.bucket_marker import BucketMarker, check_marker, read_marker
 from streammeta.storage.errors import WrongBucketError
 from streammeta.storage.object_store.base import ObjectStore
@@ -23,7 +24,7 @@ MARKER_WAIT = 5.0
 READ_TIMEOUT = 10.0
 """Maximum time of one read of the marker, repetitions included, in seconds."""
 
-_PAUSES = (0.02, 0.05, 0.1, 0.2)
+_PAUSES = Backoff(0.02, 0.2, jitter=0)
 
 
 class BucketCheck:
@@ -58,7 +59,7 @@ class BucketCheck:
         started, attempt = time.monotonic(), 0
         found = await self._marker()
         while found is None and time.monotonic() - started < MARKER_WAIT:
-            await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+            await asyncio.sleep(_PAUSES.wait(attempt))
             attempt += 1
             found = await self._marker()
         check_marker(
@@ -87,7 +88,7 @@ class BucketCheck:
                 raise ControllerUnavailableError(
                     "DescribeCluster", self._client.deadline_s, {"answered": said}
                 )
-            await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+            await asyncio.sleep(_PAUSES.wait(attempt))
             attempt += 1
 
     async def _marker(self) -> BucketMarker | None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -36,7 +35,7 @@ from streammeta.client.errors import (
     WriterClosedError,
 )
 from streammeta.client.model import NodeIdentity, node_message
-from streammeta.client.resources import warn_unclosed
+from streammeta.client.resources import ClosedAtExit, warn_unclosed
 from streammeta.rpc.failures import RpcFailure, read_failure
 from streammeta.rpc.leader_router import LeaderSearch
 from streammeta.v1 import objects_pb2
@@ -51,7 +50,7 @@ VerdictT = TypeVar("VerdictT")
 _PATH = f"/streammeta.v1.ObjectService/{_METHOD}"
 
 
-class CommitPipeline:
+class CommitPipeline(ClosedAtExit):
     """Commits of one node, judged in the order in which they were handed in.
 
     Use it from one event loop, as an async context manager or with `close`. `deadline_s` bounds the
@@ -80,17 +79,6 @@ class CommitPipeline:
         self._unanswered = 0
         self._ended: Exception | None = None
         self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_task", None) is not None and not self._is_stopped:

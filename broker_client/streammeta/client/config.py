@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from streammeta.client.arguments import at_least, check_fields, check_int, check_seconds, seconds
+from streammeta.client.arguments import at_least, check_fields, seconds
 from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_OVERHEAD
 from streammeta.storage.object_format.index_block import StreamRange
 
@@ -22,19 +22,17 @@ TTL_S_MIN, TTL_S_MAX = 1.0, 604_800.0
 """Shortest and longest validity of prepared ids that the controllers grant, in seconds."""
 
 _CHECKS = {
-    "max_buffer_bytes": at_least(1),
     "upload_bytes": at_least(1, UPLOAD_BYTES_MAX),
     "linger_s": seconds(may_be_zero=True),
     "max_streams": at_least(1, STREAMS_MAX),
-    "split_bytes": at_least(1),
-    "block_bytes": at_least(1),
-    "parallel_uploads": at_least(1),
-    "upload_threads": at_least(1),
     "ttl_s": seconds(TTL_S_MIN, TTL_S_MAX),
-    "commit_deadline_s": seconds(),
     "close_deadline_s": seconds(may_be_zero=True),
     "reupload_attempts": at_least(0),
+    "block_cache_bytes": at_least(0),
+    "index_cache_bytes": at_least(0),
+    "max_staleness_s": seconds(may_be_zero=True),
 }
+"""Checks of the fields that may be 0, or have other bounds than to be positive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +96,8 @@ class UploadObserver(Protocol):
         """Learn that these objects are not known to be committed; else they expire as garbage."""
 
 
-class SilentObserver:
+class SilentObserver(UploadObserver):
     """Looks at nothing."""
-
-    async def on_prepared(self, object_ids: Sequence[int], deadline_ms: int) -> None:
-        """Do nothing."""
-
-    async def on_uploaded(self, keys: Sequence[str]) -> None:
-        """Do nothing."""
-
-    async def on_committed(self, object_ids: Sequence[int], ranges: Sequence[StreamRange]) -> None:
-        """Do nothing."""
-
-    async def on_refused(self, object_ids: Sequence[int], error: Exception) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +124,7 @@ class ReaderConfig:
 
     def __post_init__(self) -> None:
         """Refuse bounds that could never be met."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            may_be_zero = field.name in _MAY_BE_ZERO
-            if field.type == "float":
-                check_seconds(field.name, value, may_be_zero=may_be_zero)
-            else:
-                check_int(field.name, value, 0 if may_be_zero else 1)
-
-
-_MAY_BE_ZERO = frozenset({"block_cache_bytes", "index_cache_bytes", "max_staleness_s"})
+        check_fields(self, _CHECKS)
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ from streammeta.client.model import (
     cluster_description,
     stream_description,
 )
-from streammeta.client.resources import warn_unclosed
+from streammeta.client.resources import ClosedAtExit, warn_unclosed
 from streammeta.rpc.connections import client_channel
 from streammeta.rpc.failures import Reason, RpcFailure, read_failure
 from streammeta.rpc.leader_router import LeaderRouter, LeaderSearch
@@ -60,7 +60,9 @@ DEFAULT_DEADLINE_S = 30.0
 DEFAULT_ATTEMPT_TIMEOUT_S = 2.0
 
 _PAGE_SIZE = 10_000
-_REFUSALS: dict[grpc.StatusCode, type[RefusedError]] = {
+_REFUSALS: dict[grpc.StatusCode | str, type[RefusedError]] = {
+    Reason.WRONG_BUCKET: BucketRefusedError,
+    Reason.MAP_OLDER_THAN_BUCKET: MapOlderThanBucketError,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: LimitExceededError,
@@ -71,19 +73,13 @@ _REFUSALS: dict[grpc.StatusCode, type[RefusedError]] = {
 }
 
 
-_REFUSALS_BY_REASON: dict[str, type[RefusedError]] = {
-    Reason.WRONG_BUCKET: BucketRefusedError,
-    Reason.MAP_OLDER_THAN_BUCKET: MapOlderThanBucketError,
-}
-
-
-class ControllerClient:
+class ControllerClient(ClosedAtExit):
     """Calls any of the controllers at `endpoints`, wherever the leader is or moves to.
 
     Safe for many concurrent calls on one event loop; use it as an async context manager or call
     `close`. `endpoints` are HOST:PORT. `attempt_timeout_s` bounds one attempt, `deadline_s` a whole
-    call that names no other. `rng` draws the jitter of waits. Raises `TypeError` or `ValueError`
-    that names what is wrong with an argument.
+    call that names no other. All calls share `router`. `rng` draws the jitter of waits. Raises
+    `TypeError` or `ValueError` that names what is wrong with an argument.
     """
 
     def __init__(
@@ -97,16 +93,10 @@ class ControllerClient:
     ) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._is_closed = False
-        self._router = LeaderRouter(check_endpoints("endpoints", endpoints), rng or random.Random())
-        self._deadline = check_seconds("deadline_s", deadline_s)
-        self._attempt_timeout = check_seconds("attempt_timeout_s", attempt_timeout_s)
+        self.router = LeaderRouter(check_endpoints("endpoints", endpoints), rng or random.Random())
+        self.deadline_s = check_seconds("deadline_s", deadline_s)
+        self.attempt_timeout_s = check_seconds("attempt_timeout_s", attempt_timeout_s)
         self._new_request_id = new_request_id
-
-    async def __aenter__(self) -> ControllerClient:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_channels", None):
@@ -126,27 +116,12 @@ class ControllerClient:
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The endpoints given, in order."""
-        return self._router.endpoints
+        return self.router.endpoints
 
     @property
     def leader(self) -> str | None:
         """The endpoint believed to lead; None before the first answer and after a failure."""
-        return self._router.leader
-
-    @property
-    def router(self) -> LeaderRouter:
-        """The leader router that all calls share."""
-        return self._router
-
-    @property
-    def attempt_timeout_s(self) -> float:
-        """Time limit of one attempt, in seconds."""
-        return self._attempt_timeout
-
-    @property
-    def deadline_s(self) -> float:
-        """Default time limit of a call, in seconds."""
-        return self._deadline
+        return self.router.leader
 
     def channel(self, endpoint: str) -> grpc.aio.Channel:
         """Return the connection to `endpoint`, made when it is first asked for.
@@ -175,9 +150,9 @@ class ControllerClient:
         the deadline passes, and a `RefusedError` for a request that was refused for good.
         """
         check_kind("request", request, method.request, f"a {method.request.__name__}")
-        seconds = self._deadline if deadline_s is None else check_seconds("deadline_s", deadline_s)
+        seconds = self.deadline_s if deadline_s is None else check_seconds("deadline_s", deadline_s)
         _fill_request_id(request, self._new_request_id)
-        search = LeaderSearch(self._router)
+        search = LeaderSearch(self.router)
         try:
             async with asyncio.timeout(seconds):
                 return await self._until_answered(method, request, search)
@@ -204,24 +179,29 @@ class ControllerClient:
         include_ranges: bool = False,
     ) -> AsyncIterator[StreamDescription]:
         """List streams in id order, page by page: these ids (unknown ones are left out), or all."""
-        ids = check_ints("stream_ids", stream_ids, "a sequence of stream ids")
         if owner_node_id is not None:
             check_int("owner_node_id", owner_node_id, 0, INT32_MAX)
-        token = ""
-        while True:
-            request = streams_pb2.DescribeStreamsRequest(
-                stream_ids=ids,
-                include_ranges=include_ranges,
-                page=common_pb2.PageRequest(page_size=_PAGE_SIZE, page_token=token),
-            )
-            if owner_node_id is not None:
-                request.owner_node_id = owner_node_id
-            answer = await self.call(DESCRIBE_STREAMS, request)
+        request = streams_pb2.DescribeStreamsRequest(
+            stream_ids=check_ints("stream_ids", stream_ids, "a sequence of stream ids"),
+            owner_node_id=owner_node_id,
+            include_ranges=include_ranges,
+        )
+        async for answer in self.pages(DESCRIBE_STREAMS, request):
             for description in answer.streams:
                 yield stream_description(description)
-            token = answer.next_page_token
-            if not token:
+
+    async def pages(
+        self, method: Method[RequestT, ResponseT], request: RequestT
+    ) -> AsyncIterator[ResponseT]:
+        """Call `method` for page after page; the request may name the size of a page."""
+        page: common_pb2.PageRequest = request.page  # type: ignore[attr-defined]
+        page.page_size = page.page_size or _PAGE_SIZE
+        while True:
+            answer: Any = await self.call(method, request)
+            yield answer
+            if not answer.next_page_token:
                 return
+            page.page_token = answer.next_page_token
 
     async def _until_answered(
         self, method: Method[RequestT, ResponseT], request: RequestT, search: LeaderSearch
@@ -233,7 +213,7 @@ class ControllerClient:
                 response_deserializer=method.response.FromString,
             )
             try:
-                answer = await send(request, timeout=self._attempt_timeout)
+                answer = await send(request, timeout=self.attempt_timeout_s)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if self._is_closed and task is not None and not task.cancelling():
@@ -253,8 +233,7 @@ class ControllerClient:
 
 def refusal(method: str, failure: RpcFailure) -> RefusedError:
     """Return the error of a call that a controller has refused for good."""
-    kind = _REFUSALS_BY_REASON.get(failure.reason)
-    kind = kind or _REFUSALS.get(failure.code, ControllerDefectError)
+    kind = _REFUSALS.get(failure.reason) or _REFUSALS.get(failure.code, ControllerDefectError)
     return kind(method, detail=failure.text)
 
 

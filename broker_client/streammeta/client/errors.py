@@ -196,16 +196,16 @@ class KeyNotFoundError(RefusedError):
 class OffsetMismatchError(RefusedError):
     """A range does not continue where the stream ends.
 
-    `got` is the start of the refused range, `wanted` the stream's end offset, -1 if unknown.
+    `got` is the start of the refused range, `wanted` the stream's end offset, None if unknown.
     """
 
     advice = "open the stream again to learn its next offset, then write from there"
 
-    def __init__(self, stream_id: int, wanted: int, got: int) -> None:
+    def __init__(self, stream_id: int, wanted: int | None, got: int) -> None:
         self.stream_id = stream_id
         self.wanted = wanted
         self.got = got
-        end = f"offset {wanted}" if wanted >= 0 else "its end offset"
+        end = "its end offset" if wanted is None else f"offset {wanted}"
         super().__init__(
             f"stream {stream_id}",
             code=ErrorCode.ERROR_CODE_OFFSET_NOT_MATCHED,

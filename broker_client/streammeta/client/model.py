@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
 from streammeta.v1 import admin_pb2, common_pb2, nodes_pb2, streams_pb2
+
+ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class HeartbeatAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterDescription:
-    """A cluster as the controller `answered_by` knows it; -1 and empty texts are unknown.
+    """A cluster as the controller `answered_by` knows it; None and empty texts are unknown.
 
     `high_watermark` is the committed end of the log. `bucket_problem` says why no object ids are
     issued, as far as that controller knows.
@@ -55,10 +58,10 @@ class ClusterDescription:
     cluster_id: str
     cluster_uuid: str
     object_namespace: str
-    leader_id: int
+    leader_id: int | None
     leader_endpoint: str
     epoch: int
-    high_watermark: int
+    high_watermark: int | None
     answered_by: int
     bucket_problem: str
 
@@ -75,15 +78,15 @@ class StreamRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDescription:
-    """A stream; epoch and node are -1 if it was never opened.
+    """A stream; epoch and node are None if it was never opened.
 
     `ranges` are empty unless they were asked for. `pending` are offset ranges that former owners
     still owe an upload for, `lost` those that were given up.
     """
 
     stream_id: int
-    epoch: int
-    node_id: int
+    epoch: int | None
+    node_id: int | None
     is_open: bool
     start_offset: int
     end_offset: int
@@ -100,49 +103,40 @@ def node_message(node: NodeIdentity) -> common_pb2.NodeIdentity:
 
 def heartbeat_answer(answer: nodes_pb2.HeartbeatResponse) -> HeartbeatAnswer:
     """Translate an answer."""
-    return HeartbeatAnswer(
-        may_shutdown=answer.may_shutdown,
+    return _translated(
+        HeartbeatAnswer,
+        answer,
         session_timeout_s=answer.session_timeout_ms / 1000,
-        recoveries=tuple(
-            Recovery(node_id=one.node_id, node_epoch=one.node_epoch, wal_config=one.wal_config)
-            for one in answer.recoveries
-        ),
-        compactions=tuple(NodeIdentity(one.node_id, one.node_epoch) for one in answer.compactions),
+        recoveries=tuple(_translated(Recovery, one) for one in answer.recoveries),
+        compactions=tuple(_translated(NodeIdentity, one) for one in answer.compactions),
     )
 
 
 def cluster_description(answer: admin_pb2.DescribeClusterResponse) -> ClusterDescription:
     """Translate an answer."""
-    return ClusterDescription(
-        **{name: getattr(answer, name) for name in ClusterDescription.__dataclass_fields__}
-        | {name: _optional(answer, name) for name in ("leader_id", "high_watermark")}
-    )
+    return _translated(ClusterDescription, answer)
 
 
 def stream_description(one: streams_pb2.StreamDescription) -> StreamDescription:
     """Translate a row of an answer."""
-    return StreamDescription(
-        stream_id=one.stream_id,
-        epoch=_optional(one, "epoch"),
-        node_id=_optional(one, "node_id"),
+    return _translated(
+        StreamDescription,
+        one,
         is_open=one.state == common_pb2.STREAM_STATE_OPENED,
-        start_offset=one.start_offset,
-        end_offset=one.end_offset,
         tags={tag.key: tag.value for tag in one.tags},
-        ranges=tuple(
-            StreamRange(
-                epoch=each.epoch,
-                start_offset=each.start_offset,
-                end_offset=each.end_offset,
-                node_id=each.node_id,
-            )
-            for each in one.ranges
-        ),
+        ranges=tuple(_translated(StreamRange, each) for each in one.ranges),
         pending=tuple((each.start_offset, each.end_offset) for each in one.pending_uploads),
         lost=tuple((each.start_offset, each.end_offset) for each in one.lost),
     )
 
 
-def _optional(message: Message, field: str) -> int:
-    value: int = getattr(message, field)
-    return value if message.HasField(field) else -1
+def _translated(kind: type[ValueT], message: Message, **others: Any) -> ValueT:
+    """Make a `kind` of the fields of `message` that have its names, None if absent."""
+    names = kind.__dataclass_fields__.keys() - others.keys()  # type: ignore[attr-defined]
+    values = {name: _value(message, name) for name in names}
+    return kind(**values, **others)
+
+
+def _value(message: Message, name: str) -> Any:
+    field = message.DESCRIPTOR.fields_by_name[name]
+    return None if field.has_presence and not message.HasField(name) else getattr(message, name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from streammeta.client.arguments import (
     INT64_MAX,
@@ -48,7 +48,7 @@ from streammeta.client.reading.map_follower import ChangeWait, MapFollower, Stre
 from streammeta.client.reading.range_reader import Fetched, RangeReader
 from streammeta.client.reading.slice_cache import SliceCache
 from streammeta.client.reading.time_lookup import Bound, OffsetAtTime, TimedStreams, TimestampOf
-from streammeta.client.resources import StoreThreads, warn_unclosed
+from streammeta.client.resources import ClosedAtExit, StoreThreads, warn_unclosed
 from streammeta.storage.object_format.index_block import UNLIMITED
 from streammeta.storage.object_format.record import RecordBatch
 from streammeta.storage.object_store.base import ObjectStore
@@ -58,7 +58,7 @@ DEFAULT_READ_BYTES = 8 * 1024 * 1024
 _ResultT = TypeVar("_ResultT")
 
 
-class StreamReader:
+class StreamReader(ClosedAtExit):
     """Reads streams of the cluster whose objects have `namespace` in their keys.
 
     Safe for many concurrent calls on one event loop; use it as an async context manager or call
@@ -117,12 +117,6 @@ class StreamReader:
         self._bulk = BulkReader(namespace, self._lookups, self._source, config.bulk_bytes)
         self._timed = TimedStreams(self._lookups, self._source, self._fetcher, self._ranges)
         self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):

@@ -12,7 +12,7 @@ import asyncio
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streammeta.client.arguments import INT64_MAX, as_payload, check_int, check_items
 from streammeta.client.errors import StreamFailedError, WriterClosedError
@@ -67,6 +67,7 @@ class WriterStream:
         return error
 
 
+@dataclass(slots=True, eq=False)
 class StreamRun:
     """Consecutive records of one stream, encoded, and what each append's caller awaits.
 
@@ -75,36 +76,23 @@ class StreamRun:
     buffer's bound, `outcome` the error of a run that is settled, None if it is committed.
     """
 
-    __slots__ = (
-        "ack_offsets",
-        "acks",
-        "cost",
-        "end_offset",
-        "is_settled",
-        "lengths",
-        "max_timestamp_ms",
-        "min_timestamp_ms",
-        "offsets",
-        "outcome",
-        "payload_bytes",
-        "segments",
-        "start_offset",
-        "stream",
-    )
+    stream: WriterStream
+    start_offset: int = field(init=False)
+    end_offset: int = field(init=False)
+    payload_bytes: int = 0
+    cost: int = 0
+    segments: deque[bytearray] = field(default_factory=lambda: deque([bytearray()]))
+    lengths: array[int] = field(default_factory=lambda: array("I"))
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+    acks: list[asyncio.Future[int]] = field(default_factory=list)
+    ack_offsets: array[int] = field(default_factory=lambda: array("q"))
+    min_timestamp_ms: int = UNKNOWN_TIME
+    max_timestamp_ms: int = UNKNOWN_TIME
+    is_settled: bool = False
+    outcome: Exception | None = None
 
-    def __init__(self, stream: WriterStream) -> None:
-        self.stream = stream
-        self.start_offset = self.end_offset = stream.next_offset
-        self.payload_bytes = 0
-        self.cost = 0
-        self.segments = deque([bytearray()])
-        self.lengths = array("I")
-        self.offsets = array("q")
-        self.acks: list[asyncio.Future[int]] = []
-        self.ack_offsets = array("q")
-        self.min_timestamp_ms = self.max_timestamp_ms = UNKNOWN_TIME
-        self.is_settled = False
-        self.outcome: Exception | None = None
+    def __post_init__(self) -> None:
+        self.start_offset = self.end_offset = self.stream.next_offset
 
     @property
     def encoded_bytes(self) -> int:

@@ -9,11 +9,25 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from streammeta.storage.object_store.base import ObjectStore
 
 ResultT = TypeVar("ResultT")
+
+
+class ClosedAtExit:
+    """An async context manager that is closed at its end."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Release everything; a second call does nothing."""
+        raise NotImplementedError
 
 
 def start_in(pool: ThreadPoolExecutor, work: Callable[[], ResultT]) -> asyncio.Future[ResultT]:

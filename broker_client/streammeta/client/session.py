@@ -13,7 +13,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from streammeta.client import methods
 from streammeta.client.arguments import (
@@ -47,11 +47,10 @@ from streammeta.client.model import (
     heartbeat_answer,
     node_message,
 )
-from streammeta.client.resources import warn_unclosed
+from streammeta.client.resources import ClosedAtExit, warn_unclosed
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 
 _BATCH = 5_000
-_PAGE_SIZE = 10_000
 _EPOCHS = "the epochs with which the streams are opened, such as {7: 1}"
 
 ItemT = TypeVar("ItemT")
@@ -83,22 +82,19 @@ class Outcomes(Generic[DoneT]):
         return self.done
 
 
+@dataclass(frozen=True, eq=False)
 class BrokerSession:
-    """One registered process of a node. Make it with `open`."""
+    """One registered process of a node. Make it with `open`.
 
-    def __init__(
-        self,
-        client: ControllerClient,
-        node_id: int,
-        node_epoch: int,
-        namespace: str,
-        inherited: Sequence[OpenedStream],
-    ) -> None:
-        self._client = client
-        self._node = NodeIdentity(node_id, node_epoch)
-        self._message = node_message(self._node)
-        self._namespace = namespace
-        self._inherited = tuple(inherited)
+    It calls with `client`, and `node` fences every mutating call of the process. `namespace` is in
+    the keys of the cluster's objects. `inherited` are the streams that an earlier process of the
+    node left open, by id.
+    """
+
+    client: ControllerClient
+    node: NodeIdentity
+    namespace: str
+    inherited: tuple[OpenedStream, ...] = ()
 
     @classmethod
     async def open(
@@ -119,42 +115,24 @@ class BrokerSession:
         check_int("node_id", node_id, 0, INT32_MAX)
         check_int("node_epoch", node_epoch)
         check_kind("wal_config", wal_config, str, "a str")
-        node = node_message(NodeIdentity(node_id, node_epoch))
+        node = NodeIdentity(node_id, node_epoch)
         request = nodes_pb2.RegisterNodeRequest(
-            node=node,
+            node=node_message(node),
             wal_config=wal_config,
             tags=_tags(check_tags("tags", {} if tags is None else tags)),
         )
         answer = await client.call(methods.REGISTER_NODE, request)
         _check(answer.error, f"registration of node {node_id} at epoch {node_epoch}")
         inherited = await _opening_streams(client, node)
-        return cls(client, node_id, node_epoch, await client.object_namespace(), inherited)
-
-    @property
-    def client(self) -> ControllerClient:
-        """The client this session calls with."""
-        return self._client
-
-    @property
-    def node(self) -> NodeIdentity:
-        """The identity that fences every mutating call of this process."""
-        return self._node
-
-    @property
-    def namespace(self) -> str:
-        """The namespace in the keys of the cluster's objects."""
-        return self._namespace
-
-    @property
-    def inherited(self) -> tuple[OpenedStream, ...]:
-        """Streams that an earlier process of this node left open, by id."""
-        return self._inherited
+        return cls(client, node, await client.object_namespace(), tuple(inherited))
 
     async def heartbeat(self, *, wants_shutdown: bool = False) -> HeartbeatAnswer:
         """Keep the node's session alive; the answer says for how long."""
-        request = nodes_pb2.HeartbeatRequest(node=self._message, wants_shutdown=wants_shutdown)
-        answer = await self._client.call(methods.HEARTBEAT, request)
-        _check(answer.error, f"heartbeat of node {self._node.node_id}")
+        request = nodes_pb2.HeartbeatRequest(
+            node=node_message(self.node), wants_shutdown=wants_shutdown
+        )
+        answer = await self.client.call(methods.HEARTBEAT, request)
+        _check(answer.error, f"heartbeat of node {self.node.node_id}")
         return heartbeat_answer(answer)
 
     async def create_streams(self, tags: Sequence[Tags]) -> list[int]:
@@ -166,10 +144,10 @@ class BrokerSession:
         ids: list[int] = []
         for batch in _batches(streams):
             request = streams_pb2.CreateStreamsRequest(
-                node=self._message,
+                node=node_message(self.node),
                 streams=[streams_pb2.NewStream(tags=_tags(one)) for one in batch],
             )
-            answer = await self._client.call(methods.CREATE_STREAMS, request)
+            answer = await self.client.call(methods.CREATE_STREAMS, request)
             _check(answer.error, f"creation of {len(batch)} streams")
             _same_length("CreateStreams", len(batch), len(answer.stream_ids))
             ids.extend(answer.stream_ids)
@@ -180,13 +158,13 @@ class BrokerSession:
         outcomes: Outcomes[OpenedStream] = Outcomes()
         for batch in _batches(_by_id(epochs)):
             request = streams_pb2.OpenStreamsRequest(
-                node=self._message,
+                node=node_message(self.node),
                 streams=[
                     streams_pb2.StreamToOpen(stream_id=stream_id, stream_epoch=epoch)
                     for stream_id, epoch in batch
                 ],
             )
-            answer = await self._client.call(methods.OPEN_STREAMS, request)
+            answer = await self.client.call(methods.OPEN_STREAMS, request)
             _same_length("OpenStreams", len(batch), len(answer.streams))
             for (stream_id, epoch), one in zip(batch, answer.streams, strict=True):
                 if one.error != common_pb2.ERROR_CODE_NONE:
@@ -201,80 +179,67 @@ class BrokerSession:
 
     async def close_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
         """Close streams of which everything acknowledged is committed; `epochs` as when opened."""
-        outcomes: Outcomes[None] = Outcomes()
-        for batch in _batches(_by_id(epochs)):
-            request = streams_pb2.CloseStreamsRequest(
-                node=self._message,
-                streams=[
-                    streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=epoch)
-                    for stream_id, epoch in batch
-                ],
-            )
-            answer = await self._client.call(methods.CLOSE_STREAMS, request)
-            _record("CloseStreams", "closing", [i for i, _ in batch], answer.errors, outcomes)
-        return outcomes
+        streams = [
+            streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=epoch)
+            for stream_id, epoch in _by_id(epochs)
+        ]
+        return await self._change(methods.CLOSE_STREAMS, "closing", streams)
 
     async def trim_streams(
         self, epochs: Mapping[int, int], new_starts: Mapping[int, int]
     ) -> Outcomes[None]:
         """Move the first visible offset of each stream of `new_starts` forward."""
-        outcomes: Outcomes[None] = Outcomes()
         starts = check_int_mapping("new_starts", new_starts, "new start offsets")
         known = check_int_mapping("epochs", epochs, _EPOCHS)
         if missing := starts.keys() - known.keys():
             raise ValueError(f"epochs has no stream {min(missing)}, which new_starts names")
-        for batch in _batches(sorted(starts.items())):
-            request = streams_pb2.TrimStreamsRequest(
-                node=self._message,
-                streams=[
-                    streams_pb2.StreamToTrim(
-                        stream_id=stream_id, stream_epoch=known[stream_id], new_start_offset=start
-                    )
-                    for stream_id, start in batch
-                ],
+        streams = [
+            streams_pb2.StreamToTrim(
+                stream_id=stream_id, stream_epoch=known[stream_id], new_start_offset=start
             )
-            answer = await self._client.call(methods.TRIM_STREAMS, request)
-            _record("TrimStreams", "trimming", [i for i, _ in batch], answer.errors, outcomes)
-        return outcomes
+            for stream_id, start in sorted(starts.items())
+        ]
+        return await self._change(methods.TRIM_STREAMS, "trimming", streams)
 
     async def delete_streams(self, epochs: Mapping[int, int]) -> Outcomes[None]:
         """Delete closed streams for good, with all their data."""
+        streams = [
+            streams_pb2.StreamToDelete(stream_id=stream_id, stream_epoch=epoch)
+            for stream_id, epoch in _by_id(epochs)
+        ]
+        return await self._change(methods.DELETE_STREAMS, "deleting", streams)
+
+    async def _change(
+        self, method: methods.Method[Any, Any], doing: str, streams: Sequence[Any]
+    ) -> Outcomes[None]:
+        """Call `method`, whose answer has an error code for each stream, batch by batch."""
         outcomes: Outcomes[None] = Outcomes()
-        for batch in _batches(_by_id(epochs)):
-            request = streams_pb2.DeleteStreamsRequest(
-                node=self._message,
-                streams=[
-                    streams_pb2.StreamToDelete(stream_id=stream_id, stream_epoch=epoch)
-                    for stream_id, epoch in batch
-                ],
-            )
-            answer = await self._client.call(methods.DELETE_STREAMS, request)
-            _record("DeleteStreams", "deleting", [i for i, _ in batch], answer.errors, outcomes)
+        for batch in _batches(streams):
+            request = method.request(node=node_message(self.node), streams=batch)
+            answer = await self.client.call(method, request)
+            _same_length(method.name, len(batch), len(answer.errors))
+            for one, code in zip(batch, answer.errors, strict=True):
+                if code == common_pb2.ERROR_CODE_NONE:
+                    outcomes.done[one.stream_id] = None
+                else:
+                    outcomes.failed[one.stream_id] = refusal(
+                        code, f"{doing} stream {one.stream_id}"
+                    )
         return outcomes
 
 
-async def _opening_streams(
-    client: ControllerClient, node: common_pb2.NodeIdentity
-) -> list[OpenedStream]:
+async def _opening_streams(client: ControllerClient, node: NodeIdentity) -> list[OpenedStream]:
     """List what an earlier process of the node left open; the first page registers the epoch."""
     streams: list[OpenedStream] = []
-    token = ""
-    while True:
-        request = streams_pb2.GetOpeningStreamsRequest(
-            node=node, page=common_pb2.PageRequest(page_size=_PAGE_SIZE, page_token=token)
-        )
-        answer = await client.call(methods.GET_OPENING_STREAMS, request)
+    request = streams_pb2.GetOpeningStreamsRequest(node=node_message(node))
+    async for answer in client.pages(methods.GET_OPENING_STREAMS, request):
         _check(answer.error, f"open streams of node {node.node_id} at epoch {node.node_epoch}")
         streams.extend(
             OpenedStream(one.stream_id, one.epoch, one.start_offset, one.end_offset)
             for one in answer.streams
-            if not one.HasField(
-                "upload_end_offset"
-            )  # else not open: an upload it owes after a fast close
+            if not one.HasField("upload_end_offset")  # closed fast: it owes an upload
         )
-        token = answer.next_page_token
-        if not token:
-            return streams
+    return streams
 
 
 def _batches(items: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:
@@ -300,21 +265,6 @@ def _same_length(method: str, wanted: int, got: int) -> None:
         raise ProtocolViolationError(method, detail=f"{got} rows answer {wanted} items")
 
 
-def _record(
-    method: str,
-    doing: str,
-    stream_ids: Sequence[int],
-    codes: Sequence[common_pb2.ErrorCode.ValueType],
-    outcomes: Outcomes[None],
-) -> None:
-    _same_length(method, len(stream_ids), len(codes))
-    for stream_id, code in zip(stream_ids, codes, strict=True):
-        if code == common_pb2.ERROR_CODE_NONE:
-            outcomes.done[stream_id] = None
-        else:
-            outcomes.failed[stream_id] = refusal(code, f"{doing} stream {stream_id}")
-
-
 FIRST_INTERVAL_S = 2.0
 """Time between heartbeats until an answer says how long a session lasts."""
 
@@ -324,10 +274,12 @@ HEARTBEATS_PER_SESSION = 4
 _log = logging.getLogger(__name__)
 
 
-class Heartbeat:
+class Heartbeat(ClosedAtExit):
     """Sends a session's heartbeats from `start`, or entering its context, to `close`.
 
-    `on_taken_over` is called with the refusal when this process no longer holds its node id.
+    `on_taken_over` is called with the refusal when this process no longer holds its node id. The
+    last answer says whose data this node is to recover (`recoveries`), and which departed nodes'
+    objects it is to compact (`compactions`).
     """
 
     def __init__(
@@ -342,8 +294,8 @@ class Heartbeat:
         self._on_taken_over = on_taken_over
         self._rng = rng or random.Random()
         self._interval_s = FIRST_INTERVAL_S
-        self._recoveries: tuple[Recovery, ...] = ()
-        self._compactions: tuple[NodeIdentity, ...] = ()
+        self.recoveries: tuple[Recovery, ...] = ()
+        self.compactions: tuple[NodeIdentity, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
 
@@ -356,16 +308,6 @@ class Heartbeat:
                 "`await heartbeat.close()` when its streams are closed",
             )
 
-    @property
-    def recoveries(self) -> tuple[Recovery, ...]:
-        """Nodes whose data this one is to recover, from the last answer."""
-        return self._recoveries
-
-    @property
-    def compactions(self) -> tuple[NodeIdentity, ...]:
-        """Departed nodes whose objects this one is to compact, from the last answer."""
-        return self._compactions
-
     def start(self) -> None:
         """Begin, at once with a first heartbeat, unless it has begun."""
         if self._task is None:
@@ -374,9 +316,6 @@ class Heartbeat:
     async def __aenter__(self) -> Self:
         self.start()
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Send no more heartbeats. The controllers are not notified."""
@@ -408,6 +347,6 @@ class Heartbeat:
         else:
             if answer.session_timeout_s > 0:
                 self._interval_s = answer.session_timeout_s / HEARTBEATS_PER_SESSION
-            self._recoveries = answer.recoveries
-            self._compactions = answer.compactions
+            self.recoveries = answer.recoveries
+            self.compactions = answer.compactions
         return True

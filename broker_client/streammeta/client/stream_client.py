@@ -33,6 +33,7 @@ from streammeta.client.errors import StreamNotFoundError, StreamNotOpenedError
 from streammeta.client.reader import DEFAULT_READ_BYTES, StreamReader
 from streammeta.client.reading.map_follower import StreamTail
 from streammeta.client.reading.range_reader import Fetched
+from streammeta.client.resources import ClosedAtExit
 from streammeta.client.session import BrokerSession, OpenedStream, Outcomes, Tags
 from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
@@ -71,12 +72,14 @@ class NodeCompaction:
     streams: tuple[GroupReport, ...]
 
 
-class StreamClient:
+class StreamClient(ClosedAtExit):
     """Everything a broker needs of one cluster. Make it with `open`, and `close` it.
 
     Safe for many concurrent calls on one event loop. A client that was opened without `node_id`
-    only reads. Every call raises subclasses of `BrokerClientError`, of `StorageError` for failures
-    of the bucket, and `TypeError` or `ValueError` for wrong arguments.
+    only reads. `controllers`, `store` and `reader` are its parts; look-ups by time, many streams at
+    once and statistics are the reader's. `recovery` says what was found in the write-ahead log when
+    it was opened, None without one. Every call raises subclasses of `BrokerClientError`, of
+    `StorageError` for failures of the bucket, and `TypeError` or `ValueError` for wrong arguments.
     """
 
     def __init__(
@@ -89,16 +92,17 @@ class StreamClient:
         config: StreamClientConfig,
         closing: AsyncExitStack,
     ) -> None:
-        self._controllers = controllers
-        self._store = store
-        self._reader = reader
+        self.controllers = controllers
+        self.store = store
+        self.reader = reader
         self._writer = writer
         self._session = session
         self._config = config
         self._closing = closing
-        self._epochs: dict[int, int] = {}
+        inherited = () if session is None else session.inherited
+        self._epochs = {one.stream_id: one.epoch for one in inherited}
         self._compactors: tuple[SetObjectCompactor, StreamObjectCompactor] | None = None
-        self._recovery: RecoveryReport | None = None
+        self.recovery: RecoveryReport | None = None
 
     @classmethod
     async def open(
@@ -141,22 +145,19 @@ class StreamClient:
                 session = await BrokerSession.open(controllers, node_id, epoch, tags=tags)
                 namespace = session.namespace
                 log = await _open_log(session, epoch, config, closing)
-                writer = StreamWriter(
-                    session, store, _writer_config(config), observer=observer, log=log
+                bounds = config.writer or WriterConfig(
+                    durability="object" if log is None else "wal"
                 )
+                writer = StreamWriter(session, store, bounds, observer, log)
                 await closing.enter_async_context(writer)
+                writer.attach(session.inherited)
             reader = StreamReader(controllers, store, namespace, config.reader)
             await closing.enter_async_context(reader)
             client = cls(controllers, store, reader, writer, session, config, closing)
-            await client._take_over()
+            if writer is not None and config.wal_directory is not None:
+                client.recovery = await writer.recover()
             client._closing = closing.pop_all()
             return client
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Upload and commit what was appended, then stop every part. Streams stay open."""
@@ -167,21 +168,6 @@ class StreamClient:
         await self._closing.aclose()
 
     # -- the parts
-
-    @property
-    def controllers(self) -> ControllerClient:
-        """The client of the controllers."""
-        return self._controllers
-
-    @property
-    def store(self) -> ObjectStore:
-        """The bucket."""
-        return self._store
-
-    @property
-    def reader(self) -> StreamReader:
-        """The reader: look-ups by time, many streams at once, statistics."""
-        return self._reader
 
     @property
     def session(self) -> BrokerSession:
@@ -196,11 +182,6 @@ class StreamClient:
         if self._writer is None:
             raise ValueError("node_id is None: this client only reads; open one with a node_id")
         return self._writer
-
-    @property
-    def recovery(self) -> RecoveryReport | None:
-        """What was found in the write-ahead log when it was opened; None without one."""
-        return self._recovery
 
     @property
     def inherited(self) -> tuple[OpenedStream, ...]:
@@ -228,8 +209,8 @@ class StreamClient:
         else:
             ids = check_ints("streams", streams, "a sequence of stream ids")
             epochs = {
-                one.stream_id: one.epoch + 1
-                async for one in self._controllers.describe_streams(ids)
+                one.stream_id: 0 if one.epoch is None else one.epoch + 1
+                async for one in self.controllers.describe_streams(ids)
             } if ids else {}  # fmt: skip
             missing = set(ids) - epochs.keys()
         outcomes = await self.session.open_streams(epochs)
@@ -292,7 +273,7 @@ class StreamClient:
         max_bytes: int = DEFAULT_READ_BYTES,
     ) -> list[RecordBatch]:
         """Read record batches that cover `[start, end)`, or its front; see `StreamReader.read`."""
-        return await self._reader.read(stream_id, start, end, max_bytes)
+        return await self.reader.read(stream_id, start, end, max_bytes)
 
     async def fetch(
         self,
@@ -304,7 +285,7 @@ class StreamClient:
         wait_s: float = 0.0,
     ) -> Fetched:
         """Read from `offset` on, waiting up to `wait_s` for data; see `StreamReader.fetch`."""
-        return await self._reader.fetch(
+        return await self.reader.fetch(
             stream_id, offset, max_bytes, min_bytes=min_bytes, wait_s=wait_s
         )
 
@@ -312,13 +293,13 @@ class StreamClient:
         self, stream_id: int, start: int | None = None, end: int | None = None
     ) -> AsyncIterator[RecordBatch]:
         """Iterate over a stream from `start` (None: its first visible offset) to `end`."""
-        return self._reader.iterate(stream_id, start, end)
+        return self.reader.iterate(stream_id, start, end)
 
     def tail(
         self, stream_id: int, offset: int, *, max_bytes: int = DEFAULT_READ_BYTES
     ) -> StreamTail:
         """Iterate over a stream from `offset` on, waiting for records that are yet to come."""
-        return self._reader.tail(stream_id, offset, max_bytes=max_bytes)
+        return self.reader.tail(stream_id, offset, max_bytes=max_bytes)
 
     # -- compaction
 
@@ -330,7 +311,7 @@ class StreamClient:
         """
         session, heartbeat = self.session, self.writer.heartbeat
         if self._compactors is None:
-            place = (self._controllers, session.node, session.namespace, self._store)
+            place = (self.controllers, session.node, session.namespace, self.store)
             self._compactors = (
                 SetObjectCompactor(*place, self._config.compaction),
                 StreamObjectCompactor(*place, self._config.compaction),
@@ -341,21 +322,6 @@ class StreamClient:
         reports = [await set_objects.run_once(target) for target in (own, *departed)]
         streams = [report async for report in stream_objects.compact_node()]
         return NodeCompaction(tuple(reports), tuple(streams))
-
-    async def _take_over(self) -> None:
-        """Attach the streams of an earlier process, and recover its write-ahead log."""
-        if self._session is None or self._writer is None:
-            return
-        self._writer.attach(self._session.inherited)
-        self._epochs = {one.stream_id: one.epoch for one in self._session.inherited}
-        if self._config.wal_directory is not None:
-            self._recovery = await self._writer.recover()
-
-
-def _writer_config(config: StreamClientConfig) -> WriterConfig:
-    if config.writer is not None:
-        return config.writer
-    return WriterConfig(durability="object" if config.wal_directory is None else "wal")
 
 
 async def _open_log(

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from streammeta.client.batch import BatchCommit, BatchUpload, UploadedObject
 from streammeta.client.bucket_check import BucketCheck
@@ -31,10 +32,11 @@ from streammeta.client.errors import (
     refusal,
 )
 from streammeta.client.object_encoder import EncodedObject, encode_object
-from streammeta.client.object_ids import ObjectIds, TakenIds
+from streammeta.client.object_ids import ObjectIds
 from streammeta.client.record_buffer import StreamRun, plan_objects
 from streammeta.client.resources import StoreThreads
 from streammeta.client.session import BrokerSession
+from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import StorageError, StoreUnavailableError
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
@@ -42,12 +44,12 @@ from streammeta.v1 import common_pb2
 from streammeta.v1.common_pb2 import ErrorCode
 
 _DESCRIBE_DEADLINE = 2.0
-_PAUSE = 0.5
-_LONGEST_PAUSE = 10.0
-"""Seconds between attempts of what is repeated until it succeeds; they double."""
+_PAUSES = Backoff(0.5, 10.0, jitter=0)
+"""Seconds between attempts of what is repeated until it succeeds."""
 
 _log = logging.getLogger(__name__)
 
+ResultT = TypeVar("ResultT")
 Verdicts = asyncio.Future[dict[StreamRun, ErrorCode.ValueType]]
 Late = dict[StreamRun, Exception]
 
@@ -118,8 +120,9 @@ class Uploader:
         if not contents:
             return
         try:
-            await self._check_bucket()
-            taken = await self._take_ids(len(contents))
+            # Before ids are asked for: what is uploaded elsewhere could never be read.
+            await self._persistently(self._bucket.passed)
+            taken = await self._persistently(lambda: self._ids.take(len(contents)))
         except (BrokerClientError, StorageError) as error:
             for content in contents:
                 batch.failures.update(dict.fromkeys(batch.open_runs(content), error))
@@ -140,47 +143,35 @@ class Uploader:
             keys = [key_for(one.object_id, self._session.namespace) for one in batch.uploaded]
             await self._notify(self._observer.on_uploaded(keys))
 
-    async def _check_bucket(self) -> None:
-        """Before ids are asked for: what is uploaded elsewhere could never be read."""
-        pause = _PAUSE
-        while True:
-            try:
-                return await self._bucket.passed()
-            except (ControllerUnavailableError, StoreUnavailableError) as error:
-                if not self._is_persistent:
-                    raise
-                pause = await self._pause(pause, error)
-
-    async def _take_ids(self, count: int) -> TakenIds:
-        pause = _PAUSE
-        while True:
-            try:
-                return await self._ids.take(count)
-            except ControllerUnavailableError as error:
-                if not self._is_persistent:
-                    raise
-                pause = await self._pause(pause, error)
-
     async def _put(self, one: UploadedObject) -> UploadFailedError | None:
         key = key_for(one.object_id, self._session.namespace)
-        store, data, pause = self._store.store, one.content.data, _PAUSE
-        while True:
+        store, data = self._store.store, one.content.data
+
+        async def put() -> None:
             try:
                 await self._store.run(lambda: store.put(key, data))
             except StorageError as error:
-                failed = UploadFailedError(key, one.object_id, str(error))
-                failed.__cause__ = error
-                if not self._is_persistent:
-                    return failed
-                pause = await self._pause(pause, failed)
-            else:
-                return None
+                raise UploadFailedError(key, one.object_id, str(error)) from error
 
-    async def _pause(self, seconds: float, error: Exception) -> float:
-        """Wait before what failed is repeated; return how long to wait the next time."""
-        _log.warning("it is repeated in %g s: %s", seconds, error)
-        await asyncio.sleep(seconds)
-        return min(2 * seconds, _LONGEST_PAUSE)
+        try:
+            await self._persistently(put)
+        except UploadFailedError as error:
+            return error
+        return None
+
+    async def _persistently(self, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Await `work`, and do so again after transient errors if the uploader is persistent."""
+        attempt = 0
+        while True:
+            try:
+                return await work()
+            except (ControllerUnavailableError, StoreUnavailableError, UploadFailedError) as error:
+                if not self._is_persistent:
+                    raise
+                wait = _PAUSES.wait(attempt)
+                _log.warning("it is repeated in %g s: %s", wait, error)
+            await asyncio.sleep(wait)
+            attempt += 1
 
     # -- committing
 
@@ -329,7 +320,7 @@ class Uploader:
             _log.warning("end offsets of %d refused streams are unknown: %s", len(ids), error)
         return {
             run: OffsetMismatchError(
-                run.stream.stream_id, ends.get(run.stream.stream_id, -1), run.start_offset
+                run.stream.stream_id, ends.get(run.stream.stream_id), run.start_offset
             )
             for run in runs
         }

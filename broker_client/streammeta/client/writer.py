@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 from streammeta.client.arguments import (
     INT32_MAX,
@@ -42,18 +43,13 @@ from streammeta.client.record_buffer import (
     checked_payloads,
     time_bounds,
 )
-from streammeta.client.resources import StoreThreads, warn_unclosed
+from streammeta.client.resources import ClosedAtExit, StoreThreads, warn_unclosed
 from streammeta.client.session import BrokerSession, Heartbeat, OpenedStream
-from streammeta.client.uploader import (
-    Uploader,
-    is_fencing,
-)
+from streammeta.client.uploader import Uploader, is_fencing
 from streammeta.client.write_ahead_log.recovery import RecoveryReport, recover_into
 from streammeta.client.writer_log import LoggedAcks, LogTrimmer, RecordLog
 from streammeta.storage.object_format.record import RECORD_HEADER_SIZE, RecordBatch
 from streammeta.storage.object_store.base import ObjectStore
-
-__all__ = ["StreamWriter", "WriterConfig"]
 
 _UNBUILT_MAX = 1024 * 1024
 """While more than this waits to be moved into objects, the open batch gets only half full: what is
@@ -62,7 +58,7 @@ moved is for a moment in memory that a writer in a hurry would not let go."""
 _log = logging.getLogger(__name__)
 
 
-class StreamWriter:
+class StreamWriter(ClosedAtExit):
     """Writes records of many streams of one session through objects in a store.
 
     Use it from one event loop, as an async context manager or with `close`. From its first append,
@@ -120,12 +116,9 @@ class StreamWriter:
         self._closed = False
         self._is_recovering = False
 
-    async def __aenter__(self) -> StreamWriter:
+    async def __aenter__(self) -> Self:
         self._start()
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_loop", None) is not None and not self._closed:
@@ -413,22 +406,18 @@ class StreamWriter:
             return stream
 
     def _check_fits(self, stream_id: int, cost: int, size: int) -> None:
-        most = self._config.max_buffer_bytes
-        if cost + RUN_OVERHEAD > most:
-            raise LimitExceededError(
-                f"record of stream {stream_id}",
-                detail=f"it takes {cost + RUN_OVERHEAD} bytes, the buffer has {most}",
-            )
-        if size > UPLOAD_BYTES_MAX:
-            raise LimitExceededError(
-                f"record of stream {stream_id}",
-                detail=f"it takes {size} bytes, an object at most {UPLOAD_BYTES_MAX}",
-            )
-        if self._log is not None and size > self._log.max_record_bytes:
-            raise LimitExceededError(
-                f"record of stream {stream_id}",
-                detail=f"it takes {size} bytes, the log has {self._log.max_record_bytes}",
-            )
+        limits = [
+            (cost + RUN_OVERHEAD, "the buffer has", self._config.max_buffer_bytes),
+            (size, "an object at most", UPLOAD_BYTES_MAX),
+        ]
+        if self._log is not None:
+            limits.append((size, "the log has", self._log.max_record_bytes))
+        for taken, holder, most in limits:
+            if taken > most:
+                raise LimitExceededError(
+                    f"record of stream {stream_id}",
+                    detail=f"it takes {taken} bytes, {holder} {most}",
+                )
 
     def _release(self, cost: int) -> None:
         self._buffered -= cost

@@ -33,18 +33,12 @@ from streammeta.storage.object_format.record import RecordBatch
 class RecordLog(Protocol):
     """An open log of encoded records; all calls come from one event loop and never block it.
 
-    Positions grow with what is appended and mean nothing else.
+    Positions grow with what is appended and mean nothing else: `end` is behind the last record,
+    `recovered_end` behind the last one of `recover`.
     """
 
-    @property
-    def end(self) -> int:
-        """The position behind the last record appended."""
-        ...
-
-    @property
-    def recovered_end(self) -> int:
-        """The position behind the last record of `recover`."""
-        ...
+    end: int
+    recovered_end: int
 
     @property
     def max_record_bytes(self) -> int:

@@ -76,11 +76,8 @@ class Listing:
         rows: list[tuple[int, int, int, int, int]] = []
         bounds: dict[int, tuple[int, int]] = {}
         checksums: dict[int, int] = {}
-        token = ""
-        while True:
-            page = common_pb2.PageRequest(page_size=_PAGE_SIZE, page_token=token)
-            request = nodes_pb2.ListStreamSetObjectsRequest(node_id=target.node_id, page=page)
-            answer = await self._client.call(methods.LIST_STREAM_SET_OBJECTS, request)
+        request = nodes_pb2.ListStreamSetObjectsRequest(node_id=target.node_id)
+        async for answer in self._client.pages(methods.LIST_STREAM_SET_OBJECTS, request):
             if answer.error != common_pb2.ERROR_CODE_NONE:
                 raise refusal(answer.error, f"listing the set objects of node {target.node_id}")
             for one in answer.objects:
@@ -97,9 +94,7 @@ class Listing:
                     bounds[one.object_id] = (one.min_timestamp_ms, one.max_timestamp_ms)
                 if one.HasField("crc32c"):
                     checksums[one.object_id] = one.crc32c
-            token = answer.next_page_token
-            if not token:
-                return NodeListing(SetObjects.of_rows(rows), bounds, checksums)
+        return NodeListing(SetObjects.of_rows(rows), bounds, checksums)
 
     async def stream_starts(self, stream_ids: Sequence[int]) -> dict[int, int]:
         """Return the first readable offset of each of these streams that exists."""
@@ -133,19 +128,14 @@ class Listing:
 
     async def owned_by(self, node_id: int) -> AsyncIterator[ListedStream]:
         """Describe the streams that a node was the last to open, in id order."""
-        token = ""
-        while True:
-            request = streams_pb2.DescribeStreamsRequest(
-                owner_node_id=node_id,
-                include_stream_objects=True,
-                page=common_pb2.PageRequest(page_size=_STREAMS_PER_PAGE, page_token=token),
-            )
-            answer = await self._client.call(methods.DESCRIBE_STREAMS, request)
+        request = streams_pb2.DescribeStreamsRequest(
+            owner_node_id=node_id,
+            include_stream_objects=True,
+            page=common_pb2.PageRequest(page_size=_STREAMS_PER_PAGE),
+        )
+        async for answer in self._client.pages(methods.DESCRIBE_STREAMS, request):
             for stream in answer.streams:
                 yield _listed(stream)
-            token = answer.next_page_token
-            if not token:
-                return
 
     async def stream_objects(self, wanted: Iterable[ListedRange]) -> list[StreamObject]:
         """Describe the listed stream objects, in their order."""

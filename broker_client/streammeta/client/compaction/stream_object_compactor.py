@@ -88,7 +88,7 @@ class StreamObjectCompactor(Compactor):
         is_busy: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__(client, writer, namespace, store, config, is_busy=is_busy)
-        session = BrokerSession(client, writer.node_id, writer.node_epoch, namespace, ())
+        session = BrokerSession(client, writer, namespace)
         self._ids = ObjectIds(session, self._config.stream_object_id_ttl_s)
         self._loader = SourceLoader(self._calls, self._key_of, self._config)
         self._output = StreamObjectOutput(self._calls, self._key_of, self._config)

@@ -20,7 +20,7 @@ from typing import Self
 
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import BrokerClientError
-from streammeta.client.metadata_watch import Change, MetadataWatch, Progress, SnapshotRequired
+from streammeta.client.metadata_watch import MetadataWatch
 from streammeta.client.reading.range_reader import Fetched
 from streammeta.client.reading.slice_cache import SliceCache
 from streammeta.storage.backoff import Backoff
@@ -126,7 +126,7 @@ class MapFollower:
 
     async def _present(self) -> int:
         """Ask for an offset below which everything is committed."""
-        return max(0, (await self._client.describe_cluster()).high_watermark)
+        return (await self._client.describe_cluster()).high_watermark or 0
 
     async def _follow_from(self, position: int) -> int | None:
         """Follow until the watch has to be set up anew: from the result, None from the present."""
@@ -138,12 +138,10 @@ class MapFollower:
         )
         self._covered = frozenset(wanted) if filtered else None
         watch = self._watch = MetadataWatch(
-            self._client.endpoints,
+            self._client,
             from_offset=position,
             kinds=[metadata_pb2.ENTITY_KIND_STREAM],
             stream_ids=sorted(wanted) if filtered else (),
-            channel=self._client.channel,
-            progress=True,
             combine=True,
         )
         self._is_following = True
@@ -166,16 +164,12 @@ class MapFollower:
     async def _consume(self, watch: MetadataWatch) -> None:
         """Pass changes on; return when no controller has the next ones any more."""
         async with aclosing(watch.follow()) as events:
-            async for event in events:
-                match event:
-                    case Change():
-                        self._slices.on_records(event.records)
-                    case Progress():
-                        self._unheard_watches = 0
-                        if event.next_offset >= event.high_watermark:
-                            self._caught_up_at = self._clock()
-                    case SnapshotRequired():
-                        return
+            async for change in events:
+                if change is not None:
+                    self._slices.on_records(change.records)
+                self._unheard_watches = 0
+                if watch.next_offset >= watch.high_watermark:
+                    self._caught_up_at = self._clock()
 
     async def _wait_for_restart(self) -> None:
         await self._restart.wait()

@@ -13,12 +13,12 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Literal, get_args
 
 from streammeta.client.arguments import check_kind, check_path
-from streammeta.client.resources import warn_unclosed
+from streammeta.client.resources import ClosedAtExit, warn_unclosed
 from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.disk_log import (
     DiskLog,
@@ -41,16 +41,6 @@ _log = logging.getLogger(__name__)
 OnDamage = Literal["refuse", "quarantine"]
 
 
-@dataclass(slots=True)
-class LogStats:
-    """Counted since the log was opened."""
-
-    records: int = 0
-    bytes: int = 0
-    groups: int = 0
-    syncs: int = 0
-
-
 class _Group(RecordGroup):
     """A group and the future its callers wait for."""
 
@@ -62,17 +52,13 @@ class _Group(RecordGroup):
         self.done = done
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """One unit of work for the thread: trim, then write."""
+class WriteAheadLog(ClosedAtExit):
+    """An open log. Make it with `open`; use it from that event loop, and `close` it.
 
-    trim_to: int | None
-    start_over_at: int | None
-    groups: list[_Group]
-
-
-class WriteAheadLog:
-    """An open log. Make it with `open`; use it from that event loop, and `close` it."""
+    Positions count the records that there ever were: `end` is behind the last one appended,
+    `recovered_end` behind the last one that the log had when it was opened, and the records below
+    `trimmed` are settled.
+    """
 
     def __init__(
         self,
@@ -88,15 +74,15 @@ class WriteAheadLog:
         self._lock = lock
         self._thread = thread
         self._loop = asyncio.get_running_loop()
-        self._end = disk.end
-        self._trimmed = disk.trimmed
-        self._recovered_end = disk.end
+        self.end = disk.end
+        self.trimmed = disk.trimmed
+        self.recovered_end = disk.end
         self._segments = disk.segments
         self._kept_bytes = self._count_kept_bytes()
         self._waiting: deque[_Group] = deque()
         self._waiting_trim = False
         self._unflushed = 0
-        self._work: _Work | None = None
+        self._is_working = False
         self._start: asyncio.Handle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -104,7 +90,6 @@ class WriteAheadLog:
         self._start_over_at: int | None = None
         self._broken: WriteAheadLogBrokenError | None = None
         self._is_closed = False
-        self.stats = LogStats()
 
     @classmethod
     async def open(
@@ -170,21 +155,6 @@ class WriteAheadLog:
             )
 
     @property
-    def end(self) -> int:
-        """The position behind the last record appended: how many there ever were."""
-        return self._end
-
-    @property
-    def recovered_end(self) -> int:
-        """The position behind the last record that the log had when it was opened."""
-        return self._recovered_end
-
-    @property
-    def trimmed(self) -> int:
-        """The position up to which records are settled."""
-        return self._trimmed
-
-    @property
     def lost(self) -> int:
         """Records that a quarantine could not read: now, or earlier and not yet trimmed."""
         return self._disk.lost
@@ -236,7 +206,7 @@ class WriteAheadLog:
         if waiting and waiting[-1].size + size <= self._config.group_bytes:
             group = waiting[-1]
         else:
-            group = _Group(self._end, self._loop.create_future())
+            group = _Group(self.end, self._loop.create_future())
             group.done.add_done_callback(_retrieve)
             waiting.append(group)
             self._unflushed += group.size
@@ -244,7 +214,7 @@ class WriteAheadLog:
         group.count += 1
         group.size += size
         self._unflushed += size
-        self._end += 1
+        self.end += 1
         self._wake()
         return group.done
 
@@ -253,11 +223,11 @@ class WriteAheadLog:
 
         Raises `ValueError` for a position that no record has yet.
         """
-        if position > self._end:
-            raise ValueError(f"position is {position}, wanted at most the end, {self._end}")
-        if position <= self._trimmed or self._broken is not None or self._is_closed:
+        if position > self.end:
+            raise ValueError(f"position is {position}, wanted at most the end, {self.end}")
+        if position <= self.trimmed or self._broken is not None or self._is_closed:
             return
-        self._trimmed = position
+        self.trimmed = position
         self._kept_bytes = self._count_kept_bytes()
         self._waiting_trim = True
         if self._full_until is not None and position >= self._full_until:
@@ -270,7 +240,7 @@ class WriteAheadLog:
         Reads the files as it goes, at most one frame at a time; don't trim meanwhile. Raises
         `DamagedLogError` where a file has changed since it was opened.
         """
-        return self._disk.records(self._recovered_end)
+        return self._disk.records(self.recovered_end)
 
     async def set_aside(self, records: Iterable[RecordBatch], reason: str) -> Path | None:
         """Keep records that can't be committed in a file of their own, before they are trimmed.
@@ -289,12 +259,6 @@ class WriteAheadLog:
         """Wait until everything appended is on the disk, or has failed."""
         self._wake()
         await self._idle.wait()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Write everything appended, make the trim durable, and release the directory."""
@@ -337,47 +301,53 @@ class WriteAheadLog:
 
     def _wake(self) -> None:
         """Schedule the next work after this turn of the loop, so that one turn shares a sync."""
-        if self._work is None and self._start is None and (self._waiting or self._waiting_trim):
+        if not self._is_working and self._start is None and (self._waiting or self._waiting_trim):
             self._idle.clear()
             self._start = self._loop.call_soon(self._begin)
 
     def _begin(self) -> None:
         self._start = None
-        trim_to = self._trimmed if self._waiting_trim else None
-        self._work = _Work(trim_to, self._start_over_at, list(self._waiting))
+        self._is_working = True
+        trim_to = self.trimmed if self._waiting_trim else None
+        groups = list(self._waiting)
+        work = partial(self._run, self._start_over_at, trim_to, groups)
         self._waiting.clear()
         self._waiting_trim = False
         self._start_over_at = None
-        running = self._loop.run_in_executor(self._thread, self._run, self._work)
-        running.add_done_callback(self._finish)
+        running = self._loop.run_in_executor(self._thread, work)
+        running.add_done_callback(partial(self._finish, groups))
 
-    def _run(self, work: _Work) -> tuple[int, tuple[SegmentInfo, ...]]:
-        """Do the work in the thread; return how many groups are on the disk, and the segments."""
-        try:
-            if work.start_over_at is not None:
-                self._disk.start_over(work.start_over_at)
-        except DiskFullError:
-            return 0, self._disk.segments
-        if work.trim_to is not None:
-            self._disk.trim(work.trim_to)
-        done = self._disk.write(work.groups) if work.groups else 0
+    def _run(
+        self, start_over_at: int | None, trim_to: int | None, groups: Sequence[_Group]
+    ) -> tuple[int, tuple[SegmentInfo, ...]]:
+        """Trim and write, in the thread; return how many groups are written, and the segments."""
+        if start_over_at is not None:
+            try:
+                self._disk.start_over(start_over_at)
+            except DiskFullError:
+                return 0, self._disk.segments
+        if trim_to is not None:
+            self._disk.trim(trim_to)
+        done = self._disk.write(groups) if groups else 0
         return done, self._disk.segments
 
-    def _finish(self, running: asyncio.Future[tuple[int, tuple[SegmentInfo, ...]]]) -> None:
+    def _finish(
+        self,
+        groups: Sequence[_Group],
+        running: asyncio.Future[tuple[int, tuple[SegmentInfo, ...]]],
+    ) -> None:
         """Complete the groups in order, and start the next work."""
-        work = self._work
-        self._work = None
-        groups = work.groups if work is not None else []
+        self._is_working = False
         error = running.exception()
         if error is not None:
             self._break(error, groups)
         else:
             done, self._segments = running.result()
             self._kept_bytes = self._count_kept_bytes()
-            self._count(groups[:done])
             for group in groups[:done]:
                 self._unflushed -= group.size
-                _succeed(group)
+                if not group.done.done():
+                    group.done.set_result(None)
             if done < len(groups):
                 self._refuse(groups[done:])
         if not self._waiting and not self._waiting_trim:
@@ -398,9 +368,9 @@ class WriteAheadLog:
             f"the disk of the write-ahead log in {self._directory} has no room; free some, the log"
             " goes on by itself once all that was appended is committed and trimmed"
         )
-        self._full_until = self._end
-        if self._trimmed >= self._end:
-            self._start_over_at, self._full_until = self._end, None
+        self._full_until = self.end
+        if self.trimmed >= self.end:
+            self._start_over_at, self._full_until = self.end, None
         self._drop([*groups, *self._waiting], error)
 
     def _drop(self, groups: Iterable[_Group], error: Exception) -> None:
@@ -410,22 +380,11 @@ class WriteAheadLog:
             if not group.done.done():
                 group.done.set_exception(error)
 
-    def _count(self, groups: Sequence[_Group]) -> None:
-        self.stats.syncs += bool(groups)
-        self.stats.groups += len(groups)
-        self.stats.records += sum(group.count for group in groups)
-        self.stats.bytes += sum(group.size for group in groups)
-
     def _count_kept_bytes(self) -> int:
         """Add up the segments that are not trimmed, or written to."""
         firsts = [segment.base_offset for segment in self._segments[1:]]
-        trimmed = sum(first <= self._trimmed for first in firsts)
+        trimmed = sum(first <= self.trimmed for first in firsts)
         return sum(segment.size for segment in self._segments[trimmed:])
-
-
-def _succeed(group: _Group) -> None:
-    if not group.done.done():
-        group.done.set_result(None)
 
 
 def _retrieve(done: asyncio.Future[None]) -> None:
