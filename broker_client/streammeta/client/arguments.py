@@ -189,7 +189,7 @@ def check_fields(config: Any, checks: Mapping[str, Callable[[str, Any], Any]]) -
 
     Without one an int is at least 1, and a float more than 0.
     """
-    usual = {"int": at_least(1), "float": seconds()}
+    usual: dict[Any, Callable[[str, Any], Any]] = {"int": at_least(1), "float": seconds()}
     for field in fields(config):
         if field.type in usual:
             check = checks.get(field.name, usual[field.type])

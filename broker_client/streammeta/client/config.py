@@ -96,8 +96,20 @@ class UploadObserver(Protocol):
         """Learn that these objects are not known to be committed; else they expire as garbage."""
 
 
-class SilentObserver(UploadObserver):
+class SilentObserver:
     """Looks at nothing."""
+
+    async def on_prepared(self, object_ids: Sequence[int], deadline_ms: int) -> None:
+        """Do nothing."""
+
+    async def on_uploaded(self, keys: Sequence[str]) -> None:
+        """Do nothing."""
+
+    async def on_committed(self, object_ids: Sequence[int], ranges: Sequence[StreamRange]) -> None:
+        """Do nothing."""
+
+    async def on_refused(self, object_ids: Sequence[int], error: Exception) -> None:
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
