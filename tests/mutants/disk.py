@@ -199,7 +199,7 @@ DISK = (
         "found by trying: writes ran into their deadline",
         """
         streammeta.controller.quorum.leading:
-        - replica.emit(FullVotersChanged(full))
+        - replica.emit(events.FullVotersChanged(full))
         """,
         Tested(
             "tests/runtime/test_driver_full_disk.py"

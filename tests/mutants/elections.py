@@ -11,9 +11,9 @@ ELECTIONS = (
         "the reason for persistent votes in Raft (thesis, section 3.8)",
         """
         streammeta.controller.quorum.replica:
-        - effects.append(PersistQuorumState(self._token, state))
+        - effects.append(events.PersistQuorumState(self._token, state))
         + written = QuorumState(state.epoch, None, state.leader_id)
-        + effects.append(PersistQuorumState(self._token, written))
+        + effects.append(events.PersistQuorumState(self._token, written))
         """,
         Simulated("crashy"),
     ),
@@ -23,8 +23,8 @@ ELECTIONS = (
         "Raft thesis, section 3.8; etcd documents the order for users of its library",
         """
         streammeta.controller.quorum.replica:
-        - return Send(to, message, self._state_token, vouches_for_log=False)
-        + return Send(to, message, 0, vouches_for_log=False)
+        - return events.Send(to, message, self._state_token, vouches_for_log=False)
+        + return events.Send(to, message, 0, vouches_for_log=False)
         """,
         Simulated("crashy"),
     ),
@@ -42,7 +42,7 @@ ELECTIONS = (
     Mutant(
         "restarted-leader-leads-on",
         "A leader that restarts goes on leading its epoch and uses lost offsets again.",
-        "prevented in KRaft by the Resigned state (KIP-595)",
+        "prevented in KRaft by the roles.Resigned state (KIP-595)",
         """
         streammeta.controller.quorum.core:
         - replica.become_resigned(successors, "restarted")
@@ -113,8 +113,9 @@ ELECTIONS = (
         - del self._pending[header.sender, kind]
         + self._pending.pop((header.sender, kind), None)
         streammeta.controller.quorum.core:
-        - if header.epoch < replica.epoch:
-        + if header.epoch < replica.epoch and not isinstance(response, VoteResponse):
+        - if is_refused or header.epoch < replica.epoch:
+        + is_vote = isinstance(response, messages.VoteResponse)
+        + if is_refused or (header.epoch < replica.epoch and not is_vote):
         """,
         Simulated("noisy"),
     ),
@@ -152,8 +153,8 @@ ELECTIONS = (
         "the disruptive server of the Raft thesis (section 9.6); KIP-996",
         """
         streammeta.controller.quorum.election:
-        - return QuorumError.NONE, is_up_to_date and self._may_pre_vote()
-        + return QuorumError.NONE, True
+        - return messages.QuorumError.NONE, is_up_to_date and self._may_pre_vote()
+        + return messages.QuorumError.NONE, True
         """,
         Tested(
             "tests/quorum/test_quorum_election.py"
@@ -169,8 +170,8 @@ ELECTIONS = (
         - self._replica.become_prospective()
         + self._replica.become_candidate()
           self._advance()
-        - if isinstance(self._replica.role, Prospective):
-        + if isinstance(self._replica.role, Candidate):
+        - if isinstance(self._replica.role, roles.Prospective):
+        + if isinstance(self._replica.role, roles.Candidate):
         """,
         Tested(
             "tests/quorum/test_quorum_election.py"
@@ -197,8 +198,8 @@ ELECTIONS = (
         "`quorum transfer` on a busy machine: one in eight ended with another leader",
         """
         streammeta.controller.quorum.following:
-        - if response.header.error is QuorumError.NOT_LEADER and not replica.may_campaign:
-        + if response.header.error is QuorumError.NOT_LEADER:
+        - if has_resigned and not replica.may_campaign:
+        + if has_resigned:
         """,
         Tested(
             "tests/quorum/test_quorum_election.py"

@@ -51,7 +51,7 @@ MEMBERSHIP = (
         + self.voters = self._history.at(self.high_watermark)
         streammeta.controller.quorum.replica:
         + self._note_voters()
-          self._last.append(CommitAdvanced(end_offset))
+          self._last.append(events.CommitAdvanced(end_offset))
         """,
         Simulated("reconfig"),
     ),

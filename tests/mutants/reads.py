@@ -11,8 +11,8 @@ READS = (
         "stale reads of etcd and Consul before 2015 (Jepsen)",
         """
         streammeta.controller.quorum.leading:
-        - confirmed = rounds[majority(len(voters)) - 1]
-        + confirmed = rounds[0]
+        - confirmed = reached_by_majority(rounds)
+        + confirmed = max(rounds)
         """,
         Simulated("takeover"),
     ),
@@ -36,7 +36,7 @@ READS = (
         """
         streammeta.controller.quorum.leading:
         + if replica.now - role.started_at < replica.config.timings.election_timeout_ms:
-        +     replica.emit(ReadIndexReady(read_id, replica.high_watermark))
+        +     replica.emit(events.ReadIndexReady(read_id, replica.high_watermark))
         +     return
           role.read_round += 1
         """,
@@ -50,7 +50,7 @@ READS = (
         streammeta.controller.quorum.leading:
         + first_end = replica.log.end_of_epoch(replica.epoch).end_offset
         + if role.read_round == 0 and replica.high_watermark == first_end:
-        +     replica.emit(ReadIndexReady(read_id, replica.high_watermark))
+        +     replica.emit(events.ReadIndexReady(read_id, replica.high_watermark))
         +     return
           role.read_round += 1
         """,
@@ -65,10 +65,10 @@ READS = (
         "etcd's read contexts ride on heartbeats, which acknowledge nothing; a Fetch does both",
         """
         streammeta.controller.quorum.replica:
-        - return Send(to, message, self._last_write)
+        - return events.Send(to, message, self._last_write)
         + is_old = getattr(self, "_echoed", 0) >= message.read_round
         + self._echoed = message.read_round
-        + return Send(to, message, self._last_write if is_old else self._state_token)
+        + return events.Send(to, message, self._last_write if is_old else self._state_token)
         """,
         Tested(
             "tests/quorum/test_quorum_replication.py"
@@ -95,9 +95,9 @@ READS = (
         "Raft thesis, section 6.4; KAFKA-15345 for a claim before catching up",
         """
         streammeta.controller.quorum.leading:
-        - if not isinstance(role, Leader) or not self.is_established():
-        + if not isinstance(role, Leader):
-              replica.emit(ReadIndexRefused(read_id))
+        - if not isinstance(role, roles.Leader) or not self.is_established():
+        + if not isinstance(role, roles.Leader):
+              replica.emit(events.ReadIndexRefused(read_id))
         """,
         Tested(
             "tests/quorum/test_quorum_replication.py"

@@ -12,7 +12,7 @@ from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.quorum.log_view import LogStart, LogView
 from streammeta.controller.quorum.messages import Batch
-from streammeta.controller.quorum.voters import committed_end, majority, majority_end
+from streammeta.controller.quorum.voters import committed_end, majority, reached_by_majority
 from tests.quorum.core_harness import batch, log_of
 
 
@@ -86,7 +86,7 @@ def test_the_committed_end_is_flushed_by_a_majority_and_is_the_highest(
     raw: list[int], start: int
 ) -> None:
     ends = [EndOffset(value) for value in raw]
-    end = majority_end(ends)
+    end = reached_by_majority(ends)
     assert sum(value >= end for value in ends) >= majority(len(ends))
     assert sum(value > end for value in ends) < majority(len(ends))
     assert committed_end(ends, EndOffset(start)) == (end if end > start else None)

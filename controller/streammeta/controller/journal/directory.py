@@ -30,7 +30,7 @@ from streammeta.controller.journal.state_files import (
     write_quorum_state,
 )
 from streammeta.controller.quorum.config import QuorumState
-from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
+from streammeta.controller.quorum.voters import VoterSet
 from streammeta.storage.durable_files import DirectoryInUseError, FileSystem, Lock, PosixFileSystem
 
 META_NAME = "meta.json"
@@ -174,7 +174,7 @@ def read_identity(path: Path, files: FileSystem) -> DirectoryIdentity:
             NodeId(int(str(fields["node_id"]))),
             DirectoryId(str(fields["directory_id"])),
             bytes.fromhex(str(fields["log_id"])),
-            VoterSet(tuple(map(_to_voter, fields["bootstrap_voters"]))),
+            VoterSet.from_fields(fields["bootstrap_voters"]),
         )
 
 
@@ -213,21 +213,5 @@ def _to_fields(identity: DirectoryIdentity) -> Fields:
         "node_id": identity.node_id,
         "directory_id": identity.directory_id,
         "log_id": identity.log_id.hex(),
-        "bootstrap_voters": [
-            {
-                "node_id": voter.key.node_id,
-                "directory_id": voter.key.directory_id,
-                "endpoint": voter.endpoint,
-            }
-            for voter in identity.bootstrap_voters
-        ],
+        "bootstrap_voters": identity.bootstrap_voters.to_fields(),
     }
-
-
-def _to_voter(fields: Fields) -> Voter:
-    directory_id = fields["directory_id"]
-    key = ReplicaKey(
-        NodeId(int(fields["node_id"])),
-        None if directory_id is None else DirectoryId(str(directory_id)),
-    )
-    return Voter(key, str(fields["endpoint"]))

@@ -14,59 +14,14 @@ from typing import assert_never
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
+from streammeta.controller.quorum import events, messages, roles
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState
 from streammeta.controller.quorum.election import Election
-from streammeta.controller.quorum.events import (
-    Append,
-    DiskFull,
-    Effect,
-    Event,
-    LogReadDone,
-    PeerConnectionLost,
-    ReadIndexRequested,
-    Received,
-    RequestFailed,
-    Resign,
-    SnapshotInstalled,
-    SnapshotReadDone,
-    SnapshotTaken,
-    Tick,
-    TransferRequested,
-    VoterChangeRequested,
-    WriteDone,
-)
 from streammeta.controller.quorum.following import Following
 from streammeta.controller.quorum.leading import Leading
 from streammeta.controller.quorum.log_view import LogStart, LogView
 from streammeta.controller.quorum.membership import Membership
-from streammeta.controller.quorum.messages import (
-    BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
-    EndQuorumEpochRequest,
-    EndQuorumEpochResponse,
-    FetchRequest,
-    FetchResponse,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    Message,
-    QuorumError,
-    Request,
-    Response,
-    UpdateVoterRequest,
-    UpdateVoterResponse,
-    VoteRequest,
-    VoteResponse,
-)
 from streammeta.controller.quorum.replica import Replica
-from streammeta.controller.quorum.roles import (
-    Candidate,
-    Follower,
-    Leader,
-    Prospective,
-    Resigned,
-    Role,
-    Unattached,
-)
 from streammeta.controller.quorum.voters import VoterSet
 
 
@@ -95,7 +50,7 @@ class QuorumCore:
     # -- views for the driver
 
     @property
-    def role(self) -> Role:
+    def role(self) -> roles.Role:
         """Return the present role; read-only."""
         return self._replica.role
 
@@ -107,7 +62,7 @@ class QuorumCore:
     @property
     def leader_id(self) -> NodeId | None:
         """Return the leader of the present epoch, if known and not resigned here."""
-        return None if isinstance(self._replica.role, Resigned) else self._replica.leader_id
+        return None if isinstance(self._replica.role, roles.Resigned) else self._replica.leader_id
 
     @property
     def high_watermark(self) -> EndOffset:
@@ -147,13 +102,13 @@ class QuorumCore:
     def is_transferring(self) -> bool:
         """Whether leadership is promised to a voter that has yet to catch up."""
         role = self._replica.role
-        return isinstance(role, Leader) and role.transfer is not None
+        return isinstance(role, roles.Leader) and role.transfer is not None
 
     @property
     def full_majority(self) -> tuple[NodeId, ...]:
         """Return the voters with full disks, if this leader can commit nothing without them."""
         role = self._replica.role
-        return role.full_majority if isinstance(role, Leader) else ()
+        return role.full_majority if isinstance(role, roles.Leader) else ()
 
     @property
     def newest_snapshot(self) -> SnapshotId | None:
@@ -164,21 +119,21 @@ class QuorumCore:
     def uncommitted_bytes(self) -> int:
         """Return the payload bytes a leader has appended and not committed."""
         role = self._replica.role
-        return role.uncommitted_bytes if isinstance(role, Leader) else 0
+        return role.uncommitted_bytes if isinstance(role, roles.Leader) else 0
 
     @property
     def uncommitted_batches(self) -> int:
         """Return the number of data batches a leader has appended and not committed."""
         role = self._replica.role
-        return len(role.uncommitted) if isinstance(role, Leader) else 0
+        return len(role.uncommitted) if isinstance(role, roles.Leader) else 0
 
     def next_deadline(self) -> int | None:
         """Return the time of the next `Tick`, or None if only events can change anything."""
-        return min(self._deadlines(), default=None)
+        return min((due for due in self._deadlines() if due is not None), default=None)
 
     # -- stepping
 
-    def start(self, now_ms: int) -> list[Effect]:
+    def start(self, now_ms: int) -> list[events.Effect]:
         """Take up the role that the recovered state calls for; once, before any step.
 
         A replica recorded as the leader starts Resigned: its unflushed entries are lost, and it
@@ -197,34 +152,34 @@ class QuorumCore:
             self._election.campaign()
         return self._finish()
 
-    def step(self, now_ms: int, event: Event) -> list[Effect]:
+    def step(self, now_ms: int, event: events.Event) -> list[events.Effect]:
         """Advance by one event at a time that never runs backwards."""
         self._replica.now = max(self._replica.now, now_ms)
         match event:
-            case Tick():
+            case events.Tick():
                 pass
-            case Received(message=message):
+            case events.Received(message=message):
                 self._on_message(message)
-            case WriteDone(token=token):
+            case events.WriteDone(token=token):
                 self._replica.log.write_done(token)
                 self._leading.update_high_watermark()
                 self._following.on_flushed()
-            case DiskFull(is_full=is_full):
+            case events.DiskFull(is_full=is_full):
                 self._following.on_disk_full(is_full=is_full)
-            case Append(payloads=payloads):
+            case events.Append(payloads=payloads):
                 self._leading.append(payloads)
                 # Overdue work waits for the next event, so that nothing is appended in between.
                 self._leading.serve_delayed()
                 return self._replica.finish()
-            case ReadIndexRequested(read_id=read_id):
+            case events.ReadIndexRequested(read_id=read_id):
                 self._leading.request_read_index(read_id)
-            case LogReadDone(read_id=read_id, batches=batches):
+            case events.LogReadDone(read_id=read_id, batches=batches):
                 self._leading.on_log_read(read_id, batches)
-            case RequestFailed(peer=peer, request_id=request_id):
+            case events.RequestFailed(peer=peer, request_id=request_id):
                 self._on_request_failed(peer, request_id)
-            case PeerConnectionLost(peer=peer):
+            case events.PeerConnectionLost(peer=peer):
                 self._following.on_leader_gone(peer)
-            case Resign():
+            case events.Resign():
                 self._leading.resign("asked to resign")
             case _:
                 self._on_maintenance(event)
@@ -232,23 +187,23 @@ class QuorumCore:
 
     def _on_maintenance(
         self,
-        event: TransferRequested
-        | VoterChangeRequested
-        | SnapshotTaken
-        | SnapshotReadDone
-        | SnapshotInstalled,
+        event: events.TransferRequested
+        | events.VoterChangeRequested
+        | events.SnapshotTaken
+        | events.SnapshotReadDone
+        | events.SnapshotInstalled,
     ) -> None:
         match event:
-            case TransferRequested(to=to):
+            case events.TransferRequested(to=to):
                 self._membership.request_transfer(to)
-            case VoterChangeRequested(change_id=change_id, change=change):
+            case events.VoterChangeRequested(change_id=change_id, change=change):
                 self._membership.request_change(change_id, change)
                 self._leading.update_high_watermark()
-            case SnapshotTaken(snapshot_id=snapshot_id):
+            case events.SnapshotTaken(snapshot_id=snapshot_id):
                 self._on_snapshot_taken(snapshot_id)
-            case SnapshotReadDone(read_id=read_id, chunk=chunk):
+            case events.SnapshotReadDone(read_id=read_id, chunk=chunk):
                 self._leading.on_snapshot_read(read_id, chunk)
-            case SnapshotInstalled():
+            case events.SnapshotInstalled():
                 self._following.on_snapshot_installed(event)
             case _:
                 assert_never(event)
@@ -274,7 +229,7 @@ class QuorumCore:
         if has_enough and replica.snapshots[0].end_offset > replica.log.start_offset:
             replica.trim(replica.snapshots[0].end_offset)
 
-    def _finish(self) -> list[Effect]:
+    def _finish(self) -> list[events.Effect]:
         self._election.on_time()
         self._leading.on_time()
         self._following.on_time()
@@ -283,108 +238,89 @@ class QuorumCore:
 
     def _on_request_failed(self, peer: NodeId, request_id: int) -> None:
         kind = self._replica.take_failed(peer, request_id)
-        if kind is VoteResponse:
+        if kind is messages.VoteResponse:
             self._election.on_vote_request_failed(peer)
-        elif kind in (FetchResponse, FetchSnapshotResponse):
+        elif kind in (messages.FetchResponse, messages.FetchSnapshotResponse):
             self._following.on_fetch_failed(peer)
-        elif kind is BeginQuorumEpochResponse:
+        elif kind is messages.BeginQuorumEpochResponse:
             self._leading.on_announcement_failed(peer)
-        elif kind is EndQuorumEpochResponse:
+        elif kind is messages.EndQuorumEpochResponse:
             self._leading.on_end_failed(peer)
 
     # -- messages
 
-    def _on_message(self, message: Message) -> None:
-        match message:
-            case (
-                VoteRequest()
-                | BeginQuorumEpochRequest()
-                | EndQuorumEpochRequest()
-                | FetchRequest()
-                | FetchSnapshotRequest()
-                | UpdateVoterRequest()
-            ):
-                self._on_request(message)
-            case _:
-                self._on_response(message)
+    def _on_message(self, message: messages.Message) -> None:
+        if isinstance(message, messages.Request):
+            self._on_request(message)
+        else:
+            self._on_response(message)
 
-    def _on_request(self, request: Request) -> None:
+    def _on_request(self, request: messages.Request) -> None:
         if request.header.cluster_id != self._replica.config.cluster_id:
-            self._refuse(request, QuorumError.INCONSISTENT_CLUSTER_ID)
-        elif isinstance(request, FetchRequest | FetchSnapshotRequest | UpdateVoterRequest):
+            self._refuse(request, messages.QuorumError.INCONSISTENT_CLUSTER_ID)
+        elif isinstance(request, messages.LeaderRequest):
             self._on_leader_request(request)
         else:
             self._on_voter_request(request)
 
-    def _on_leader_request(
-        self, request: FetchRequest | FetchSnapshotRequest | UpdateVoterRequest
-    ) -> None:
+    def _on_leader_request(self, request: messages.LeaderRequest) -> None:
         error = self._leading.check(request)
-        if error is not QuorumError.NONE:
+        if error is not messages.QuorumError.NONE:
             self._refuse(request, error)
             return
         match request:
-            case FetchRequest():
+            case messages.FetchRequest():
                 self._leading.on_fetch(request)
-            case FetchSnapshotRequest():
+            case messages.FetchSnapshotRequest():
                 self._leading.on_fetch_snapshot(request)
-            case UpdateVoterRequest():
+            case messages.UpdateVoterRequest():
                 self._membership.on_update_voter(request)
 
-    def _on_voter_request(
-        self, request: VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest
-    ) -> None:
+    def _on_voter_request(self, request: messages.VoterRequest) -> None:
         replica = self._replica
         epoch = request.header.epoch
-        if isinstance(request, VoteRequest) and not _is_valid_vote(request):
-            self._refuse(request, QuorumError.INVALID_REQUEST)
+        if isinstance(request, messages.VoteRequest) and not _is_valid_vote(request):
+            self._refuse(request, messages.QuorumError.INVALID_REQUEST)
             return
         if epoch < replica.epoch:
-            self._refuse(request, QuorumError.FENCED_LEADER_EPOCH)
+            self._refuse(request, messages.QuorumError.FENCED_LEADER_EPOCH)
             return
         match request:
-            case VoteRequest():
+            case messages.VoteRequest():
                 if epoch > replica.epoch:
                     replica.become_unattached(epoch)
                 self._election.on_vote_request(request)
-            case BeginQuorumEpochRequest():
+            case messages.BeginQuorumEpochRequest():
                 self._following.on_begin_quorum_epoch(request)
-            case EndQuorumEpochRequest():
+            case messages.EndQuorumEpochRequest():
                 if epoch > replica.epoch:
                     replica.become_follower(epoch, request.header.sender.node_id)
                 self._following.on_end_quorum_epoch(request)
 
-    def _refuse(self, request: Request, error: QuorumError) -> None:
+    def _refuse(self, request: messages.Request, error: messages.QuorumError) -> None:
         replica = self._replica
-        header = replica.answer(request.header, error)
-        response: Response
         match request:
-            case FetchRequest():
+            case messages.FetchRequest():
                 replica.answer_fetch(request, error=error)
-                return
-            case FetchSnapshotRequest():
+            case messages.FetchSnapshotRequest():
                 replica.answer_fetch_snapshot(request, error=error)
-                return
-            case UpdateVoterRequest():
-                response = UpdateVoterResponse(header=header)
-            case VoteRequest():
-                response = VoteResponse(header=header, pre_vote=request.pre_vote, granted=False)
-            case BeginQuorumEpochRequest():
-                response = BeginQuorumEpochResponse(header=header)
-            case EndQuorumEpochRequest():
-                response = EndQuorumEpochResponse(header=header)
-        replica.send(request.header.sender.node_id, response)
+            case messages.VoteRequest():
+                replica.answer_vote(request, error)
+            case _:
+                replica.acknowledge(request, error)
 
-    def _on_response(self, response: Response) -> None:
+    def _on_response(self, response: messages.Response) -> None:
         replica = self._replica
         header = response.header
         if not replica.take_answered(header, type(response)):
             return
-        if header.error in (QuorumError.INCONSISTENT_CLUSTER_ID, QuorumError.UNKNOWN_LEADER_EPOCH):
-            self._on_useless_response(response)
-            return
-        if header.epoch < replica.epoch:
-            self._on_useless_response(response)
+        is_refused = header.error in (
+            messages.QuorumError.INCONSISTENT_CLUSTER_ID,
+            messages.QuorumError.UNKNOWN_LEADER_EPOCH,
+        )
+        if is_refused or header.epoch < replica.epoch:
+            if isinstance(response, messages.FetchResponse | messages.FetchSnapshotResponse):
+                self._following.on_fetch_failed(header.sender)
             return
         if header.epoch > replica.epoch:
             if header.leader_id is None:
@@ -403,56 +339,52 @@ class QuorumCore:
         if leader_id != replica.leader_id:
             return True
         # Having lost sight of its leader, a replica that may not campaign looks for it again.
-        return isinstance(replica.role, Unattached) and leader_id != replica.local.node_id
+        return isinstance(replica.role, roles.Unattached) and leader_id != replica.local.node_id
 
-    def _on_useless_response(self, response: Response) -> None:
-        if isinstance(response, FetchResponse | FetchSnapshotResponse):
-            self._following.on_fetch_failed(response.header.sender)
-
-    def _on_answer(self, response: Response) -> None:
+    def _on_answer(self, response: messages.Response) -> None:
         match response:
-            case VoteResponse():
+            case messages.VoteResponse():
                 self._election.on_vote_response(response)
-            case FetchResponse():
+            case messages.FetchResponse():
                 self._following.on_fetch_response(response)
-            case EndQuorumEpochResponse():
+            case messages.EndQuorumEpochResponse():
                 self._leading.on_end_acknowledged(response.header.sender)
-            case FetchSnapshotResponse():
+            case messages.FetchSnapshotResponse():
                 self._following.on_fetch_snapshot_response(response)
-            case BeginQuorumEpochResponse() | UpdateVoterResponse():
+            case messages.BeginQuorumEpochResponse() | messages.UpdateVoterResponse():
                 pass  # the voter's Fetches, and the log, show the outcome
 
     # -- time
 
-    def _deadlines(self) -> Iterator[int]:
+    def _deadlines(self) -> Iterator[int | None]:
         replica = self._replica
         match replica.role:
-            case Unattached(election_deadline=deadline, next_search=next_search):
+            case roles.Unattached(election_deadline=deadline, next_search=next_search):
                 if replica.may_campaign:
                     yield deadline
                 elif replica.installing is None:
                     yield next_search
-            case Prospective(starts_at=starts_at, deadline=deadline, asked=asked):
+            case roles.Prospective(starts_at=starts_at, deadline=deadline, asked=asked):
                 yield deadline if asked else starts_at
-            case Candidate(deadline=deadline):
+            case roles.Candidate(deadline=deadline):
                 yield deadline
-            case Resigned(election_deadline=deadline, unacknowledged=unacknowledged):
+            case roles.Resigned(election_deadline=deadline, unacknowledged=unacknowledged):
                 yield deadline
                 yield from unacknowledged.values()
-            case Follower() as follower:
+            case roles.Follower() as follower:
                 if replica.installing is None:
                     yield from self._follower_deadlines(follower)
-            case Leader() as leader:
+            case roles.Leader() as leader:
                 yield from self._leader_deadlines(leader)
             case _:
                 assert_never(replica.role)
 
-    def _follower_deadlines(self, follower: Follower) -> Iterator[int]:
+    def _follower_deadlines(self, follower: roles.Follower) -> Iterator[int]:
         replica = self._replica
         yield follower.fetch_deadline
         waiting = [
             until
-            for kind in (FetchResponse, FetchSnapshotResponse)
+            for kind in (messages.FetchResponse, messages.FetchSnapshotResponse)
             if (until := replica.pending_until(follower.leader_id, kind)) is not None
             and until > replica.now
         ]
@@ -460,24 +392,20 @@ class QuorumCore:
         if self._following.must_update(follower):
             yield follower.next_update
 
-    def _leader_deadlines(self, leader: Leader) -> Iterator[int]:
-        quorum_deadline = self._leading.quorum_deadline(leader)
-        if quorum_deadline is not None:
-            yield quorum_deadline
-        if (room_deadline := self._leading.next_check_of_disks(leader)) is not None:
-            yield room_deadline
+    def _leader_deadlines(self, leader: roles.Leader) -> Iterator[int | None]:
+        yield self._leading.quorum_deadline(leader)
+        yield self._leading.full_disks.next_look(leader)
         for voter in self._replica.others:
             yield self._leading.next_heartbeat(leader, leader.progress[voter.key])
         for delayed in leader.delayed_fetches.values():
             yield delayed.answer_by
         if leader.transfer is not None:
             yield self._membership.next_look(leader.transfer, leader)
-        change = leader.voter_change
-        if change is not None and (due := self._membership.round_deadline(change)) is not None:
-            yield due
+        if leader.voter_change is not None:
+            yield self._membership.round_deadline(leader.voter_change)
 
 
-def _is_valid_vote(request: VoteRequest) -> bool:
+def _is_valid_vote(request: messages.VoteRequest) -> bool:
     if request.last_epoch < 0 or request.end_offset < 0:
         return False
     # A pre-vote opens no epoch, so the sender's present one may hold batches already.

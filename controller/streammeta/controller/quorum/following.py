@@ -7,25 +7,9 @@ from __future__ import annotations
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, NodeId, SnapshotId
+from streammeta.controller.quorum import events, messages, roles
 from streammeta.controller.quorum.election import Election
-from streammeta.controller.quorum.events import SnapshotInstalled, WriteSnapshotChunk
-from streammeta.controller.quorum.messages import (
-    BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
-    EndQuorumEpochRequest,
-    EndQuorumEpochResponse,
-    EpochEnd,
-    FetchRequest,
-    FetchResponse,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    QuorumError,
-    ResponseHeader,
-    UpdateVoterRequest,
-    UpdateVoterResponse,
-)
 from streammeta.controller.quorum.replica import Replica
-from streammeta.controller.quorum.roles import Download, Follower, Leader, Unattached
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
 
 _SMALLEST_CHUNK_BYTES = 64
@@ -45,10 +29,10 @@ class Following:
         if replica.installing is not None:
             return
         match replica.role:
-            case Unattached() as role:
+            case roles.Unattached() as role:
                 if not replica.may_campaign and replica.now >= role.next_search:
                     self._search(role)
-            case Follower() as role:
+            case roles.Follower() as role:
                 if replica.now < role.fetch_deadline:
                     self._follow(role)
                 elif replica.may_campaign:
@@ -56,24 +40,22 @@ class Following:
                 else:
                     replica.become_unattached(replica.epoch)
 
-    def _search(self, role: Unattached) -> None:
+    def _search(self, role: roles.Unattached) -> None:
         """Send a Fetch to a random replica: its answer names the leader, if known."""
         replica = self._replica
         known = {voter.key.node_id for voter in replica.others} | set(replica.config.seeds)
         known.discard(replica.local.node_id)
-        role.next_search = replica.now + replica.config.timings.heartbeat_ms // 2 + 1
+        role.next_search = replica.now + replica.timings.heartbeat_ms // 2 + 1
         if known:
             self._fetch_from(replica.choose(sorted(known)), read_round=0, max_wait_ms=0)
 
-    def _follow(self, role: Follower) -> None:
+    def _follow(self, role: roles.Follower) -> None:
         replica = self._replica
-        is_waiting = replica.has_pending(role.leader_id, FetchResponse)
-        is_waiting |= replica.has_pending(role.leader_id, FetchSnapshotResponse)
+        is_waiting = replica.has_pending(role.leader_id, messages.FetchResponse)
+        is_waiting |= replica.has_pending(role.leader_id, messages.FetchSnapshotResponse)
         if replica.now >= role.next_fetch and not is_waiting:
             if role.download is None:
-                self._fetch_from(
-                    role.leader_id, role.read_round, replica.config.timings.fetch_max_wait_ms
-                )
+                self._fetch_from(role.leader_id, role.read_round, replica.timings.fetch_max_wait_ms)
             else:
                 self._fetch_snapshot(role, role.download)
         if self.must_update(role) and replica.now >= role.next_update:
@@ -83,37 +65,35 @@ class Following:
         replica = self._replica
         role = replica.role
         log = replica.log
-        timings = replica.config.timings
         fetch_offset = log.flushed_end if replica.is_disk_full else log.end_offset
-        if isinstance(role, Follower):
+        if isinstance(role, roles.Follower):
             role.fetch_offset = fetch_offset
-        request = FetchRequest(
-            header=replica.request_header(node_id, FetchResponse, timings.request_timeout_ms),
+        request = messages.FetchRequest(
+            header=replica.request_header(node_id, messages.FetchResponse),
             fetch_offset=fetch_offset,
             last_epoch=log.epoch_before(fetch_offset),
             high_watermark=replica.high_watermark,
             read_round=read_round,
             max_wait_ms=max_wait_ms,
             max_bytes=0 if self._is_stuck() else replica.config.limits.max_fetch_bytes,
-            answered_request_id=role.answered_request_id if isinstance(role, Follower) else 0,
+            answered_request_id=role.answered_request_id if isinstance(role, roles.Follower) else 0,
             is_disk_full=replica.is_disk_full,
         )
-        replica.send(node_id, request)
+        replica.send(request)
 
-    def _fetch_snapshot(self, role: Follower, download: Download) -> None:
+    def _fetch_snapshot(self, role: roles.Follower, download: roles.Download) -> None:
         replica = self._replica
-        timeout = replica.config.timings.request_timeout_ms
         if replica.is_chunk_awaited:  # the last one did not come in time
             replica.chunk_bytes = max(replica.chunk_bytes // 2, _SMALLEST_CHUNK_BYTES)
         replica.is_chunk_awaited = True
-        request = FetchSnapshotRequest(
-            header=replica.request_header(role.leader_id, FetchSnapshotResponse, timeout),
+        request = messages.FetchSnapshotRequest(
+            header=replica.request_header(role.leader_id, messages.FetchSnapshotResponse),
             snapshot_id=download.snapshot_id,
             position=download.position,
             max_bytes=replica.chunk_bytes,
             answered_request_id=role.answered_request_id,
         )
-        replica.send(role.leader_id, request)
+        replica.send(request)
 
     # -- a full disk
 
@@ -136,8 +116,8 @@ class Following:
 
     def _fetch_again(self) -> None:
         role = self._replica.role
-        if isinstance(role, Follower):
-            self._replica.forget_request(role.leader_id, FetchResponse)
+        if isinstance(role, roles.Follower):
+            self._replica.forget_request(role.leader_id, messages.FetchResponse)
 
     def _is_stuck(self) -> bool:
         """True if appended entries wait for disk space, so that no more can be taken."""
@@ -146,31 +126,30 @@ class Following:
 
     # -- reporting endpoint and disk (KIP-853)
 
-    def must_update(self, role: Follower) -> bool:
+    def must_update(self, role: roles.Follower) -> bool:
         """Whether the log names another endpoint or no disk for this voter."""
         return role.has_fetched and self._replica.is_voter and not self._replica.is_known
 
-    def _send_update_voter(self, role: Follower) -> None:
+    def _send_update_voter(self, role: roles.Follower) -> None:
         replica = self._replica
-        role.next_update = replica.now + replica.config.timings.heartbeat_ms
-        header = replica.request_header(
-            role.leader_id, UpdateVoterResponse, replica.config.timings.request_timeout_ms
-        )
+        role.next_update = replica.now + replica.timings.heartbeat_ms
+        header = replica.request_header(role.leader_id, messages.UpdateVoterResponse)
         voter = Voter(replica.local, replica.config.endpoint)
-        replica.send(role.leader_id, UpdateVoterRequest(header=header, voter=voter))
+        replica.send(messages.UpdateVoterRequest(header=header, voter=voter))
 
     # -- answers of the leader
 
-    def on_fetch_response(self, response: FetchResponse) -> None:
+    def on_fetch_response(self, response: messages.FetchResponse) -> None:
         """Take a Fetch's answer; the caller has checked its epoch and matched its request."""
         replica = self._replica
         role = replica.role
-        if not isinstance(role, Follower) or response.header.sender != role.leader_id:
+        if not isinstance(role, roles.Follower) or response.header.sender != role.leader_id:
             return
         is_usable = self._is_stuck() or self._fits(response)
-        if response.header.error is not QuorumError.NONE or not is_usable:
+        if response.header.error is not messages.QuorumError.NONE or not is_usable:
             self._fetch_later(role)
-            if response.header.error is QuorumError.NOT_LEADER and not replica.may_campaign:
+            has_resigned = response.header.error is messages.QuorumError.NOT_LEADER
+            if has_resigned and not replica.may_campaign:
                 # A voter waits for EndQuorumEpoch, which names the successors; one that hurried
                 # would compete with the successor that its leader has chosen.
                 self.on_leader_gone(role.leader_id)
@@ -195,15 +174,15 @@ class Following:
         self._heard_from_leader(role, response.header)
         if is_refused and (response.batches or response.snapshot_id is not None):
             # The same would come again at once; the leader need only hear of this replica.
-            role.next_fetch = replica.now + replica.config.timings.fetch_max_wait_ms // 5
+            role.next_fetch = replica.now + replica.timings.fetch_max_wait_ms // 5
 
-    def _has_no_room_for(self, response: FetchResponse) -> bool:
+    def _has_no_room_for(self, response: messages.FetchResponse) -> bool:
         """True if the answer's contents can't be written; batches may fit a full disk's reserve."""
         if not self._replica.is_disk_full or response.diverging is not None:
             return False
         return self._is_stuck() or response.snapshot_id is not None
 
-    def _heard_from_leader(self, role: Follower, header: ResponseHeader) -> None:
+    def _heard_from_leader(self, role: roles.Follower, header: messages.ResponseHeader) -> None:
         replica = self._replica
         role.answered_request_id = header.request_id
         role.has_fetched = True
@@ -212,8 +191,8 @@ class Following:
         role.next_fetch = replica.now
         replica.lost_elections = 0
 
-    def _fetch_later(self, role: Follower) -> None:
-        role.next_fetch = self._replica.now + self._replica.config.timings.retry_backoff_ms
+    def _fetch_later(self, role: roles.Follower) -> None:
+        role.next_fetch = self._replica.now + self._replica.timings.retry_backoff_ms
 
     def _clear_damage_if_repaired(self, leader_high_watermark: EndOffset) -> None:
         """Vote again once nothing that this replica ever acknowledged can be missing.
@@ -235,29 +214,31 @@ class Following:
 
     # -- snapshots
 
-    def _begin_download(self, role: Follower, snapshot_id: SnapshotId) -> None:
+    def _begin_download(self, role: roles.Follower, snapshot_id: SnapshotId) -> None:
         if snapshot_id.end_offset <= self._replica.high_watermark:
             raise InvariantError(
                 f"the leader sends a snapshot that ends at {snapshot_id.end_offset}; committed "
                 f"here is everything below {self._replica.high_watermark}"
             )
-        role.download = Download(snapshot_id)
+        role.download = roles.Download(snapshot_id)
 
-    def on_fetch_snapshot_response(self, response: FetchSnapshotResponse) -> None:
+    def on_fetch_snapshot_response(self, response: messages.FetchSnapshotResponse) -> None:
         """Write a chunk, and install the snapshot with the last one."""
         replica = self._replica
         role = replica.role
-        if not isinstance(role, Follower) or response.header.sender != role.leader_id:
+        if not isinstance(role, roles.Follower) or response.header.sender != role.leader_id:
             return
         replica.is_chunk_awaited = False
         download = role.download
         if download is None or response.snapshot_id != download.snapshot_id:
             return
-        if response.header.error is not QuorumError.NONE or not _continues(download, response):
+        if response.header.error is not messages.QuorumError.NONE or not _continues(
+            download, response
+        ):
             role.download = None
             self._fetch_later(role)
             return
-        chunk = WriteSnapshotChunk(download.snapshot_id, download.position, response.data)
+        chunk = events.WriteSnapshotChunk(download.snapshot_id, download.position, response.data)
         replica.write_chunk(chunk)
         download.position += len(response.data)
         download.total_bytes, download.digest = response.total_bytes, response.file_digest
@@ -267,7 +248,7 @@ class Following:
             replica.chunk_bytes = replica.config.limits.snapshot_chunk_bytes
             replica.install(download.snapshot_id, download.total_bytes, download.digest)
 
-    def on_snapshot_installed(self, event: SnapshotInstalled) -> None:
+    def on_snapshot_installed(self, event: events.SnapshotInstalled) -> None:
         """Go on from the snapshot's end, or fetch again if the file was refused."""
         replica = self._replica
         if event.snapshot_id != replica.installing:
@@ -276,12 +257,12 @@ class Following:
         role = replica.role
         if event.voters is not None:
             replica.begin_anew(event.snapshot_id, event.voters)
-        if isinstance(role, Follower):
+        if isinstance(role, roles.Follower):
             role.fetch_deadline = replica.next_fetch_deadline(role.leader_id)
             if event.voters is None:
                 self._fetch_later(role)
 
-    def _fits(self, response: FetchResponse) -> bool:
+    def _fits(self, response: messages.FetchResponse) -> bool:
         """Whether the batches continue this log; a sender's defect must not enter it."""
         end, epoch = self._replica.log.end_offset, self._replica.log.last_epoch
         for batch in response.batches:
@@ -292,7 +273,7 @@ class Following:
             end, epoch = batch.end_offset, batch.epoch
         return True
 
-    def _truncation_point(self, theirs: EpochEnd) -> EndOffset:
+    def _truncation_point(self, theirs: messages.EpochEnd) -> EndOffset:
         log = self._replica.log
         if theirs.epoch < log.start_epoch:
             raise InvariantError(
@@ -309,10 +290,10 @@ class Following:
     def on_fetch_failed(self, peer: NodeId) -> None:
         """Retry after a backoff, or ask another replica for the leader."""
         role = self._replica.role
-        if isinstance(role, Follower) and role.leader_id == peer:
+        if isinstance(role, roles.Follower) and role.leader_id == peer:
             self._fetch_later(role)
-        elif isinstance(role, Unattached):
-            retry = self._replica.now + self._replica.config.timings.retry_backoff_ms
+        elif isinstance(role, roles.Unattached):
+            retry = self._replica.now + self._replica.timings.retry_backoff_ms
             role.next_search = min(role.next_search, retry)
 
     def on_leader_gone(self, peer: NodeId) -> None:
@@ -323,50 +304,48 @@ class Following:
         """
         replica = self._replica
         role = replica.role
-        if not isinstance(role, Follower) or role.leader_id != peer or role.leader_gone:
+        if not isinstance(role, roles.Follower) or role.leader_id != peer or role.leader_gone:
             return
         delay = replica.failover_delay(peer) + replica.draw_backoff()
         role.leader_gone = True
         role.fetch_deadline = min(role.fetch_deadline, replica.now + delay)
 
-    def on_begin_quorum_epoch(self, request: BeginQuorumEpochRequest) -> None:
+    def on_begin_quorum_epoch(self, request: messages.BeginQuorumEpochRequest) -> None:
         """Follow the sender; the caller has checked the cluster and refused an older epoch."""
         replica = self._replica
         leader_id = request.header.sender.node_id
         role = replica.role
-        if isinstance(role, Leader) and request.header.epoch == replica.epoch:
+        if isinstance(role, roles.Leader) and request.header.epoch == replica.epoch:
             raise InvariantError(
                 f"node {leader_id} claims to lead epoch {replica.epoch}, which this node leads"
             )
-        is_known = isinstance(role, Follower) and role.leader_id == leader_id
+        is_known = isinstance(role, roles.Follower) and role.leader_id == leader_id
         if request.header.epoch > replica.epoch or not is_known:
             replica.become_follower(request.header.epoch, leader_id)
         is_for_us = replica.is_self(request.header.receiver)
-        error = QuorumError.NONE if is_for_us else QuorumError.INVALID_VOTER_KEY
-        header = replica.answer(request.header, error)
-        replica.send(leader_id, BeginQuorumEpochResponse(header=header))
+        error = messages.QuorumError.NONE if is_for_us else messages.QuorumError.INVALID_VOTER_KEY
+        replica.acknowledge(request, error)
 
-    def on_end_quorum_epoch(self, request: EndQuorumEpochRequest) -> None:
+    def on_end_quorum_epoch(self, request: messages.EndQuorumEpochRequest) -> None:
         """Campaign after the delay of this voter's place among the successors."""
         replica = self._replica
         leader_id = request.header.sender.node_id
         role = replica.role
-        if isinstance(role, Follower) and role.leader_id == leader_id:
+        if isinstance(role, roles.Follower) and role.leader_id == leader_id:
             delay = self._successor_delay(request.preferred_successors)
             role.leader_gone = True
             role.fetch_deadline = min(role.fetch_deadline, replica.now + delay)
-        header = replica.answer(request.header, QuorumError.NONE)
-        replica.send(leader_id, EndQuorumEpochResponse(header=header))
+        replica.acknowledge(request)
 
     def _successor_delay(self, successors: tuple[ReplicaKey, ...]) -> int:
         replica = self._replica
         for position, key in enumerate(successors):
             if replica.is_self(key):
-                return position * replica.config.timings.failover_stagger_ms
+                return position * replica.timings.failover_stagger_ms
         return replica.draw_election_timeout()
 
 
-def _continues(download: Download, response: FetchSnapshotResponse) -> bool:
+def _continues(download: roles.Download, response: messages.FetchSnapshotResponse) -> bool:
     """Whether a chunk continues the file of the chunks before it."""
     end = response.position + len(response.data)
     if response.position != download.position or not response.data:

@@ -8,38 +8,16 @@ from __future__ import annotations
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, NodeId
-from streammeta.controller.quorum.events import (
-    FullVotersChanged,
-    ReadIndexReady,
-    ReadIndexRefused,
-    ReadLog,
-    ReadSnapshot,
-    SnapshotChunk,
-)
+from streammeta.controller.quorum import events, messages, roles
 from streammeta.controller.quorum.membership import FullDisks, Membership
-from streammeta.controller.quorum.messages import (
-    Batch,
-    BatchKind,
-    BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
-    EndQuorumEpochRequest,
-    EndQuorumEpochResponse,
-    FetchRequest,
-    FetchSnapshotRequest,
-    QuorumError,
-    RequestHeader,
-    UpdateVoterRequest,
-)
 from streammeta.controller.quorum.replica import Replica
-from streammeta.controller.quorum.roles import (
-    DelayedFetch,
-    Leader,
-    PendingRead,
-    ReplicaProgress,
-    Resigned,
-    Transfer,
+from streammeta.controller.quorum.voters import (
+    ReplicaKey,
+    Voter,
+    committed_end,
+    majority,
+    reached_by_majority,
 )
-from streammeta.controller.quorum.voters import ReplicaKey, Voter, committed_end, majority
 
 _OBSERVER_SESSION_MS = 300_000
 """Milliseconds without a Fetch after which an observer is forgotten, as in KRaft."""
@@ -51,13 +29,13 @@ class Leading:
     def __init__(self, replica: Replica, membership: Membership) -> None:
         self._replica = replica
         self._membership = membership
-        self._full_disks = FullDisks(replica)
+        self.full_disks = FullDisks(replica)
         self._next_read_id = 0
 
     def is_established(self) -> bool:
         """Whether this replica leads and has committed a batch of its own epoch."""
         role = self._replica.role
-        return isinstance(role, Leader) and self._replica.high_watermark > role.epoch_start
+        return isinstance(role, roles.Leader) and self._replica.high_watermark > role.epoch_start
 
     # -- appending and committing
 
@@ -65,9 +43,11 @@ class Leading:
         """Append one data batch; the driver has checked that it may."""
         replica = self._replica
         role = replica.role
-        if not isinstance(role, Leader) or not self.is_established():
+        if not isinstance(role, roles.Leader) or not self.is_established():
             raise InvariantError("append to a replica that is not an established leader")
-        batch = Batch(replica.log.end_offset, replica.epoch, BatchKind.DATA, payloads)
+        batch = messages.Batch(
+            replica.log.end_offset, replica.epoch, messages.BatchKind.DATA, payloads
+        )
         replica.append((batch,))
         role.uncommitted.append((batch.end_offset, batch.size))
         role.uncommitted_bytes += batch.size
@@ -76,7 +56,7 @@ class Leading:
         """Commit everything that a majority has flushed."""
         replica = self._replica
         role = replica.role
-        if not isinstance(role, Leader):
+        if not isinstance(role, roles.Leader):
             return
         ends = [self._flushed_end(role, voter) for voter in replica.voters]
         end = committed_end(ends, role.epoch_start)
@@ -88,18 +68,18 @@ class Leading:
             # Its successors know of the change.
             self.resign("this controller was removed from the voters")
 
-    def _flushed_end(self, role: Leader, voter: Voter) -> EndOffset:
+    def _flushed_end(self, role: roles.Leader, voter: Voter) -> EndOffset:
         if self._replica.is_self(voter.key):
             return self._replica.log.flushed_end
         return role.progress[voter.key].end_offset
 
     # -- serving Fetches
 
-    def on_fetch(self, request: FetchRequest) -> None:
+    def on_fetch(self, request: messages.FetchRequest) -> None:
         """Credit and answer a Fetch of this epoch, now or later."""
         replica = self._replica
         role = replica.role
-        assert isinstance(role, Leader)
+        assert isinstance(role, roles.Leader)
         progress = self._heard_from(role, request)
         progress.is_disk_full = request.is_disk_full
         if self._needs_snapshot(request):
@@ -122,8 +102,8 @@ class Leading:
             self._confirm_reads(role)
 
     def _heard_from(
-        self, role: Leader, request: FetchRequest | FetchSnapshotRequest
-    ) -> ReplicaProgress:
+        self, role: roles.Leader, request: messages.FetchRequest | messages.FetchSnapshotRequest
+    ) -> roles.ReplicaProgress:
         progress = self._progress_of(role, request.header)
         progress.earned_by = request.header.sender
         answered = (request.header.incarnation, request.answered_request_id)
@@ -136,7 +116,7 @@ class Leading:
         progress.has_fetched = True
         return progress
 
-    def _needs_snapshot(self, request: FetchRequest) -> bool:
+    def _needs_snapshot(self, request: messages.FetchRequest) -> bool:
         """Whether the log no longer reaches back to the end of the sender's."""
         log = self._replica.log
         if not self._replica.snapshots:
@@ -147,57 +127,61 @@ class Leading:
             return request.fetch_offset < log.start_offset or request.last_epoch != log.start_epoch
         return request.last_epoch < log.start_epoch
 
-    def _delay(self, role: Leader, key: ReplicaKey, request: FetchRequest) -> None:
+    def _delay(self, role: roles.Leader, key: ReplicaKey, request: messages.FetchRequest) -> None:
         replica = self._replica
         earlier = role.delayed_fetches.pop(key, None)
         if earlier is not None:
             replica.answer_fetch(earlier.request, read_round=role.read_round)
-        wait = min(request.max_wait_ms, replica.config.timings.fetch_max_wait_ms)
+        wait = min(request.max_wait_ms, replica.timings.fetch_max_wait_ms)
         if len(role.delayed_fetches) >= replica.config.limits.max_delayed_fetches:
             wait = 0
-        role.delayed_fetches[key] = DelayedFetch(request, replica.now + wait)
+        role.delayed_fetches[key] = roles.DelayedFetch(request, replica.now + wait)
 
     # -- serving snapshots
 
-    def on_fetch_snapshot(self, request: FetchSnapshotRequest) -> None:
+    def on_fetch_snapshot(self, request: messages.FetchSnapshotRequest) -> None:
         """Read bytes of a snapshot for the sender; the request counts as a sign of life."""
         replica = self._replica
         role = replica.role
-        assert isinstance(role, Leader)
+        assert isinstance(role, roles.Leader)
         self._heard_from(role, request)
         if request.position < 0 or request.max_bytes < 1:
-            replica.answer_fetch_snapshot(request, error=QuorumError.POSITION_OUT_OF_RANGE)
+            replica.answer_fetch_snapshot(request, error=messages.QuorumError.POSITION_OUT_OF_RANGE)
             return
         if len(role.snapshot_reads) >= replica.config.limits.max_delayed_fetches:
-            replica.answer_fetch_snapshot(request, error=QuorumError.REQUEST_TIMED_OUT)
+            replica.answer_fetch_snapshot(request, error=messages.QuorumError.REQUEST_TIMED_OUT)
             return
         self._next_read_id += 1
         role.snapshot_reads[self._next_read_id] = request
         size = min(request.max_bytes, replica.config.limits.snapshot_chunk_bytes)
-        replica.emit(ReadSnapshot(self._next_read_id, request.snapshot_id, request.position, size))
+        replica.emit(
+            events.ReadSnapshot(self._next_read_id, request.snapshot_id, request.position, size)
+        )
 
-    def on_snapshot_read(self, read_id: int, chunk: SnapshotChunk | None) -> None:
+    def on_snapshot_read(self, read_id: int, chunk: events.SnapshotChunk | None) -> None:
         """Send the chunk, if this is still the leader that asked for it."""
         role = self._replica.role
-        if not isinstance(role, Leader) or read_id not in role.snapshot_reads:
+        if not isinstance(role, roles.Leader) or read_id not in role.snapshot_reads:
             return
         request = role.snapshot_reads.pop(read_id)
-        error = QuorumError.NONE
+        error = messages.QuorumError.NONE
         if chunk is None:
-            error = QuorumError.SNAPSHOT_NOT_FOUND
+            error = messages.QuorumError.SNAPSHOT_NOT_FOUND
         elif request.position >= chunk.total_bytes:
-            error = QuorumError.POSITION_OUT_OF_RANGE
+            error = messages.QuorumError.POSITION_OUT_OF_RANGE
         self._replica.answer_fetch_snapshot(request, error=error, chunk=chunk)
 
-    def _progress_of(self, role: Leader, header: RequestHeader) -> ReplicaProgress:
+    def _progress_of(
+        self, role: roles.Leader, header: messages.RequestHeader
+    ) -> roles.ReplicaProgress:
         key = self._counted_as(role, header)
         if key not in role.progress:
             self._forget_idle_observers(role)
             now = self._replica.now
-            role.progress[key] = ReplicaProgress(key, last_fetch=now, heard_us_at=now)
+            role.progress[key] = roles.ReplicaProgress(key, last_fetch=now, heard_us_at=now)
         return role.progress[key]
 
-    def _counted_as(self, role: Leader, header: RequestHeader) -> ReplicaKey:
+    def _counted_as(self, role: roles.Leader, header: messages.RequestHeader) -> ReplicaKey:
         """Return the key that a sender is credited under: a voter's only with that voter's disk.
 
         A voter named without a disk is the one its node was formed with, which may have voted for
@@ -211,7 +195,7 @@ class Leading:
         is_taken = role.progress[unnamed].earned_by not in (None, sender)
         return sender if is_taken else unnamed
 
-    def _forget_idle_observers(self, role: Leader) -> None:
+    def _forget_idle_observers(self, role: roles.Leader) -> None:
         replica = self._replica
         oldest = replica.now - _OBSERVER_SESSION_MS
         voters = {voter.key for voter in replica.voters}
@@ -223,7 +207,9 @@ class Leading:
         for key in idle:
             del role.progress[key]
 
-    def _credit(self, role: Leader, progress: ReplicaProgress, request: FetchRequest) -> None:
+    def _credit(
+        self, role: roles.Leader, progress: roles.ReplicaProgress, request: messages.FetchRequest
+    ) -> None:
         now, leader_end = self._replica.now, self._replica.log.end_offset
         progress.end_offset = request.fetch_offset
         progress.read_round = max(progress.read_round, min(request.read_round, role.read_round))
@@ -240,20 +226,20 @@ class Leading:
         """Answer every delayed Fetch that there is something to say to, or that waited enough."""
         replica = self._replica
         role = replica.role
-        if not isinstance(role, Leader) or not role.delayed_fetches:
+        if not isinstance(role, roles.Leader) or not role.delayed_fetches:
             return
         for key, delayed in list(role.delayed_fetches.items()):
             request = delayed.request
             has_batches = replica.log.end_offset > request.fetch_offset and _takes(role, request)
             if min(replica.high_watermark, request.fetch_offset) > request.high_watermark:
-                linger = replica.now + replica.config.timings.high_watermark_linger_ms
+                linger = replica.now + replica.timings.high_watermark_linger_ms
                 delayed.answer_by = min(delayed.answer_by, linger)
             is_due = role.read_round > request.read_round or replica.now >= delayed.answer_by
             if has_batches or is_due:
                 del role.delayed_fetches[key]
                 self._answer(role, request)
 
-    def _answer(self, role: Leader, request: FetchRequest) -> None:
+    def _answer(self, role: roles.Leader, request: messages.FetchRequest) -> None:
         replica = self._replica
         if not _takes(role, request):
             replica.answer_fetch(request, read_round=role.read_round)
@@ -263,14 +249,14 @@ class Leading:
         if batches is None:
             self._next_read_id += 1
             role.log_reads[self._next_read_id] = request
-            replica.emit(ReadLog(self._next_read_id, request.fetch_offset, max_bytes))
+            replica.emit(events.ReadLog(self._next_read_id, request.fetch_offset, max_bytes))
             return
         replica.answer_fetch(request, read_round=role.read_round, batches=batches)
 
-    def on_log_read(self, read_id: int, batches: tuple[Batch, ...]) -> None:
+    def on_log_read(self, read_id: int, batches: tuple[messages.Batch, ...]) -> None:
         """Send batches read from disk, if this is still the leader that asked for them."""
         role = self._replica.role
-        if isinstance(role, Leader) and read_id in role.log_reads:
+        if isinstance(role, roles.Leader) and read_id in role.log_reads:
             request = role.log_reads.pop(read_id)
             self._replica.answer_fetch(request, read_round=role.read_round, batches=batches)
 
@@ -280,44 +266,42 @@ class Leading:
         """Prove leadership from now on: a majority must echo a round that starts here."""
         replica = self._replica
         role = replica.role
-        if not isinstance(role, Leader) or not self.is_established():
-            replica.emit(ReadIndexRefused(read_id))
+        if not isinstance(role, roles.Leader) or not self.is_established():
+            replica.emit(events.ReadIndexRefused(read_id))
             return
         role.read_round += 1
-        role.pending_reads.append(PendingRead(read_id, role.read_round, replica.high_watermark))
+        role.pending_reads.append(
+            roles.PendingRead(read_id, role.read_round, replica.high_watermark)
+        )
         self._confirm_reads(role)
 
-    def _confirm_reads(self, role: Leader) -> None:
+    def _confirm_reads(self, role: roles.Leader) -> None:
         if not role.pending_reads:
             return
-        voters = self._replica.voters
-        rounds = sorted(
-            (
-                role.read_round
-                if self._replica.is_self(voter.key)
-                else role.progress[voter.key].read_round
-                for voter in voters
-            ),
-            reverse=True,
-        )
-        confirmed = rounds[majority(len(voters)) - 1]
+        rounds = [
+            role.read_round
+            if self._replica.is_self(voter.key)
+            else role.progress[voter.key].read_round
+            for voter in self._replica.voters
+        ]
+        confirmed = reached_by_majority(rounds)
         while role.pending_reads and role.pending_reads[0].read_round <= confirmed:
             read = role.pending_reads.popleft()
-            self._replica.emit(ReadIndexReady(read.read_id, read.index))
+            self._replica.emit(events.ReadIndexReady(read.read_id, read.index))
 
     # -- keeping and ending leadership
 
     def on_time(self) -> None:
         """Announce the epoch, resign when that is due, repeat the end of an epoch."""
         role = self._replica.role
-        if isinstance(role, Leader):
+        if isinstance(role, roles.Leader):
             self._lead_on(role)
-        if isinstance(self._replica.role, Resigned):
+        if isinstance(self._replica.role, roles.Resigned):
             self._announce_end(self._replica.role)
 
-    def _lead_on(self, role: Leader) -> None:
+    def _lead_on(self, role: roles.Leader) -> None:
         if self._has_lost_majority(role):
-            limit_ms = self._replica.config.timings.check_quorum_ms
+            limit_ms = self._replica.timings.check_quorum_ms
             self.resign(f"no majority of the voters was heard from for {limit_ms} ms")
             return
         transfer = self._membership.on_time(role)
@@ -330,22 +314,18 @@ class Leading:
             reason = f"handed over to controller {successor}, {transfer.reason}"
             self.resign(reason, transfer.to)
 
-    def _check_disks(self, role: Leader) -> None:
+    def _check_disks(self, role: roles.Leader) -> None:
         """Report when full disks prevent commits; hand over to a voter that can commit."""
         replica = self._replica
-        full = self._full_disks.full_majority(role)
+        full = self.full_disks.full_majority(role)
         if full != role.full_majority:
             role.full_majority = full
-            replica.emit(FullVotersChanged(full))
-        if (successor := self._full_disks.successor(role)) is not None:
-            deadline = replica.now + replica.config.timings.election_timeout_ms
-            role.transfer = Transfer(successor, deadline, "for want of room on this disk")
+            replica.emit(events.FullVotersChanged(full))
+        if (successor := self.full_disks.successor(role)) is not None:
+            deadline = replica.now + replica.timings.election_timeout_ms
+            role.transfer = roles.Transfer(successor, deadline, "for want of room on this disk")
 
-    def next_check_of_disks(self, role: Leader) -> int | None:
-        """Return the time of the next check of disks without any event; None: never."""
-        return self._full_disks.next_look(role)
-
-    def quorum_deadline(self, role: Leader) -> int | None:
+    def quorum_deadline(self, role: roles.Leader) -> int | None:
         """Return the time at which the leader must resign unless more voters hear it.
 
         None for the only voter. Voters with full disks keep a leader in office for the sake of its
@@ -363,33 +343,35 @@ class Leading:
             deadlines.append(self._unheard_at(writable, counts_itself=counts_itself))
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    def _any_hears(self, others: list[ReplicaProgress]) -> bool:
-        oldest = self._replica.now - self._replica.config.timings.check_quorum_ms
+    def _any_hears(self, others: list[roles.ReplicaProgress]) -> bool:
+        oldest = self._replica.now - self._replica.timings.check_quorum_ms
         return any(progress.heard_us_at > oldest for progress in others)
 
-    def _unheard_at(self, others: list[ReplicaProgress], *, counts_itself: bool) -> int | None:
+    def _unheard_at(
+        self, others: list[roles.ReplicaProgress], *, counts_itself: bool
+    ) -> int | None:
         """Return the time at which a majority of these will have heard nothing for too long."""
         needed = majority(len(self._replica.voters)) - counts_itself
         if not 0 < needed <= len(others):
             return None
         heard = sorted((progress.heard_us_at for progress in others), reverse=True)
-        return heard[needed - 1] + self._replica.config.timings.check_quorum_ms
+        return heard[needed - 1] + self._replica.timings.check_quorum_ms
 
-    def next_heartbeat(self, role: Leader, progress: ReplicaProgress) -> int:
+    def next_heartbeat(self, role: roles.Leader, progress: roles.ReplicaProgress) -> int:
         """Return the time of the next announcement to this voter; one that fetches needs none."""
         if not progress.has_fetched:
             return progress.next_heartbeat
-        heartbeat = self._replica.config.timings.heartbeat_ms
+        heartbeat = self._replica.timings.heartbeat_ms
         return max(progress.next_heartbeat, progress.last_fetch + heartbeat)
 
-    def _has_lost_majority(self, role: Leader) -> bool:
+    def _has_lost_majority(self, role: roles.Leader) -> bool:
         deadline = self.quorum_deadline(role)
         return deadline is not None and self._replica.now >= deadline
 
     def resign(self, reason: str, successor: ReplicaKey | None = None) -> None:
         """Stop leading; `successor`, or else the voter with the longest log, should follow."""
         role = self._replica.role
-        if not isinstance(role, Leader):
+        if not isinstance(role, roles.Leader):
             return
         voters = [role.progress[voter.key] for voter in self._replica.others]
         voters.sort(key=lambda item: (-item.end_offset, item.is_disk_full, item.key.node_id))
@@ -397,70 +379,65 @@ class Leading:
         keys = (successor,) if successor else tuple(item.key for item in voters)
         self._replica.become_resigned(keys, reason)
 
-    def _announce(self, role: Leader) -> None:
+    def _announce(self, role: roles.Leader) -> None:
         replica = self._replica
-        timings = replica.config.timings
         for voter in replica.others:
             progress = role.progress[voter.key]
             if replica.now < self.next_heartbeat(role, progress):
                 continue
-            progress.next_heartbeat = replica.now + timings.heartbeat_ms
-            header = replica.request_header(
-                voter.key.node_id, BeginQuorumEpochResponse, timings.request_timeout_ms
-            )
-            replica.send(voter.key.node_id, BeginQuorumEpochRequest(header=header))
+            progress.next_heartbeat = replica.now + replica.timings.heartbeat_ms
+            header = replica.request_header(voter.key.node_id, messages.BeginQuorumEpochResponse)
+            replica.send(messages.BeginQuorumEpochRequest(header=header))
 
     def on_announcement_failed(self, peer: NodeId) -> None:
         """Retry an unreachable voter sooner than the next heartbeat."""
         role = self._replica.role
         voter = self._replica.voters.find(peer)
-        if isinstance(role, Leader) and voter is not None and voter.key in role.progress:
+        if isinstance(role, roles.Leader) and voter is not None and voter.key in role.progress:
             role.progress[voter.key].next_heartbeat = self._next_attempt()
 
-    def _announce_end(self, role: Resigned) -> None:
+    def _announce_end(self, role: roles.Resigned) -> None:
         replica = self._replica
-        timings = replica.config.timings
         for node_id, due in role.unacknowledged.items():
             if replica.now < due:
                 continue
-            role.unacknowledged[node_id] = replica.now + timings.heartbeat_ms
-            header = replica.request_header(
-                node_id, EndQuorumEpochResponse, timings.request_timeout_ms
-            )
+            role.unacknowledged[node_id] = replica.now + replica.timings.heartbeat_ms
+            header = replica.request_header(node_id, messages.EndQuorumEpochResponse)
             replica.send(
-                node_id,
-                EndQuorumEpochRequest(header=header, preferred_successors=role.successors),
+                messages.EndQuorumEpochRequest(header=header, preferred_successors=role.successors)
             )
 
     def on_end_failed(self, peer: NodeId) -> None:
         """Retry an unreachable voter: it waits for the list of successors."""
         role = self._replica.role
-        if isinstance(role, Resigned) and peer in role.unacknowledged:
+        if isinstance(role, roles.Resigned) and peer in role.unacknowledged:
             role.unacknowledged[peer] = self._next_attempt()
 
     def _next_attempt(self) -> int:
-        return self._replica.now + self._replica.config.timings.heartbeat_ms // 4 + 1
+        return self._replica.now + self._replica.timings.heartbeat_ms // 4 + 1
 
     def on_end_acknowledged(self, sender: NodeId) -> None:
         """Stop announcing the end of the epoch to a voter that has acknowledged it."""
-        if isinstance(self._replica.role, Resigned):
+        if isinstance(self._replica.role, roles.Resigned):
             self._replica.role.unacknowledged.pop(sender, None)
 
-    def check(
-        self, request: FetchRequest | FetchSnapshotRequest | UpdateVoterRequest
-    ) -> QuorumError:
+    def check(self, request: messages.LeaderRequest) -> messages.QuorumError:
         """Return the error of a request for leaders that can't be answered here, or NONE."""
         replica = self._replica
-        if isinstance(request, FetchRequest) and not _is_valid_fetch(request):
-            return QuorumError.INVALID_REQUEST
+        if isinstance(request, messages.FetchRequest) and not _is_valid_fetch(request):
+            return messages.QuorumError.INVALID_REQUEST
         if request.header.epoch < replica.epoch:
-            return QuorumError.FENCED_LEADER_EPOCH
+            return messages.QuorumError.FENCED_LEADER_EPOCH
         if request.header.epoch > replica.epoch:
-            return QuorumError.UNKNOWN_LEADER_EPOCH
-        return QuorumError.NONE if isinstance(replica.role, Leader) else QuorumError.NOT_LEADER
+            return messages.QuorumError.UNKNOWN_LEADER_EPOCH
+        return (
+            messages.QuorumError.NONE
+            if isinstance(replica.role, roles.Leader)
+            else messages.QuorumError.NOT_LEADER
+        )
 
 
-def _takes(role: Leader, request: FetchRequest) -> bool:
+def _takes(role: roles.Leader, request: messages.FetchRequest) -> bool:
     """True if the sender can use batches.
 
     A full disk has only its reserve left, which is kept until a commit needs it.
@@ -468,7 +445,7 @@ def _takes(role: Leader, request: FetchRequest) -> bool:
     return not request.is_disk_full or (request.max_bytes > 0 and bool(role.full_majority))
 
 
-def _is_valid_fetch(request: FetchRequest) -> bool:
+def _is_valid_fetch(request: messages.FetchRequest) -> bool:
     if min(request.fetch_offset, request.last_epoch, request.max_wait_ms) < 0:
         return False
     return request.last_epoch <= request.header.epoch

@@ -11,16 +11,8 @@ leader stays in office for their sake; it hands over only to a voter that can co
 from __future__ import annotations
 
 from streammeta.controller.ids import EndOffset, NodeId
-from streammeta.controller.quorum.events import TransferRefused, VoterChangeDone, VoterChangeRefused
-from streammeta.controller.quorum.messages import (
-    Batch,
-    BatchKind,
-    QuorumError,
-    UpdateVoterRequest,
-    encode_voters,
-)
+from streammeta.controller.quorum import events, messages, roles
 from streammeta.controller.quorum.replica import Replica
-from streammeta.controller.quorum.roles import Leader, ReplicaProgress, Transfer, VoterChange
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet, majority
 
 
@@ -35,16 +27,16 @@ class Membership:
     def request_change(self, change_id: int, change: Voter | ReplicaKey) -> None:
         """Begin to add or to remove a voter, or refuse."""
         role = self._replica.role
-        if not isinstance(role, Leader):
-            self._refuse(change_id, QuorumError.NOT_LEADER, "this node does not lead")
+        if not isinstance(role, roles.Leader):
+            self._refuse(change_id, messages.QuorumError.NOT_LEADER, "this node does not lead")
         elif (busy := self._why_not_now(role)) is not None:
-            self._refuse(change_id, QuorumError.REQUEST_TIMED_OUT, busy)
+            self._refuse(change_id, messages.QuorumError.REQUEST_TIMED_OUT, busy)
         elif isinstance(change, Voter):
             self._begin_adding(role, change_id, change)
         else:
             self._remove(role, change_id, change)
 
-    def _why_not_now(self, role: Leader) -> str | None:
+    def _why_not_now(self, role: roles.Leader) -> str | None:
         replica = self._replica
         if replica.high_watermark <= role.epoch_start:
             return "the leader has not committed a batch of its epoch yet; try again"
@@ -54,12 +46,12 @@ class Membership:
             return "the last change of the voters is not committed yet; try again"
         return None
 
-    def _begin_adding(self, role: Leader, change_id: int, voter: Voter) -> None:
+    def _begin_adding(self, role: roles.Leader, change_id: int, voter: Voter) -> None:
         replica = self._replica
         key = voter.key
         if replica.voters.find(key.node_id) is not None:
             reason = f"node {key.node_id} votes already; remove its old disk first to replace it"
-            self._refuse(change_id, QuorumError.DUPLICATE_VOTER, reason)
+            self._refuse(change_id, messages.QuorumError.DUPLICATE_VOTER, reason)
             return
         progress = role.progress.get(key)
         if progress is None or not self._fetches(progress):
@@ -67,9 +59,9 @@ class Membership:
                 f"node {key.node_id} with directory {key.directory_id} does not fetch from this "
                 "leader; start it, and try again when it shows up among the observers"
             )
-            self._refuse(change_id, QuorumError.REQUEST_TIMED_OUT, reason)
+            self._refuse(change_id, messages.QuorumError.REQUEST_TIMED_OUT, reason)
             return
-        role.voter_change = VoterChange(
+        role.voter_change = roles.VoterChange(
             change_id,
             adding=voter,
             round_end=replica.log.end_offset,
@@ -77,30 +69,29 @@ class Membership:
         )
         self.on_fetched(role, progress)
 
-    def _fetches(self, progress: ReplicaProgress) -> bool:
-        timings = self._replica.config.timings
+    def _fetches(self, progress: roles.ReplicaProgress) -> bool:
         age = self._replica.now - progress.last_fetch
-        return progress.has_fetched and age <= timings.fetch_timeout_ms
+        return progress.has_fetched and age <= self._replica.timings.fetch_timeout_ms
 
-    def _remove(self, role: Leader, change_id: int, key: ReplicaKey) -> None:
+    def _remove(self, role: roles.Leader, change_id: int, key: ReplicaKey) -> None:
         replica = self._replica
         voter = replica.voters.find(key.node_id)
         if voter is None or not voter.key.matches(key):
             reason = f"node {key.node_id} with directory {key.directory_id} does not vote"
-            self._refuse(change_id, QuorumError.VOTER_NOT_FOUND, reason)
+            self._refuse(change_id, messages.QuorumError.VOTER_NOT_FOUND, reason)
         elif len(replica.voters) == 1:
             reason = f"node {key.node_id} is the only voter; add another one first"
-            self._refuse(change_id, QuorumError.INVALID_REQUEST, reason)
+            self._refuse(change_id, messages.QuorumError.INVALID_REQUEST, reason)
         else:
-            role.voter_change = VoterChange(change_id, removing=voter.key)
+            role.voter_change = roles.VoterChange(change_id, removing=voter.key)
             self._append(role, replica.voters.removed(key.node_id))
 
-    def _refuse(self, change_id: int, error: QuorumError, reason: str) -> None:
-        self._replica.emit(VoterChangeRefused(change_id, error, reason))
+    def _refuse(self, change_id: int, error: messages.QuorumError, reason: str) -> None:
+        self._replica.emit(events.VoterChangeRefused(change_id, error, reason))
 
     # -- a change in progress
 
-    def on_fetched(self, role: Leader, progress: ReplicaProgress) -> None:
+    def on_fetched(self, role: roles.Leader, progress: roles.ReplicaProgress) -> None:
         """End a round of catching up; the voter is added after one that was quick enough.
 
         A voter that lags would hold up every commit as soon as it counts (Ongaro, section 4.2.1).
@@ -110,39 +101,44 @@ class Membership:
             return
         if change.adding.key != progress.key or progress.end_offset < change.round_end:
             return
-        if replica.now - change.round_started_at <= replica.config.timings.election_timeout_ms:
+        if replica.now - change.round_started_at <= replica.timings.election_timeout_ms:
             self._append(role, replica.voters.added(change.adding))
             return
         change.rounds += 1
-        if change.rounds >= replica.config.timings.catch_up_rounds:
+        if change.rounds >= replica.timings.catch_up_rounds:
             self._give_up(role, change, f"did not catch up in {change.rounds} rounds")
             return
         change.round_end, change.round_started_at = replica.log.end_offset, replica.now
 
-    def round_deadline(self, change: VoterChange) -> int | None:
+    def round_deadline(self, change: roles.VoterChange) -> int | None:
         """Return the time at which the present round is too slow for the replica to be added."""
         if change.adding is None or change.end_offset is not None:
             return None
-        timings = self._replica.config.timings
-        return change.round_started_at + timings.catch_up_rounds * timings.election_timeout_ms
+        return (
+            change.round_started_at
+            + self._replica.timings.catch_up_rounds * self._replica.timings.election_timeout_ms
+        )
 
-    def _give_up(self, role: Leader, change: VoterChange, why: str) -> None:
+    def _give_up(self, role: roles.Leader, change: roles.VoterChange, why: str) -> None:
         assert change.adding is not None
         role.voter_change = None
         reason = f"node {change.adding.key.node_id} {why}; it stays an observer"
-        self._refuse(change.change_id, QuorumError.REQUEST_TIMED_OUT, reason)
+        self._refuse(change.change_id, messages.QuorumError.REQUEST_TIMED_OUT, reason)
 
-    def _append(self, role: Leader, voters: VoterSet) -> None:
+    def _append(self, role: roles.Leader, voters: VoterSet) -> None:
         replica = self._replica
-        batch = Batch(
-            replica.log.end_offset, replica.epoch, BatchKind.CONTROL, (encode_voters(voters),)
+        batch = messages.Batch(
+            replica.log.end_offset,
+            replica.epoch,
+            messages.BatchKind.CONTROL,
+            (messages.encode_voters(voters),),
         )
         replica.append((batch,))
         if role.voter_change is not None:
             role.voter_change.end_offset = batch.end_offset
         self._follow_progress_of(role, voters)
 
-    def _follow_progress_of(self, role: Leader, voters: VoterSet) -> None:
+    def _follow_progress_of(self, role: roles.Leader, voters: VoterSet) -> None:
         """Ensure a progress entry for every voter, under its key in the set."""
         replica = self._replica
         for voter in voters.others(replica.local.node_id):
@@ -150,14 +146,14 @@ class Membership:
             if voter.key != unnamed and unnamed in role.progress:
                 self._name_disk(role, unnamed, voter.key)
             if voter.key not in role.progress:
-                role.progress[voter.key] = ReplicaProgress(
+                role.progress[voter.key] = roles.ReplicaProgress(
                     voter.key,
                     last_fetch=replica.now,
                     heard_us_at=replica.now,
                     next_heartbeat=replica.now,
                 )
 
-    def _name_disk(self, role: Leader, unnamed: ReplicaKey, named: ReplicaKey) -> None:
+    def _name_disk(self, role: roles.Leader, unnamed: ReplicaKey, named: ReplicaKey) -> None:
         """Leave the progress of a voter without a known disk to the disk that earned it."""
         progress = role.progress.pop(unnamed)
         delayed = role.delayed_fetches.pop(unnamed, None)
@@ -169,7 +165,7 @@ class Membership:
         if role.transfer is not None and role.transfer.to == unnamed:
             role.transfer.to = named
 
-    def on_committed(self, role: Leader, end_offset: EndOffset) -> bool:
+    def on_committed(self, role: roles.Leader, end_offset: EndOffset) -> bool:
         """Report a change that is committed; return whether the leader itself votes no more."""
         replica = self._replica
         change = role.voter_change
@@ -177,30 +173,30 @@ class Membership:
             role.voter_change = None
             if change.removing is not None:
                 role.progress.pop(change.removing, None)  # an observer from now on, if it fetches
-            replica.emit(VoterChangeDone(change.change_id, change.end_offset))
+            replica.emit(events.VoterChangeDone(change.change_id, change.end_offset))
         return not replica.is_voter and replica.voters_named_at <= end_offset
 
     # -- UpdateVoter
 
-    def on_update_voter(self, request: UpdateVoterRequest) -> None:
+    def on_update_voter(self, request: messages.UpdateVoterRequest) -> None:
         """Record a voter's endpoint and disk; the answer waits for nothing."""
         role = self._replica.role
-        assert isinstance(role, Leader)
-        self._replica.answer_update_voter(request, self._update(role, request.voter))
+        assert isinstance(role, roles.Leader)
+        self._replica.acknowledge(request, self._update(role, request.voter))
 
-    def _update(self, role: Leader, voter: Voter) -> QuorumError:
+    def _update(self, role: roles.Leader, voter: Voter) -> messages.QuorumError:
         replica = self._replica
         named = replica.voters.find(voter.key.node_id)
         if named is None or not named.key.matches(voter.key):
-            return QuorumError.VOTER_NOT_FOUND
+            return messages.QuorumError.VOTER_NOT_FOUND
         if voter.key.directory_id is None or not voter.endpoint:
-            return QuorumError.INVALID_REQUEST
+            return messages.QuorumError.INVALID_REQUEST
         if named == voter:
-            return QuorumError.NONE
+            return messages.QuorumError.NONE
         if self._why_not_now(role) is not None:
-            return QuorumError.REQUEST_TIMED_OUT
+            return messages.QuorumError.REQUEST_TIMED_OUT
         self._append(role, replica.voters.updated(voter))
-        return QuorumError.NONE
+        return messages.QuorumError.NONE
 
     # -- handing over
 
@@ -208,24 +204,24 @@ class Membership:
         """Promise leadership to a voter, or refuse; it is handed over when it has caught up."""
         replica = self._replica
         role = replica.role
-        if not isinstance(role, Leader) or replica.high_watermark <= role.epoch_start:
-            replica.emit(TransferRefused("this node does not lead"))
+        if not isinstance(role, roles.Leader) or replica.high_watermark <= role.epoch_start:
+            replica.emit(events.TransferRefused("this node does not lead"))
             return
         voters = [voter for voter in replica.others if to is None or voter.key.node_id == to]
         if not voters:
             whom = "it is the only voter" if to is None else f"node {to} is not a voter"
             if to == replica.local.node_id:
                 whom = "it leads already"
-            replica.emit(TransferRefused(f"this leader has no successor: {whom}"))
+            replica.emit(events.TransferRefused(f"this leader has no successor: {whom}"))
             return
         progress = [role.progress[voter.key] for voter in voters]
         best = max(progress, key=lambda item: (not item.is_disk_full, item.end_offset))
-        deadline = replica.now + replica.config.timings.election_timeout_ms
-        role.transfer = Transfer(best.key, deadline)
+        deadline = replica.now + replica.timings.election_timeout_ms
+        role.transfer = roles.Transfer(best.key, deadline)
 
     # -- time
 
-    def on_time(self, role: Leader) -> Transfer | None:
+    def on_time(self, role: roles.Leader) -> roles.Transfer | None:
         """Do overdue work; return the transfer that is to be carried out now."""
         replica = self._replica
         change = role.voter_change
@@ -237,13 +233,13 @@ class Membership:
             self._update(role, Voter(replica.local, replica.config.endpoint))
         return self._due_transfer(role)
 
-    def next_look(self, transfer: Transfer, role: Leader) -> int:
+    def next_look(self, transfer: roles.Transfer, role: roles.Leader) -> int:
         """Return the time to check a transfer: now if it can be carried out."""
         progress = role.progress.get(transfer.to)
         is_due = progress is not None and progress.end_offset >= self._replica.log.end_offset
         return self._replica.now if is_due else transfer.deadline
 
-    def _due_transfer(self, role: Leader) -> Transfer | None:
+    def _due_transfer(self, role: roles.Leader) -> roles.Transfer | None:
         replica = self._replica
         transfer = role.transfer
         if transfer is None:
@@ -254,7 +250,7 @@ class Membership:
         if progress is None or replica.now >= transfer.deadline:
             role.transfer = None
             reason = f"node {transfer.to.node_id} did not catch up within an election timeout"
-            replica.emit(TransferRefused(reason))
+            replica.emit(events.TransferRefused(reason))
         return None
 
 
@@ -264,7 +260,7 @@ class FullDisks:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
 
-    def full_majority(self, role: Leader) -> tuple[NodeId, ...]:
+    def full_majority(self, role: roles.Leader) -> tuple[NodeId, ...]:
         """Return the voters with full disks if the others that fetch are no majority, else none.
 
         Only entries that fit their reserves can be committed then, under any leader.
@@ -280,23 +276,21 @@ class FullDisks:
         writable += replica.is_voter and not replica.is_disk_full
         return () if writable >= majority(len(replica.voters)) else tuple(sorted(full))
 
-    def _fetches_with_room(self, progress: ReplicaProgress) -> bool:
+    def _fetches_with_room(self, progress: roles.ReplicaProgress) -> bool:
         silence = self._replica.now - progress.last_fetch
-        return (
-            not progress.is_disk_full and silence <= self._replica.config.timings.fetch_timeout_ms
-        )
+        return not progress.is_disk_full and silence <= self._replica.timings.fetch_timeout_ms
 
-    def next_look(self, role: Leader) -> int | None:
+    def next_look(self, role: roles.Leader) -> int | None:
         """Return the time at which silence may change `full_majority`, or None."""
         progress = [role.progress[voter.key] for voter in self._replica.others]
         is_any_full = self._replica.is_disk_full or any(each.is_disk_full for each in progress)
         if not is_any_full:
             return None
         heard_at = [each.last_fetch for each in progress if self._fetches_with_room(each)]
-        patience = self._replica.config.timings.fetch_timeout_ms
+        patience = self._replica.timings.fetch_timeout_ms
         return min((at + patience + 1 for at in heard_at), default=None)
 
-    def successor(self, role: Leader) -> ReplicaKey | None:
+    def successor(self, role: roles.Leader) -> ReplicaKey | None:
         """Return the voter that a leader with a full disk hands over to, or None.
 
         It has room, and so has a majority, by Fetches newer than the full disk here: disks tend to
@@ -314,6 +308,6 @@ class FullDisks:
         best = max(writable, key=lambda item: (item.end_offset, -item.key.node_id))
         return best.key if best.end_offset == replica.log.end_offset else None
 
-    def _has_told_of_room(self, progress: ReplicaProgress) -> bool:
+    def _has_told_of_room(self, progress: roles.ReplicaProgress) -> bool:
         is_news = progress.has_fetched and progress.last_fetch > self._replica.full_since
         return is_news and not progress.is_disk_full

@@ -15,7 +15,7 @@ from enum import IntEnum, unique
 from typing import TypeAlias
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.ids import ClusterId, DirectoryId, EndOffset, Epoch, NodeId, SnapshotId
+from streammeta.controller.ids import ClusterId, EndOffset, Epoch, NodeId, SnapshotId
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterSet
 
 
@@ -248,14 +248,11 @@ class UpdateVoterResponse:
     header: ResponseHeader
 
 
-Request: TypeAlias = (
-    VoteRequest
-    | BeginQuorumEpochRequest
-    | EndQuorumEpochRequest
-    | FetchRequest
-    | FetchSnapshotRequest
-    | UpdateVoterRequest
-)
+VoterRequest: TypeAlias = VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest
+"""Requests that any voter answers."""
+LeaderRequest: TypeAlias = FetchRequest | FetchSnapshotRequest | UpdateVoterRequest
+"""Requests that the leader of their epoch alone answers."""
+Request: TypeAlias = VoterRequest | LeaderRequest
 Response: TypeAlias = (
     VoteResponse
     | BeginQuorumEpochResponse
@@ -290,14 +287,7 @@ def encode_voters(voters: VoterSet) -> bytes:
         {
             "type": _VOTERS,
             "version": _VERSION,
-            "voters": [
-                {
-                    "node_id": voter.key.node_id,
-                    "directory_id": voter.key.directory_id,
-                    "endpoint": voter.endpoint,
-                }
-                for voter in voters
-            ],
+            "voters": voters.to_fields(),
         }
     )
 
@@ -317,21 +307,12 @@ def voters_named_by(batch: Batch) -> VoterSet | None:
                 continue
             if record["version"] != _VERSION:
                 raise ValueError(f"version {record['version']}, this release reads {_VERSION}")
-            named = VoterSet(tuple(_voter(item) for item in record["voters"]))
+            named = VoterSet.from_fields(record["voters"])
         except (KeyError, TypeError, ValueError) as error:
             raise InvariantError(
                 f"the control batch at offset {batch.base_offset} can't be read: {error!r}"
             ) from error
     return named
-
-
-def _voter(item: dict[str, object]) -> Voter:
-    directory = item["directory_id"]
-    key = ReplicaKey(
-        NodeId(int(str(item["node_id"]))),
-        None if directory is None else DirectoryId(str(directory)),
-    )
-    return Voter(key, str(item["endpoint"]))
 
 
 def _encode(record: dict[str, object]) -> bytes:

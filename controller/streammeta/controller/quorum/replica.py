@@ -13,52 +13,9 @@ from dataclasses import dataclass
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, Epoch, NodeId, SnapshotId
+from streammeta.controller.quorum import events, messages, roles
 from streammeta.controller.quorum.config import QuorumConfig, QuorumState
-from streammeta.controller.quorum.events import (
-    AppendLog,
-    ClearDamage,
-    CommitAdvanced,
-    Effect,
-    InstallSnapshot,
-    LeadershipEnded,
-    LeadershipStarted,
-    PersistQuorumState,
-    ReadIndexRefused,
-    Send,
-    SnapshotChunk,
-    TrimLog,
-    TruncateLog,
-    VoterChangeRefused,
-    VotersChanged,
-    WriteSnapshotChunk,
-)
 from streammeta.controller.quorum.log_view import EMPTY_LOG_END, LogStart, LogView
-from streammeta.controller.quorum.messages import (
-    Batch,
-    BatchKind,
-    EpochEnd,
-    FetchRequest,
-    FetchResponse,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    Message,
-    QuorumError,
-    RequestHeader,
-    ResponseHeader,
-    UpdateVoterRequest,
-    UpdateVoterResponse,
-    voters_named_by,
-)
-from streammeta.controller.quorum.roles import (
-    Candidate,
-    Follower,
-    Leader,
-    Prospective,
-    ReplicaProgress,
-    Resigned,
-    Role,
-    Unattached,
-)
 from streammeta.controller.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 
 
@@ -68,6 +25,20 @@ class PendingRequest:
 
     request_id: int
     expires_at: int
+
+
+_ACKNOWLEDGEMENTS: dict[
+    type[messages.Request],
+    type[
+        messages.BeginQuorumEpochResponse
+        | messages.EndQuorumEpochResponse
+        | messages.UpdateVoterResponse
+    ],
+] = {
+    messages.BeginQuorumEpochRequest: messages.BeginQuorumEpochResponse,
+    messages.EndQuorumEpochRequest: messages.EndQuorumEpochResponse,
+    messages.UpdateVoterRequest: messages.UpdateVoterResponse,
+}
 
 
 class Replica:
@@ -81,6 +52,7 @@ class Replica:
         rng: random.Random,
     ) -> None:
         self.config = config
+        self.timings = config.timings
         self.log = LogView(recovered, config.limits.tail_bytes)
         self.snapshots = list(recovered.snapshots)
         self.lost = recovered.lost
@@ -94,7 +66,7 @@ class Replica:
         self.epoch = state.epoch
         self.vote = state.vote
         self.leader_id = state.leader_id
-        self.role: Role = Unattached(0)
+        self.role: roles.Role = roles.Unattached(0)
         self.high_watermark = (
             self.snapshots[-1].end_offset if self.snapshots else self.log.start_offset
         )
@@ -107,17 +79,17 @@ class Replica:
         self._rng = rng
         self._incarnation = rng.getrandbits(62)
         self._next_request_id = 0
-        self._pending: dict[tuple[NodeId, type[Message]], PendingRequest] = {}
+        self._pending: dict[tuple[NodeId, type[messages.Message]], PendingRequest] = {}
         self._persisted = state
         self._announced_voters = VoterSet()
         self._token = 0
         self._state_token = 0
         self._last_write = 0
         self._writes_in_step = 0
-        self._writes: list[Effect] = []
-        self._first: list[Effect] = []
-        self._sends: list[tuple[NodeId, Message]] = []
-        self._last: list[Effect] = []
+        self._writes: list[events.Effect] = []
+        self._first: list[events.Effect] = []
+        self._sends: list[messages.Message] = []
+        self._last: list[events.Effect] = []
 
     def _recover_voters(self, recovered: LogStart) -> VoterHistory:
         history = VoterHistory(
@@ -125,7 +97,7 @@ class Replica:
             recovered.snapshots[-1].end_offset if recovered.snapshots else EMPTY_LOG_END,
         )
         for batch in recovered.control:
-            voters = voters_named_by(batch)
+            voters = messages.voters_named_by(batch)
             if voters is not None and batch.end_offset > history.latest_end:
                 history.append(batch.end_offset, voters)
         return history
@@ -197,7 +169,7 @@ class Replica:
 
     def draw_election_timeout(self) -> int:
         """Return a random wait in [T, 2T)."""
-        timeout = self.config.timings.election_timeout_ms
+        timeout = self.timings.election_timeout_ms
         return timeout + self._rng.randrange(timeout)
 
     def next_fetch_deadline(self, leader_id: NodeId) -> int:
@@ -206,8 +178,7 @@ class Replica:
         Followers that last heard of the leader together would campaign together and split the
         vote, so each waits a little longer than those before it.
         """
-        timings = self.config.timings
-        return self.now + timings.fetch_timeout_ms + self.failover_delay(leader_id)
+        return self.now + self.timings.fetch_timeout_ms + self.failover_delay(leader_id)
 
     def failover_delay(self, leader_id: NodeId) -> int:
         """Return this voter's delay of a campaign after the loss of `leader_id`."""
@@ -215,11 +186,11 @@ class Replica:
             voter.key.node_id < self.local.node_id and voter.key.node_id != leader_id
             for voter in self.others
         )
-        return earlier * self.config.timings.failover_stagger_ms
+        return earlier * self.timings.failover_stagger_ms
 
     def draw_backoff(self) -> int:
         """Return a random wait that grows with the elections lost in a row, up to 2T."""
-        timeout = self.config.timings.election_timeout_ms
+        timeout = self.timings.election_timeout_ms
         bound = min(timeout * 2, max(2, timeout // 50) << min(self.lost_elections, 10))
         return self._rng.randrange(bound)
 
@@ -229,7 +200,7 @@ class Replica:
         """Adopt `epoch`, if newer, without a leader; or fall back within it, keeping the vote."""
         if epoch > self.epoch:
             self._adopt_epoch(epoch, None)
-        self._change_role(Unattached(self.now + self.draw_election_timeout()))
+        self._change_role(roles.Unattached(self.now + self.draw_election_timeout()))
 
     def become_follower(self, epoch: Epoch, leader_id: NodeId) -> None:
         """Follow the leader of `epoch`; the vote of the same epoch is kept."""
@@ -250,19 +221,23 @@ class Replica:
             )
         self.leader_id = leader_id
         deadline = self.next_fetch_deadline(leader_id)
-        self._change_role(Follower(leader_id, deadline, next_fetch=self.now))
+        self._change_role(roles.Follower(leader_id, deadline, next_fetch=self.now))
 
     def become_prospective(self, delay: int = 0) -> None:
         """Ask for pre-votes after `delay` milliseconds."""
         starts_at = self.now + delay
-        role = Prospective(starts_at, starts_at + self.draw_election_timeout(), granted=self._own())
+        role = roles.Prospective(
+            starts_at, starts_at + self.draw_election_timeout(), granted=self._own()
+        )
         self._change_role(role)
 
     def become_candidate(self) -> None:
         """Open a new epoch and vote for itself in it."""
         self._adopt_epoch(Epoch(self.epoch + 1), None)
         self.vote = self.local
-        self._change_role(Candidate(self.now + self.draw_election_timeout(), granted=self._own()))
+        self._change_role(
+            roles.Candidate(self.now + self.draw_election_timeout(), granted=self._own())
+        )
 
     def _own(self) -> set[NodeId]:
         """Return the initial votes of a campaign: its own, if that counts."""
@@ -273,18 +248,18 @@ class Replica:
         self.leader_id = self.local.node_id
         self.lost_elections = 0
         progress = {
-            voter.key: ReplicaProgress(
+            voter.key: roles.ReplicaProgress(
                 voter.key, last_fetch=self.now, heard_us_at=self.now, next_heartbeat=self.now
             )
             for voter in self.others
         }
         start = self.log.end_offset
-        self._change_role(Leader(start, self.now, progress))
-        self._last.append(LeadershipStarted(self.epoch, start))
+        self._change_role(roles.Leader(start, progress))
+        self._last.append(events.LeadershipStarted(self.epoch, start))
 
     def become_resigned(self, successors: tuple[ReplicaKey, ...], reason: str) -> None:
         """Stop leading the present epoch, and notify the voters; operators read the reason."""
-        role = Resigned(
+        role = roles.Resigned(
             self.now + self.draw_election_timeout(),
             successors,
             {voter.key.node_id: self.now for voter in self.others},
@@ -298,40 +273,43 @@ class Replica:
         self.vote = None
         self.leader_id = leader_id
 
-    def _change_role(self, role: Role, reason: str = "") -> None:
+    def _change_role(self, role: roles.Role, reason: str = "") -> None:
         old = self.role
-        if isinstance(old, Leader):
+        if isinstance(old, roles.Leader):
             why = reason or f"epoch {self.epoch} has begun elsewhere"
-            self._first.append(LeadershipEnded(self._persisted.epoch, why))
-            self._last.extend(ReadIndexRefused(read.read_id) for read in old.pending_reads)
+            self._first.append(events.LeadershipEnded(self._persisted.epoch, why))
+            self._last.extend(events.ReadIndexRefused(read.read_id) for read in old.pending_reads)
             self._refuse_waiting(old)
         self._pending.clear()
         self.role = role
 
-    def _refuse_waiting(self, old: Leader) -> None:
+    def _refuse_waiting(self, old: roles.Leader) -> None:
         delayed = [item.request for item in old.delayed_fetches.values()]
         for request in (*delayed, *old.log_reads.values()):
-            self.answer_fetch(request, error=QuorumError.NOT_LEADER)
+            self.answer_fetch(request, error=messages.QuorumError.NOT_LEADER)
         for snapshot_request in old.snapshot_reads.values():
-            self.answer_fetch_snapshot(snapshot_request, error=QuorumError.NOT_LEADER)
+            self.answer_fetch_snapshot(snapshot_request, error=messages.QuorumError.NOT_LEADER)
         if old.voter_change is not None:
             self._last.append(
-                VoterChangeRefused(
+                events.VoterChangeRefused(
                     old.voter_change.change_id,
-                    QuorumError.NOT_LEADER,
+                    messages.QuorumError.NOT_LEADER,
                     "leadership was lost; the change may or may not happen, look before repeating",
                 )
             )
 
     # -- the log
 
-    def append(self, batches: tuple[Batch, ...]) -> None:
+    def append(self, batches: tuple[messages.Batch, ...]) -> None:
         """Append to the log; voters that the batches name are in force from now on."""
         token = self._next_write()
         self.log.append(batches, token)
-        self._writes.append(AppendLog(token, batches))
+        self._writes.append(events.AppendLog(token, batches))
         for batch in batches:
-            if batch.kind is BatchKind.CONTROL and (voters := voters_named_by(batch)) is not None:
+            if (
+                batch.kind is messages.BatchKind.CONTROL
+                and (voters := messages.voters_named_by(batch)) is not None
+            ):
                 self._history.append(batch.end_offset, voters)
                 self._note_voters()
 
@@ -345,7 +323,7 @@ class Replica:
         self.log.truncate(end_offset)
         self._history.truncate(end_offset)
         self._note_voters()
-        self._writes.append(TruncateLog(self._next_write(), end_offset))
+        self._writes.append(events.TruncateLog(self._next_write(), end_offset))
 
     def trim(self, start_offset: EndOffset) -> None:
         """Forget the log below the end of a durable snapshot."""
@@ -353,12 +331,14 @@ class Replica:
             raise InvariantError(f"no snapshot ends at {start_offset}, where the log is to begin")
         self.log.trim(start_offset)
         self._history.trim(start_offset)
-        self._writes.append(TrimLog(self._next_write(), start_offset))
+        self._writes.append(events.TrimLog(self._next_write(), start_offset))
 
     def install(self, snapshot_id: SnapshotId, total_bytes: int, digest: bytes) -> None:
         """Replace the log by a downloaded snapshot; nothing else is written until that is done."""
         self.installing = snapshot_id
-        self._writes.append(InstallSnapshot(self._next_write(), snapshot_id, total_bytes, digest))
+        self._writes.append(
+            events.InstallSnapshot(self._next_write(), snapshot_id, total_bytes, digest)
+        )
 
     def begin_anew(self, snapshot_id: SnapshotId, voters: VoterSet) -> None:
         """Restart the log at the end of an installed snapshot."""
@@ -371,7 +351,7 @@ class Replica:
     def clear_damage(self) -> None:
         """Vote again: everything that damage had removed is back."""
         self.lost = None
-        self._writes.append(ClearDamage(self._next_write()))
+        self._writes.append(events.ClearDamage(self._next_write()))
 
     def _next_write(self) -> int:
         # One token is reserved for the state, which is written ahead of everything else.
@@ -389,17 +369,19 @@ class Replica:
         # Up to the old one only: newly committed batches are yet to be delivered from memory.
         self.log.trim_tail(self.high_watermark)
         self.high_watermark = end_offset
-        self._last.append(CommitAdvanced(end_offset))
+        self._last.append(events.CommitAdvanced(end_offset))
         return True
 
     # -- messages
 
-    def request_header(self, to: NodeId, kind: type[Message], timeout_ms: int) -> RequestHeader:
-        """Begin a request; an earlier one of the same type to that peer is forgotten."""
+    def request_header(self, to: NodeId, kind: type[messages.Response]) -> messages.RequestHeader:
+        """Begin a request that `kind` answers; the one before it to that peer is forgotten."""
         self._next_request_id += 1
-        self._pending[to, kind] = PendingRequest(self._next_request_id, self.now + timeout_ms)
+        self._pending[to, kind] = PendingRequest(
+            self._next_request_id, self.now + self.timings.request_timeout_ms
+        )
         voter = self.voters.find(to)
-        return RequestHeader(
+        return messages.RequestHeader(
             cluster_id=self.config.cluster_id,
             sender=self.local,
             receiver=voter.key if voter else ReplicaKey(to),
@@ -409,17 +391,17 @@ class Replica:
             is_founder=self.is_founder,
         )
 
-    def has_pending(self, to: NodeId, kind: type[Message]) -> bool:
+    def has_pending(self, to: NodeId, kind: type[messages.Message]) -> bool:
         """Whether a request of this type waits for that peer's answer; expired ones don't count."""
         waiting = self._pending.get((to, kind))
         return waiting is not None and self.now < waiting.expires_at
 
-    def pending_until(self, to: NodeId, kind: type[Message]) -> int | None:
+    def pending_until(self, to: NodeId, kind: type[messages.Message]) -> int | None:
         """Return the expiry time of the pending request to that peer."""
         waiting = self._pending.get((to, kind))
         return waiting.expires_at if waiting else None
 
-    def take_answered(self, header: ResponseHeader, kind: type[Message]) -> bool:
+    def take_answered(self, header: messages.ResponseHeader, kind: type[messages.Message]) -> bool:
         """Match an answer to its pending request, which thereby ends; False without a match."""
         if header.incarnation != self._incarnation:
             return False
@@ -429,7 +411,7 @@ class Replica:
         del self._pending[header.sender, kind]
         return True
 
-    def take_failed(self, peer: NodeId, request_id: int) -> type[Message] | None:
+    def take_failed(self, peer: NodeId, request_id: int) -> type[messages.Message] | None:
         """End the outstanding request with this id and return its type."""
         for (to, kind), waiting in self._pending.items():
             if to == peer and waiting.request_id == request_id:
@@ -437,9 +419,11 @@ class Replica:
                 return kind
         return None
 
-    def answer(self, header: RequestHeader, error: QuorumError) -> ResponseHeader:
+    def answer(
+        self, header: messages.RequestHeader, error: messages.QuorumError
+    ) -> messages.ResponseHeader:
         """Begin an answer that carries this replica's epoch and leader."""
-        return ResponseHeader(
+        return messages.ResponseHeader(
             sender=self.local.node_id,
             receiver=header.sender.node_id,
             epoch=self.epoch,
@@ -451,16 +435,16 @@ class Replica:
 
     def answer_fetch(
         self,
-        request: FetchRequest,
+        request: messages.FetchRequest,
         *,
-        error: QuorumError = QuorumError.NONE,
+        error: messages.QuorumError = messages.QuorumError.NONE,
         read_round: int = 0,
-        diverging: EpochEnd | None = None,
+        diverging: messages.EpochEnd | None = None,
         snapshot_id: SnapshotId | None = None,
-        batches: tuple[Batch, ...] = (),
+        batches: tuple[messages.Batch, ...] = (),
     ) -> None:
         """Answer a Fetch with the present high watermark."""
-        response = FetchResponse(
+        response = messages.FetchResponse(
             header=self.answer(request.header, error),
             high_watermark=self.high_watermark,
             log_start_offset=self.log.start_offset,
@@ -469,17 +453,17 @@ class Replica:
             snapshot_id=snapshot_id,
             batches=batches,
         )
-        self.send(request.header.sender.node_id, response)
+        self.send(response)
 
     def answer_fetch_snapshot(
         self,
-        request: FetchSnapshotRequest,
+        request: messages.FetchSnapshotRequest,
         *,
-        error: QuorumError = QuorumError.NONE,
-        chunk: SnapshotChunk | None = None,
+        error: messages.QuorumError = messages.QuorumError.NONE,
+        chunk: events.SnapshotChunk | None = None,
     ) -> None:
         """Answer with bytes of a snapshot, or why there are none."""
-        response = FetchSnapshotResponse(
+        response = messages.FetchSnapshotResponse(
             header=self.answer(request.header, error),
             snapshot_id=request.snapshot_id,
             total_bytes=chunk.total_bytes if chunk else 0,
@@ -487,42 +471,57 @@ class Replica:
             data=chunk.data if chunk else b"",
             file_digest=chunk.digest if chunk else b"",
         )
-        self.send(request.header.sender.node_id, response)
+        self.send(response)
 
-    def answer_update_voter(self, request: UpdateVoterRequest, error: QuorumError) -> None:
-        """Answer a voter's update of its endpoint and disk."""
-        response = UpdateVoterResponse(header=self.answer(request.header, error))
-        self.send(request.header.sender.node_id, response)
+    def answer_vote(
+        self, request: messages.VoteRequest, error: messages.QuorumError, *, granted: bool = False
+    ) -> None:
+        """Answer whether the vote, or the pre-vote, is granted."""
+        header = self.answer(request.header, error)
+        self.send(messages.VoteResponse(header=header, pre_vote=request.pre_vote, granted=granted))
 
-    def send(self, to: NodeId, message: Message) -> None:
+    def acknowledge(
+        self,
+        request: messages.BeginQuorumEpochRequest
+        | messages.EndQuorumEpochRequest
+        | messages.UpdateVoterRequest,
+        error: messages.QuorumError = messages.QuorumError.NONE,
+    ) -> None:
+        """Answer a request whose answer is a header alone."""
+        kind = _ACKNOWLEDGEMENTS[type(request)]
+        self.send(kind(header=self.answer(request.header, error)))
+
+    def send(self, message: messages.Message) -> None:
         """Send at the end of the step, after the writes it depends on."""
-        self._sends.append((to, message))
+        self._sends.append(message)
 
-    def emit(self, effect: Effect) -> None:
+    def emit(self, effect: events.Effect) -> None:
         """Add an effect that needs no write."""
         self._last.append(effect)
 
-    def write_chunk(self, chunk: WriteSnapshotChunk) -> None:
+    def write_chunk(self, chunk: events.WriteSnapshotChunk) -> None:
         """Write part of a download, in order with the other writes; nothing waits for it."""
         self._writes.append(chunk)
 
-    def forget_request(self, to: NodeId, kind: type[Message]) -> None:
+    def forget_request(self, to: NodeId, kind: type[messages.Message]) -> None:
         """Drop a pending request; a late answer is ignored."""
         self._pending.pop((to, kind), None)
 
     # -- the end of a step
 
-    def _send_after(self, to: NodeId, message: Message) -> Send:
+    def _send_after(self, message: messages.Message) -> events.Send:
         """Return the effect that sends a message after the write that it depends on.
 
         A Fetch acknowledges the log below its offset; all else vouches for the state only, and so
         does a Fetch while nothing more can be written, which begins at what is flushed.
         """
-        if isinstance(message, FetchRequest) and not self.is_disk_full:
-            return Send(to, message, self._last_write)
-        return Send(to, message, self._state_token, vouches_for_log=False)
+        receiver = message.header.receiver
+        to = receiver.node_id if isinstance(receiver, ReplicaKey) else receiver
+        if isinstance(message, messages.FetchRequest) and not self.is_disk_full:
+            return events.Send(to, message, self._last_write)
+        return events.Send(to, message, self._state_token, vouches_for_log=False)
 
-    def finish(self) -> list[Effect]:
+    def finish(self) -> list[events.Effect]:
         """Return the step's effects in the order they must be carried out."""
         effects = self._first
         state = QuorumState(self.epoch, self.vote, self.leader_id)
@@ -530,16 +529,15 @@ class Replica:
         if state != self._persisted:
             self._persisted = state
             self._state_token = self._last_write = self._token
-            effects.append(PersistQuorumState(self._token, state))
+            effects.append(events.PersistQuorumState(self._token, state))
         effects.extend(self._writes)
         if self._writes_in_step:
             self._token += self._writes_in_step
             self._last_write = self._token
-        for to, message in self._sends:
-            effects.append(self._send_after(to, message))
+        effects.extend(map(self._send_after, self._sends))
         if self.voters != self._announced_voters:
             self._announced_voters = self.voters
-            effects.append(VotersChanged(self.voters))
+            effects.append(events.VotersChanged(self.voters))
         effects.extend(self._last)
         self._first, self._sends, self._last = [], [], []
         self._writes, self._writes_in_step = [], 0

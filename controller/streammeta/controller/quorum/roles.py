@@ -150,7 +150,6 @@ class Leader:
     """Appends, serves Fetches, decides what is committed."""
 
     epoch_start: EndOffset
-    started_at: int
     progress: dict[ReplicaKey, ReplicaProgress]
     delayed_fetches: dict[ReplicaKey, DelayedFetch] = field(default_factory=dict)
     read_round: int = 0

@@ -7,11 +7,14 @@ if any majority of the one meets any majority of the other, which is what `follo
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import DirectoryId, EndOffset, NodeId
+
+_Number = TypeVar("_Number", bound=int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,33 @@ class VoterSet:
             tuple(voter if old.key.node_id == voter.key.node_id else old for old in self.voters)
         )
 
+    def to_fields(self) -> list[dict[str, Any]]:
+        """Return the voters as JSON objects, as the log and a data directory hold them."""
+        return [
+            {
+                "node_id": voter.key.node_id,
+                "directory_id": voter.key.directory_id,
+                "endpoint": voter.endpoint,
+            }
+            for voter in self
+        ]
+
+    @classmethod
+    def from_fields(cls, items: Iterable[Mapping[str, Any]]) -> VoterSet:
+        """Read what `to_fields` returned; raises KeyError, TypeError or ValueError."""
+        return cls(
+            tuple(
+                Voter(
+                    ReplicaKey(
+                        NodeId(int(str(item["node_id"]))),
+                        None if (disk := item["directory_id"]) is None else DirectoryId(str(disk)),
+                    ),
+                    str(item["endpoint"]),
+                )
+                for item in items
+            )
+        )
+
     def follows(self, earlier: VoterSet) -> bool:
         """Whether this set may replace `earlier`: one voter more, one less, or one known better.
 
@@ -104,9 +134,9 @@ def majority(voters: int) -> int:
     return voters // 2 + 1
 
 
-def majority_end(flushed_ends: Collection[EndOffset]) -> EndOffset:
-    """Return the highest offset that a majority has flushed, given one end for each voter."""
-    return sorted(flushed_ends, reverse=True)[majority(len(flushed_ends)) - 1]
+def reached_by_majority(values: Collection[_Number]) -> _Number:
+    """Return the highest number that a majority has reached, given one for each voter."""
+    return sorted(values, reverse=True)[majority(len(values)) - 1]
 
 
 def committed_end(flushed_ends: Collection[EndOffset], epoch_start: EndOffset) -> EndOffset | None:
@@ -115,7 +145,7 @@ def committed_end(flushed_ends: Collection[EndOffset], epoch_start: EndOffset) -
     It must lie beyond the start of the leader's epoch: batches of earlier epochs are committed
     only along with one of its own (Raft, figure 8; KAFKA-12619 for the strict comparison).
     """
-    candidate = majority_end(flushed_ends)
+    candidate = reached_by_majority(flushed_ends)
     return candidate if candidate > epoch_start else None
 
 
