@@ -10,24 +10,22 @@ import google_crc32c
 import pytest
 
 from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.output_writer import OutputWriter, PartRules
+from streammeta.client.compaction.output_writer import OutputWriter
 from streammeta.client.compaction.report import Figures
 from streammeta.client.compaction.store_calls import StoreCalls
 from streammeta.storage.errors import AccessDeniedError, StoreUnavailableError
 from streammeta.storage.object_store.base import MIN_PART_SIZE, MultipartUpload, Tags
 from tests.kit.memory_store import MemoryObjectStore
 
-RULES = PartRules(MIN_PART_SIZE, MIN_PART_SIZE)
+CONFIG = CompactionConfig(store_patience_s=0.0, part_bytes=MIN_PART_SIZE, put_bytes=MIN_PART_SIZE)
 KEY = "key"
 
 
 @asynccontextmanager
-async def writing(
-    store: MemoryObjectStore, figures: Figures, rules: PartRules = RULES
-) -> AsyncIterator[OutputWriter]:
-    calls = StoreCalls(store, CompactionConfig(store_patience_s=0.0))
+async def writing(store: MemoryObjectStore, figures: Figures) -> AsyncIterator[OutputWriter]:
+    calls = StoreCalls(store, CONFIG)
     try:
-        yield OutputWriter(calls, KEY, 7, rules, figures)
+        yield OutputWriter(calls, KEY, 7, CONFIG, figures)
     finally:
         calls.close()
 
@@ -52,12 +50,12 @@ async def test_pieces_of_any_size_make_one_object_of_equal_parts(seed: int) -> N
     assert (figures.puts, figures.multiparts, figures.parts) in [(1, 0, 0), (0, 1, parts)]
 
 
-@pytest.mark.parametrize("size", [RULES.put_bytes, RULES.put_bytes + 1])
+@pytest.mark.parametrize("size", [MIN_PART_SIZE, MIN_PART_SIZE + 1])
 async def test_only_what_is_larger_than_one_request_goes_in_parts(size: int) -> None:
     store, figures = MemoryObjectStore(), Figures()
     async with writing(store, figures) as writer:
         await writer.finish(memoryview(bytes(size)))
-    assert figures.multiparts == (size > RULES.put_bytes)
+    assert figures.multiparts == (size > MIN_PART_SIZE)
     assert not list(store.list_multipart_uploads())
 
 

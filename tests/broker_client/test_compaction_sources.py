@@ -12,8 +12,8 @@ import pytest
 from streammeta.client.compaction.commit import WrittenObject
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.output_writer import OutputJournal
+from streammeta.client.compaction.report import SourceError
 from streammeta.client.compaction.set_object_sources import (
-    LeftOut,
     Source,
     SourceIndex,
     SourceIndexes,
@@ -71,7 +71,7 @@ class Bench:
         return self.store.metrics().of("get_range").calls
 
 
-def index_of(loaded: SourceIndex | LeftOut) -> SourceIndex:
+def index_of(loaded: SourceIndex | SourceError) -> SourceIndex:
     assert isinstance(loaded, SourceIndex), loaded
     return loaded
 
@@ -114,11 +114,13 @@ async def test_each_fault_is_that_of_one_object() -> None:
     loaded = await bench.indexes.load([good, corrupt, Source(3, 500, 1), small])
     assert isinstance(loaded[1], SourceIndex)
     reasons = [loaded[one] for one in (2, 3, 4)]
-    assert all(isinstance(one, LeftOut) and not one.passing for one in reasons), reasons
+    assert all(isinstance(one, SourceError) and not one.passing for one in reasons), reasons
     bench.store.fail_next("get_range", StoreUnavailableError("down"))
     other = bench.put(5, 2)
     loaded = await bench.indexes.load([other])
-    assert loaded[5] == LeftOut("its index could not be read: down", passing=True)
+    failed = loaded[5]
+    assert isinstance(failed, SourceError)
+    assert (failed.reason, failed.passing) == ("its index could not be read: down", True)
     assert isinstance((await bench.indexes.load([other]))[5], SourceIndex)
 
 
@@ -139,7 +141,7 @@ async def test_entries_that_the_map_does_not_know_are_not_the_objects() -> None:
     assert is_whole(index, {2: 0})
     bench.map.known.clear()
     bench.indexes.forget(7)
-    assert isinstance((await bench.indexes.load([listed]))[7], LeftOut)
+    assert isinstance((await bench.indexes.load([listed]))[7], SourceError)
 
 
 async def test_a_suspect_is_held_against_the_map_whatever_it_looks_like() -> None:

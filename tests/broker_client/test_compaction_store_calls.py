@@ -13,6 +13,7 @@ import pytest
 from streammeta.client.compaction import store_calls
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.store_calls import StoreCalls, Throttle, give_way, run_all
+from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import ObjectNotFoundError, StoreUnavailableError
 from tests.kit.fake_broker import until
 from tests.kit.memory_store import MemoryObjectStore
@@ -33,7 +34,7 @@ def calls_of(
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_calls, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(store_calls, "_PAUSES", Backoff(0.001, 0.01))
 
 
 def test_transfers_come_to_the_rate_and_time_is_not_saved_up() -> None:

@@ -316,8 +316,8 @@ async def test_indexes_are_read_once_and_planning_changes_nothing() -> None:
             groups = [group async for group in plan.groups()]
             assert groups[0].object_ids == tuple(ids)
             assert sorted(groups[0].plan.commits[0].source_ids) == ids
-            assert plan.objects.object_id.tolist() == ids
-            assert plan.waiting == ()
+            assert plan.listing.objects.object_id.tolist() == ids
+            assert plan.selection.waiting == ()
             assert world.store.metrics().of("get_range").calls == len(ids)
     assert world.set_objects(NODE) == ids
     assert world.store.metrics().of("put").calls == len(ids)

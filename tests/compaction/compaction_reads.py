@@ -125,9 +125,7 @@ class ReadCheck:
                 reader.receive(data[needed.start : needed.end])
             index, holders = reader.index, [object_id] * len(reader.index)
         if piece.crc32c != _UNKNOWN:
-            checksum = ObjectChecksum()
-            checksum.update(data)
-            checksum.verify(piece.crc32c, source=str(object_id))
+            ObjectChecksum.of(data).verify(piece.crc32c, source=str(object_id))
         self._indexes[object_id] = data, index, holders
         return self._indexes[object_id]
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from streammeta.client.errors import BrokerClientError
+from streammeta.storage.backoff import Backoff
 from tests.compaction.compaction_lives import (
     TINY,
     budgeted,
@@ -159,7 +160,7 @@ async def test_a_store_that_asks_for_fewer_requests_delays_and_spoils_nothing() 
 async def test_a_store_that_turns_a_call_away_once_does_not_end_a_compaction(
     fate: Fate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streammeta.client.compaction.store_calls._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("streammeta.client.compaction.store_calls._PAUSES", Backoff(0.001, 0.01))
     patient = replace(TINY, store_patience_s=5.0)
 
     names = await steps_of(small_world, force_split=False)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from streammeta.client.compaction.set_object_run import SourceFailedError
+from streammeta.client.compaction.report import SourceError
 from streammeta.client.compaction.set_object_sources import Source
 from streammeta.controller.metadata.values import ObjectKind
 from streammeta.storage.compaction.entries import (
@@ -205,7 +205,7 @@ async def _fail(
     try:
         for commit in plan.commits:
             await compactor.carry_out(commit, ())
-    except (SourceFailedError, StorageError) as error:
+    except (SourceError, StorageError) as error:
         problem = str(error)
     mismatches = list(compare([], stage.destroyed(), "objects gone after the failure"))
     mismatches += compare([], stage.unfinished(), "uploads left unfinished")

@@ -7,7 +7,7 @@ them. Where writes are given, the object is built, and the blocks must be what i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from streammeta.storage.compaction.entries import Entry, EntryTable, encode_entries, live_entries
@@ -46,12 +46,12 @@ class GivenObject:
         if self.data is not None:
             return WrittenInput(self.object_id, self.entries, self.data)
         given = [
-            replace(one, record_count=min(one.record_count, one.end_offset - one.start_offset))
+            one._replace(record_count=min(one.record_count, one.end_offset - one.start_offset))
             for one in self.entries
         ]
         blocks = [_block(one) for one in given]
         entries = tuple(
-            replace(one, position=sum(map(len, blocks[:number])), size=len(blocks[number]))
+            one._replace(position=sum(map(len, blocks[:number])), size=len(blocks[number]))
             for number, one in enumerate(given)
         )
         index = encode_entries(EntryTable.of_rows(entries))

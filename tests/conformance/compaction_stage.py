@@ -177,7 +177,7 @@ class Compactor:
 
     async def remove(self, expired_ids: Sequence[int]) -> None:
         """Commit that objects go without being replaced."""
-        replacement = Replacement(self._target, tuple(expired_ids), None, ())
+        replacement = Replacement(self._target, tuple(expired_ids))
         await commit(self._client, replacement, COMMIT_DEADLINE_S)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ def placed(entries: Iterable[Entry]) -> list[Entry]:
     ends: Counter[int] = Counter()
     found = []
     for one in sorted(entries, key=lambda e: (e.object_id, e.stream_id, e.start_offset)):
-        found.append(replace(one, position=ends[one.object_id]))
+        found.append(one._replace(position=ends[one.object_id]))
         ends[one.object_id] += one.size
     return found
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from streammeta.storage.compaction.entries import Entry, EntryTable
@@ -142,7 +140,7 @@ def test_entries_are_read_together_while_they_are_fewer_bytes_than_the_limit() -
 
 def test_bytes_of_two_objects_are_never_read_together() -> None:
     first, second = entry(0, 0, 0, 10), entry(1, 0, 10, 20)
-    entries = [replace(first, position=0), replace(second, position=10)]
+    entries = [first._replace(position=0), second._replace(position=10)]
     assert reads_of(entries, 100) == [(0, 0, 10), (1, 10, 10)]
 
 

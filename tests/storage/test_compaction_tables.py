@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from streammeta.storage.compaction.entries import (
@@ -85,7 +83,7 @@ def test_a_number_that_does_not_fit_an_index_is_refused(field: str) -> None:
     with pytest.raises(
         ValueError, match=r"wanted a span, record count and size of 0\.\.2147483647"
     ):
-        encode_entries(EntryTable.of_rows([replace(row, **{field: 2**31})]))
+        encode_entries(EntryTable.of_rows([row._replace(**{field: 2**31})]))
 
 
 @pytest.mark.parametrize(
@@ -156,10 +154,10 @@ def test_outputs_may_join_and_cut_entries_as_they_like() -> None:
         ([WHOLE, FIRST], "outputs hold nothing more, wanted stream 2 [20, 21) of 1 records"),
         ([FIRST, SECOND], "outputs hold stream 2 [5, 9) of 1 records and 4 bytes, wanted stream 1"),
         ([WHOLE, FIRST, SECOND, SECOND], "outputs overlap: stream 2 [20, 21) in object 9"),
-        ([replace(WHOLE, end_offset=31), FIRST, SECOND], "outputs hold stream 1 [0, 31)"),
-        ([replace(WHOLE, start_offset=1), FIRST, SECOND], "outputs hold stream 1 [1, 30)"),
-        ([replace(WHOLE, record_count=2), FIRST, SECOND], "of 2 records and 30 bytes, wanted"),
-        ([replace(WHOLE, size=29), FIRST, SECOND], "of 3 records and 29 bytes, wanted"),
+        ([WHOLE._replace(end_offset=31), FIRST, SECOND], "outputs hold stream 1 [0, 31)"),
+        ([WHOLE._replace(start_offset=1), FIRST, SECOND], "outputs hold stream 1 [1, 30)"),
+        ([WHOLE._replace(record_count=2), FIRST, SECOND], "of 2 records and 30 bytes, wanted"),
+        ([WHOLE._replace(size=29), FIRST, SECOND], "of 3 records and 29 bytes, wanted"),
         ([WHOLE, FIRST, SECOND, Entry(9, 3, 0, 1, 1, 0, 1)], "outputs hold stream 3 [0, 1) of 1"),
         ([], "outputs hold nothing more, wanted stream 1 [0, 30) of 3 records and 30 bytes"),
     ],

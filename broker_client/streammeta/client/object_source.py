@@ -302,6 +302,4 @@ class ObjectSource:
 def _check_crc(piece: Slice, data: bytes, key: str) -> None:
     """Hold all bytes of an object against the checksum that was recorded for it, if any was."""
     if piece.crc32c != UNKNOWN_CRC:
-        checksum = ObjectChecksum()
-        checksum.update(data)
-        checksum.verify(piece.crc32c, source=key)
+        ObjectChecksum.of(data).verify(piece.crc32c, source=key)

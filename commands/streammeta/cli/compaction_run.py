@@ -189,9 +189,9 @@ class Session:
     async def plan(self, found: Targets, target: CompactionTarget) -> NodePlan:
         """Plan for one of the nodes that were found."""
         planned = await self._compactor_of(found).plan(target, force_split=self.request.force_split)
-        listed = listed_objects(planned.objects)
+        listed = listed_objects(planned.listing.objects)
         commits: list[CommitFigures] = []
-        left_out = dict.fromkeys(planned.waiting, _WAITS)
+        left_out = dict.fromkeys(planned.selection.waiting, _WAITS)
         async with aclosing(planned.groups()) as groups:
             async for group in groups:
                 commits.extend(self._figures(group, listed))

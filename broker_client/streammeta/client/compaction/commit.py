@@ -24,7 +24,6 @@ from streammeta.client.errors import (
     refusal,
 )
 from streammeta.client.model import NodeIdentity, node_message
-from streammeta.storage.compaction.entries import EntryTable, stream_ranges
 from streammeta.storage.compaction.stream_objects import ANY_CRC, StreamObject
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import (
@@ -54,31 +53,22 @@ class WrittenObject:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamObjectWritten:
-    """A stream object in the store, and the range it holds."""
+class CompactionOutput:
+    """An object in the store, and the ranges it holds by stream: one if it is a stream object."""
 
     written: WrittenObject
-    range: StreamRange
+    ranges: tuple[StreamRange, ...]
     time_bounds: TimeBounds = UNKNOWN_BOUNDS
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SetObjectWritten:
-    """A set object in the store, and the entries in it, by stream and offset."""
-
-    written: WrittenObject
-    entries: EntryTable
-    time_bounds: TimeBounds = UNKNOWN_BOUNDS
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Replacement:
     """Outputs that replace set objects of a node."""
 
     target: CompactionTarget
     source_ids: tuple[int, ...]
-    set_object: SetObjectWritten | None
-    stream_objects: tuple[StreamObjectWritten, ...]
+    set_object: CompactionOutput | None = None
+    stream_objects: tuple[CompactionOutput, ...] = ()
 
     @property
     def made(self) -> list[MadeObject]:
@@ -89,7 +79,7 @@ class Replacement:
             made.append(MadeObject(one.object_id, one.size, self.source_ids))
         for each in self.stream_objects:
             one = each.written
-            made.append(MadeObject(one.object_id, one.size, self.source_ids, each.range))
+            made.append(MadeObject(one.object_id, one.size, self.source_ids, each.ranges[0]))
         return made
 
     def __str__(self) -> str:
@@ -111,14 +101,10 @@ class Replacement:
             request.crc32c = written.crc32c
             if self.set_object.time_bounds != UNKNOWN_BOUNDS:
                 request.min_timestamp_ms, request.max_timestamp_ms = self.set_object.time_bounds
-            ranges = stream_ranges(self.set_object.entries)
-            request.ranges.CopyFrom(
-                objects_pb2.RangeColumns(
-                    stream_id=[one.stream_id for one in ranges],
-                    start_offset=[one.start_offset for one in ranges],
-                    end_offset=[one.end_offset for one in ranges],
-                )
-            )
+            ranges = self.set_object.ranges
+            request.ranges.stream_id.extend(one.stream_id for one in ranges)
+            request.ranges.start_offset.extend(one.start_offset for one in ranges)
+            request.ranges.end_offset.extend(one.end_offset for one in ranges)
         return request
 
 
@@ -133,7 +119,7 @@ class StreamReplacement:
     writer: NodeIdentity
     stream: ListedStream
     sources: Sequence[StreamObject]
-    output: StreamObjectWritten | None = None
+    output: CompactionOutput | None = None
     composite: bool = False
 
     def __str__(self) -> str:
@@ -152,7 +138,7 @@ class StreamReplacement:
             operations=[self._operation(one) for one in self.sources],
         )
         if self.output is not None:
-            written, held = self.output.written, self.output.range
+            written, (held,) = self.output.written, self.output.ranges
             kind = ObjectKind.COMPOSITE if self.composite else ObjectKind.NORMAL
             request.object_id = written.object_id
             request.object_size = written.size
@@ -166,10 +152,9 @@ class StreamReplacement:
     def _operation(self, source: StreamObject) -> objects_pb2.SourceOperation.ValueType:
         if self.output is None:
             return objects_pb2.SOURCE_OPERATION_DEEP_DELETE
-        keeps = self.composite and not source.composite
-        return (
-            objects_pb2.SOURCE_OPERATION_KEEP_DATA if keeps else objects_pb2.SOURCE_OPERATION_DELETE
-        )
+        if self.composite and not source.composite:
+            return objects_pb2.SOURCE_OPERATION_KEEP_DATA
+        return objects_pb2.SOURCE_OPERATION_DELETE
 
 
 async def prepare_ids(
@@ -233,13 +218,14 @@ def _refused(
     return error
 
 
-def _stream_objects(outputs: Sequence[StreamObjectWritten]) -> objects_pb2.StreamObjectColumns:
+def _stream_objects(outputs: Sequence[CompactionOutput]) -> objects_pb2.StreamObjectColumns:
+    ranges = [held for one in outputs for held in one.ranges]
     return objects_pb2.StreamObjectColumns(
         object_id=[one.written.object_id for one in outputs],
         object_size=[one.written.size for one in outputs],
-        stream_id=[one.range.stream_id for one in outputs],
-        start_offset=[one.range.start_offset for one in outputs],
-        end_offset=[one.range.end_offset for one in outputs],
+        stream_id=[held.stream_id for held in ranges],
+        start_offset=[held.start_offset for held in ranges],
+        end_offset=[held.end_offset for held in ranges],
         min_timestamp_ms=[one.time_bounds[0] for one in outputs],
         max_timestamp_ms=[one.time_bounds[1] for one in outputs],
         crc32c=[one.written.crc32c for one in outputs],

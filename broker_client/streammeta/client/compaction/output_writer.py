@@ -15,29 +15,21 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from streammeta.client.compaction.commit import WrittenObject
+from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.report import Figures
 from streammeta.client.compaction.store_calls import StoreCalls, run_all
 from streammeta.storage.compaction.entries import EntryTable
 from streammeta.storage.errors import StorageError
 from streammeta.storage.object_format.checksum import ObjectChecksum
-from streammeta.storage.object_store.base import MultipartUpload, UploadedPart
+from streammeta.storage.object_store.base import Body, MultipartUpload, UploadedPart
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PartRules:
-    """An object of at most `put_bytes` goes in one request, others in parts of `part_size`."""
-
-    part_size: int
-    put_bytes: int
-
-
-class PartUpload:
-    """A multipart upload under `key`. Parts may be sent side by side once it has begun."""
+class ObjectUpload:
+    """An upload under `key`, in one request or in parts, sent side by side once it has begun."""
 
     def __init__(self, calls: StoreCalls, key: str, figures: Figures) -> None:
         self._calls = calls
@@ -47,8 +39,15 @@ class PartUpload:
         self._parts: list[UploadedPart] = []
         self.has_begun = False
 
+    async def put(self, data: Body) -> None:
+        """Store the object in one request."""
+        store, nbytes = self._calls.store, len(data)
+        await self._calls.write(nbytes, lambda: store.put(self._key, data))
+        self._figures.puts += 1
+        self._figures.bytes_written += nbytes
+
     async def begin(self) -> MultipartUpload:
-        """Start the upload unless it has been started."""
+        """Start an upload in parts unless it has been started."""
         if self._upload is None:
             store, key = self._calls.store, self._key
             self.has_begun = True
@@ -61,7 +60,8 @@ class PartUpload:
         store, upload = self._calls.store, await self.begin()
         part = await self._calls.write(len(data), lambda: store.upload_part(upload, number, data))
         self._parts.append(part)
-        self._figures.add_part(len(data))
+        self._figures.parts += 1
+        self._figures.bytes_written += len(data)
 
     async def copy(self, number: int, source_key: str, start: int, end: int) -> None:
         """Have the store copy bytes `[start, end)` of another object as a part."""
@@ -70,7 +70,8 @@ class PartUpload:
             0, lambda: store.copy_part(upload, number, source_key, start, end)
         )
         self._parts.append(part)
-        self._figures.add_copy(end - start)
+        self._figures.copies += 1
+        self._figures.bytes_copied += end - start
 
     async def complete(self) -> None:
         """Make one object of all parts."""
@@ -108,18 +109,23 @@ class PartUpload:
 class OutputWriter:
     """Writes the object `object_id` under `key`, piece by piece; calls come one after the other.
 
-    Memory that is handed over must not change until the writer has ended.
+    An object of at most `put_bytes` goes in one request, others in parts of `part_size`. Memory
+    that is handed over must not change until the writer has ended.
     """
 
     def __init__(
-        self, calls: StoreCalls, key: str, object_id: int, rules: PartRules, figures: Figures
+        self,
+        calls: StoreCalls,
+        key: str,
+        object_id: int,
+        config: CompactionConfig,
+        figures: Figures,
     ) -> None:
         self._calls = calls
-        self._key = key
         self._object_id = object_id
-        self._rules = rules
-        self._figures = figures
-        self._upload = PartUpload(calls, key, figures)
+        self._part_size = config.part_size
+        self._put_bytes = config.put_bytes
+        self._upload = ObjectUpload(calls, key, figures)
         self._last_number = 0
         self._carried = b""
         self._checksum = ObjectChecksum()
@@ -131,7 +137,7 @@ class OutputWriter:
 
     async def write(self, piece: memoryview) -> None:
         """Send the whole parts of `piece`, which begins with `carried`; keep the rest."""
-        whole = len(piece) - len(piece) % self._rules.part_size
+        whole = len(piece) - len(piece) % self._part_size
         await self._send(piece[:whole], piece[len(self._carried) :])
         self._carried = bytes(piece[whole:])
 
@@ -139,8 +145,9 @@ class OutputWriter:
         """Send `piece`, which begins with `carried`, as the end of the object."""
         fresh = piece[len(self._carried) :]
         self._carried = b""
-        if not self._upload.has_begun and len(piece) <= self._rules.put_bytes:
-            await self._put(piece, fresh)
+        if not self._upload.has_begun and len(piece) <= self._put_bytes:
+            await self._sum_up(fresh)
+            await self._upload.put(piece)
         else:
             await self._send(piece, fresh)
             await self._upload.complete()
@@ -150,12 +157,6 @@ class OutputWriter:
         """Drop the parts of an object that is not finished."""
         await self._upload.abort()
 
-    async def _put(self, data: memoryview, fresh: memoryview) -> None:
-        store = self._calls.store
-        await self._sum_up(fresh)
-        await self._calls.write(len(data), lambda: store.put(self._key, data))
-        self._figures.add_put(len(data))
-
     async def _send(self, data: memoryview, fresh: memoryview) -> None:
         """Send `data` in parts, of which `fresh` is not in the checksum yet."""
         if not data:
@@ -163,9 +164,9 @@ class OutputWriter:
             return
         await self._upload.begin()
         work = [self._sum_up(fresh)]
-        for start in range(0, len(data), self._rules.part_size):
+        for start in range(0, len(data), self._part_size):
             self._last_number += 1
-            part = data[start : start + self._rules.part_size]
+            part = data[start : start + self._part_size]
             work.append(self._upload.send(self._last_number, part))
         await run_all(work)
 
@@ -173,18 +174,12 @@ class OutputWriter:
         await self._calls.compute(lambda: self._checksum.update(fresh))
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    written: WrittenObject
-    until: float
-
-
 class OutputJournal:
     """Finished outputs by their sources. `clock` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: dict[bytes, _Kept] = {}
+        self._kept: dict[bytes, tuple[WrittenObject, float]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -192,19 +187,19 @@ class OutputJournal:
     def find(self, sources: EntryTable) -> WrittenObject | None:
         """Return the output made of these blocks of the sources, if there is one."""
         kept = self._kept.get(_recipe(sources)) if self._kept else None
-        return kept.written if kept is not None and self._clock() < kept.until else None
+        return kept[0] if kept is not None and self._clock() < kept[1] else None
 
     def keep(self, sources: EntryTable, written: WrittenObject, valid_s: float) -> None:
         """Keep an output for the next `valid_s` seconds."""
-        self._kept[_recipe(sources)] = _Kept(written, self._clock() + valid_s)
+        self._kept[_recipe(sources)] = written, self._clock() + valid_s
 
     def drop(self, object_ids: Iterable[int]) -> None:
         """Forget outputs that were committed or refused, and those that expired."""
         gone, now = set(object_ids), self._clock()
         self._kept = {
-            recipe: kept
-            for recipe, kept in self._kept.items()
-            if kept.written.object_id not in gone and now < kept.until
+            recipe: (written, until)
+            for recipe, (written, until) in self._kept.items()
+            if written.object_id not in gone and now < until
         }
 
 

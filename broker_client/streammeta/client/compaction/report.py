@@ -1,4 +1,4 @@
-"""Reports of compaction: one shape for groups of set objects and for stream objects."""
+"""Reports of compaction, and the error of a source that is left out: one shape for both kinds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from dataclasses import dataclass, field
 from streammeta.storage.compaction.selection import GroupKind
 from streammeta.storage.compaction.stream_objects import StreamCompaction
 from streammeta.storage.object_format.index_block import StreamRange
+
+
+class SourceError(Exception):
+    """An object that cannot be compacted; `passing` if it may be usable another time."""
+
+    def __init__(self, object_id: int, reason: str, *, passing: bool = False) -> None:
+        self.object_id = object_id
+        self.reason = reason
+        self.passing = passing
+        super().__init__(f"object {object_id}: {reason}")
 
 
 @dataclass(slots=True)
@@ -35,21 +45,6 @@ class Figures:
         """Count reads."""
         self.gets += gets
         self.bytes_read += nbytes
-
-    def add_put(self, nbytes: int) -> None:
-        """Count an object written in one request."""
-        self.puts += 1
-        self.bytes_written += nbytes
-
-    def add_part(self, nbytes: int) -> None:
-        """Count a part that was sent."""
-        self.parts += 1
-        self.bytes_written += nbytes
-
-    def add_copy(self, nbytes: int) -> None:
-        """Count a part that the store copied by itself."""
-        self.copies += 1
-        self.bytes_copied += nbytes
 
     def add(self, other: Figures) -> None:
         """Add the figures of another compaction."""

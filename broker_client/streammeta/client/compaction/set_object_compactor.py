@@ -18,10 +18,10 @@ from streammeta.client.compaction.commit import Replacement, commit
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
 from streammeta.client.compaction.listing import NodeListing
 from streammeta.client.compaction.output_writer import OutputJournal
-from streammeta.client.compaction.report import CompactionReport, GroupReport
+from streammeta.client.compaction.report import CompactionReport, GroupReport, SourceError
 from streammeta.client.compaction.runner import BARRED, Compactor, repeat
 from streammeta.client.compaction.set_object_planning import GroupPlanner, PlannedGroup, SetAside
-from streammeta.client.compaction.set_object_run import CommitRun, RunContext, SourceFailedError
+from streammeta.client.compaction.set_object_run import CommitRun, RunContext
 from streammeta.client.compaction.set_object_sources import SourceIndexes
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import (
@@ -36,7 +36,6 @@ from streammeta.client.resources import give_back
 from streammeta.storage.compaction.selection import (
     Group,
     Selection,
-    SetObjects,
     select_set_objects,
 )
 from streammeta.storage.compaction.verification import CoverageError
@@ -58,28 +57,14 @@ class NodePlan:
         self._planner = planner
         self.listing = listing
         self.selection = selection
-        self._left_out: dict[int, str] = {}
-
-    @property
-    def objects(self) -> SetObjects:
-        """All set objects of the node."""
-        return self.listing.objects
-
-    @property
-    def waiting(self) -> tuple[int, ...]:
-        """Objects that are in no group yet."""
-        return self.selection.waiting
-
-    @property
-    def left_out(self) -> dict[int, str]:
+        self.left_out: dict[int, str] = {}
         """Objects of the groups planned so far that cannot be compacted, each with the reason."""
-        return dict(self._left_out)
 
     async def groups(self) -> AsyncGenerator[PlannedGroup, None]:
         """Plan one group after the other, in the order of execution."""
         for group in self.selection.groups:
             planned = await self._planner.plan(group, self.listing)
-            self._left_out |= planned.left_out
+            self.left_out |= planned.left_out
             yield planned
 
 
@@ -145,7 +130,7 @@ class SetObjectCompactor(Compactor):
         """
         async with self._turn:
             plan = await self.plan(target, force_split=force_split)
-            self._listed = frozenset(plan.objects.object_id.tolist())
+            self._listed = frozenset(plan.listing.objects.object_id.tolist())
             for group in plan.selection.groups:
                 started = time.monotonic()
                 report = GroupReport(group.kind)
@@ -212,7 +197,7 @@ class SetObjectCompactor(Compactor):
         report.figures.add_reads(self._indexes.reads - reads, self._indexes.bytes_read - bytes_read)
         expired = planned.expired_ids
         if expired and not planned.plan.commits:
-            return await self._commit(Replacement(target, expired, None, ()), report)
+            return await self._commit(Replacement(target, expired), report)
         for commit_plan in planned.plan.commits:
             run = CommitRun(
                 self._context,
@@ -233,7 +218,7 @@ class SetObjectCompactor(Compactor):
     ) -> bool:
         try:
             replacement = await run.run()
-        except SourceFailedError as error:
+        except SourceError as error:
             report.left_out[error.object_id] = error.reason
             report.fail(error, f"{error}; the rest of its group is compacted in the next cycle")
             self._set_aside.add(error.object_id, error.reason, passing=error.passing)

@@ -15,8 +15,8 @@ import numpy as np
 
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.listing import Listing, NodeListing
+from streammeta.client.compaction.report import SourceError
 from streammeta.client.compaction.set_object_sources import (
-    LeftOut,
     Source,
     SourceIndex,
     SourceIndexes,
@@ -121,7 +121,7 @@ class GroupPlanner:
         return planned
 
     def _readable(
-        self, loaded: dict[int, SourceIndex | LeftOut], left_out: dict[int, str]
+        self, loaded: dict[int, SourceIndex | SourceError], left_out: dict[int, str]
     ) -> dict[int, SourceIndex]:
         readable: dict[int, SourceIndex] = {}
         for object_id, one in loaded.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,20 +18,15 @@ import numpy as np
 
 from streammeta.client.compaction.commit import (
     UNKNOWN_BOUNDS,
+    CompactionOutput,
     Replacement,
-    SetObjectWritten,
-    StreamObjectWritten,
     TimeBounds,
     WrittenObject,
     prepare_ids,
 )
 from streammeta.client.compaction.config import CompactionConfig, CompactionTarget
-from streammeta.client.compaction.output_writer import (
-    OutputJournal,
-    OutputWriter,
-    PartRules,
-)
-from streammeta.client.compaction.report import Figures
+from streammeta.client.compaction.output_writer import OutputJournal, OutputWriter
+from streammeta.client.compaction.report import Figures, SourceError
 from streammeta.client.compaction.store_calls import StoreCalls, run_each, run_to_end
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.model import NodeIdentity
@@ -55,7 +50,6 @@ from streammeta.storage.compaction.verification import (
 )
 from streammeta.storage.errors import StorageError, StoreUnavailableError
 from streammeta.storage.object_format.checksum import ObjectChecksum
-from streammeta.storage.object_format.index_block import StreamRange
 
 HUGE_PAGE_WORTH = 8 * 1024 * 1024
 """Smallest buffer, in bytes, for which pages of 2 MiB waste little."""
@@ -75,16 +69,6 @@ def new_buffer(size: int) -> memoryview:
     return memoryview(pages)
 
 
-class SourceFailedError(Exception):
-    """A source could not be read; `passing` if it may be readable another time."""
-
-    def __init__(self, object_id: int, reason: str, *, passing: bool = False) -> None:
-        self.object_id = object_id
-        self.reason = reason
-        self.passing = passing
-        super().__init__(f"object {object_id}: {reason}")
-
-
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """The means of one compactor; ids are prepared in the name of `writer`."""
@@ -95,14 +79,6 @@ class RunContext:
     writer: NodeIdentity
     key_of: Callable[[int], str]
     journal: OutputJournal
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Step:
-    """Outputs that one iteration has to write; the set object may end with it."""
-
-    outputs: tuple[Output, ...]
-    ends_set_object: bool
 
 
 class CommitRun:
@@ -129,12 +105,12 @@ class CommitRun:
         self._time_bounds = time_bounds
         self._figures = figures
         self._checks = SourceChecks(checksums or {})
-        self._rules = PartRules(context.config.part_size, context.config.put_bytes)
         self._room = context.config.buffer_bytes(len(plan.entries))
         self._ids: deque[int] = deque()
         self._unfinished: set[OutputWriter] = set()
         self._split: list[tuple[Output, WrittenObject]] = []
-        self._pieces = [one for one in _outputs(plan) if one.kind is OutputKind.COMPACT]
+        outputs = (output for iteration in plan.iterations for output in iteration.outputs)
+        self._pieces = [one for one in outputs if one.kind is OutputKind.COMPACT]
         self._so_far = SetObjectSoFar()
         self._set_writer: OutputWriter | None = None
         self._set_object: WrittenObject | None = None
@@ -142,7 +118,7 @@ class CommitRun:
     async def run(self) -> Replacement:
         """Write and check all outputs; a failure leaves no unfinished upload.
 
-        Raises `SourceFailedError`, `storage.errors` of the store, `CoverageError`, and what bars
+        Raises `SourceError`, `storage.errors` of the store, `CoverageError`, and what bars
         the writer from preparing ids.
         """
         steps = self._steps()
@@ -157,16 +133,14 @@ class CommitRun:
 
     # -- steps
 
-    def _steps(self) -> list[_Step]:
-        """Return the outputs left to write: those of an earlier attempt are used again."""
+    def _steps(self) -> list[list[Output]]:
+        """Return the outputs left to write by iteration: those of an earlier attempt are reused."""
         if self._pieces:
             self._set_object = self._context.journal.find(self._set_entries())
-        last_piece = self._pieces[-1] if self._pieces else None
-        steps: list[_Step] = []
-        for iteration in self._plan.iterations:
-            outputs = tuple(one for one in iteration.outputs if not self._is_written(one))
-            if outputs:
-                steps.append(_Step(outputs, last_piece in outputs))
+        every = (
+            [one for one in it.outputs if not self._is_written(one)] for it in self._plan.iterations
+        )
+        steps = [outputs for outputs in every if outputs]
         self._figures.reused += len(self._split) + (self._set_object is not None)
         return steps
 
@@ -182,9 +156,9 @@ class CommitRun:
         """Return the entries of the set object, with their places in the sources."""
         return EntryTable.concatenate([piece.entries for piece in self._pieces])
 
-    async def _take_ids(self, steps: Sequence[_Step]) -> None:
-        splits = [one for step in steps for one in step.outputs if one.kind is OutputKind.SPLIT]
-        count = len(splits) + any(step.ends_set_object for step in steps)
+    async def _take_ids(self, steps: Iterable[Sequence[Output]]) -> None:
+        kinds = [output.kind for step in steps for output in step]
+        count = kinds.count(OutputKind.SPLIT) + (OutputKind.COMPACT in kinds)
         context = self._context
         self._ids.extend(
             await prepare_ids(context.client, context.writer, count, context.config.id_ttl_s)
@@ -192,7 +166,7 @@ class CommitRun:
 
     # -- iterations
 
-    async def _work_off(self, steps: Iterable[_Step]) -> None:
+    async def _work_off(self, steps: Iterable[Sequence[Output]]) -> None:
         """Read an iteration while the one before is written, if there is room for both."""
         writing: asyncio.Task[None] | None = None
         held = 0
@@ -214,12 +188,12 @@ class CommitRun:
                 writing.cancel()
                 await asyncio.wait([writing])
 
-    def _lay_out(self, step: _Step) -> Layout:
+    def _lay_out(self, step: Sequence[Output]) -> Layout:
         return lay_out(
-            step.outputs,
+            step,
             self._so_far,
-            ends_set_object=step.ends_set_object,
-            part_size=self._rules.part_size,
+            ends_set_object=bool(self._pieces) and self._pieces[-1] in step,
+            part_size=self._context.config.part_size,
             max_read_bytes=self._context.config.read_bytes,
         )
 
@@ -236,7 +210,7 @@ class CommitRun:
                 lambda: check_blocks(view, layout.places, layout.entries, self._context.key_of)
             )
         except DamagedBlockError as error:
-            raise SourceFailedError(error.object_id, str(error)) from error
+            raise SourceError(error.object_id, str(error)) from error
         return view
 
     async def _read_one(self, read: PlacedRead, view: memoryview, dropped: memoryview) -> None:
@@ -254,11 +228,11 @@ class CommitRun:
             got, crc32c = await self._context.calls.read(read.size, fetch)
         except StorageError as error:
             passing = isinstance(error, StoreUnavailableError)
-            raise SourceFailedError(read.object_id, str(error), passing=passing) from error
+            raise SourceError(read.object_id, str(error), passing=passing) from error
         if got != read.size:
             end = read.position + got
             reason = f"{key!r} ends at byte {end}, its index says at {read.position + read.size}"
-            raise SourceFailedError(read.object_id, reason)
+            raise SourceError(read.object_id, reason)
         if checked:
             self._checks.add(read.object_id, read.position, got, crc32c)
         self._figures.add_reads(1, got)
@@ -295,9 +269,9 @@ class CommitRun:
         self._keep(self._set_entries(), self._set_object)
 
     def _begin(self) -> OutputWriter:
-        object_id = self._ids.popleft()
-        key = self._context.key_of(object_id)
-        writer = OutputWriter(self._context.calls, key, object_id, self._rules, self._figures)
+        object_id, context = self._ids.popleft(), self._context
+        key = context.key_of(object_id)
+        writer = OutputWriter(context.calls, key, object_id, context.config, self._figures)
         self._unfinished.add(writer)
         return writer
 
@@ -317,27 +291,22 @@ class CommitRun:
             made = [written for _, written in self._split]
             made += [] if self._set_object is None else [self._set_object]
             self._context.journal.drop(one.object_id for one in made)
-            raise SourceFailedError(object_id, reason)
+            raise SourceError(object_id, reason)
         self._figures.sources_checked += self._checks.checked
 
     def _replacement(self) -> Replacement:
-        stream_objects = [
-            StreamObjectWritten(written, *self._facts(output.entries))
-            for output, written in self._split
-        ]
-        set_object = None
-        outputs = [_as_of(one.entries, written) for one, written in self._split]
+        made = [(written, output.entries) for output, written in self._split]
         if self._set_object is not None:
-            entries = self._set_entries()
-            set_object = SetObjectWritten(self._set_object, entries, self._bounds(entries))
-            outputs.append(_as_of(entries, self._set_object))
-        check_coverage(self._plan.entries, EntryTable.concatenate(outputs))
+            made.append((self._set_object, self._set_entries()))
+        held = EntryTable.concatenate([_as_of(entries, written) for written, entries in made])
+        check_coverage(self._plan.entries, held)
+        outputs = [
+            CompactionOutput(written, tuple(stream_ranges(entries)), self._bounds(entries))
+            for written, entries in made
+        ]
+        set_object = None if self._set_object is None else outputs.pop()
         source_ids = (*self._plan.source_ids, *self._expired_ids)
-        return Replacement(self._target, source_ids, set_object, tuple(stream_objects))
-
-    def _facts(self, entries: EntryTable) -> tuple[StreamRange, TimeBounds]:
-        (held,) = stream_ranges(entries)
-        return held, self._bounds(entries)
+        return Replacement(self._target, source_ids, set_object, tuple(outputs))
 
     def _bounds(self, entries: EntryTable) -> TimeBounds:
         """Return the time bounds of these entries, if all their sources have some."""
@@ -350,10 +319,6 @@ class CommitRun:
 def _put_trailers(layout: Layout, view: memoryview) -> None:
     for one in layout.outputs:
         view[one.trailer_start : one.end] = one.trailer
-
-
-def _outputs(plan: CommitPlan) -> Iterator[Output]:
-    return (output for iteration in plan.iterations for output in iteration.outputs)
 
 
 def _as_of(entries: EntryTable, written: WrittenObject) -> EntryTable:

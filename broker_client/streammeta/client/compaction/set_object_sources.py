@@ -7,6 +7,7 @@ and never copied.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from streammeta.client.compaction.listing import Listing
+from streammeta.client.compaction.report import SourceError
 from streammeta.client.compaction.store_calls import StoreCalls
-from streammeta.client.resources import all_of
 from streammeta.storage.compaction.entries import Column, EntryTable, Mask, contiguous_runs
 from streammeta.storage.errors import (
     CorruptObjectError,
@@ -25,7 +26,7 @@ from streammeta.storage.errors import (
 )
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.index_block import FOOTER_SIZE, INDEX_ENTRY_SIZE
-from streammeta.storage.object_format.object_reader import ByteRange, ObjectReader, tail_guess
+from streammeta.storage.object_format.object_reader import ObjectReader, tail_guess
 
 _BYTES_PER_ENTRY = 56
 _BYTES_PER_INDEX = 1024
@@ -61,14 +62,6 @@ class SourceIndex:
         return _BYTES_PER_INDEX + _BYTES_PER_ENTRY * len(self.entries) + known
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Reason to leave an object out; `passing` if it may be usable the next time."""
-
-    reason: str
-    passing: bool = False
-
-
 def likely_index_start(size: int, range_count: int, key: str) -> int:
     """Return the start of a read that has index and footer of an object in one request.
 
@@ -94,20 +87,19 @@ class SourceIndexes:
         self.reads = 0
         self.bytes_read = 0
 
-    async def load(self, sources: Iterable[Source]) -> dict[int, SourceIndex | LeftOut]:
+    async def load(self, sources: Iterable[Source]) -> dict[int, SourceIndex | SourceError]:
         """Return the index of each source, or the reason that there is none."""
-        wanted = list(sources)
-        loaded = dict(
-            zip(
-                [one.object_id for one in wanted],
-                await all_of(self._index(one) for one in wanted),
-                strict=True,
-            )
-        )
-        await self._match_with_metadata(wanted, loaded)
-        for object_id, one in loaded.items():
-            if isinstance(one, SourceIndex):
-                self._remember(object_id, one)
+        wanted = {one.object_id: one for one in sources}
+        found = await asyncio.gather(*map(self._index, wanted.values()), return_exceptions=True)
+        loaded: dict[int, SourceIndex | SourceError] = {}
+        for object_id, one in zip(wanted, found, strict=True):
+            if not isinstance(one, SourceIndex | SourceError):
+                raise one
+            loaded[object_id] = one
+        await self._match_with_metadata(wanted.values(), loaded)
+        for object_id, index in loaded.items():
+            if isinstance(index, SourceIndex):
+                self._remember(object_id, index)
         return loaded
 
     def suspect(self, object_ids: Sequence[int]) -> bool:
@@ -124,22 +116,24 @@ class SourceIndexes:
         if dropped is not None:
             self._cached_bytes -= dropped.cost
 
-    async def _index(self, source: Source) -> SourceIndex | LeftOut:
+    async def _index(self, source: Source) -> SourceIndex:
         cached = self._cache.get(source.object_id)
         if cached is not None:
             self._cache.move_to_end(source.object_id)
             return cached
-        key = self._key_of(source.object_id)
+        object_id, key = source.object_id, self._key_of(source.object_id)
         try:
             return await self._fetch(source, key)
-        except ObjectNotFoundError:
-            return LeftOut(
+        except ObjectNotFoundError as error:
+            reason = (
                 f"{key!r} is not in the store; if it is still listed, run the reconciliation report"
             )
+            raise SourceError(object_id, reason) from error
         except CorruptObjectError as error:
-            return LeftOut(str(error))
+            raise SourceError(object_id, str(error)) from error
         except StorageError as error:
-            return LeftOut(f"its index could not be read: {error}", passing=True)
+            reason = f"its index could not be read: {error}"
+            raise SourceError(object_id, reason, passing=True) from error
 
     async def _fetch(self, source: Source, key: str) -> SourceIndex:
         """Read the index, nearly always with one request, as the number of ranges is known."""
@@ -148,11 +142,11 @@ class SourceIndexes:
         tail = memoryview(await self._get(key, start, source.size))
         while (needed := parser.needed) is not None:
             if needed.start < start:
-                start, tail = needed.start, memoryview(await self._get(key, *_span(needed)))
+                start = needed.start
+                tail = memoryview(await self._get(key, start, needed.end))
             parser.receive(tail[needed.start - start : needed.end - start])
         index = parser.index
-        end = ObjectChecksum()
-        end.update(tail[index.data_size - start :])
+        end = ObjectChecksum.of(tail[index.data_size - start :])
         entries = EntryTable.of_index(source.object_id, index)
         return SourceIndex(entries, index.data_size, end.size, end.value)
 
@@ -169,7 +163,7 @@ class SourceIndexes:
         return data
 
     async def _match_with_metadata(
-        self, sources: Iterable[Source], loaded: dict[int, SourceIndex | LeftOut]
+        self, sources: Iterable[Source], loaded: dict[int, SourceIndex | SourceError]
     ) -> None:
         """Drop entries that the metadata lacks, where numbers of ranges differ."""
         differing: dict[int, SourceIndex] = {}
@@ -184,7 +178,9 @@ class SourceIndexes:
         known = await self._listing.ranges(list(differing))
         for object_id, one in differing.items():
             if object_id not in known:
-                loaded[object_id] = LeftOut("it was replaced meanwhile", passing=True)
+                loaded[object_id] = SourceError(
+                    object_id, "it was replaced meanwhile", passing=True
+                )
                 continue
             inside = one.entries.take(_inside(one.entries, known[object_id]))
             loaded[object_id] = replace(one, entries=inside, known_ranges=known[object_id])
@@ -238,7 +234,3 @@ def _inside(entries: EntryTable, ranges: Column) -> Mask:
         entries.end_offset[found] <= ordered[at[found], 2]
     )
     return found
-
-
-def _span(needed: ByteRange) -> tuple[int, int]:
-    return needed.start, needed.end

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.resources import start_in
+from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import ObjectStore
 
@@ -107,8 +108,8 @@ ResultT = TypeVar("ResultT")
 WAIT_FOR_OTHERS_MAX_S = 1.0
 """Maximum wait of one request for others, in seconds; each moves megabytes, so work goes on."""
 
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 10.0
+_PAUSES = Backoff(first=0.5, longest=10.0)
+"""Waits before a rejected request is repeated, in seconds."""
 
 
 class StoreCalls:
@@ -171,20 +172,22 @@ class StoreCalls:
     ) -> ResultT:
         await throttle.take(nbytes)
         loop = asyncio.get_running_loop()
-        until, pause = loop.time() + self._patience, _FIRST_PAUSE
+        until = loop.time() + self._patience
+        attempt = 0
         while True:
             await give_way(self._is_busy, WAIT_FOR_OTHERS_MAX_S)
             self._calling += 1
             try:
                 return await self._in_thread(work)
             except StoreUnavailableError as error:
-                wait = max(error.retry_after_s or 0.0, pause * self._rng.uniform(0.5, 1.0))
+                pause = _PAUSES.wait(attempt, self._rng.random())
+                wait = max(error.retry_after_s or 0.0, pause)
                 if loop.time() + wait > until:
                     raise
             finally:
                 self._calling -= 1
             await asyncio.sleep(wait)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            attempt += 1
 
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         running = start_in(self._pool, work)

@@ -17,16 +17,10 @@ from dataclasses import dataclass
 from streammeta.client.compaction.commit import StreamReplacement, commit
 from streammeta.client.compaction.config import CompactionConfig
 from streammeta.client.compaction.listing import ListedRange, ListedStream
-from streammeta.client.compaction.report import GroupReport, MadeObject
+from streammeta.client.compaction.report import GroupReport, MadeObject, SourceError
 from streammeta.client.compaction.runner import BARRED, Compactor, repeat
-from streammeta.client.compaction.stream_object_output import StreamObjectOutput, live_links
-from streammeta.client.compaction.stream_object_sources import (
-    CompositeSource,
-    NormalSource,
-    Source,
-    SourceLoader,
-    UnusableSourceError,
-)
+from streammeta.client.compaction.stream_object_output import StreamObjectOutput
+from streammeta.client.compaction.stream_object_sources import Source, SourceLoader
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.errors import BrokerClientError, ObjectExpiredError, StreamNotFoundError
 from streammeta.client.model import NodeIdentity
@@ -238,7 +232,7 @@ class StreamObjectCompactor(Compactor):
                     chosen = [sources[one.object_id] for one in part]
                     try:
                         await self._replace(stream, plan, chosen, report)
-                    except UnusableSourceError as error:
+                    except SourceError as error:
                         unusable[error.object_id] = error.reason
                         usable = [one for one in part if one.object_id != error.object_id]
                         waiting.extend(cut_groups(usable, rules))
@@ -254,22 +248,22 @@ class StreamObjectCompactor(Compactor):
         report: GroupReport,
     ) -> None:
         """Make one object of sources and commit it."""
-        composite = plan.kind.is_composite
-        links = live_links(sources, plan.stream_start) if composite else []
-        if plan.kind is StreamCompaction.PRUNE_LINKS and len(links) == _link_count(sources):
+        composite, start, moved = plan.kind.is_composite, plan.stream_start, report.figures
+        links = [link for one in sources for link in one.live_links(start)] if composite else []
+        is_pruning = plan.kind is StreamCompaction.PRUNE_LINKS
+        if is_pruning and len(links) == sum(len(one.links) for one in sources):
             return  # the trimmed offsets are a part of objects that are still needed
-        ((object_id,), moved) = (await self._ids.take(1)).ids, report.figures
+        (object_id,) = (await self._ids.take(1)).ids
         if composite:
             output = await self._output.link(object_id, links, moved)
         else:
-            normal = [one for one in sources if isinstance(one, NormalSource)]
-            output = await self._output.merge(object_id, normal, plan.stream_start, moved)
+            output = await self._output.merge(object_id, sources, start, moved)
         listed = [one.listed for one in sources]
         replacement = StreamReplacement(self._writer, stream, listed, output, composite)
         await self._commit(replacement, report)
         source_ids = tuple(one.object_id for one in listed)
-        size = output.written.size
-        report.made.append(MadeObject(object_id, size, source_ids, output.range, composite))
+        made = MadeObject(object_id, output.written.size, source_ids, output.ranges[0], composite)
+        report.made.append(made)
 
     async def _commit(self, replacement: StreamReplacement, report: GroupReport) -> None:
         await commit(self._client, replacement, self._config.commit_deadline_s)
@@ -289,7 +283,3 @@ def _concerned(stream: ListedStream, kind: StreamCompaction) -> Sequence[ListedR
         return stream.objects
     expired = sum(one.end_offset <= stream.start_offset for one in stream.objects)
     return stream.objects[: expired + 1]
-
-
-def _link_count(sources: Sequence[Source]) -> int:
-    return sum(len(one.links) for one in sources if isinstance(one, CompositeSource))

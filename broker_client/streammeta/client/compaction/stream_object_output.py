@@ -14,17 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from streammeta.client.compaction.commit import StreamObjectWritten, WrittenObject
+from streammeta.client.compaction.commit import CompactionOutput, WrittenObject
 from streammeta.client.compaction.config import CompactionConfig
-from streammeta.client.compaction.output_writer import PartUpload
-from streammeta.client.compaction.report import Figures
+from streammeta.client.compaction.output_writer import ObjectUpload
+from streammeta.client.compaction.report import Figures, SourceError
 from streammeta.client.compaction.store_calls import StoreCalls, run_all, run_to_end
-from streammeta.client.compaction.stream_object_sources import (
-    CompositeSource,
-    NormalSource,
-    Source,
-    UnusableSourceError,
-)
+from streammeta.client.compaction.stream_object_sources import Source
 from streammeta.storage.compaction.copy_plan import (
     CopiedPart,
     CopyPlan,
@@ -32,14 +27,10 @@ from streammeta.storage.compaction.copy_plan import (
     WrittenPart,
     plan_copy,
 )
-from streammeta.storage.compaction.entries import (
-    EntryTable,
-    MergeRule,
-    encode_trailer,
-)
+from streammeta.storage.compaction.entries import EntryTable, MergeRule, encode_trailer
 from streammeta.storage.compaction.stream_objects import ANY_CRC
+from streammeta.storage.compaction.verification import RecordedChecksum, SourceChecks
 from streammeta.storage.errors import (
-    CorruptObjectError,
     ObjectNotFoundError,
     RangeNotSatisfiableError,
     StoreRejectedError,
@@ -68,25 +59,25 @@ class StreamObjectOutput:
 
     async def link(
         self, object_id: int, links: Sequence[LinkedObject], moved: Figures
-    ) -> StreamObjectWritten:
+    ) -> CompactionOutput:
         """Store a composite of `links`, which are in offset order and without a gap."""
         data = await self._calls.compute(lambda: encode_composite(links))
-        await self._put(object_id, data, moved)
+        await ObjectUpload(self._calls, self._key_of(object_id), moved).put(data)
         first, last = links[0].entries[0], links[-1].entries[-1]
         held = StreamRange(first.stream_id, first.start_offset, last.end_offset)
         size = sum(entry.size for link in links for entry in link.entries)
-        return StreamObjectWritten(WrittenObject(object_id, size, _crc_of(data)), held)
+        return CompactionOutput(WrittenObject(object_id, size, _crc_of(data)), (held,))
 
     async def merge(
         self,
         object_id: int,
-        sources: Sequence[NormalSource],
+        sources: Sequence[Source],
         stream_start: int,
         moved: Figures,
-    ) -> StreamObjectWritten:
+    ) -> CompactionOutput:
         """Store one object of the blocks of `sources`, but for those below `stream_start`.
 
-        A store that refuses to copy by itself is not asked again. Raises `UnusableSourceError` for
+        A store that refuses to copy by itself is not asked again. Raises `SourceError` for
         a source with damaged bytes; the object is then not stored.
         """
         if self._may_copy:
@@ -100,10 +91,10 @@ class StreamObjectOutput:
     async def _merge(
         self,
         object_id: int,
-        sources: Sequence[NormalSource],
+        sources: Sequence[Source],
         stream_start: int,
         moved: Figures,
-    ) -> StreamObjectWritten:
+    ) -> CompactionOutput:
         live = [_live_entries(source, stream_start) for source in sources]
         ranges = [
             SourceRange(
@@ -114,33 +105,17 @@ class StreamObjectOutput:
         trailer = await self._calls.compute(lambda: self._trailer(live))
         plan = plan_copy(ranges, len(trailer), self._config.copy_rules)
         job = _MergeJob(self._calls, self._key_of, plan, sources, trailer, moved)
-        crc32c = await (job.put(object_id) if plan.is_single else job.upload(object_id))
+        crc32c = await job.run(ObjectUpload(self._calls, self._key_of(object_id), moved))
         first, end = live[0].row(0), int(live[-1].end_offset[-1])
         held = StreamRange(first.stream_id, first.start_offset, end)
-        return StreamObjectWritten(WrittenObject(object_id, plan.size, crc32c), held)
+        return CompactionOutput(WrittenObject(object_id, plan.size, crc32c), (held,))
 
     def _trailer(self, live: Sequence[EntryTable]) -> bytes:
         placed = EntryTable.concatenate(live).placed()
         return encode_trailer(placed, self._config.index_merge_bytes, MergeRule.UP_TO)
 
-    async def _put(self, object_id: int, data: bytes, moved: Figures) -> None:
-        key, store = self._key_of(object_id), self._calls.store
-        await self._calls.write(len(data), lambda: store.put(key, data))
-        moved.add_put(len(data))
 
-
-def live_links(sources: Sequence[Source], stream_start: int) -> list[LinkedObject]:
-    """Return the links of a composite of `sources`: of a composite only those still readable."""
-    links: list[LinkedObject] = []
-    for source in sources:
-        if isinstance(source, CompositeSource):
-            links += [one for one in source.links if one.entries[-1].end_offset > stream_start]
-        else:
-            links.append(source.link())
-    return links
-
-
-def _live_entries(source: NormalSource, stream_start: int) -> EntryTable:
+def _live_entries(source: Source, stream_start: int) -> EntryTable:
     """Cut the entries off the front that end at or below `stream_start`."""
     first = int(np.searchsorted(source.entries.end_offset, stream_start, side="right"))
     return source.entries.span(first, len(source.entries))
@@ -154,7 +129,7 @@ class _MergeJob:
         calls: StoreCalls,
         key_of: Callable[[int], str],
         plan: CopyPlan,
-        sources: Sequence[NormalSource],
+        sources: Sequence[Source],
         trailer: bytes,
         moved: Figures,
     ) -> None:
@@ -164,34 +139,44 @@ class _MergeJob:
         self._sources = {source.listed.object_id: source for source in sources}
         self._trailer = trailer
         self._moved = moved
-        self._checks = _SourceChecks(self._sources, key_of)
+        self._checks = SourceChecks(
+            {
+                object_id: RecordedChecksum(
+                    one.listed.crc32c, one.data_size, len(one.tail), _crc_of(one.tail)
+                )
+                for object_id, one in self._sources.items()
+                if one.listed.crc32c != ANY_CRC and one.whole is None
+            }
+        )
         self._checksum = ObjectChecksum()
         written = (part.size for part in plan.parts if isinstance(part, WrittenPart))
         self._buffer = bytearray(max(written))
 
-    async def put(self, object_id: int) -> int:
-        """Fetch everything and put it in one request; return the checksum."""
-        (part,) = self._plan.parts
-        assert isinstance(part, WrittenPart)  # what a single request consists of
-        data = await self._assembled(part)
-        store, key = self._calls.store, self._key_of(object_id)
-        await self._calls.write(len(data), lambda: store.put(key, data))
-        self._moved.add_put(len(data))
-        return self._checksum.value
-
-    async def upload(self, object_id: int) -> int:
-        """Copy and send parts; return the checksum, `ANY_CRC` if it cannot be known."""
-        upload = PartUpload(self._calls, self._key_of(object_id), self._moved)
+    async def run(self, upload: ObjectUpload) -> int:
+        """Fetch and send, or copy, everything; return the checksum, `ANY_CRC` if it is unknown."""
         try:
-            await upload.begin()
-            await self._send_parts(upload)
-            await upload.complete()
+            if self._plan.is_single:
+                (part,) = self._plan.parts
+                assert isinstance(part, WrittenPart)  # what a single request consists of
+                data = await self._assembled(part)
+                self._refuse_damaged()
+                await upload.put(data)
+            else:
+                await upload.begin()
+                await self._send_parts(upload)
+                self._refuse_damaged()
+                await upload.complete()
         except BaseException:
             await run_to_end(upload.abort())
             raise
         if not self._plan.copies:
             return self._checksum.value
         return await self._calls.compute(self._crc_from_sources)
+
+    def _refuse_damaged(self) -> None:
+        """Compare the sources that were fetched completely with their recorded checksums."""
+        for object_id, reason in self._checks.damaged().items():
+            raise SourceError(object_id, reason)
 
     def _crc_from_sources(self) -> int:
         """Work out the checksum from those of the sources, if all have one and are used whole."""
@@ -205,7 +190,7 @@ class _MergeJob:
             crc = joined_crc(crc, blocks, source.data_size)
         return joined_crc(crc, _crc_of(self._trailer), len(self._trailer))
 
-    async def _send_parts(self, upload: PartUpload) -> None:
+    async def _send_parts(self, upload: ObjectUpload) -> None:
         """Send all parts: copies beside each other, written ones one by one, to bound memory."""
         numbered = list(enumerate(self._plan.parts, start=1))
 
@@ -221,7 +206,7 @@ class _MergeJob:
         ]
         await run_all([*copies, write_all()])
 
-    async def _copy(self, upload: PartUpload, number: int, source: SourceRange) -> None:
+    async def _copy(self, upload: ObjectUpload, number: int, source: SourceRange) -> None:
         with _naming(source):
             try:
                 key = self._key_of(source.object_id)
@@ -257,7 +242,7 @@ class _MergeJob:
             )
         self._moved.add_reads(1, got)
         if got != source.size:
-            raise UnusableSourceError(
+            raise SourceError(
                 source.object_id,
                 f"bytes [{source.start}, {source.end}) of it were asked for, {got} are there",
             )
@@ -265,41 +250,15 @@ class _MergeJob:
     def _check(self, part: WrittenPart, view: memoryview) -> None:
         at = 0
         for source in part.sources:
-            self._checks.take(source, view[at : at + source.size])
+            if self._checks.wants(source.object_id):
+                crc32c = _crc_of(view[at : at + source.size])
+                self._checks.add(source.object_id, source.start, source.size, crc32c)
             at += source.size
         self._checksum.update(view)
 
 
-class _SourceChecks:
-    """Compares sources that are fetched completely with their recorded checksums."""
-
-    def __init__(self, sources: dict[int, NormalSource], key_of: Callable[[int], str]) -> None:
-        self._sources = sources
-        self._key_of = key_of
-        self._running: dict[int, ObjectChecksum] = {}
-
-    def take(self, fetched: SourceRange, data: memoryview) -> None:
-        """Take the next bytes of a source. Raises `UnusableSourceError` if it is damaged."""
-        source = self._sources[fetched.object_id]
-        if source.listed.crc32c == ANY_CRC or source.whole is not None:
-            return
-        running = self._running.setdefault(fetched.object_id, ObjectChecksum())
-        if running.size != fetched.start:
-            return  # its front was trimmed, or copied by the store
-        running.update(data)
-        if fetched.end != source.data_size:
-            return
-        running.update(source.tail)
-        try:
-            running.verify(source.listed.crc32c, source=self._key_of(fetched.object_id))
-        except CorruptObjectError as error:
-            raise UnusableSourceError(fetched.object_id, str(error)) from error
-
-
-def _crc_of(data: bytes) -> int:
-    checksum = ObjectChecksum()
-    checksum.update(data)
-    return checksum.value
+def _crc_of(data: bytes | memoryview) -> int:
+    return ObjectChecksum.of(data).value
 
 
 @contextmanager
@@ -308,4 +267,4 @@ def _naming(source: SourceRange) -> Iterator[None]:
     try:
         yield
     except (ObjectNotFoundError, RangeNotSatisfiableError) as error:
-        raise UnusableSourceError(source.object_id, str(error)) from error
+        raise SourceError(source.object_id, str(error)) from error

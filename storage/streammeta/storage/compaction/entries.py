@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,7 @@ Column: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One row of a table: blocks of one stream that lie together in an object.
 
     Offsets `[start_offset, end_offset)`; `position` is the first byte in the object, `size` bytes.
@@ -67,14 +66,7 @@ class EntryTable:
     @classmethod
     def of_rows(cls, rows: Iterable[Entry]) -> EntryTable:
         """Return a table of some rows, in their order."""
-        values = [
-            (
-                *(r.object_id, r.stream_id, r.start_offset, r.end_offset),
-                *(r.record_count, r.position, r.size),
-            )
-            for r in rows
-        ]
-        return cls(*np.array(values, dtype=np.int64).reshape(-1, 7).T)
+        return cls(*np.array([*rows], dtype=np.int64).reshape(-1, 7).T)
 
     @classmethod
     def concatenate(cls, tables: Sequence[EntryTable]) -> EntryTable:
@@ -117,7 +109,7 @@ class EntryTable:
 
     def rows(self) -> Iterator[Entry]:
         """Yield every row as a value, for messages and tests."""
-        return (Entry(*row) for row in zip(*(c.tolist() for c in self._columns), strict=True))
+        return map(Entry, *(column.tolist() for column in self._columns))
 
     def placed(self, first_position: int = 0) -> EntryTable:
         """Return the entries with their positions when written back to back from a byte on."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,11 +161,8 @@ class RecordedChecksum:
     tail_crc32c: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    position: int
-    size: int
-    crc32c: int
+_Piece: TypeAlias = tuple[int, int, int]
+"""Position, size and CRC-32C of some bytes of a source."""
 
 
 class SourceChecks:
@@ -185,7 +183,7 @@ class SourceChecks:
 
     def add(self, object_id: int, position: int, size: int, crc32c: int) -> None:
         """Add the checksum of some bytes of a source."""
-        self._pieces[object_id].append(_Piece(position, size, crc32c))
+        self._pieces[object_id].append((position, size, crc32c))
 
     def damaged(self) -> dict[int, str]:
         """Return the sources that differ from their upload, each with the reason."""
@@ -205,11 +203,11 @@ class SourceChecks:
 def _of_all(pieces: list[_Piece], recorded: RecordedChecksum) -> int | None:
     """Return the checksum of the object, None unless the pieces are all of its blocks."""
     crc32c = end = 0
-    for piece in sorted(pieces, key=lambda one: one.position):
-        if piece.position != end:
+    for position, size, piece_crc32c in sorted(pieces):
+        if position != end:
             return None
-        crc32c = joined_crc(crc32c, piece.crc32c, piece.size)
-        end += piece.size
+        crc32c = joined_crc(crc32c, piece_crc32c, size)
+        end += size
     if end != recorded.data_size:
         return None
     return joined_crc(crc32c, recorded.tail_crc32c, recorded.tail_size)

@@ -31,6 +31,13 @@ class ObjectChecksum:
         self._crc = 0
         self._size = 0
 
+    @classmethod
+    def of(cls, data: bytes | bytearray | memoryview) -> ObjectChecksum:
+        """Return the checksum of all bytes of an object."""
+        checksum = cls()
+        checksum.update(data)
+        return checksum
+
     @property
     def value(self) -> int:
         """The checksum, 0..2^32-1; 0 of no bytes."""
