@@ -59,7 +59,7 @@ def voter_changes() -> Iterator[Row]:
         one.attr
         for path in sources
         for one in ast.walk(ast.parse(path.read_text()))
-        if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "QuorumError"
+        if isinstance(one, ast.Attribute) and ast.unparse(one.value).endswith("QuorumError")
     }
     for name in named - {"NONE", "NOT_LEADER"}:
         code, reason, metadata = request_guard.classify(VoterChangeError(QuorumError[name], ""))
