@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from typing import Any
 
 import grpc
 import pytest
@@ -17,21 +17,24 @@ from streammeta.client import (
     ControllerClient,
     ControllerUnavailableError,
     LimitExceededError,
-    OpenedStream,
     OutcomeUnknownError,
     StreamFencedError,
     StreamWriter,
-    WriterConfig,
 )
-from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, CREATE_STREAMS, PREPARE_OBJECTS
+from streammeta.client.methods import (
+    COMMIT_STREAM_SET_OBJECT,
+    CREATE_STREAMS,
+    PREPARE_OBJECTS,
+    Method,
+)
 from streammeta.client.write_ahead_log.config import LogIdentity
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.rpc.leader_router import FailureKind, LeaderRouter
 from streammeta.v1 import streams_pb2
 from tests.broker_client.wal_tools import LOG
 from tests.kit.crash_disk import CrashDisk
-from tests.kit.fake_broker import Broker, broker, until
-from tests.kit.fake_cluster import FakeCluster
+from tests.kit.fake_broker import broker, until, writing
+from tests.kit.fake_cluster import NAMESPACE, FakeCluster
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 FOR_NOW = [
@@ -44,14 +47,14 @@ FOREVER = 10**6
 RETRIES_PER_SECOND = 20
 """Far above what one call makes, far below a tight loop."""
 
-CONFIG = WriterConfig(linger_s=0.01, upload_bytes=2_000, max_buffer_bytes=20_000)
+CONFIG: dict[str, Any] = {"linger_s": 0.01, "upload_bytes": 2_000, "max_buffer_bytes": 20_000}
 
 
-async def fill(writer: StreamWriter, streams: Sequence[OpenedStream], count: int) -> list[bytes]:
-    """Append `count` records to each stream and wait until all are acknowledged."""
+async def fill(writer: StreamWriter, stream_id: int, count: int) -> list[bytes]:
+    """Append `count` records and wait until all are acknowledged."""
     payloads = [b"%d" % number * 10 for number in range(count)]
-    acks = [await writer.append(one.stream_id, payload) for payload in payloads for one in streams]
-    assert await asyncio.gather(*acks) == [n for n in range(count) for _ in streams]
+    acks = [await writer.append(stream_id, payload) for payload in payloads]
+    assert await asyncio.gather(*acks) == list(range(count))
     return payloads
 
 
@@ -94,115 +97,84 @@ async def test_a_request_over_a_limit_is_refused_at_once(reason: str) -> None:
 @pytest.mark.parametrize(("status", "reason"), FOR_NOW)
 @pytest.mark.parametrize("method", [PREPARE_OBJECTS, COMMIT_STREAM_SET_OBJECT])
 async def test_a_writer_waits_under_its_bound_and_loses_nothing(
-    status: grpc.StatusCode, reason: str, method: object
+    status: grpc.StatusCode, reason: str, method: Method[Any, Any]
 ) -> None:
-    async with broker() as b:
-        streams = await b.opened(2)
-        stream_id = streams[0].stream_id
-        b.cluster.fail_next(method, status, reason, times=FOREVER)  # type: ignore[arg-type]
-        name = method.name  # type: ignore[attr-defined]
-        async with StreamWriter(b.session, b.store, CONFIG) as writer:
-            writer.attach(streams)
-            acks: list[asyncio.Future[int]] = []
+    async with writing(2, **CONFIG) as (b, writer):
+        b.cluster.fail_next(method, status, reason, times=FOREVER)
+        acks: list[asyncio.Future[int]] = []
 
-            async def produce() -> None:
-                for number in range(60):
-                    ack = await writer.append(stream_id, b"%d" % number * 500)
-                    acks.append(ack)
+        async def produce() -> None:
+            for number in range(60):
+                ack = await writer.append(0, b"%d" % number * 500)
+                acks.append(ack)
 
-            producer = asyncio.create_task(produce())
-            began = time.monotonic()
-            await until(lambda: b.cluster.calls[name] >= 4, "fourth attempt")
-            assert b.cluster.calls[name] <= 4 + RETRIES_PER_SECOND * (time.monotonic() - began)
-            assert not producer.done(), "60 records do not fit the buffer"
-            assert not any(ack.done() for ack in acks)
-            assert writer.buffered_bytes <= CONFIG.max_buffer_bytes
-            b.cluster.fail_next(method, status, reason, times=0)  # type: ignore[arg-type]
-            await producer
-            assert await asyncio.gather(*acks) == list(range(60))
-            wanted = await fill(writer, streams[1:], 3)
-        assert await b.payloads(stream_id) == [b"%d" % number * 500 for number in range(60)]
-        assert await b.payloads(streams[1].stream_id) == wanted
+        producer = asyncio.create_task(produce())
+        began = time.monotonic()
+        calls = b.cluster.calls
+        await until(lambda: calls[method.name] >= 4, "fourth attempt")
+        assert calls[method.name] <= 4 + RETRIES_PER_SECOND * (time.monotonic() - began)
+        assert not producer.done(), "60 records do not fit the buffer"
+        assert not any(ack.done() for ack in acks)
+        assert writer.buffered_bytes <= CONFIG["max_buffer_bytes"]
+        b.cluster.fail_next(method, status, reason, times=0)
+        await producer
+        assert await asyncio.gather(*acks) == list(range(60))
+        wanted = await fill(writer, 1, 3)
+        assert await b.payloads(1) == wanted
+        assert await b.payloads(0) == [b"%d" % number * 500 for number in range(60)]
 
 
 @pytest.mark.parametrize("method", [PREPARE_OBJECTS, COMMIT_STREAM_SET_OBJECT])
-async def test_a_write_ahead_log_acknowledges_meanwhile(method: object) -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        identity = LogIdentity(b.session.namespace, 1000, 1)
-        log = await WriteAheadLog.open(LOG, identity, files=CrashDisk())
+async def test_a_write_ahead_log_acknowledges_meanwhile(method: Method[Any, Any]) -> None:
+    async with (
+        await WriteAheadLog.open(LOG, LogIdentity(NAMESPACE, 1000, 1), files=CrashDisk()) as log,
         # Its deadline passes again and again; the log has promised the records all the same.
-        config = WriterConfig(durability="wal", linger_s=0.01, commit_deadline_s=0.2)
-        b.cluster.fail_next(method, EXHAUSTED, "DISK_FULL", times=FOREVER)  # type: ignore[arg-type]
-        name = method.name  # type: ignore[attr-defined]
-        async with StreamWriter(b.session, b.store, config, log=log) as writer:
-            writer.attach(streams)
-            wanted = await fill(writer, streams, 5)
-            await until(lambda: b.cluster.calls[name] >= 6, "sixth attempt")
-            b.cluster.fail_next(method, EXHAUSTED, "DISK_FULL", times=0)  # type: ignore[arg-type]
-            await writer.flush()
-        await log.close()
-        assert await b.payloads(streams[0].stream_id) == wanted
+        writing(log=log, durability="wal", linger_s=0.01, commit_deadline_s=0.2) as (b, writer),
+    ):
+        b.cluster.fail_next(method, EXHAUSTED, "DISK_FULL", times=FOREVER)
+        wanted = await fill(writer, 0, 5)
+        await until(lambda: b.cluster.calls[method.name] >= 6, "sixth attempt")
+        b.cluster.fail_next(method, EXHAUSTED, "DISK_FULL", times=0)
+        await writer.flush()
+        assert await b.payloads(0) == wanted
 
 
 async def test_a_commit_over_a_limit_ends_its_batch_at_once() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
+    async with writing(**CONFIG) as (b, writer):
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "LIMIT_EXCEEDED")
-        async with StreamWriter(b.session, b.store, CONFIG) as writer:
-            writer.attach(streams)
-            ack = await writer.append(streams[0].stream_id, b"x")
-            with pytest.raises(LimitExceededError):
-                await ack
+        with pytest.raises(LimitExceededError):
+            await (await writer.append(0, b"x"))
         assert b.cluster.calls["CommitStreamSetObject"] == 1
 
 
 async def test_a_commit_that_is_never_taken_ends_at_the_commit_deadline_and_says_why() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
+    async with writing(linger_s=0.01, commit_deadline_s=0.5) as (b, writer):
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=FOREVER)
-        config = WriterConfig(linger_s=0.01, commit_deadline_s=0.5)
-        async with StreamWriter(b.session, b.store, config) as writer:
-            writer.attach(streams)
-            ack = await writer.append(streams[0].stream_id, b"x")
-            with pytest.raises(OutcomeUnknownError, match=r"DISK_FULL.*room on the disks"):
-                await ack
+        with pytest.raises(OutcomeUnknownError, match=r"DISK_FULL.*room on the disks"):
+            await (await writer.append(0, b"x"))
 
 
 async def test_ids_are_asked_for_until_the_commit_deadline_not_that_of_a_call() -> None:
-    async with broker(deadline=0.2) as b:
-        streams = await b.opened(1)
+    async with writing(deadline=0.2, **CONFIG) as (b, writer):
         b.cluster.fail_next(PREPARE_OBJECTS, EXHAUSTED, "DISK_FULL", times=8)
-        async with StreamWriter(b.session, b.store, CONFIG) as writer:
-            writer.attach(streams)
-            assert await (await writer.append(streams[0].stream_id, b"x")) == 0
-
-
-async def moved(b: Broker) -> None:
-    """Let the leader refuse for its disk, then another member lead."""
-    b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=FOREVER)
-    refused = b.cluster.calls["CommitStreamSetObject"]
-    await until(lambda: b.cluster.calls["CommitStreamSetObject"] >= refused + 2, "refusals")
-    b.cluster.move_leader(1)
-    b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=0)
+        assert await (await writer.append(0, b"x")) == 0
 
 
 async def test_what_the_next_leader_refuses_keeps_its_own_error() -> None:
-    async with broker(2) as b:
-        streams = await b.opened(2)
-        lost, kept = (one.stream_id for one in streams)
-        async with StreamWriter(b.session, b.store, CONFIG) as writer:
-            writer.attach(streams)
-            b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=FOREVER)
-            acks = [await writer.append(one, b"x") for one in (lost, kept)]
-            b.cluster.map.streams[lost].epoch += 1
-            await moved(b)
-            assert await acks[1] == 0
-            with pytest.raises(StreamFencedError):
-                await acks[0]
-            assert await (await writer.append(kept, b"y")) == 1
+    async with writing(2, members=2, **CONFIG) as (b, writer):
+        calls = b.cluster.calls
+        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=FOREVER)
+        lost, kept = [await writer.append(stream_id, b"x") for stream_id in range(2)]
+        b.cluster.map.streams[0].epoch += 1
+        await until(lambda: calls["CommitStreamSetObject"] >= 2, "refusals")
+        b.cluster.move_leader(1)
+        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, EXHAUSTED, "DISK_FULL", times=0)
+        assert await kept == 0
+        with pytest.raises(StreamFencedError):
+            await lost
+        assert await (await writer.append(1, b"y")) == 1
         assert b.client.leader == b.cluster.endpoints[1]
-        assert await b.payloads(kept) == [b"x", b"y"]
+        assert await b.payloads(1) == [b"x", b"y"]
 
 
 def test_waits_between_retries_are_jittered() -> None:

@@ -34,10 +34,9 @@ from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_O
 from streammeta.storage.errors import StoreRejectedError
 from streammeta.storage.object_format.index_block import StreamRange
 from streammeta.storage.object_format.object_key import key_for
-from tests.kit.fake_broker import Broker, broker, until
+from tests.kit.fake_broker import NEVER, Broker, broker, until, writing
 from tests.kit.fake_cluster import NAMESPACE
 
-NEVER = 3600.0
 COMMITS = "CommitStreamSetObject"
 
 
@@ -69,29 +68,24 @@ def commits_of(b: Broker) -> list[Any]:
     return b.cluster.requests[COMMITS]
 
 
-async def settle(acks: Sequence[asyncio.Future[int]]) -> list[Any]:
-    return await asyncio.gather(*acks, return_exceptions=True)
-
-
 async def test_records_of_many_streams_come_back_as_written() -> None:
     seed = 20
     rng = random.Random(seed)
-    async with broker() as b:
-        streams = await b.opened(20)
-        written: dict[int, list[bytes]] = {one.stream_id: [] for one in streams}
-        settings = config(upload_bytes=20_000, split_bytes=3_000, block_bytes=1_000)
-        async with StreamWriter(b.session, b.store, settings) as writer:
-            writer.attach(streams)
-            acks: list[tuple[asyncio.Future[int], int]] = []
-            for _ in range(1_000):
-                stream_id = rng.choice([0, 0, 0, *written])
-                payload, count = rng.randbytes(rng.randrange(300)), rng.randrange(1, 4)
-                wanted = writer.next_offset(stream_id)
-                acks.append((await writer.append(stream_id, payload, count), wanted))
-                written[stream_id].append(payload)
-            await writer.flush()
-            assert all(ack.result() == wanted for ack, wanted in acks), f"seed {seed}"
-            assert writer.buffered_bytes == 0
+    async with writing(20, upload_bytes=20_000, split_bytes=3_000, block_bytes=1_000) as (
+        b,
+        writer,
+    ):
+        written: dict[int, list[bytes]] = {stream_id: [] for stream_id in range(20)}
+        acks: list[tuple[asyncio.Future[int], int]] = []
+        for _ in range(1_000):
+            stream_id = rng.choice([0, 0, 0, *written])
+            payload, count = rng.randbytes(rng.randrange(300)), rng.randrange(1, 4)
+            wanted = writer.next_offset(stream_id)
+            acks.append((await writer.append(stream_id, payload, count), wanted))
+            written[stream_id].append(payload)
+        await writer.flush()
+        assert all(ack.result() == wanted for ack, wanted in acks), f"seed {seed}"
+        assert writer.buffered_bytes == 0
         assert b.cluster.calls[COMMITS] > 3, "upload_bytes did not trigger uploads"
         for stream_id, payloads in written.items():
             assert await b.payloads(stream_id) == payloads, f"seed {seed}, stream {stream_id}"
@@ -100,74 +94,51 @@ async def test_records_of_many_streams_come_back_as_written() -> None:
 
 
 async def test_linger_uploads_without_flush() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        async with StreamWriter(b.session, b.store, config(linger_s=0.01)) as writer:
-            writer.attach(streams)
-            assert await (await writer.append(0, b"x")) == 0
-            assert await (await writer.append(0, b"y")) == 1
+    async with writing(linger_s=0.01) as (_, writer):
+        assert await (await writer.append(0, b"x")) == 0
+        assert await (await writer.append(0, b"y")) == 1
 
 
 async def test_size_uploads_without_flush_or_linger() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        async with StreamWriter(b.session, b.store, config(upload_bytes=100)) as writer:
-            writer.attach(streams)
-            first = await writer.append(0, bytes(60))
-            await writer.append(0, bytes(60))
-            assert await first == 0
-            assert b.cluster.calls[COMMITS] == 1
+    async with writing(upload_bytes=100) as (b, writer):
+        first = await writer.append(0, bytes(60))
+        await writer.append(0, bytes(60))
+        assert await first == 0
+        assert b.cluster.calls[COMMITS] == 1
 
 
 async def test_stream_count_uploads_without_flush_or_linger() -> None:
-    async with broker() as b:
-        streams = await b.opened(3)
-        async with StreamWriter(b.session, b.store, config(max_streams=2)) as writer:
-            writer.attach(streams)
-            acks = [await writer.append(i, b"x") for i in range(3)]
-            await acks[0]
-            await acks[1]
-            assert not acks[2].done()
+    async with writing(3, max_streams=2) as (_, writer):
+        acks = [await writer.append(i, b"x") for i in range(3)]
+        await acks[0]
+        await acks[1]
+        assert not acks[2].done()
 
 
 async def test_a_full_buffer_pushes_back_and_keeps_its_bound() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        gate = asyncio.Event()
-
-        async def hold(_: Any) -> None:
-            await gate.wait()
-
-        b.cluster.hooks[COMMITS] = hold
-        three = 3 * (100 + RECORD_OVERHEAD + ACK_OVERHEAD) + RUN_OVERHEAD
-        settings = config(max_buffer_bytes=three, upload_bytes=three)
-        async with StreamWriter(b.session, b.store, settings) as writer:
-            writer.attach(streams)
-            appends = [asyncio.create_task(writer.append(0, bytes([i]) * 100)) for i in range(8)]
-            await until(lambda: b.cluster.calls[COMMITS] == 1, "commit of the full buffer")
-            assert [task.done() for task in appends] == [True] * 3 + [False] * 5
-            assert writer.buffered_bytes == three
-            gate.set()
-            acks = [await task for task in appends]
-            await writer.flush()
-            assert [ack.result() for ack in acks] == list(range(8))
+    three = 3 * (100 + RECORD_OVERHEAD + ACK_OVERHEAD) + RUN_OVERHEAD
+    async with writing(max_buffer_bytes=three, upload_bytes=three) as (b, writer):
+        gate = b.hold()
+        appends = [asyncio.create_task(writer.append(0, bytes([i]) * 100)) for i in range(8)]
+        await until(lambda: b.cluster.calls[COMMITS] == 1, "commit of the full buffer")
+        assert [task.done() for task in appends] == [True] * 3 + [False] * 5
+        assert writer.buffered_bytes == three
+        gate.set()
+        acks = [await task for task in appends]
+        await writer.flush()
+        assert [ack.result() for ack in acks] == list(range(8))
         assert await b.payloads(0) == [bytes([i]) * 100 for i in range(8)]
 
 
 async def test_a_record_larger_than_the_buffer_is_refused_at_once() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        settings = config(max_buffer_bytes=2000, upload_bytes=2000)
-        async with StreamWriter(b.session, b.store, settings) as writer:
-            writer.attach(streams)
-            with pytest.raises(LimitExceededError, match="the buffer has 2000"):
-                await writer.append(0, bytes(2000))
-            assert writer.next_offset(0) == 0
+    async with writing(max_buffer_bytes=2000, upload_bytes=2000) as (_, writer):
+        with pytest.raises(LimitExceededError, match="the buffer has 2000"):
+            await writer.append(0, bytes(2000))
+        assert writer.next_offset(0) == 0
 
 
 async def test_leader_change_in_mid_commit_is_invisible() -> None:
-    async with broker(3) as b:
-        streams = await b.opened(2)
+    async with writing(2, members=3) as (b, writer):
 
         async def kill_leader(_: Any) -> None:
             if b.cluster.leader == 0:
@@ -175,11 +146,9 @@ async def test_leader_change_in_mid_commit_is_invisible() -> None:
                 await b.cluster.kill(0)
 
         b.cluster.hooks[COMMITS] = kill_leader
-        async with StreamWriter(b.session, b.store, config()) as writer:
-            writer.attach(streams)
-            acks = [await writer.append(i, b"x") for i in (0, 1, 0)]
-            await writer.flush()
-            assert [ack.result() for ack in acks] == [0, 0, 1]
+        acks = [await writer.append(i, b"x") for i in (0, 1, 0)]
+        await writer.flush()
+        assert [ack.result() for ack in acks] == [0, 0, 1]
         assert b.client.leader == b.cluster.endpoints[1]
 
 
@@ -205,21 +174,17 @@ async def test_a_lost_answer_to_a_commit_does_not_duplicate_it(streams: int) -> 
 
 
 async def test_an_expired_object_is_uploaded_again_under_a_new_id() -> None:
-    async with broker() as b:
-        streams = await b.opened(3)
-        seen = Recorder()
+    seen = Recorder()
+    async with writing(3, observer=seen, split_bytes=100) as (b, writer):
 
         async def expire_once(_: Any) -> None:
             if b.cluster.calls[COMMITS] == 1:
                 b.cluster.map.expire_prepared()
 
         b.cluster.hooks[COMMITS] = expire_once
-        settings = config(split_bytes=100)
-        async with StreamWriter(b.session, b.store, settings, seen) as writer:
-            writer.attach(streams)
-            acks = [await writer.append(i, bytes(200 if i == 2 else 5)) for i in range(3)]
-            await writer.flush()
-            assert [ack.result() for ack in acks] == [0, 0, 0]
+        acks = [await writer.append(i, bytes(200 if i == 2 else 5)) for i in range(3)]
+        await writer.flush()
+        assert [ack.result() for ack in acks] == [0, 0, 0]
         first, second = [0, 1], [STOCK_MIN, STOCK_MIN + 1]
         assert seen.seen == [
             ("prepared", first),
@@ -234,45 +199,39 @@ async def test_an_expired_object_is_uploaded_again_under_a_new_id() -> None:
 
 
 async def test_only_the_expired_object_of_a_batch_is_uploaded_again() -> None:
-    async with broker() as b:
-        streams = await b.opened(3)
+    async with writing(3, split_bytes=100) as (b, writer):
 
         async def expire_stream_object(request: Any) -> None:
             if b.cluster.calls[COMMITS] == 1:
                 b.cluster.map.prepared.discard(request.stream_objects.object_id[0])
 
         b.cluster.hooks[COMMITS] = expire_stream_object
-        async with StreamWriter(b.session, b.store, config(split_bytes=100)) as writer:
-            writer.attach(streams)
-            acks = [await writer.append(i, bytes(200 if i == 2 else 5)) for i in range(3)]
-            await writer.flush()
-            await asyncio.gather(*acks)
+        acks = [await writer.append(i, bytes(200 if i == 2 else 5)) for i in range(3)]
+        await writer.flush()
+        await asyncio.gather(*acks)
         held = [b.cluster.map.streams[i].pieces[0][2] for i in range(3)]
         assert held == [0, 0, STOCK_MIN]
 
 
 @pytest.mark.parametrize("attempts", [0, 2])
 async def test_objects_that_keep_expiring_are_given_up(attempts: int) -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
+    async with writing(reupload_attempts=attempts) as (b, writer):
 
         async def expire(_: Any) -> None:
             b.cluster.map.expire_prepared()
 
         b.cluster.hooks[COMMITS] = expire
-        async with StreamWriter(b.session, b.store, config(reupload_attempts=attempts)) as writer:
-            writer.attach(streams)
-            ack = await writer.append(0, b"x")
-            await writer.flush()
-            with pytest.raises(ObjectExpiredError, match="upload again"):
-                ack.result()
+        ack = await writer.append(0, b"x")
+        await writer.flush()
+        with pytest.raises(ObjectExpiredError, match="upload again"):
+            ack.result()
         assert b.cluster.calls[COMMITS] == attempts + 1
 
 
 async def test_set_objects_keep_the_order_of_their_ids_after_a_new_upload() -> None:
     """The second batch was submitted before the first was uploaded anew, so it has to follow."""
-    async with broker() as b:
-        streams = await b.opened(2)
+    seen = Recorder()
+    async with writing(2, observer=seen, upload_bytes=2 * 34) as (b, writer):
         both = asyncio.Event()
 
         async def expire_first(request: Any) -> None:
@@ -281,15 +240,10 @@ async def test_set_objects_keep_the_order_of_their_ids_after_a_new_upload() -> N
                 b.cluster.map.prepared.discard(0)
 
         b.cluster.hooks[COMMITS] = expire_first
-        seen = Recorder()
-        async with StreamWriter(b.session, b.store, config(upload_bytes=2 * 34), seen) as writer:
-            writer.attach(streams)
-            acks = [await writer.append(i % 2, b"x") for i in range(4)]
-            await until(
-                lambda: sum(stage == "uploaded" for stage, _ in seen.seen) == 2, "both uploads"
-            )
-            both.set()
-            await asyncio.gather(*acks)
+        acks = [await writer.append(i % 2, b"x") for i in range(4)]
+        await until(lambda: sum(stage == "uploaded" for stage, _ in seen.seen) == 2, "both uploads")
+        both.set()
+        await asyncio.gather(*acks)
         orders = [request.order_id for request in commits_of(b)]
         assert orders == [0, 1, STOCK_MIN, STOCK_MIN + 1]
         held = [piece[2] for piece in b.cluster.map.streams[0].pieces]
@@ -297,168 +251,129 @@ async def test_set_objects_keep_the_order_of_their_ids_after_a_new_upload() -> N
 
 
 async def test_a_later_batch_asks_for_ids_only_after_the_earlier_one_has_its_own() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        gate = asyncio.Event()
-
-        async def hold(_: Any) -> None:
-            await gate.wait()
-
-        b.cluster.hooks["PrepareObjects"] = hold
-        async with StreamWriter(b.session, b.store, config(upload_bytes=1)) as writer:
-            writer.attach(streams)
-            acks = [await writer.append(0, b"x") for _ in range(3)]
-            await until(lambda: b.cluster.calls["PrepareObjects"] == 1, "first prepare")
-            await b.client.describe_cluster()  # a later call comes back: a second was not sent
-            assert b.cluster.calls["PrepareObjects"] == 1
-            gate.set()
-            assert await asyncio.gather(*acks) == [0, 1, 2]
+    async with writing(upload_bytes=1) as (b, writer):
+        gate = b.hold("PrepareObjects")
+        acks = [await writer.append(0, b"x") for _ in range(3)]
+        await until(lambda: b.cluster.calls["PrepareObjects"] == 1, "first prepare")
+        await b.client.describe_cluster()  # a later call comes back: a second was not sent
+        assert b.cluster.calls["PrepareObjects"] == 1
+        gate.set()
+        assert await asyncio.gather(*acks) == [0, 1, 2]
         assert [piece[2] for piece in b.cluster.map.streams[0].pieces] == [0, 1, 2]
 
 
 async def test_after_an_unknown_outcome_the_reopened_stream_tells_what_happened() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
+    async with writing(commit_deadline_s=0.2) as (b, writer):
         lost = grpc.StatusCode.UNAVAILABLE
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, applied=True, times=10_000)
-        async with StreamWriter(b.session, b.store, config(commit_deadline_s=0.2)) as writer:
-            writer.attach(streams)
-            ack = await writer.append(0, b"x")
-            await writer.flush()
-            with pytest.raises(OutcomeUnknownError, match="open the stream again"):
-                ack.result()
-            b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, times=0)
-            writer.attach(await b.reopened([0], 1))
-            assert await b.payloads(0) == [b"x"]
-            ack = await writer.append(0, b"y")
-            await writer.flush()
-            assert ack.result() == 1
+        ack = await writer.append(0, b"x")
+        await writer.flush()
+        with pytest.raises(OutcomeUnknownError, match="open the stream again"):
+            ack.result()
+        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, times=0)
+        writer.attach(await b.reopened([0], 1))
+        assert await b.payloads(0) == [b"x"]
+        ack = await writer.append(0, b"y")
+        await writer.flush()
+        assert ack.result() == 1
         assert await b.payloads(0) == [b"x", b"y"]
 
 
 async def test_a_newer_process_of_the_node_stops_the_writer() -> None:
-    async with broker() as b:
-        streams = await b.opened(2)
-        async with StreamWriter(b.session, b.store, config()) as writer:
-            writer.attach(streams)
-            ack = await writer.append(0, b"x")
-            await BrokerSession.open(b.client, 1000, 2)
-            with pytest.raises(NodeEpochExpiredError, match="a newer one speaks for the node"):
-                await writer.flush()
-            with pytest.raises(NodeEpochExpiredError):
-                ack.result()
-            with pytest.raises(NodeEpochExpiredError):
-                await writer.append(1, b"x")
+    async with writing(2) as (b, writer):
+        ack = await writer.append(0, b"x")
+        await BrokerSession.open(b.client, 1000, 2)
+        with pytest.raises(NodeEpochExpiredError, match="a newer one speaks for the node"):
+            await writer.flush()
+        with pytest.raises(NodeEpochExpiredError):
+            ack.result()
+        with pytest.raises(NodeEpochExpiredError):
+            await writer.append(1, b"x")
         assert b.cluster.map.streams[0].end == 0
-
-
-async def steal(b: Broker, stream_id: int) -> None:
-    thief = await BrokerSession.open(b.client, 1001, 1)
-    (await thief.open_streams({stream_id: 5})).require_all()
 
 
 @pytest.mark.parametrize("split_bytes", [1, 1000], ids=["stream objects", "set object"])
 async def test_one_bad_stream_fails_alone_and_stays_failed_until_attached_again(
     split_bytes: int,
 ) -> None:
-    async with broker() as b:
-        streams = await b.opened(3)
-        await steal(b, 1)
-        seen = Recorder()
-        settings = config(split_bytes=split_bytes)
-        async with StreamWriter(b.session, b.store, settings, seen) as writer:
-            writer.attach(streams)
-            acks = [await writer.append(i, b"x") for i in range(3)]
-            await writer.flush()
-            outcomes = await settle(acks)
-            assert (outcomes[0], outcomes[2]) == (0, 0)
-            assert isinstance(outcomes[1], StreamFencedError)
-            assert "commit of stream 1 [0, 1) in object" in str(outcomes[1])
-            with pytest.raises(StreamFailedError, match="first failure: commit of stream 1"):
-                await writer.append(1, b"y")
-            writer.attach(await b.reopened([1], 6))
-            ack = await writer.append(1, b"z")
-            await writer.flush()
-            assert ack.result() == 0
+    seen = Recorder()
+    async with writing(3, observer=seen, split_bytes=split_bytes) as (b, writer):
+        await b.steal(1)
+        acks = [await writer.append(i, b"x") for i in range(3)]
+        await writer.flush()
+        outcomes = await asyncio.gather(*acks, return_exceptions=True)
+        assert (outcomes[0], outcomes[2]) == (0, 0)
+        assert isinstance(outcomes[1], StreamFencedError)
+        assert "commit of stream 1 [0, 1) in object" in str(outcomes[1])
+        with pytest.raises(StreamFailedError, match="first failure: commit of stream 1"):
+            await writer.append(1, b"y")
+        writer.attach(await b.reopened([1], 6))
+        ack = await writer.append(1, b"z")
+        await writer.flush()
+        assert ack.result() == 0
         assert await b.payloads(1) == [b"z"]
         assert (("refused", [1]) in seen.seen) == (split_bytes == 1)
 
 
 async def test_nothing_is_committed_behind_a_failure_of_its_stream() -> None:
     """The second batch is in the store already when the first one's failure comes to bar it."""
-    async with broker() as b:
-        streams = await b.opened(2)
+    seen = Recorder()
+    async with writing(2, observer=seen, upload_bytes=4) as (b, writer):
         b.cluster.fail_next(PREPARE_OBJECTS, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
-        seen = Recorder()
-        async with StreamWriter(b.session, b.store, config(upload_bytes=4), seen) as writer:
-            writer.attach(streams)
-            first = await writer.append(0, b"lost")
-            later = [await writer.append(0, b"abc"), await writer.append(1, b"other")]
-            await writer.flush()
-            outcomes = await settle([first, *later])
-            assert isinstance(outcomes[0], InvalidRequestError)
-            assert isinstance(outcomes[1], StreamFailedError)
-            assert outcomes[2] == 0
-            assert writer.buffered_bytes == 0
+        first = await writer.append(0, b"lost")
+        later = [await writer.append(0, b"abc"), await writer.append(1, b"other")]
+        await writer.flush()
+        outcomes = await asyncio.gather(*[first, *later], return_exceptions=True)
+        assert isinstance(outcomes[0], InvalidRequestError)
+        assert isinstance(outcomes[1], StreamFailedError)
+        assert outcomes[2] == 0
+        assert writer.buffered_bytes == 0
         assert b.cluster.map.streams[0].end == 0
         assert await b.payloads(1) == [b"other"]
 
 
 async def test_an_object_the_store_refuses_fails_its_streams_and_no_others() -> None:
-    async with broker() as b:
-        streams = await b.opened(2)
+    async with writing(2, split_bytes=1, upload_threads=1) as (b, writer):
         rejected = StoreRejectedError("no space")
-        settings = config(split_bytes=1, upload_threads=1)
-        async with StreamWriter(b.session, b.store, settings) as writer:
-            writer.attach(streams)
-            b.store.fail_next("put", rejected)
-            acks = [await writer.append(i, b"x") for i in range(2)]
-            await writer.flush()
-            outcomes = await settle(acks)
+        b.store.fail_next("put", rejected)
+        acks = [await writer.append(i, b"x") for i in range(2)]
+        await writer.flush()
+        outcomes = await asyncio.gather(*acks, return_exceptions=True)
         assert isinstance(outcomes[0], UploadFailedError)
         assert outcomes[0].__cause__ is rejected
         assert outcomes[1] == 0
 
 
 async def test_a_batch_of_which_no_stream_is_valid_names_each_stream() -> None:
-    async with broker() as b:
-        streams = await b.opened(2)
+    async with writing(2) as (b, writer):
         await b.session.close_streams({1: 0})
-        await steal(b, 0)
-        async with StreamWriter(b.session, b.store, config()) as writer:
-            writer.attach(streams)
-            acks = [await writer.append(i, b"x") for i in range(2)]
-            await writer.flush()
-            outcomes = await settle(acks)
+        await b.steal(0)
+        acks = [await writer.append(i, b"x") for i in range(2)]
+        await writer.flush()
+        outcomes = await asyncio.gather(*acks, return_exceptions=True)
         assert [type(one) for one in outcomes] == [StreamFencedError, StreamNotOpenedError]
         for i, outcome in enumerate(outcomes):
             assert f"commit of stream {i} [0, 1) in object 0 by node 1000" in str(outcome)
 
 
 async def test_a_wrong_offset_tells_where_the_stream_ends() -> None:
-    async with broker() as b:
-        streams = await b.opened(2)
+    async with writing(2) as (b, writer):
         b.cluster.map.streams[1].end = 30
-        async with StreamWriter(b.session, b.store, config()) as writer:
-            writer.attach(streams)
-            acks = [await writer.append(i, b"x") for i in range(2)]
-            await writer.flush()
-            outcomes = await settle(acks)
+        acks = [await writer.append(i, b"x") for i in range(2)]
+        await writer.flush()
+        outcomes = await asyncio.gather(*acks, return_exceptions=True)
         assert outcomes[0] == 0
         assert isinstance(outcomes[1], OffsetMismatchError)
         assert (outcomes[1].stream_id, outcomes[1].wanted, outcomes[1].got) == (1, 30, 0)
 
 
 async def test_unreachable_controllers_fail_the_records_after_the_deadline() -> None:
-    async with broker(deadline=0.3) as b:
-        streams = await b.opened(1)
-        async with StreamWriter(b.session, b.store, config(commit_deadline_s=0.3)) as writer:
-            writer.attach(streams)
-            b.cluster.fail_next(PREPARE_OBJECTS, grpc.StatusCode.UNAVAILABLE, times=10_000)
-            ack = await writer.append(0, b"x")
-            await writer.flush()
-            with pytest.raises(ControllerUnavailableError, match="PrepareObjects"):
-                ack.result()
+    async with writing(deadline=0.3, commit_deadline_s=0.3) as (b, writer):
+        b.cluster.fail_next(PREPARE_OBJECTS, grpc.StatusCode.UNAVAILABLE, times=10_000)
+        ack = await writer.append(0, b"x")
+        await writer.flush()
+        with pytest.raises(ControllerUnavailableError, match="PrepareObjects"):
+            ack.result()
         assert b.store.objects() == {}
 
 
@@ -467,13 +382,10 @@ async def test_what_an_observer_raises_changes_nothing(caplog: pytest.LogCapture
         async def on_uploaded(self, keys: Sequence[str]) -> None:
             raise RuntimeError(f"can't count {keys}")
 
-    async with broker() as b:
-        streams = await b.opened(1)
-        async with StreamWriter(b.session, b.store, config(), Broken()) as writer:
-            writer.attach(streams)
-            ack = await writer.append(0, b"x")
-            await writer.flush()
-            assert ack.result() == 0
+    async with writing(observer=Broken()) as (_, writer):
+        ack = await writer.append(0, b"x")
+        await writer.flush()
+        assert ack.result() == 0
     assert "can't count" in caplog.text
 
 
@@ -492,12 +404,7 @@ async def test_close_flushes_and_refuses_what_comes_after() -> None:
 async def test_a_cancelled_upload_is_not_acknowledged() -> None:
     async with broker() as b:
         streams = await b.opened(1)
-        stuck = asyncio.Event()
-
-        async def hold(_: Any) -> None:
-            await stuck.wait()
-
-        b.cluster.hooks[COMMITS] = hold
+        stuck = b.hold()
         writer = StreamWriter(b.session, b.store, config())
         writer.attach(streams)
         ack = await writer.append(0, b"x")

@@ -18,32 +18,20 @@ from streammeta.client.record_buffer import ACK_OVERHEAD, RECORD_OVERHEAD, RUN_O
 from streammeta.storage.object_format.checksum import ObjectChecksum
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_format.record import INT32_MAX
-from tests.kit.fake_broker import Broker, broker, until
+from tests.kit.fake_broker import NEVER, broker, until, writing
 from tests.kit.fake_cluster import NAMESPACE
 
 COMMITS = "CommitStreamSetObject"
-NEVER = 3600.0
 
 
 def config(**changes: Any) -> WriterConfig:
     return WriterConfig(**{"linger_s": NEVER, **changes})
 
 
-def hold_commits(b: Broker) -> asyncio.Event:
-    """Answer no commit until the event is set."""
-    gate = asyncio.Event()
-
-    async def hold(_: Any) -> None:
-        await gate.wait()
-
-    b.cluster.hooks[COMMITS] = hold
-    return gate
-
-
 async def test_close_gives_up_at_its_deadline_and_says_what_is_known() -> None:
     async with broker() as b:
         streams = await b.opened(1)
-        hold_commits(b)
+        b.hold()
         prepares = asyncio.Event()
 
         async def hold_prepares(request: Any) -> None:
@@ -71,7 +59,7 @@ async def test_close_gives_up_at_its_deadline_and_says_what_is_known() -> None:
 async def test_appends_that_wait_for_room_are_refused_by_close() -> None:
     async with broker() as b:
         streams = await b.opened(1)
-        gate = hold_commits(b)
+        gate = b.hold()
         room = RUN_OVERHEAD + RECORD_OVERHEAD + ACK_OVERHEAD + 100
         writer = StreamWriter(b.session, b.store, config(max_buffer_bytes=room, upload_bytes=room))
         writer.attach(streams)
@@ -90,12 +78,7 @@ async def test_a_node_that_is_taken_over_fails_everything_at_once() -> None:
     """Also what is being uploaded, what waits in the buffer and who waits for room."""
     async with broker() as b:
         streams = await b.opened(2)
-        gate = asyncio.Event()
-
-        async def hold(_: Any) -> None:
-            await gate.wait()
-
-        b.cluster.hooks["PrepareObjects"] = hold
+        gate = b.hold("PrepareObjects")
         one = RUN_OVERHEAD + RECORD_OVERHEAD + ACK_OVERHEAD + 10
         settings = config(max_buffer_bytes=2 * one, upload_bytes=RUN_OVERHEAD)
         writer = StreamWriter(b.session, b.store, settings)
@@ -121,20 +104,17 @@ async def test_a_node_that_is_taken_over_fails_everything_at_once() -> None:
 
 
 async def test_many_records_at_once_are_one_append() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        async with StreamWriter(b.session, b.store, config()) as writer:
-            writer.attach(streams)
-            first = await writer.append_many(0, [b"a", b"bc"])
-            second = await writer.append(0, b"d", 5)
-            third = await writer.append_many(0, [bytearray(b"e")])  # type: ignore[list-item]
-            with pytest.raises(ValueError, match="payloads is empty"):
-                await writer.append_many(0, [])
-            with pytest.raises(TypeError):
-                await writer.append_many(0, [b"x", "y"])  # type: ignore[list-item]
-            assert writer.next_offset(0) == 8
-            await writer.flush()
-            assert [one.result() for one in (first, second, third)] == [0, 2, 7]
+    async with writing() as (b, writer):
+        first = await writer.append_many(0, [b"a", b"bc"])
+        second = await writer.append(0, b"d", 5)
+        third = await writer.append_many(0, [bytearray(b"e")])  # type: ignore[list-item]
+        with pytest.raises(ValueError, match="payloads is empty"):
+            await writer.append_many(0, [])
+        with pytest.raises(TypeError):
+            await writer.append_many(0, [b"x", "y"])  # type: ignore[list-item]
+        assert writer.next_offset(0) == 8
+        await writer.flush()
+        assert [one.result() for one in (first, second, third)] == [0, 2, 7]
         assert await b.payloads(0) == [b"a", b"bc", b"d", b"e"]
 
 
@@ -152,22 +132,19 @@ async def test_many_records_larger_than_the_buffer_are_refused() -> None:
 
 @pytest.mark.parametrize("split_bytes", [1, 1000], ids=["stream objects", "set object"])
 async def test_time_bounds_and_checksums_travel_with_the_commit(split_bytes: int) -> None:
-    async with broker() as b:
-        streams = await b.opened(2)
-        async with StreamWriter(b.session, b.store, config(split_bytes=split_bytes)) as writer:
-            writer.attach(streams)
-            await writer.append(0, b"x", timestamp_ms=50)
-            await writer.append(0, b"x", timestamp_ms=40, max_timestamp_ms=45)
-            await writer.append_many(1, [b"y", b"z"], timestamp_ms=10, max_timestamp_ms=60)
-            for wrong in ({"timestamp_ms": -1}, {"max_timestamp_ms": 5}):
-                with pytest.raises(ValueError, match="timestamp_ms is"):
-                    await writer.append(0, b"x", **wrong)
-            with pytest.raises(ValueError, match="timestamp_ms is 5 and max_timestamp_ms 4"):
-                await writer.append(0, b"x", timestamp_ms=5, max_timestamp_ms=4)
-            await writer.flush()
-            await writer.append(0, b"x")
-            await writer.append(1, b"x", timestamp_ms=7)
-            await writer.flush()
+    async with writing(2, split_bytes=split_bytes) as (b, writer):
+        await writer.append(0, b"x", timestamp_ms=50)
+        await writer.append(0, b"x", timestamp_ms=40, max_timestamp_ms=45)
+        await writer.append_many(1, [b"y", b"z"], timestamp_ms=10, max_timestamp_ms=60)
+        for wrong in ({"timestamp_ms": -1}, {"max_timestamp_ms": 5}):
+            with pytest.raises(ValueError, match="timestamp_ms is"):
+                await writer.append(0, b"x", **wrong)
+        with pytest.raises(ValueError, match="timestamp_ms is 5 and max_timestamp_ms 4"):
+            await writer.append(0, b"x", timestamp_ms=5, max_timestamp_ms=4)
+        await writer.flush()
+        await writer.append(0, b"x")
+        await writer.append(1, b"x", timestamp_ms=7)
+        await writer.flush()
         first, second = b.cluster.requests[COMMITS]
         if split_bytes == 1:
             rows = first.stream_objects
@@ -186,13 +163,10 @@ async def test_time_bounds_and_checksums_travel_with_the_commit(split_bytes: int
 
 
 async def test_a_batch_ends_before_its_offsets_leave_32_bits() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        async with StreamWriter(b.session, b.store, config()) as writer:
-            writer.attach(streams)
-            counts = [INT32_MAX - 1, 1, 1, INT32_MAX]
-            acks = [await writer.append(0, b"x", count) for count in counts]
-            await writer.flush()
-            assert [ack.result() for ack in acks] == [0, INT32_MAX - 1, INT32_MAX, INT32_MAX + 1]
+    async with writing() as (b, writer):
+        counts = [INT32_MAX - 1, 1, 1, INT32_MAX]
+        acks = [await writer.append(0, b"x", count) for count in counts]
+        await writer.flush()
+        assert [ack.result() for ack in acks] == [0, INT32_MAX - 1, INT32_MAX, INT32_MAX + 1]
         spans = [end - start for start, end, *_ in b.cluster.map.streams[0].pieces]
         assert spans == [INT32_MAX, 1, INT32_MAX]

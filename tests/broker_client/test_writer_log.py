@@ -27,11 +27,10 @@ from streammeta.client.write_ahead_log.errors import (
 from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_format.record import RecordBatch, decode_record
-from tests.kit.fake_broker import Broker, broker, until
+from tests.kit.fake_broker import NEVER, Broker, broker, until, writing
 from tests.kit.fake_cluster import NAMESPACE
 
 COMMITS = "CommitStreamSetObject"
-NEVER = 3600.0
 
 
 class FakeLog:
@@ -87,71 +86,65 @@ def writer_of(b: Broker, log: FakeLog | WriteAheadLog, **changes: Any) -> Stream
 
 
 async def test_an_append_is_acknowledged_when_its_group_is_on_disk_not_before() -> None:
-    async with broker() as b:
-        streams = await b.opened(2)
-        log = FakeLog()
-        async with writer_of(b, log) as writer:
-            writer.attach(streams)
-            first = [await writer.append(i % 2, b"%d" % i) for i in range(4)]
-            assert [one.payload for one in log.records] == [b"0", b"1", b"2", b"3"]
-            held = writer.buffered_bytes
-            await asyncio.sleep(0)
-            assert not any(ack.done() for ack in first)
-            log.finish()
-            assert await asyncio.gather(*first) == [0, 0, 1, 1]
-            assert writer.buffered_bytes < held, "what is on disk still counts twice"
-            later = await writer.append_many(0, [b"4", b"5"])
-            assert not later.done()
-            assert b.cluster.calls[COMMITS] == 0
-            log.finish()
-            assert await later == 2
-            await writer.flush()
-            assert log.trimmed == [6]
-            assert writer.buffered_bytes == 0
+    log = FakeLog()
+    async with writing(2, log=log, durability="wal") as (b, writer):
+        first = [await writer.append(i % 2, b"%d" % i) for i in range(4)]
+        assert [one.payload for one in log.records] == [b"0", b"1", b"2", b"3"]
+        held = writer.buffered_bytes
+        await asyncio.sleep(0)
+        assert not any(ack.done() for ack in first)
+        log.finish()
+        assert await asyncio.gather(*first) == [0, 0, 1, 1]
+        assert writer.buffered_bytes < held, "what is on disk still counts twice"
+        later = await writer.append_many(0, [b"4", b"5"])
+        assert not later.done()
+        assert b.cluster.calls[COMMITS] == 0
+        log.finish()
+        assert await later == 2
+        await writer.flush()
+        assert log.trimmed == [6]
+        assert writer.buffered_bytes == 0
         assert await b.payloads(0) == [b"0", b"2", b"4", b"5"]
 
 
 async def test_the_log_keeps_what_is_not_committed() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        log, gate = FakeLog(), asyncio.Event()
+    log = FakeLog()
+    async with writing(log=log, durability="wal", upload_bytes=1) as (b, writer):
+        gate = asyncio.Event()
 
         async def hold(_: Any) -> None:
             if b.cluster.calls[COMMITS] > 1:
                 await gate.wait()
 
         b.cluster.hooks[COMMITS] = hold
-        async with writer_of(b, log, upload_bytes=1) as writer:
-            writer.attach(streams)
-            await writer.append(0, b"x")
-            log.finish()
-            await until(lambda: log.trimmed == [1], "trim behind the first commit")
-            await writer.append(0, b"x")
-            log.finish()
-            await until(lambda: b.cluster.calls[COMMITS] == 2, "second commit")
-            assert log.trimmed == [1]
-            gate.set()
-            await writer.flush()
-            assert log.trimmed == [1, 2]
+        await writer.append(0, b"x")
+        log.finish()
+        await until(lambda: log.trimmed == [1], "trim behind the first commit")
+        await writer.append(0, b"x")
+        log.finish()
+        await until(lambda: b.cluster.calls[COMMITS] == 2, "second commit")
+        assert log.trimmed == [1]
+        gate.set()
+        await writer.flush()
+        assert log.trimmed == [1, 2]
 
 
 async def test_passing_failures_are_repeated_until_they_pass(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with broker(deadline=1.0) as b:
-        streams = await b.opened(2)
-        log = FakeLog()
+    log = FakeLog()
+    async with writing(
+        2, log=log, deadline=1.0, durability="wal", commit_deadline_s=0.1, upload_bytes=1
+    ) as (b, writer):
         b.store.fail_next("put", StoreUnavailableError("down"))
         unavailable = grpc.StatusCode.UNAVAILABLE
         b.cluster.fail_next(PREPARE_OBJECTS, unavailable, times=15)
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, unavailable, applied=True, times=12)
-        async with writer_of(b, log, commit_deadline_s=0.1, upload_bytes=1) as writer:
-            writer.attach(streams)
-            for i in range(6):
-                await writer.append(i % 2, b"%d" % i)
-            log.finish()
-            await writer.flush()
-            assert log.trimmed[-1] == 6
+        for i in range(6):
+            await writer.append(i % 2, b"%d" % i)
+        log.finish()
+        await writer.flush()
+        assert log.trimmed[-1] == 6
         assert await b.payloads(0) == [b"0", b"2", b"4"]
         assert await b.payloads(1) == [b"1", b"3", b"5"]
     assert "it is repeated in 0.5 s: object" in caplog.text
@@ -175,80 +168,63 @@ async def test_close_leaves_in_the_log_what_it_could_not_commit() -> None:
 async def test_what_can_never_be_committed_is_set_aside_before_it_is_trimmed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with broker() as b:
-        streams = await b.opened(2)
-        thief = await BrokerSession.open(b.client, 1001, 1)
-        (await thief.open_streams({1: 5})).require_all()
-        log = FakeLog()
-        async with writer_of(b, log) as writer:
-            writer.attach(streams)
-            for i in range(4):
-                await writer.append(i % 2, b"%d" % i)
-            log.finish()
-            await writer.flush()
-            assert log.aside == [one for one in log.records if one.stream_id == 1]
-            assert log.trimmed == [4]
+    log = FakeLog()
+    async with writing(2, log=log, durability="wal") as (b, writer):
+        await b.steal(1)
+        for i in range(4):
+            await writer.append(i % 2, b"%d" % i)
+        log.finish()
+        await writer.flush()
+        assert log.aside == [one for one in log.records if one.stream_id == 1]
+        assert log.trimmed == [4]
         assert await b.payloads(0) == [b"0", b"2"]
     assert "acknowledged records of stream 1 [0, 2) can't be committed" in caplog.text
 
 
 async def test_a_fenced_node_trims_nothing() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        log = FakeLog()
-        async with writer_of(b, log) as writer:
-            writer.attach(streams)
-            await writer.append(0, b"x")
-            log.finish()
-            await BrokerSession.open(b.client, 1000, 2)
-            with pytest.raises(NodeEpochExpiredError):
-                await writer.flush()
-        assert (log.trimmed, log.aside) == ([], [])
+    log = FakeLog()
+    async with writing(log=log, durability="wal") as (b, writer):
+        await writer.append(0, b"x")
+        log.finish()
+        await BrokerSession.open(b.client, 1000, 2)
+        with pytest.raises(NodeEpochExpiredError):
+            await writer.flush()
+    assert (log.trimmed, log.aside) == ([], [])
 
 
 async def test_a_full_disk_makes_appends_wait_for_their_commit() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        log, gate = FakeLog(), asyncio.Event()
-
-        async def hold(_: Any) -> None:
-            await gate.wait()
-
-        b.cluster.hooks[COMMITS] = hold
-        async with writer_of(b, log) as writer:
-            writer.attach(streams)
-            ack = await writer.append(0, b"x")
-            log.room = False
-            log.finish(WriteAheadLogFullError("no space"))
-            waiting = asyncio.create_task(writer.append(0, b"y"))
-            await until(lambda: b.cluster.calls[COMMITS] == 1, "commit that makes room")
-            assert not ack.done(), "neither logged nor committed, and acknowledged"
-            gate.set()
-            assert await ack == 0
-            log.room = True
-            await writer.flush()
-            second = await waiting
-            log.finish()
-            assert await second == 1
+    log = FakeLog()
+    async with writing(log=log, durability="wal") as (b, writer):
+        gate = b.hold()
+        ack = await writer.append(0, b"x")
+        log.room = False
+        log.finish(WriteAheadLogFullError("no space"))
+        waiting = asyncio.create_task(writer.append(0, b"y"))
+        await until(lambda: b.cluster.calls[COMMITS] == 1, "commit that makes room")
+        assert not ack.done(), "neither logged nor committed, and acknowledged"
+        gate.set()
+        assert await ack == 0
+        log.room = True
+        await writer.flush()
+        second = await waiting
+        log.finish()
+        assert await second == 1
 
 
 async def test_a_broken_log_bars_appends_and_what_it_had_acknowledged_is_committed() -> None:
-    async with broker() as b:
-        streams = await b.opened(1)
-        log = FakeLog()
-        async with writer_of(b, log) as writer:
-            writer.attach(streams)
-            first = await writer.append(0, b"x")
-            log.finish()
-            second = await writer.append(0, b"y")
-            broken = WriteAheadLogBrokenError(Path("wal"), "EIO")
-            log.finish(broken)
-            assert await first == 0
-            with pytest.raises(WriteAheadLogBrokenError):
-                await second
-            with pytest.raises(WriteAheadLogBrokenError):
-                await writer.append(0, b"z")
-            await writer.flush()
+    log = FakeLog()
+    async with writing(log=log, durability="wal") as (b, writer):
+        first = await writer.append(0, b"x")
+        log.finish()
+        second = await writer.append(0, b"y")
+        broken = WriteAheadLogBrokenError(Path("wal"), "EIO")
+        log.finish(broken)
+        assert await first == 0
+        with pytest.raises(WriteAheadLogBrokenError):
+            await second
+        with pytest.raises(WriteAheadLogBrokenError):
+            await writer.append(0, b"z")
+        await writer.flush()
         assert (await b.payloads(0))[:1] == [b"x"]
 
 
@@ -309,23 +285,19 @@ async def test_a_recovery_that_fails_trims_nothing_then_or_later() -> None:
 
 
 async def test_what_could_not_be_set_aside_is_not_trimmed_by_a_later_batch() -> None:
-    async with broker() as b:
-        streams = await b.opened(2)
-        thief = await BrokerSession.open(b.client, 1001, 1)
-        (await thief.open_streams({1: 5})).require_all()
-        log = FakeLog()
+    log = FakeLog()
+    async with writing(2, log=log, durability="wal", upload_bytes=1) as (b, writer):
+        await b.steal(1)
 
         async def fail(*_: Any) -> None:
             raise WriteAheadLogFullError("no space")
 
         log.set_aside = fail  # type: ignore[method-assign, assignment]
-        async with writer_of(b, log, upload_bytes=1) as writer:
-            writer.attach(streams)
-            await writer.append(1, b"lost")
-            await writer.append(0, b"kept")
-            log.finish()
-            await writer.flush()
-            assert log.trimmed == []
+        await writer.append(1, b"lost")
+        await writer.append(0, b"kept")
+        log.finish()
+        await writer.flush()
+        assert log.trimmed == []
         assert await b.payloads(0) == [b"kept"]
 
 

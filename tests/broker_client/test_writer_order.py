@@ -29,7 +29,7 @@ from streammeta.client import (
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import Body
-from tests.kit.fake_broker import Broker, broker, until
+from tests.kit.fake_broker import Broker, broker, until, writing
 from tests.kit.memory_store import MemoryObjectStore
 
 COMMITS = "CommitStreamSetObject"
@@ -159,26 +159,17 @@ async def test_a_storm_of_faults(seed: int) -> None:
 
 
 async def test_several_commits_are_under_way_at_a_time() -> None:
-    async with broker() as b:
-        streams = await b.opened(2)
-        gate = asyncio.Event()
-
-        async def hold(_: object) -> None:
-            await gate.wait()
-
-        b.cluster.hooks[COMMITS] = hold
-        settings = WriterConfig(linger_s=3600, upload_bytes=1)
-        async with StreamWriter(b.session, b.store, settings) as writer:
-            writer.attach(streams)
-            acks = [await writer.append(number % 2, b"x") for number in range(10)]
-            await until(lambda: len(b.store.objects()) == 10, "uploads behind a held commit")
-            assert not any(ack.done() for ack in acks)
-            gate.set()
-            order: list[int] = []
-            for number, ack in enumerate(acks):
-                ack.add_done_callback(partial(_note, order, number))
-            assert await asyncio.gather(*acks) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-            assert order == list(range(10)), "acknowledged in another order than appended"
+    async with writing(2, upload_bytes=1) as (b, writer):
+        gate = b.hold()
+        acks = [await writer.append(number % 2, b"x") for number in range(10)]
+        await until(lambda: len(b.store.objects()) == 10, "uploads behind a held commit")
+        assert not any(ack.done() for ack in acks)
+        gate.set()
+        order: list[int] = []
+        for number, ack in enumerate(acks):
+            ack.add_done_callback(partial(_note, order, number))
+        assert await asyncio.gather(*acks) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+        assert order == list(range(10)), "acknowledged in another order than appended"
 
 
 class GatedStore(MemoryObjectStore):
@@ -203,20 +194,16 @@ class GatedStore(MemoryObjectStore):
 
 
 async def test_a_slow_upload_holds_back_the_commits_behind_it() -> None:
-    async with broker() as b:
-        streams = await b.opened(2)
-        b.store = store = GatedStore()
-        settings = WriterConfig(linger_s=3600, upload_bytes=1)
-        async with StreamWriter(b.session, store, settings) as writer:
-            writer.attach(streams)
-            first = await writer.append(0, b"x")
-            await until(lambda: store.waiting == 1, "slow upload")
-            gate = store.let_others_pass()
-            later = [await writer.append(number % 2, b"y") for number in range(6)]
-            await until(lambda: len(store.objects()) == 6, "the uploads behind it")
-            assert b.cluster.calls[COMMITS] == 0
-            gate.set()
-            assert await asyncio.gather(first, *later) == [0, 1, 0, 2, 1, 3, 2]
+    store = GatedStore()
+    async with writing(2, upload_bytes=1, store=store) as (b, writer):
+        first = await writer.append(0, b"x")
+        await until(lambda: store.waiting == 1, "slow upload")
+        gate = store.let_others_pass()
+        later = [await writer.append(number % 2, b"y") for number in range(6)]
+        await until(lambda: len(store.objects()) == 6, "the uploads behind it")
+        assert b.cluster.calls[COMMITS] == 0
+        gate.set()
+        assert await asyncio.gather(first, *later) == [0, 1, 0, 2, 1, 3, 2]
 
 
 @pytest.mark.parametrize("streams", [1, 2], ids=["stream objects", "set objects"])
@@ -225,9 +212,8 @@ async def test_while_a_batch_is_committed_anew_no_later_one_is_submitted(streams
 
     Set objects that were uploaded meanwhile have ids that were overtaken, and get new ones.
     """
-    async with broker() as b:
-        opened = await b.opened(streams)
-        b.store = store = GatedStore()
+    store = GatedStore()
+    async with writing(streams, upload_bytes=34 * streams, store=store) as (b, writer):
         store.gate.set()
         answer = asyncio.Event()
 
@@ -237,21 +223,18 @@ async def test_while_a_batch_is_committed_anew_no_later_one_is_submitted(streams
                 b.cluster.map.prepared.discard(0)
 
         b.cluster.hooks[COMMITS] = expire_first
-        settings = WriterConfig(linger_s=3600, upload_bytes=34 * streams)
-        async with StreamWriter(b.session, store, settings) as writer:
-            writer.attach(opened)
-            acks = [await writer.append(number % streams, b"x") for number in range(5 * streams)]
-            await until(lambda: len(store.objects()) == 5, "uploads")
-            store.gate.clear()
-            answer.set()
-            await until(lambda: store.waiting == 1, "upload of the first batch anew")
-            gate = store.let_others_pass()
-            acks += [await writer.append(number % streams, b"y") for number in range(5 * streams)]
-            await until(lambda: len(store.objects()) == 10, "uploads of later batches")
-            assert b.cluster.calls[COMMITS] == 5
-            gate.set()
-            offsets = [number // streams for number in range(10 * streams)]
-            assert await asyncio.gather(*acks) == offsets
+        acks = [await writer.append(number % streams, b"x") for number in range(5 * streams)]
+        await until(lambda: len(store.objects()) == 5, "uploads")
+        store.gate.clear()
+        answer.set()
+        await until(lambda: store.waiting == 1, "upload of the first batch anew")
+        gate = store.let_others_pass()
+        acks += [await writer.append(number % streams, b"y") for number in range(5 * streams)]
+        await until(lambda: len(store.objects()) == 10, "uploads of later batches")
+        assert b.cluster.calls[COMMITS] == 5
+        gate.set()
+        offsets = [number // streams for number in range(10 * streams)]
+        assert await asyncio.gather(*acks) == offsets
         for stream in b.cluster.map.streams.values() if streams > 1 else ():
             held = [object_id for _, _, object_id, *_ in stream.pieces]
             assert held == sorted(held), "a later set object has a smaller id"
@@ -260,26 +243,22 @@ async def test_while_a_batch_is_committed_anew_no_later_one_is_submitted(streams
 
 async def test_nothing_is_committed_once_the_outcome_before_it_was_called_unknown() -> None:
     """Although the map would take it: whoever was told so begins anew where the map says."""
-    async with broker() as b:
-        streams = await b.opened(1)
-        b.store = store = GatedStore()
+    store = GatedStore()
+    async with writing(upload_bytes=1, commit_deadline_s=0.2, store=store) as (b, writer):
         store.gate.set()
         lost = grpc.StatusCode.UNAVAILABLE
         b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, applied=True, times=10_000)
-        settings = WriterConfig(linger_s=3600, upload_bytes=1, commit_deadline_s=0.2)
-        async with StreamWriter(b.session, store, settings) as writer:
-            writer.attach(streams)
-            first = await writer.append(0, b"x")
-            await until(lambda: b.cluster.map.streams[0].end == 1, "commit whose answer is lost")
-            store.gate.clear()
-            second = await writer.append(0, b"y")
-            with pytest.raises(OutcomeUnknownError, match="open the stream again"):
-                await first
-            b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, times=0)
-            store.gate.set()
-            with pytest.raises(StreamFailedError, match="unknown"):
-                await second
-            await writer.flush()
+        first = await writer.append(0, b"x")
+        await until(lambda: b.cluster.map.streams[0].end == 1, "commit whose answer is lost")
+        store.gate.clear()
+        second = await writer.append(0, b"y")
+        with pytest.raises(OutcomeUnknownError, match="open the stream again"):
+            await first
+        b.cluster.fail_next(COMMIT_STREAM_SET_OBJECT, lost, times=0)
+        store.gate.set()
+        with pytest.raises(StreamFailedError, match="unknown"):
+            await second
+        await writer.flush()
         assert b.cluster.map.streams[0].end == 1
 
 

@@ -51,6 +51,11 @@ class Broker:
         outcomes = await self.session.open_streams(dict.fromkeys(ids, epoch))
         return list(outcomes.require_all().values())
 
+    async def steal(self, stream_id: int) -> None:
+        """Let another node take a stream."""
+        thief = await BrokerSession.open(self.client, 1001, 1)
+        (await thief.open_streams({stream_id: 5})).require_all()
+
     def hold(self, method: str = "CommitStreamSetObject") -> asyncio.Event:
         """Let calls of `method` wait from now on; the result lets them go on."""
         gate = asyncio.Event()
