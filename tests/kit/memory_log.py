@@ -126,6 +126,21 @@ def new_controller() -> tuple[MetadataController, MemoryLog]:
     return controller, log
 
 
+async def leading() -> tuple[MetadataController, MemoryLog]:
+    """Return a leader at which `NODE` is registered."""
+    controller, log = new_controller()
+    log.lead()
+    await committed(log, controller.write(REGISTER))
+    return controller, log
+
+
+def new_follower(log: MemoryLog) -> MetadataController:
+    """Return a controller that takes nothing from the log unless it is given."""
+    follower = MetadataController(ClusterMap(), ManualClock())
+    follower.bind(log)
+    return follower
+
+
 async def submit(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Start a request and let it run until it waits."""
     task = asyncio.create_task(work)

@@ -5,17 +5,7 @@ from typing import Any
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.lifecycle.failover import Failover, Heartbeats, read_nodes
 from streammeta.controller.lifecycle.sessions import Sessions
-from streammeta.controller.metadata.requests import (
-    CloseStreams,
-    CommitStreamSetObject,
-    CreateStreams,
-    NewStream,
-    OpenStreams,
-    PrepareObjects,
-    RegisterNode,
-    StreamToClose,
-    StreamToOpen,
-)
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.values import NodeIdentity, RangeColumns, column
 from tests.lifecycle.lifecycle_world import World
 
@@ -42,21 +32,25 @@ class Cluster:
         """Lead, with A owning an open stream and B and C owning nothing."""
         await self.world.start()
         for node in (B, C):
-            await self.world.write(RegisterNode(node=node, wal_config=f"wal of {node.node_id}"))
-        create = CreateStreams(request_id="a", node=A, streams=(NewStream(),))
+            await self.world.write(
+                requests.RegisterNode(node=node, wal_config=f"wal of {node.node_id}")
+            )
+        create = requests.CreateStreams(request_id="a", node=A, streams=(requests.NewStream(),))
         (self.stream_id,) = (await self.world.write(create)).stream_ids
-        await self.world.write(OpenStreams(node=A, streams=(StreamToOpen(self.stream_id, 0),)))
+        await self.world.write(
+            requests.OpenStreams(node=A, streams=(requests.StreamToOpen(self.stream_id, 0),))
+        )
 
     async def commit_set_object(self) -> int:
         """Let A upload the first ten offsets of its stream; return the object's id."""
-        prepare = PrepareObjects(request_id="p", node=A, count=1, ttl_ms=60_000)
+        prepare = requests.PrepareObjects(request_id="p", node=A, count=1, ttl_ms=60_000)
         object_id: int = (await self.world.write(prepare)).first_object_id
         rows = RangeColumns(
             stream_id=column([self.stream_id]),
             start_offset=column([0]),
             end_offset=column([10]),
         )
-        commit = CommitStreamSetObject(
+        commit = requests.CommitStreamSetObject(
             node=A, object_id=object_id, order_id=object_id, object_size=1, ranges=rows
         )
         assert (await self.world.write(commit)).error is ErrorCode.NONE
@@ -84,5 +78,7 @@ class Cluster:
         return {node.node_id: node.recovered_by for node in nodes if node.recovered_by >= 0}
 
     async def close(self, node: NodeIdentity) -> Any:
-        request = CloseStreams(node=node, streams=(StreamToClose(self.stream_id, 0),))
+        request = requests.CloseStreams(
+            node=node, streams=(requests.StreamToClose(self.stream_id, 0),)
+        )
         return await self.world.write(request)

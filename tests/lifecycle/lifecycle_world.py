@@ -8,15 +8,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import CheckObjectsAnswer, PrepareObjectsAnswer
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.requests import (
-    CheckObjects,
-    ExpireObjects,
-    PrepareObjects,
-    RegisterNode,
-    WriteRequest,
-)
 from streammeta.controller.metadata.values import NodeIdentity, ObjectState
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.storage.errors import StorageError
@@ -74,7 +68,7 @@ class World:
     async def start(self) -> None:
         """Lead, with one broker registered."""
         self.log.lead()
-        await self.controller.write(RegisterNode(node=BROKER))
+        await self.controller.write(requests.RegisterNode(node=BROKER))
 
     def succeed(self) -> None:
         """Go on with a new controller that knows what was committed, and nothing else."""
@@ -89,17 +83,27 @@ class World:
 
     async def destroyed_objects(self, count: int, request_id: str = "a") -> list[int]:
         """Put `count` objects into the bucket and mark them destroyed in the map."""
-        prepare = PrepareObjects(request_id=request_id, node=BROKER, count=count, ttl_ms=1_000)
+        prepare = requests.PrepareObjects(
+            request_id=request_id, node=BROKER, count=count, ttl_ms=1_000
+        )
         answer = (await self.controller.write(prepare)).answer
         assert isinstance(answer, PrepareObjectsAnswer)
         ids = list(range(answer.first_object_id, answer.first_object_id + count))
         for object_id in ids:
             self.store.put(key_for(object_id, NAMESPACE), b"data")
         self.clock.advance(2_000)
-        await self.controller.write(ExpireObjects(limit=count))
+        await self.controller.write(requests.ExpireObjects(limit=count))
         return ids
 
-    async def write(self, request: WriteRequest) -> Any:
+    async def removal(self, ids: Sequence[int], tick_ms: int = 20) -> None:
+        """Wait, `tick_ms` at a time, until the map has forgotten objects."""
+        await until(
+            lambda: self.states(ids) == {ObjectState.REMOVED},
+            f"removal of {len(ids)} objects",
+            lambda: self.clock.advance(tick_ms),
+        )
+
+    async def write(self, request: requests.WriteRequest) -> Any:
         return (await self.controller.write(request)).answer
 
     def states(self, ids: Sequence[int]) -> set[ObjectState]:
@@ -115,7 +119,7 @@ class World:
 
 
 def states(controller: MetadataController, ids: Sequence[int]) -> set[ObjectState]:
-    answer = controller.cluster_map.query(CheckObjects(object_ids=tuple(ids)))
+    answer = controller.cluster_map.query(requests.CheckObjects(object_ids=tuple(ids)))
     assert isinstance(answer, CheckObjectsAnswer)
     return {ObjectState(state) for state in answer.states}
 

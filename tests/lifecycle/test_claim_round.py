@@ -14,16 +14,8 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import MapOlderThanBucketError
+from streammeta.controller.lifecycle import bucket_claim
 from streammeta.controller.lifecycle import bucket_claim as protocol
-from streammeta.controller.lifecycle.bucket_claim import (
-    CommitBound,
-    Issued,
-    ProveLeadership,
-    PutClaim,
-    ReadClaims,
-    claim_round,
-    next_bound,
-)
 
 STEP = 10
 
@@ -61,7 +53,7 @@ class Leader:
     def step(self) -> None:
         """Take one step of a round, or begin one, or issue ids."""
         if self.round is None:
-            self.round, self.result = claim_round(self._map), None
+            self.round, self.result = bucket_claim.claim_round(self._map), None
         try:
             step = self.round.send(self.result)
         except StopIteration as end:
@@ -80,21 +72,21 @@ class Leader:
         self.next_id = self.history.next_id = self.next_id + count
         return ids
 
-    def _map(self) -> Issued:
-        return Issued(self.next_id, self.issued_below)
+    def _map(self) -> bucket_claim.Issued:
+        return bucket_claim.Issued(self.next_id, self.issued_below)
 
     def _do(self, step: Any) -> None:
         self.result = None
         match step:
-            case ReadClaims():
+            case bucket_claim.ReadClaims():
                 self.result = max(self.history.claims, default=0)
-            case ProveLeadership() | CommitBound() if self.is_deposed:
+            case bucket_claim.ProveLeadership() | bucket_claim.CommitBound() if self.is_deposed:
                 self.is_stopped = True
-            case CommitBound(bound):
+            case bucket_claim.CommitBound(bound):
                 self.issued_below = self.history.issued_below = bound
-            case PutClaim(bound):
+            case bucket_claim.PutClaim(bound):
                 self.history.claims.append(bound)
-            case ProveLeadership():
+            case bucket_claim.ProveLeadership():
                 pass
             case _:
                 raise AssertionError(step)
@@ -164,7 +156,7 @@ def test_a_copy_from_before_a_takeover_is_always_found_out(seed: int) -> None:
     leaders = [elected(history)]
     for _ in range(rng.randrange(60)):
         act(rng, history, leaders)
-    copy = Issued(history.next_id, history.issued_below)
+    copy = bucket_claim.Issued(history.next_id, history.issued_below)
     settled(history)
     history.next_id, history.issued_below = copy.next_object_id, copy.issued_below
     assert settled(history).refused, f"seed {seed}"
@@ -177,7 +169,7 @@ def test_no_id_is_issued_twice_over_a_restore_that_a_claim_came_after(seed: int)
     leaders = [elected(history)]
     for _ in range(rng.randrange(120)):
         act(rng, history, leaders)
-    copy = Issued(history.next_id, history.issued_below)
+    copy = bucket_claim.Issued(history.next_id, history.issued_below)
     claims_before = max(history.claims, default=0)
     for _ in range(rng.randrange(1, 120)):
         act(rng, history, leaders)
@@ -217,4 +209,4 @@ def test_restores_are_met_that_claims_can_see_and_that_they_can_not() -> None:
 def test_bounds_rise_by_what_was_issued_and_at_least_by_one(
     next_id: int, issued_below: int, bound: int
 ) -> None:
-    assert next_bound(Issued(next_id, issued_below)) == bound
+    assert bucket_claim.next_bound(bucket_claim.Issued(next_id, issued_below)) == bound

@@ -5,22 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.ids import NONE_ID
 from streammeta.controller.lifecycle.assignments import plan_compactions, plan_recoveries
 from streammeta.controller.lifecycle.failover import read_nodes
 from streammeta.controller.lifecycle.sessions import NodeState, Sessions, SupervisedNode
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import NodeDescription
-from streammeta.controller.metadata.requests import (
-    CommitStreamSetObject,
-    GetOpeningStreams,
-    PrepareObjects,
-    RecoveryTarget,
-    RegisterNode,
-    SetNodeLock,
-    UnregisterNode,
-)
 from streammeta.controller.metadata.values import NodeIdentity, StreamObjectColumns, column
 from tests.lifecycle.failover_cluster import TIMEOUT_MS, A, B, C, Cluster
 
@@ -56,10 +49,12 @@ def sessions(active: set[int], fenced: set[int], granted: frozenset[int] = froze
 def test_a_fenced_node_that_owes_something_is_recovered_by_an_active_one() -> None:
     heard = sessions({2, 3}, {1})
     assert plan_recoveries([node(1, owes=True), node(2), node(3)], heard, 1) == (
-        RecoveryTarget(1, 5, 2),
+        requests.RecoveryTarget(1, 5, 2),
     )
     pending = node(1, pending_upload_count=3)
-    assert plan_recoveries([pending, node(2), node(3)], heard, 1) == (RecoveryTarget(1, 5, 2),)
+    assert plan_recoveries([pending, node(2), node(3)], heard, 1) == (
+        requests.RecoveryTarget(1, 5, 2),
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,15 +78,17 @@ def test_a_node_that_never_sent_a_heartbeat_is_neither_recovered_nor_a_target() 
 
 def test_a_target_that_is_not_active_any_more_is_replaced() -> None:
     nodes = [node(1, owes=True, recovered_by=2), node(2), node(3)]
-    assert plan_recoveries(nodes, sessions({3}, {1, 2}), 1) == (RecoveryTarget(1, 5, 3),)
-    assert plan_recoveries(nodes, sessions(set(), {1, 2, 3}), 1) == (RecoveryTarget(1, 5, NONE_ID),)
+    assert plan_recoveries(nodes, sessions({3}, {1, 2}), 1) == (requests.RecoveryTarget(1, 5, 3),)
+    assert plan_recoveries(nodes, sessions(set(), {1, 2, 3}), 1) == (
+        requests.RecoveryTarget(1, 5, NONE_ID),
+    )
 
 
 def test_a_leaving_target_is_replaced() -> None:
     heard = sessions({2, 3}, {1})
     heard.heartbeat(2, 5, 6 * TIMEOUT_MS, wants_shutdown=True)
     nodes = [node(1, owes=True, recovered_by=2), node(2), node(3)]
-    assert plan_recoveries(nodes, heard, 1) == (RecoveryTarget(1, 5, 3),)
+    assert plan_recoveries(nodes, heard, 1) == (requests.RecoveryTarget(1, 5, 3),)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +101,16 @@ def test_a_leaving_target_is_replaced() -> None:
 )
 def test_an_assignment_that_is_over_ends(over: NodeDescription) -> None:
     nodes = [over, node(2)]
-    assert plan_recoveries(nodes, sessions({2}, {1}), 1) == (RecoveryTarget(1, 5, NONE_ID),)
+    assert plan_recoveries(nodes, sessions({2}, {1}), 1) == (
+        requests.RecoveryTarget(1, 5, NONE_ID),
+    )
 
 
 def test_a_node_that_is_heard_again_keeps_its_data() -> None:
     nodes = [node(1, owes=True, recovered_by=2), node(2)]
-    assert plan_recoveries(nodes, sessions({1, 2}, set()), 1) == (RecoveryTarget(1, 5, NONE_ID),)
+    assert plan_recoveries(nodes, sessions({1, 2}, set()), 1) == (
+        requests.RecoveryTarget(1, 5, NONE_ID),
+    )
 
 
 def test_a_new_leader_lets_recoveries_go_on() -> None:
@@ -123,7 +124,9 @@ def test_a_new_leader_lets_recoveries_go_on() -> None:
         assert plan_recoveries([begun, node(2), node(3)], granted, 1) == ()
     assert plan_recoveries([node(1, owes=True), node(2), node(3)], granted, 1) == ()
     orphaned = node(1, owes=True, failover=True)
-    assert plan_recoveries([orphaned, node(2), node(3)], granted, 1) == (RecoveryTarget(1, 5, 2),)
+    assert plan_recoveries([orphaned, node(2), node(3)], granted, 1) == (
+        requests.RecoveryTarget(1, 5, 2),
+    )
 
 
 def test_several_are_recovered_at_once_spread_and_bounded() -> None:
@@ -269,7 +272,7 @@ class Compacting(Cluster):
     async def leave(self) -> None:
         """Let A close its stream and unregister."""
         await self.close(A)
-        await self.world.write(UnregisterNode(node=A))
+        await self.world.write(requests.UnregisterNode(node=A))
 
     async def told(self, *alive: NodeIdentity) -> dict[int, tuple[NodeIdentity, ...]]:
         """Return what each is told to compact, and check that the description says the same."""
@@ -284,9 +287,9 @@ class Compacting(Cluster):
 
     async def compact(self, writer: NodeIdentity, owner: NodeIdentity = A) -> Any:
         """Compact what A left into a stream object, in its name, with an id of `writer`."""
-        prepare = PrepareObjects(request_id="q", node=writer, count=1, ttl_ms=60_000)
+        prepare = requests.PrepareObjects(request_id="q", node=writer, count=1, ttl_ms=60_000)
         object_id = (await self.world.write(prepare)).first_object_id
-        commit = CommitStreamSetObject(
+        commit = requests.CommitStreamSetObject(
             node=owner,
             object_id=-1,
             order_id=-1,
@@ -304,9 +307,16 @@ class Compacting(Cluster):
         return (await self.world.write(commit)).error
 
 
-async def test_a_departed_nodes_objects_are_compacted_until_it_is_forgotten() -> None:
-    cluster = Compacting()
-    await cluster.start()
+@pytest_asyncio.fixture
+async def cluster() -> Compacting:
+    started = Compacting()
+    await started.start()
+    return started
+
+
+async def test_a_departed_nodes_objects_are_compacted_until_it_is_forgotten(
+    cluster: Compacting,
+) -> None:
     await cluster.leave()
     await cluster.run_for(TIMEOUT_MS + 1_000, B)
     assert await cluster.told(B) == {B.node_id: (A,)}
@@ -317,13 +327,11 @@ async def test_a_departed_nodes_objects_are_compacted_until_it_is_forgotten() ->
     assert await cluster.told(B) == {}
 
 
-async def test_a_silent_node_is_compacted_for_only_after_its_recovery() -> None:
-    cluster = Compacting()
-    await cluster.start()
+async def test_a_silent_node_is_compacted_for_only_after_its_recovery(cluster: Compacting) -> None:
     await cluster.run_for(2 * TIMEOUT_MS, B)
     assert cluster.recovered_by() == {A.node_id: B.node_id}
     assert await cluster.told(B) == {}
-    await cluster.world.write(GetOpeningStreams(node=A, failover=True))
+    await cluster.world.write(requests.GetOpeningStreams(node=A, failover=True))
     await cluster.run_for(2_000, B)
     assert await cluster.told(B) == {}
 
@@ -334,9 +342,7 @@ async def test_a_silent_node_is_compacted_for_only_after_its_recovery() -> None:
     assert await cluster.compact(B) is ErrorCode.NONE
 
 
-async def test_a_node_that_is_heard_again_compacts_for_itself() -> None:
-    cluster = Compacting()
-    await cluster.start()
+async def test_a_node_that_is_heard_again_compacts_for_itself(cluster: Compacting) -> None:
     await cluster.close(A)
     await cluster.run_for(2 * TIMEOUT_MS, B)
     assert await cluster.told(B) == {B.node_id: (A,)}
@@ -345,35 +351,29 @@ async def test_a_node_that_is_heard_again_compacts_for_itself() -> None:
     assert await cluster.compact(A) is ErrorCode.NONE
 
 
-async def test_a_new_process_gets_its_own_back_and_others_are_refused() -> None:
-    cluster = Compacting()
-    await cluster.start()
+async def test_a_new_process_gets_its_own_back_and_others_are_refused(cluster: Compacting) -> None:
     await cluster.leave()
     await cluster.run_for(TIMEOUT_MS + 1_000, B)
     assert await cluster.told(B) == {B.node_id: (A,)}
 
-    await cluster.world.write(RegisterNode(node=A2))
+    await cluster.world.write(requests.RegisterNode(node=A2))
     assert await cluster.compact(B) is ErrorCode.NODE_EPOCH_EXPIRED
     await cluster.run_for(1_000, B)
     assert await cluster.told(B) == {}
     assert await cluster.compact(A2, A2) is ErrorCode.NONE
 
 
-async def test_a_locked_nodes_objects_wait_for_it() -> None:
-    cluster = Compacting()
-    await cluster.start()
+async def test_a_locked_nodes_objects_wait_for_it(cluster: Compacting) -> None:
     await cluster.close(A)
-    await cluster.world.write(SetNodeLock(node_id=A.node_id, locked=True))
+    await cluster.world.write(requests.SetNodeLock(node_id=A.node_id, locked=True))
     await cluster.run_for(2 * TIMEOUT_MS, B)
     assert await cluster.told(B) == {}
-    await cluster.world.write(SetNodeLock(node_id=A.node_id, locked=False))
+    await cluster.world.write(requests.SetNodeLock(node_id=A.node_id, locked=False))
     await cluster.run_for(1_000, B)
     assert await cluster.told(B) == {B.node_id: (A,)}
 
 
-async def test_a_new_leader_hears_who_is_there_and_plans_the_same() -> None:
-    cluster = Compacting()
-    await cluster.start()
+async def test_a_new_leader_hears_who_is_there_and_plans_the_same(cluster: Compacting) -> None:
     await cluster.leave()
     await cluster.run_for(TIMEOUT_MS + 1_000, B, C)
     before = await cluster.told(B, C)

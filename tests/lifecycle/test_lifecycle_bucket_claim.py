@@ -6,38 +6,15 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from streammeta.controller.errors import (
-    BucketRefusedError,
-    MapOlderThanBucketError,
-    ObjectIdsNotReadyError,
-)
-from streammeta.controller.lifecycle.bucket_claim import (
-    CLAIM_AGE_MS_MAX,
-    CLAIM_STEP,
-    RECHECK_MS,
-    BucketClaims,
-)
+from streammeta.controller import errors
+from streammeta.controller.lifecycle import bucket_claim
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import PrepareObjectsAnswer
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.requests import (
-    ClaimBucket,
-    CreateStreams,
-    NewStream,
-    PrepareObjects,
-)
 from streammeta.controller.runtime import object_id_gate
 from streammeta.controller.runtime.controller import MetadataController
 from streammeta.controller.runtime.object_id_gate import ObjectIdGate
-from streammeta.storage.bucket_marker import (
-    BucketMarker,
-    IdClaim,
-    claim_key,
-    create_marker,
-    marker_key,
-    put_claim,
-    read_claimed,
-    read_marker,
-)
+from streammeta.storage import bucket_marker
 from streammeta.storage.errors import StoreUnavailableError
 from streammeta.storage.object_store.base import Body, ObjectInfo, Tags
 from tests.kit.memory_log import CommittingLog
@@ -89,7 +66,7 @@ class Claiming(World):
         self.controller = MetadataController(ClusterMap(), self.clock, self.gate)
         self.log = CommittingLog(self.controller)
         self.controller.bind(self.log)
-        self.claims = BucketClaims(
+        self.claims = bucket_claim.BucketClaims(
             self.controller,
             self.bucket,
             self.gate,
@@ -111,7 +88,9 @@ class Claiming(World):
             await asyncio.wait([task])
 
     async def prepare(self, request_id: str, count: int = 1) -> int:
-        request = PrepareObjects(request_id=request_id, node=BROKER, count=count, ttl_ms=60_000)
+        request = requests.PrepareObjects(
+            request_id=request_id, node=BROKER, count=count, ttl_ms=60_000
+        )
         answer = await self.write(request)
         assert isinstance(answer, PrepareObjectsAnswer)
         return answer.first_object_id
@@ -149,13 +128,17 @@ async def test_a_new_cluster_draws_a_uuid_marks_the_bucket_claims_and_issues() -
         assert await world.prepare("a") == 0, "the request waited for the gate"
     assert world.claims.may_delete
     assert world.claims.problem == ""
-    marker = read_marker(world.bucket, NAMESPACE)
+    marker = bucket_marker.read_marker(world.bucket, NAMESPACE)
     assert marker is not None
     assert marker.cluster_uuid == world.claims.cluster_uuid
     assert (marker.cluster_id, marker.namespace) == ("here", NAMESPACE)
     claim = world.controller.cluster_map.bucket_claim
     assert claim.cluster_uuid == marker.cluster_uuid
-    assert claim.issued_below == read_claimed(world.bucket, NAMESPACE) == CLAIM_STEP
+    assert (
+        claim.issued_below
+        == bucket_marker.read_claimed(world.bucket, NAMESPACE)
+        == bucket_claim.CLAIM_STEP
+    )
 
 
 @pytest.mark.usefixtures("short_wait")
@@ -164,9 +147,11 @@ async def test_ids_wait_for_the_bucket_and_commits_do_not() -> None:
     world.bucket.is_away = True
     await world.start()
     async with world.running():
-        with pytest.raises(ObjectIdsNotReadyError, match=r"away|taken over"):
+        with pytest.raises(errors.ObjectIdsNotReadyError, match=r"away|taken over"):
             await world.prepare("a")
-        create = CreateStreams(request_id="s", node=BROKER, streams=(NewStream(),))
+        create = requests.CreateStreams(
+            request_id="s", node=BROKER, streams=(requests.NewStream(),)
+        )
         assert (await world.write(create)).stream_ids == (0,)
         await until(lambda: "away" in world.claims.problem, "the reason", world.tick)
         assert not world.claims.may_delete
@@ -182,67 +167,71 @@ async def test_ids_wait_for_the_bucket_and_commits_do_not() -> None:
 
 async def test_another_clusters_bucket_is_refused_until_it_is_put_right() -> None:
     world = Claiming()
-    other = BucketMarker(
+    other = bucket_marker.BucketMarker(
         cluster_id="here", cluster_uuid="another", namespace=NAMESPACE, created_ms=0
     )
-    create_marker(world.bucket, other)
+    bucket_marker.create_marker(world.bucket, other)
     await world.start()
     async with world.running():
         assert "another" in await world.refused()
-        with pytest.raises(BucketRefusedError, match="another"):
+        with pytest.raises(errors.BucketRefusedError, match="another"):
             await world.prepare("a")
         assert not world.claims.may_delete
-        assert read_marker(world.bucket, NAMESPACE) == other
-        assert read_claimed(world.bucket, NAMESPACE) == 0
-        world.bucket.delete_many([marker_key(NAMESPACE)])
-        world.clock.advance(RECHECK_MS)
+        assert bucket_marker.read_marker(world.bucket, NAMESPACE) == other
+        assert bucket_marker.read_claimed(world.bucket, NAMESPACE) == 0
+        world.bucket.delete_many([bucket_marker.marker_key(NAMESPACE)])
+        world.clock.advance(bucket_claim.RECHECK_MS)
         await world.opened()
         assert await world.prepare("a") == 0
 
 
 async def test_an_unreadable_marker_is_refused_and_left() -> None:
     world = Claiming()
-    world.bucket.put(marker_key(NAMESPACE), b"{")
+    world.bucket.put(bucket_marker.marker_key(NAMESPACE), b"{")
     await world.start()
     async with world.running():
         assert "corrupt" in await world.refused()
         assert not world.claims.may_delete
-    assert world.bucket.get_range(marker_key(NAMESPACE)) == b"{"
+    assert world.bucket.get_range(bucket_marker.marker_key(NAMESPACE)) == b"{"
 
 
 async def test_a_marker_that_must_be_there_is_not_made_again_in_another_bucket() -> None:
     world = Claiming()
     await world.start()
-    await world.write(ClaimBucket(cluster_uuid="u", issued_below=5))
+    await world.write(requests.ClaimBucket(cluster_uuid="u", issued_below=5))
     async with world.running():
         assert "no marker" in await world.refused()
         assert not world.claims.may_delete
     assert list(world.bucket.list_objects()) == []
 
 
-def restored_claim(bound: int) -> IdClaim:
-    return IdClaim(cluster_uuid="u", issued_below=bound, node_id=2, token="x", created_ms=0)
+def restored_claim(bound: int) -> bucket_marker.IdClaim:
+    return bucket_marker.IdClaim(
+        cluster_uuid="u", issued_below=bound, node_id=2, token="x", created_ms=0
+    )
 
 
 async def test_a_map_older_than_the_bucket_issues_and_deletes_nothing() -> None:
     world = Claiming()
     await world.start()
-    await world.write(ClaimBucket(cluster_uuid="u", issued_below=5))
-    marker = BucketMarker(cluster_id="here", cluster_uuid="u", namespace=NAMESPACE, created_ms=0)
-    create_marker(world.bucket, marker)
-    put_claim(world.bucket, NAMESPACE, restored_claim(6))
+    await world.write(requests.ClaimBucket(cluster_uuid="u", issued_below=5))
+    marker = bucket_marker.BucketMarker(
+        cluster_id="here", cluster_uuid="u", namespace=NAMESPACE, created_ms=0
+    )
+    bucket_marker.create_marker(world.bucket, marker)
+    bucket_marker.put_claim(world.bucket, NAMESPACE, restored_claim(6))
     end = world.log.next_offset
     async with world.running():
         assert "older than the bucket" in await world.refused()
-        with pytest.raises(MapOlderThanBucketError) as refused:
+        with pytest.raises(errors.MapOlderThanBucketError) as refused:
             await world.prepare("a")
         assert (refused.value.issued_below, refused.value.claimed) == (5, 6)
         assert not world.claims.may_delete
         assert world.log.next_offset == end, "nothing may hide it from the next leader"
-        assert read_claimed(world.bucket, NAMESPACE) == 6
+        assert bucket_marker.read_claimed(world.bucket, NAMESPACE) == 6
         # The operator puts it right.
-        world.bucket.delete_many([claim_key(NAMESPACE, 6)])
-        world.clock.advance(RECHECK_MS)
+        world.bucket.delete_many([bucket_marker.claim_key(NAMESPACE, 6)])
+        world.clock.advance(bucket_claim.RECHECK_MS)
         await world.opened()
         assert world.claims.may_delete
         assert await world.prepare("a") == 0
@@ -260,14 +249,14 @@ async def test_two_logs_that_come_to_the_same_bound_are_told_apart() -> None:
         def list_objects(prefix: str = "", start_after: str | None = None) -> Iterator[ObjectInfo]:
             found = list(listed(prefix, start_after))
             with contextlib.suppress(Exception):
-                put_claim(store, NAMESPACE, restored_claim(race))
+                bucket_marker.put_claim(store, NAMESPACE, restored_claim(race))
             return iter(found)
 
         store.list_objects = list_objects  # type: ignore[method-assign]
         world.claims.claim_soon()
         assert "another copy" in await world.refused()
         assert not world.claims.may_delete
-        with pytest.raises(MapOlderThanBucketError):
+        with pytest.raises(errors.MapOlderThanBucketError):
             await world.prepare("a")
 
 
@@ -284,7 +273,7 @@ async def test_the_gate_closes_with_the_term_and_opens_anew_in_the_next() -> Non
         assert world.gate.bound == 0
         assert not world.claims.may_delete
         world.log.lead()
-        with pytest.raises(ObjectIdsNotReadyError):
+        with pytest.raises(errors.ObjectIdsNotReadyError):
             await world.prepare("b")
         assert await world.prepare("a", 3) == 0, "a repeat issues nothing new"
         world.bucket.is_away = False
@@ -302,9 +291,9 @@ async def test_claims_are_renewed_when_short_or_old_or_when_a_copy_has_left() ->
         async def renewed(what: str) -> None:
             bound = world.gate.bound
             await until(lambda: world.gate.bound > bound, what, lambda: None)
-            assert read_claimed(world.bucket, NAMESPACE) == world.gate.bound
+            assert bucket_marker.read_claimed(world.bucket, NAMESPACE) == world.gate.bound
 
-        world.clock.advance(CLAIM_AGE_MS_MAX)
+        world.clock.advance(bucket_claim.CLAIM_AGE_MS_MAX)
         bound = world.gate.bound
         await asyncio.sleep(10 * INTERVAL_MS / 1000)
         assert world.gate.bound == bound, "no id was issued since"
@@ -312,10 +301,12 @@ async def test_claims_are_renewed_when_short_or_old_or_when_a_copy_has_left() ->
         await renewed("a claim after ids were issued for a while")
         world.claims.claim_soon()
         await renewed("a claim after a copy has left")
-        world.gate.open(world.controller.cluster_map.next_object_id + CLAIM_STEP // 2 - 1)
+        world.gate.open(
+            world.controller.cluster_map.next_object_id + bucket_claim.CLAIM_STEP // 2 - 1
+        )
         await renewed("a claim before ids run out")
         world.gate.open(world.controller.cluster_map.next_object_id)
-        with pytest.raises(ObjectIdsNotReadyError, match="issued"):
+        with pytest.raises(errors.ObjectIdsNotReadyError, match="issued"):
             await world.prepare("b")
         await renewed("a claim at once when ids have run out")
         assert await world.prepare("b") == 1

@@ -61,25 +61,19 @@ def keys_of(ids: Sequence[int]) -> list[str]:
     return [key_for(object_id, NAMESPACE) for object_id in ids]
 
 
-async def test_bytes_go_after_the_delay_and_then_the_map_forgets() -> None:
-    world = World()
-    await world.start()
+async def test_bytes_go_after_the_delay_and_then_the_map_forgets(world: World) -> None:
     world.store.put("not/ours", b"someone else's")
     ids = await world.destroyed_objects(1_700)
     async with deleting(new_deletion(world)):
         world.clock.advance(DELAY_MS - 1)
         await asyncio.sleep(3 * INTERVAL_MS / 1_000)
         assert world.store.requests == []
-        await until(
-            lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(10)
-        )
+        await world.removal(ids, tick_ms=10)
     assert list(world.store.objects()) == ["not/ours"]
     assert sorted(len(keys) for keys in world.store.requests) == [700, DELETE_BATCH_MAX]
 
 
-async def test_no_bytes_go_before_their_mark_is_committed() -> None:
-    world = World()
-    await world.start()
+async def test_no_bytes_go_before_their_mark_is_committed(world: World) -> None:
     prepare = PrepareObjects(request_id="a", node=BROKER, count=10, ttl_ms=1_000)
     await world.write(prepare)
     world.log.is_held = True
@@ -95,17 +89,15 @@ async def test_no_bytes_go_before_their_mark_is_committed() -> None:
         assert world.store.requests == []
         assert world.committed_states(range(10)) == {ObjectState.PREPARED}
         world.log.release()
-        await until(lambda: world.states(range(10)) == REMOVED, "removal", lambda: None)
+        await world.removal(range(10), tick_ms=0)
     await expiring
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_a_stop_at_any_point_loses_nothing(seed: int) -> None:
+async def test_a_stop_at_any_point_loses_nothing(world: World, seed: int) -> None:
     """Bytes of an object go only while the committed log says MARK_DESTROYED; none stay behind."""
     rng = random.Random(seed)
 
-    world = World()
-    await world.start()
     ids: list[int] = []
 
     def check(keys: Sequence[str]) -> None:
@@ -139,9 +131,7 @@ async def test_a_stop_at_any_point_loses_nothing(seed: int) -> None:
     assert world.store.objects() == {}, f"seed {seed}"
 
 
-async def test_a_lost_leadership_stops_it_and_a_new_one_starts_over() -> None:
-    world = World()
-    await world.start()
+async def test_a_lost_leadership_stops_it_and_a_new_one_starts_over(world: World) -> None:
     ids = await world.destroyed_objects(10)
     world.store.slow_key = keys_of(ids)[0]
     async with deleting(new_deletion(world)) as deletion:
@@ -161,29 +151,17 @@ async def test_a_lost_leadership_stops_it_and_a_new_one_starts_over() -> None:
         world.clock.advance(DELAY_MS - 1)
         await asyncio.sleep(3 * INTERVAL_MS / 1_000)
         assert len(world.store.requests) == 1, "the new reign has to wait the delay itself"
-        await until(
-            lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(100)
-        )
+        await world.removal(ids, tick_ms=100)
 
 
-async def test_a_refused_key_holds_up_no_other_and_is_stuck_visibly() -> None:
-    world = World()
-    await world.start()
+async def test_a_refused_key_holds_up_no_other_and_is_stuck_visibly(world: World) -> None:
     ids = await world.destroyed_objects(50)
     bad = keys_of(ids)[0]
     world.store.refuses = lambda key: key == bad
     async with deleting(new_deletion(world)) as deletion:
-        await until(
-            lambda: world.states(ids[1:]) == REMOVED,
-            "the others' removal",
-            lambda: world.clock.advance(20),
-        )
+        await world.removal(ids[1:])
         later = await world.destroyed_objects(50, "b")
-        await until(
-            lambda: world.states(later) == REMOVED,
-            "later ones' removal",
-            lambda: world.clock.advance(20),
-        )
+        await world.removal(later)
         await until(
             lambda: deletion.describe().stuck == 1, "it", lambda: world.clock.advance(1_000)
         )
@@ -194,11 +172,7 @@ async def test_a_refused_key_holds_up_no_other_and_is_stuck_visibly() -> None:
         assert world.states(ids[:1]) == MARKED
 
         world.store.refuses = lambda _: False
-        await until(
-            lambda: world.states(ids) == REMOVED,
-            "its removal",
-            lambda: world.clock.advance(999),
-        )
+        await world.removal(ids, tick_ms=999)
         assert deletion.describe().stuck == 0
 
 
@@ -207,9 +181,9 @@ async def test_a_refused_key_holds_up_no_other_and_is_stuck_visibly() -> None:
     [StoreUnavailableError("broken connection"), StoreRejectedError("malformed")],
     ids=["unavailable", "rejected"],
 )
-async def test_a_key_that_fails_whole_requests_is_found_out(failure: StorageError) -> None:
-    world = World()
-    await world.start()
+async def test_a_key_that_fails_whole_requests_is_found_out(
+    world: World, failure: StorageError
+) -> None:
     ids = await world.destroyed_objects(100)
     bad = keys_of(ids)[42]
     world.store.fails_with = lambda keys: failure if bad in keys else None
@@ -226,29 +200,23 @@ async def test_a_key_that_fails_whole_requests_is_found_out(failure: StorageErro
     assert world.states(ids[42:43]) == MARKED
 
 
-async def test_a_slow_request_holds_up_no_other() -> None:
-    world = World()
-    await world.start()
+async def test_a_slow_request_holds_up_no_other(world: World) -> None:
     ids = await world.destroyed_objects(3 * DELETE_BATCH_MAX)
     world.store.slow_key = keys_of(ids)[0]
     async with deleting(new_deletion(world)) as deletion:
-        await until(
-            lambda: world.states(ids[DELETE_BATCH_MAX:]) == REMOVED,
-            "the others' removal",
-            lambda: world.clock.advance(20),
-        )
+        await world.removal(ids[DELETE_BATCH_MAX:])
         await until(
             lambda: deletion.describe().in_flight == DELETE_BATCH_MAX, "their end", lambda: None
         )
         world.store.go_on.set()
-        await until(lambda: world.states(ids) == REMOVED, "removal", lambda: None)
+        await world.removal(ids, tick_ms=0)
 
 
-async def test_requests_at_a_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_at_a_time_are_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(deletion_module, "DELETE_BATCH_MAX", 10)
 
-    world = World()
-    await world.start()
     running = most = 0
     ids = await world.destroyed_objects(80)
 
@@ -261,15 +229,11 @@ async def test_requests_at_a_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -
 
     world.store.on_delete = count
     async with deleting(new_deletion(world)):
-        await until(
-            lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(20)
-        )
+        await world.removal(ids)
     assert 2 <= most <= IN_FLIGHT_MAX
 
 
-async def test_an_overloaded_store_is_asked_more_slowly_and_nothing_is_stuck() -> None:
-    world = World()
-    await world.start()
+async def test_an_overloaded_store_is_asked_more_slowly_and_nothing_is_stuck(world: World) -> None:
     ids = await world.destroyed_objects(500)
     world.store.is_throttling = True
     async with deleting(new_deletion(world, rate=1_000)) as deletion:
@@ -283,17 +247,13 @@ async def test_an_overloaded_store_is_asked_more_slowly_and_nothing_is_stuck() -
             lambda: deletion.describe().rate < 50, "slowing", lambda: world.clock.advance(40)
         )
         world.store.fails_with = lambda _: None
-        await until(
-            lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(200)
-        )
+        await world.removal(ids, tick_ms=200)
         await until(
             lambda: deletion.describe().rate == 1_000, "speed", lambda: world.clock.advance(999)
         )
 
 
-async def test_a_bucket_that_can_not_serve_is_left_alone_and_nothing_is_stuck() -> None:
-    world = World()
-    await world.start()
+async def test_a_bucket_that_can_not_serve_is_left_alone_and_nothing_is_stuck(world: World) -> None:
     ids = await world.destroyed_objects(5)
     world.store.fails_with = lambda _: StoreUnavailableError("down")
     async with deleting(new_deletion(world)) as deletion:
@@ -303,29 +263,21 @@ async def test_a_bucket_that_can_not_serve_is_left_alone_and_nothing_is_stuck() 
         assert 3 <= len(world.store.requests) < 60
         assert deletion.describe().stuck == 0
         world.store.fails_with = lambda _: None
-        await until(
-            lambda: world.states(ids) == REMOVED, "removal", lambda: world.clock.advance(999)
-        )
+        await world.removal(ids, tick_ms=999)
 
 
-async def test_held_objects_stay_until_the_hold_is_over() -> None:
-    world = World()
-    await world.start()
+async def test_held_objects_stay_until_the_hold_is_over(world: World) -> None:
     before = await world.destroyed_objects(5)
     world.clock.advance(1)
     await world.write(HoldDeletions(hold_ms=60_000))
     held = await world.destroyed_objects(5, "b")
     async with deleting(new_deletion(world)):
-        await until(
-            lambda: world.states(before) == REMOVED, "removal", lambda: world.clock.advance(20)
-        )
+        await world.removal(before)
         world.clock.advance(50_000)
         await asyncio.sleep(3 * INTERVAL_MS / 1_000)
         assert world.states(held) == MARKED
         world.clock.advance(10_000)
-        await until(
-            lambda: world.states(held) == REMOVED, "removal", lambda: world.clock.advance(20)
-        )
+        await world.removal(held)
 
 
 RATE = 2_000.0

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import pytest_asyncio
 
 from streammeta.controller.errors import ErrorCode, NotLeaderError
 from streammeta.controller.lifecycle.failover import read_nodes
@@ -12,12 +13,16 @@ from streammeta.controller.metadata.values import NodeIdentity
 from tests.lifecycle.failover_cluster import TIMEOUT_MS, A, B, C, Cluster
 
 
-async def test_a_silent_node_with_open_streams_is_recovered_by_another_until_nothing_is_left() -> (
-    None
-):
+@pytest_asyncio.fixture
+async def cluster() -> Cluster:
+    started = Cluster()
+    await started.start()
+    return started
 
-    cluster = Cluster()
-    await cluster.start()
+
+async def test_a_silent_node_with_open_streams_is_recovered_by_another_until_nothing_is_left(
+    cluster: Cluster,
+) -> None:
     await cluster.run_for(5_000, A, B)
     await cluster.run_for(10_000, B)
     assert cluster.sessions.state(1001) is NodeState.FENCED
@@ -35,9 +40,9 @@ async def test_a_silent_node_with_open_streams_is_recovered_by_another_until_not
     assert (await cluster.beat(B)).recoveries == ()
 
 
-async def test_an_assignment_is_written_once_and_nothing_is_written_without_change() -> None:
-    cluster = Cluster()
-    await cluster.start()
+async def test_an_assignment_is_written_once_and_nothing_is_written_without_change(
+    cluster: Cluster,
+) -> None:
     await cluster.run_for(20_000, B)
     assert cluster.recovered_by() == {}, "A was never supervised"
     await cluster.run_for(1_000, A, B)
@@ -48,18 +53,14 @@ async def test_an_assignment_is_written_once_and_nothing_is_written_without_chan
     assert cluster.world.log.next_offset == end
 
 
-async def test_a_broker_without_heartbeats_loses_nothing() -> None:
-    cluster = Cluster()
-    await cluster.start()
+async def test_a_broker_without_heartbeats_loses_nothing(cluster: Cluster) -> None:
     await cluster.run_for(600_000, B, C)
     assert cluster.sessions.state(1001) is NodeState.UNKNOWN
     assert cluster.recovered_by() == {}
     assert (await cluster.close(A)).errors == (ErrorCode.NONE,)
 
 
-async def test_a_node_that_dies_with_the_leader_is_missed_by_the_next() -> None:
-    cluster = Cluster()
-    await cluster.start()
+async def test_a_node_that_dies_with_the_leader_is_missed_by_the_next(cluster: Cluster) -> None:
     await cluster.run_for(3_000, A, B)
     await cluster.change_leader()
     assert cluster.sessions.state(1001) is NodeState.UNKNOWN
@@ -75,9 +76,7 @@ async def test_a_node_that_dies_with_the_leader_is_missed_by_the_next() -> None:
     assert [one.node_id for one in (await cluster.beat(B)).recoveries] == [1001]
 
 
-async def test_a_target_that_falls_silent_is_replaced() -> None:
-    cluster = Cluster()
-    await cluster.start()
+async def test_a_target_that_falls_silent_is_replaced(cluster: Cluster) -> None:
     await cluster.run_for(2_000, A, B, C)
     await cluster.run_for(11_000, B, C)
     assert cluster.recovered_by() == {1001: 1002}
@@ -85,9 +84,7 @@ async def test_a_target_that_falls_silent_is_replaced() -> None:
     assert cluster.recovered_by() == {1001: 1003}
 
 
-async def test_a_newer_process_ends_the_recovery_and_the_fence() -> None:
-    cluster = Cluster()
-    await cluster.start()
+async def test_a_newer_process_ends_the_recovery_and_the_fence(cluster: Cluster) -> None:
     await cluster.run_for(2_000, A, B)
     await cluster.run_for(11_000, B)
     await cluster.world.write(GetOpeningStreams(node=A, failover=True))
@@ -102,9 +99,7 @@ async def test_a_newer_process_ends_the_recovery_and_the_fence() -> None:
     assert (await cluster.beat(A)).error is ErrorCode.NODE_EPOCH_EXPIRED
 
 
-async def test_a_leaving_node_may_end_once_it_owes_nothing() -> None:
-    cluster = Cluster()
-    await cluster.start()
+async def test_a_leaving_node_may_end_once_it_owes_nothing(cluster: Cluster) -> None:
     await cluster.run_for(2_000, A, B)
     assert not (await cluster.beat(A)).may_shutdown
     assert not (await cluster.beat(A, wants_shutdown=True)).may_shutdown
@@ -118,9 +113,9 @@ async def test_a_leaving_node_may_end_once_it_owes_nothing() -> None:
     assert cluster.sessions.state(1001) is NodeState.UNKNOWN
 
 
-async def test_a_node_that_has_departed_has_no_session_even_while_it_holds_objects() -> None:
-    cluster = Cluster()
-    await cluster.start()
+async def test_a_node_that_has_departed_has_no_session_even_while_it_holds_objects(
+    cluster: Cluster,
+) -> None:
     await cluster.commit_set_object()
     await cluster.run_for(2_000, A, B)
     await cluster.close(A)
@@ -133,9 +128,7 @@ async def test_a_node_that_has_departed_has_no_session_even_while_it_holds_objec
     assert cluster.sessions.state(1001) is NodeState.UNKNOWN
 
 
-async def test_it_may_end_only_when_its_last_close_is_committed() -> None:
-    cluster = Cluster()
-    await cluster.start()
+async def test_it_may_end_only_when_its_last_close_is_committed(cluster: Cluster) -> None:
     await cluster.beat(A)
     cluster.world.log.is_held = True
     closing = asyncio.create_task(cluster.close(A))
@@ -148,9 +141,7 @@ async def test_it_may_end_only_when_its_last_close_is_committed() -> None:
     await closing
 
 
-async def test_heartbeats_are_checked_and_answered_by_the_leader_alone() -> None:
-    cluster = Cluster()
-    await cluster.start()
+async def test_heartbeats_are_checked_and_answered_by_the_leader_alone(cluster: Cluster) -> None:
     unknown = await cluster.beat(NodeIdentity(1099, 1))
     assert unknown.error is ErrorCode.NODE_EPOCH_NOT_EXIST
     assert (await cluster.beat(NodeIdentity(1001, 0))).error is ErrorCode.NODE_EPOCH_EXPIRED

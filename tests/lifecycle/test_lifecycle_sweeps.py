@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+import pytest_asyncio
 
 from streammeta.controller.lifecycle import sweeps
 from streammeta.controller.lifecycle.sessions import Sessions, SupervisedNode
@@ -15,40 +16,14 @@ from streammeta.controller.lifecycle.sweeps import (
     StreamSweep,
     UploadSweep,
 )
-from streammeta.controller.metadata import stream_decisions
+from streammeta.controller.metadata import requests, stream_decisions, values
 from streammeta.controller.metadata.answers import PrepareObjectsAnswer
-from streammeta.controller.metadata.requests import (
-    CloseStreams,
-    CommitStreamSetObject,
-    CreateStreams,
-    DeleteStreams,
-    ExpireObjects,
-    NewStream,
-    OpenStreams,
-    PrepareObjects,
-    RegisterNode,
-    RemoveObjects,
-    SetNodeLock,
-    StreamToClose,
-    StreamToDelete,
-    StreamToOpen,
-    StreamToTrim,
-    TrimStreams,
-    UnregisterNode,
-)
-from streammeta.controller.metadata.values import (
-    NodeIdentity,
-    ObjectState,
-    RangeColumns,
-    StreamObjectColumns,
-    column,
-)
 from streammeta.storage.errors import AccessDeniedError
 from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import MultipartUpload
 from tests.lifecycle.lifecycle_world import BROKER, NAMESPACE, World, until
 
-A, B = NodeIdentity(1001, 1), NodeIdentity(1002, 1)
+A, B = values.NodeIdentity(1001, 1), values.NodeIdentity(1002, 1)
 TIMEOUT_MS = 9_000
 
 
@@ -63,26 +38,26 @@ class Writing:
 
     async def start(self) -> None:
         await self.world.start()
-        await self.world.write(RegisterNode(node=B))
-        create = CreateStreams(request_id="a", node=A, streams=(NewStream(),) * 3)
+        await self.world.write(requests.RegisterNode(node=B))
+        create = requests.CreateStreams(request_id="a", node=A, streams=(requests.NewStream(),) * 3)
         await self.world.write(create)
-        streams = tuple(StreamToOpen(i, 0) for i in range(3))
-        await self.world.write(OpenStreams(node=A, streams=streams))
+        streams = tuple(requests.StreamToOpen(i, 0) for i in range(3))
+        await self.world.write(requests.OpenStreams(node=A, streams=streams))
 
     async def commit(self, *stream_ids: int) -> int:
         """Commit one set object with ten offsets of each stream; return its id."""
-        prepare = PrepareObjects(request_id=f"{self.ends}", node=A, count=1, ttl_ms=60_000)
+        prepare = requests.PrepareObjects(request_id=f"{self.ends}", node=A, count=1, ttl_ms=60_000)
         object_id: int = (await self.world.write(prepare)).first_object_id
         starts = [self.ends[i] for i in stream_ids]
-        request = CommitStreamSetObject(
+        request = requests.CommitStreamSetObject(
             node=A,
             object_id=object_id,
             order_id=object_id,
             object_size=10,
-            ranges=RangeColumns(
-                stream_id=column(stream_ids),
-                start_offset=column(starts),
-                end_offset=column([start + 10 for start in starts]),
+            ranges=values.RangeColumns(
+                stream_id=values.column(stream_ids),
+                start_offset=values.column(starts),
+                end_offset=values.column([start + 10 for start in starts]),
             ),
         )
         assert (await self.world.write(request)).error == 0
@@ -93,16 +68,16 @@ class Writing:
     async def commit_stream_object(self, stream_id: int) -> int:
         """Commit one stream object with ten offsets; return its id."""
         start = self.ends[stream_id]
-        prepare = PrepareObjects(request_id=f"{self.ends}", node=A, count=1, ttl_ms=60_000)
+        prepare = requests.PrepareObjects(request_id=f"{self.ends}", node=A, count=1, ttl_ms=60_000)
         object_id: int = (await self.world.write(prepare)).first_object_id
-        rows = StreamObjectColumns(
-            object_id=column([object_id]),
-            object_size=column([10]),
-            stream_id=column([stream_id]),
-            start_offset=column([start]),
-            end_offset=column([start + 10]),
+        rows = values.StreamObjectColumns(
+            object_id=values.column([object_id]),
+            object_size=values.column([10]),
+            stream_id=values.column([stream_id]),
+            start_offset=values.column([start]),
+            end_offset=values.column([start + 10]),
         )
-        request = CommitStreamSetObject(
+        request = requests.CommitStreamSetObject(
             node=A, object_id=-1, order_id=-1, object_size=0, stream_objects=rows
         )
         assert (await self.world.write(request)).error == 0
@@ -110,14 +85,18 @@ class Writing:
         return object_id
 
     async def trim(self, stream_id: int, start: int) -> None:
-        await self.world.write(TrimStreams(node=A, streams=(StreamToTrim(stream_id, 0, start),)))
+        await self.world.write(
+            requests.TrimStreams(node=A, streams=(requests.StreamToTrim(stream_id, 0, start),))
+        )
 
     async def close_all(self) -> None:
-        streams = tuple(StreamToClose(i, 0) for i in range(3))
-        await self.world.write(CloseStreams(node=A, streams=streams))
+        streams = tuple(requests.StreamToClose(i, 0) for i in range(3))
+        await self.world.write(requests.CloseStreams(node=A, streams=streams))
 
     async def delete(self, stream_id: int) -> None:
-        await self.world.write(DeleteStreams(node=A, streams=(StreamToDelete(stream_id, 0),)))
+        await self.world.write(
+            requests.DeleteStreams(node=A, streams=(requests.StreamToDelete(stream_id, 0),))
+        )
 
     def fence(self) -> None:
         """Let A fall silent while B is heard."""
@@ -127,13 +106,20 @@ class Writing:
             self.sessions.tick(now_ms, [SupervisedNode(1001, 1), SupervisedNode(1002, 1)])
 
     def dead(self, ids: list[int]) -> list[int]:
-        marked = ObjectState.MARK_DESTROYED
+        marked = values.ObjectState.MARK_DESTROYED
         return [one for one in ids if self.world.states([one]) == {marked}]
 
 
-async def test_dead_set_objects_of_a_fenced_node_are_destroyed_and_live_ones_kept() -> None:
-    writing = Writing()
-    await writing.start()
+@pytest_asyncio.fixture
+async def writing() -> Writing:
+    started = Writing()
+    await started.start()
+    return started
+
+
+async def test_dead_set_objects_of_a_fenced_node_are_destroyed_and_live_ones_kept(
+    writing: Writing,
+) -> None:
     ids = [await writing.commit(*streams) for streams in [(0,), (0, 1), (1,), (0, 2), (2,)]]
     await writing.trim(0, 25)
     await writing.trim(1, 20)
@@ -150,19 +136,17 @@ async def test_dead_set_objects_of_a_fenced_node_are_destroyed_and_live_ones_kep
     assert writing.dead(ids) == [*ids[:3], ids[4]], "stream 0 still has [25, 30)"
 
 
-async def test_a_departed_node_is_forgotten_with_its_last_set_object() -> None:
-    writing = Writing()
-    await writing.start()
+async def test_a_departed_node_is_forgotten_with_its_last_set_object(writing: Writing) -> None:
     ids = [await writing.commit(0, 1, 2) for _ in range(3)]
     await writing.close_all()
-    await writing.world.write(UnregisterNode(node=A))
+    await writing.world.write(requests.UnregisterNode(node=A))
     size = writing.world.controller.cluster_map.size
     assert size().nodes == 2
 
     await writing.sweep.step()
     assert (writing.dead(ids), size().nodes) == ([], 2)
     for stream_id in range(3):
-        delete = DeleteStreams(node=B, streams=(StreamToDelete(stream_id, 0),))
+        delete = requests.DeleteStreams(node=B, streams=(requests.StreamToDelete(stream_id, 0),))
         await writing.world.write(delete)
     await writing.sweep.step()
 
@@ -170,13 +154,13 @@ async def test_a_departed_node_is_forgotten_with_its_last_set_object() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_steps_of_any_size_find_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_steps_of_any_size_find_the_same(
+    writing: Writing, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Incremental: whatever the bound of one step, exactly the dead ones go."""
     rng = random.Random(seed)
     monkeypatch.setattr(sweeps, "SET_OBJECT_BATCH_MAX", rng.randrange(1, 9))
 
-    writing = Writing()
-    await writing.start()
     held: list[list[tuple[int, int]]] = []
     ids = []
     for _ in range(rng.randrange(1, 40)):
@@ -187,7 +171,7 @@ async def test_steps_of_any_size_find_the_same(seed: int, monkeypatch: pytest.Mo
     for stream_id, start in enumerate(starts):
         await writing.trim(stream_id, start)
     writing.fence()
-    await writing.world.write(SetNodeLock(node_id=1001, locked=rng.random() < 0.5))
+    await writing.world.write(requests.SetNodeLock(node_id=1001, locked=rng.random() < 0.5))
 
     await writing.sweep.step()
 
@@ -200,13 +184,12 @@ async def test_steps_of_any_size_find_the_same(seed: int, monkeypatch: pytest.Mo
 
 
 async def test_objects_of_a_large_deleted_stream_go_in_parts(
+    writing: Writing,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stream_decisions, "DESTROYED_AT_ONCE_MAX", 10)
     monkeypatch.setattr(sweeps, "SWEEP_BATCH_MAX", 7)
 
-    writing = Writing()
-    await writing.start()
     ids = [await writing.commit_stream_object(0) for _ in range(40)]
     await writing.close_all()
     await writing.delete(0)
@@ -234,7 +217,9 @@ class Uploading:
 
     async def prepared(self, count: int, ttl_ms: int = LONG_MS) -> list[int]:
         request_id = f"{self.world.log.next_offset}"
-        prepare = PrepareObjects(request_id=request_id, node=BROKER, count=count, ttl_ms=ttl_ms)
+        prepare = requests.PrepareObjects(
+            request_id=request_id, node=BROKER, count=count, ttl_ms=ttl_ms
+        )
         answer = await self.world.write(prepare)
         assert isinstance(answer, PrepareObjectsAnswer)
         return list(range(answer.first_object_id, answer.first_object_id + count))
@@ -243,14 +228,14 @@ class Uploading:
         """Return ids that have expired, whose bytes are still to be deleted."""
         ids = await self.prepared(count, ttl_ms=1_000)
         self.world.clock.advance(2_000)
-        await self.world.write(ExpireObjects(limit=1_000))
-        assert self.world.states(ids) == {ObjectState.MARK_DESTROYED}
+        await self.world.write(requests.ExpireObjects(limit=1_000))
+        assert self.world.states(ids) == {values.ObjectState.MARK_DESTROYED}
         return ids
 
     async def removed(self, count: int) -> list[int]:
         ids = await self.marked(count)
-        await self.world.write(RemoveObjects(object_ids=tuple(ids)))
-        assert self.world.states(ids) == {ObjectState.REMOVED}
+        await self.world.write(requests.RemoveObjects(object_ids=tuple(ids)))
+        assert self.world.states(ids) == {values.ObjectState.REMOVED}
         return ids
 
     def begin(self, ids: Sequence[int], namespace: str = NAMESPACE) -> list[MultipartUpload]:
@@ -264,9 +249,14 @@ class Uploading:
         return set(self.world.store.list_multipart_uploads())
 
 
-async def test_only_what_nobody_can_commit_any_more_is_dropped() -> None:
-    uploading = Uploading()
-    await uploading.world.start()
+@pytest_asyncio.fixture
+async def uploading() -> Uploading:
+    started = Uploading()
+    await started.world.start()
+    return started
+
+
+async def test_only_what_nobody_can_commit_any_more_is_dropped(uploading: Uploading) -> None:
     gone = await uploading.removed(3)
     wanted = uploading.begin(await uploading.prepared(2))
     wanted += uploading.begin(await uploading.marked(2))
@@ -282,12 +272,12 @@ async def test_only_what_nobody_can_commit_any_more_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_steps_of_any_size_drop_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_steps_of_any_size_drop_the_same(
+    uploading: Uploading, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(sweeps, "UPLOAD_BATCH_MAX", rng.randrange(1, 9))
 
-    uploading = Uploading()
-    await uploading.world.start()
     wanted: set[MultipartUpload] = set()
     for _ in range(rng.randrange(1, 12)):
         make = rng.choice((uploading.prepared, uploading.marked, uploading.removed))
@@ -301,9 +291,9 @@ async def test_steps_of_any_size_drop_the_same(seed: int, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("refused", ["list_multipart_uploads", "abort_multipart"])
-async def test_what_the_bucket_refuses_is_left_to_the_next_time(refused: str) -> None:
-    uploading = Uploading()
-    await uploading.world.start()
+async def test_what_the_bucket_refuses_is_left_to_the_next_time(
+    uploading: Uploading, refused: str
+) -> None:
     uploading.begin(await uploading.removed(3))
     uploading.world.store.fail_next(refused, AccessDeniedError("not allowed to"))
 
@@ -314,9 +304,7 @@ async def test_what_the_bucket_refuses_is_left_to_the_next_time(refused: str) ->
     assert not uploading.unfinished()
 
 
-async def test_who_does_not_lead_asks_nothing_of_the_bucket() -> None:
-    uploading = Uploading()
-    await uploading.world.start()
+async def test_who_does_not_lead_asks_nothing_of_the_bucket(uploading: Uploading) -> None:
     uploading.begin(await uploading.removed(1))
     uploading.world.log.lose_leadership(truncate=False)
     before = uploading.world.store.metrics()
@@ -328,45 +316,45 @@ async def test_who_does_not_lead_asks_nothing_of_the_bucket() -> None:
 
 
 async def prepared(world: World, request_id: str, count: int, ttl_ms: int) -> list[int]:
-    request = PrepareObjects(request_id=request_id, node=BROKER, count=count, ttl_ms=ttl_ms)
+    request = requests.PrepareObjects(
+        request_id=request_id, node=BROKER, count=count, ttl_ms=ttl_ms
+    )
     first = (await world.write(request)).first_object_id
     return list(range(first, first + count))
 
 
-async def test_objects_expire_by_deadline_in_bounded_entries() -> None:
-    world = World()
-    await world.start()
+async def test_objects_expire_by_deadline_in_bounded_entries(world: World) -> None:
     late = await prepared(world, "a", 10, 60_000)
     early = await prepared(world, "b", 2 * EXPIRE_BATCH_MAX + 1, 5_000)
     task = asyncio.create_task(Expiry(world.controller, world.clock, 5).run())
     world.clock.advance(5_000)
     await asyncio.sleep(0.03)
-    assert world.states(early) == {ObjectState.PREPARED}, "at the deadline it may still commit"
+    assert world.states(early) == {values.ObjectState.PREPARED}, (
+        "at the deadline it may still commit"
+    )
 
     end = world.log.next_offset
     world.clock.advance(1)
-    expired = {ObjectState.MARK_DESTROYED}
+    expired = {values.ObjectState.MARK_DESTROYED}
     await until(lambda: world.states(early) == expired, "expiry", lambda: None)
     await asyncio.sleep(0.03)
 
     assert world.log.next_offset == end + 3
-    assert world.states(late) == {ObjectState.PREPARED}
+    assert world.states(late) == {values.ObjectState.PREPARED}
     assert world.store.requests == []
     task.cancel()
     await asyncio.wait([task])
 
 
-async def test_who_does_not_lead_expires_nothing_and_goes_on_when_it_does() -> None:
-    world = World()
-    await world.start()
+async def test_who_does_not_lead_expires_nothing_and_goes_on_when_it_does(world: World) -> None:
     ids = await prepared(world, "a", 5, 1_000)
     world.log.lose_leadership(truncate=False)
     task = asyncio.create_task(Expiry(world.controller, world.clock, 5).run())
     world.clock.advance(2_000)
     await asyncio.sleep(0.03)
-    assert world.states(ids) == {ObjectState.PREPARED}
+    assert world.states(ids) == {values.ObjectState.PREPARED}
     world.log.lead()
-    expired = {ObjectState.MARK_DESTROYED}
+    expired = {values.ObjectState.MARK_DESTROYED}
     await until(lambda: world.states(ids) == expired, "expiry", lambda: None)
     assert not task.done()
     task.cancel()

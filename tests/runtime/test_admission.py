@@ -6,14 +6,7 @@ import random
 import pytest
 
 from streammeta.controller.errors import LimitExceededError
-from streammeta.controller.metadata.requests import (
-    CommitUploads,
-    DescribeStreams,
-    GetNodes,
-    GetObjects,
-    ObjectQuery,
-    RegisterNode,
-)
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.values import EMPTY_COLUMN, NodeIdentity, RangeColumns
 from streammeta.controller.runtime.admission import (
     Admission,
@@ -105,7 +98,7 @@ def test_counts_hold_whatever_happens() -> None:
 
 def test_classes_of_requests() -> None:
     node = NodeIdentity(1, 1)
-    upload = CommitUploads(
+    upload = requests.CommitUploads(
         node=node,
         object_id=EMPTY_COLUMN,
         object_size=EMPTY_COLUMN,
@@ -113,11 +106,14 @@ def test_classes_of_requests() -> None:
         ranges=RangeColumns(),
     )
     assert class_of(upload, writes=True) is RequestClass.COMMIT
-    assert class_of(RegisterNode(node=node), writes=True) is RequestClass.CHANGE
-    assert class_of(GetObjects(queries=(ObjectQuery(1, 0, -1),)), writes=False) is RequestClass.READ
-    assert class_of(DescribeStreams(), writes=False) is RequestClass.SCAN
-    assert class_of(GetNodes(), writes=False) is RequestClass.READ
-    nodes = GetNodes(include_stream_set_objects=True)
+    assert class_of(requests.RegisterNode(node=node), writes=True) is RequestClass.CHANGE
+    assert (
+        class_of(requests.GetObjects(queries=(requests.ObjectQuery(1, 0, -1),)), writes=False)
+        is RequestClass.READ
+    )
+    assert class_of(requests.DescribeStreams(), writes=False) is RequestClass.SCAN
+    assert class_of(requests.GetNodes(), writes=False) is RequestClass.READ
+    nodes = requests.GetNodes(include_stream_set_objects=True)
     assert class_of(nodes, writes=False) is RequestClass.SCAN
 
 

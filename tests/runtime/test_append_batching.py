@@ -10,11 +10,7 @@ from streammeta.controller.ids import EndOffset
 from streammeta.controller.metadata.requests import GetKVs, KVKey, KVToPut, PutKVs
 from streammeta.controller.quorum.messages import RequestHeader, UpdateVoterRequest
 from streammeta.controller.quorum.voters import Voter
-from streammeta.controller.runtime.append_batching import (
-    BATCHES_UNDER_WAY_MAX,
-    GIVEN_PER_TURN,
-    AppendTurns,
-)
+from streammeta.controller.runtime import append_batching
 from tests.kit.memory_cluster import (
     CLUSTER,
     STEADY,
@@ -36,38 +32,38 @@ async def settle() -> None:
 
 
 async def test_nobody_waits_while_there_is_room() -> None:
-    turns = AppendTurns()
-    await asyncio.wait_for(turns.wait(BATCHES_UNDER_WAY_MAX - 1), 1)
+    turns = append_batching.AppendTurns()
+    await asyncio.wait_for(turns.wait(append_batching.BATCHES_UNDER_WAY_MAX - 1), 1)
 
 
 async def test_who_waits_goes_on_together_and_nobody_overtakes() -> None:
-    turns, done = AppendTurns(), []
+    turns, done = append_batching.AppendTurns(), []
 
     async def append(name: str, under_way: int) -> None:
         await turns.wait(under_way)
         done.append(name)
 
     tasks = [
-        asyncio.create_task(append("first", BATCHES_UNDER_WAY_MAX)),
-        asyncio.create_task(append("second", BATCHES_UNDER_WAY_MAX)),
+        asyncio.create_task(append("first", append_batching.BATCHES_UNDER_WAY_MAX)),
+        asyncio.create_task(append("second", append_batching.BATCHES_UNDER_WAY_MAX)),
         asyncio.create_task(append("late", 0)),
     ]
     await settle()
-    turns.give_if(BATCHES_UNDER_WAY_MAX)
+    turns.give_if(append_batching.BATCHES_UNDER_WAY_MAX)
     await settle()
     assert done == []
     tasks[1].cancel()  # its caller has gone
-    turns.give_if(BATCHES_UNDER_WAY_MAX - 1)
+    turns.give_if(append_batching.BATCHES_UNDER_WAY_MAX - 1)
     await settle()
     assert done == ["first", "late"]
 
 
 async def test_many_that_waited_append_in_several_turns_of_the_event_loop() -> None:
     """All go on, whether or not those before them append anything."""
-    turns, done = AppendTurns(), []
+    turns, done = append_batching.AppendTurns(), []
 
     async def append(number: int) -> None:
-        await turns.wait(BATCHES_UNDER_WAY_MAX)
+        await turns.wait(append_batching.BATCHES_UNDER_WAY_MAX)
         done.append(number)
 
     tasks = [asyncio.create_task(append(number)) for number in range(1_000)]
@@ -76,7 +72,7 @@ async def test_many_that_waited_append_in_several_turns_of_the_event_loop() -> N
     before = 0
     while len(done) < len(tasks):
         await asyncio.sleep(0)
-        assert len(done) - before <= GIVEN_PER_TURN
+        assert len(done) - before <= append_batching.GIVEN_PER_TURN
         before = len(done)
     assert done == sorted(done)
 
@@ -88,10 +84,10 @@ async def test_writes_that_arrive_behind_two_batches_share_the_third(tmp_path: P
         cluster.drops = lambda one, other, request: is_fetch(request)
         begun = node.driver.next_offset
         writes = []
-        for number in range(BATCHES_UNDER_WAY_MAX + WAITING):
+        for number in range(append_batching.BATCHES_UNDER_WAY_MAX + WAITING):
             writes.append(asyncio.create_task(node.controller.write(create(f"b{number}"))))
             await settle()  # so that each is a batch of its own if it may
-        assert node.driver.next_offset == begun + BATCHES_UNDER_WAY_MAX
+        assert node.driver.next_offset == begun + append_batching.BATCHES_UNDER_WAY_MAX
 
         cluster.drops = lambda *_: False
 
@@ -111,14 +107,14 @@ async def test_who_waits_when_leadership_is_lost_is_told(tmp_path: Path) -> None
         node = cluster.nodes[old]
         cluster.isolate(old)
         writes = []
-        for number in range(BATCHES_UNDER_WAY_MAX + 1):
+        for number in range(append_batching.BATCHES_UNDER_WAY_MAX + 1):
             writes.append(asyncio.create_task(node.controller.write(create(f"b{number}"))))
             await settle()
         await eventually(lambda: not node.driver.is_leader, "it to resign")
         outcomes = await asyncio.gather(*writes, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes[:-1]] == [
             OutcomeUnknownError
-        ] * BATCHES_UNDER_WAY_MAX
+        ] * append_batching.BATCHES_UNDER_WAY_MAX
         with pytest.raises(NotLeaderError):
             await writes[-1]
 

@@ -12,12 +12,7 @@ from streammeta.controller.metadata.requests import DescribeStreams
 from streammeta.controller.quorum.config import QuorumLimits
 from streammeta.controller.quorum.messages import EndQuorumEpochRequest, QuorumError, Request
 from streammeta.controller.quorum.voters import ReplicaKey, Voter
-from streammeta.controller.runtime.quorum_errors import (
-    NotCaughtUpError,
-    TooManyReadsError,
-    TransferRefusedError,
-    VoterChangeError,
-)
+from streammeta.controller.runtime import quorum_errors
 from tests.kit.memory_cluster import (
     MemoryCluster,
     create,
@@ -64,13 +59,13 @@ async def test_changes_that_make_no_sense_are_refused_with_the_reason(tmp_path: 
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 1)
         node = cluster.nodes[await cluster.leader()]
-        with pytest.raises(VoterChangeError, match="node 9") as unknown:
+        with pytest.raises(quorum_errors.VoterChangeError, match="node 9") as unknown:
             await node.driver.remove_voter(ReplicaKey(NodeId(9)), SOON_MS)
         assert unknown.value.error is QuorumError.VOTER_NOT_FOUND
-        with pytest.raises(VoterChangeError) as twice:
+        with pytest.raises(quorum_errors.VoterChangeError) as twice:
             await node.driver.add_voter(Voter(node.key, "elsewhere:1"), SOON_MS)
         assert twice.value.error is QuorumError.DUPLICATE_VOTER
-        with pytest.raises(VoterChangeError, match="does not fetch"):
+        with pytest.raises(quorum_errors.VoterChangeError, match="does not fetch"):
             await node.driver.add_voter(Voter(ReplicaKey(NodeId(9)), "h:1"), SOON_MS)
         assert voters_of(cluster, node.key.node_id) == {0, 1, 2}
 
@@ -83,7 +78,7 @@ async def test_a_change_that_is_not_committed_in_time_may_still_be(tmp_path: Pat
         gone = next(n for n in cluster.nodes.values() if n is not node)
         cluster.drops = lambda one, other, request: is_fetch(request)
 
-        with pytest.raises(VoterChangeError, match="within 50 ms; it may") as late:
+        with pytest.raises(quorum_errors.VoterChangeError, match="within 50 ms; it may") as late:
             await node.driver.remove_voter(gone.key, 50)
 
         assert late.value.error is QuorumError.REQUEST_TIMED_OUT
@@ -140,7 +135,7 @@ async def test_appends_are_refused_while_leadership_is_handed_over(tmp_path: Pat
         before = node.driver.next_offset
         with pytest.raises(NotLeaderError):
             await node.controller.write(create("refused"))
-        with pytest.raises(TransferRefusedError, match="already"):
+        with pytest.raises(quorum_errors.TransferRefusedError, match="already"):
             await node.driver.transfer_leadership(None, SOON_MS)
         assert node.driver.next_offset == before
 
@@ -154,7 +149,7 @@ async def test_a_transfer_to_a_stranger_is_refused_and_leadership_stays(tmp_path
     async with MemoryCluster(tmp_path) as cluster:
         await cluster.fill("a", 1)
         node = cluster.nodes[await cluster.leader()]
-        with pytest.raises(TransferRefusedError, match="9"):
+        with pytest.raises(quorum_errors.TransferRefusedError, match="9"):
             await node.driver.transfer_leadership(NodeId(9), SOON_MS)
         assert node.driver.is_leader
         assert stream_ids(await node.controller.write(create("after"))) == (1,)
@@ -216,7 +211,7 @@ async def test_a_session_sees_its_own_write_on_every_controller(tmp_path: Path) 
         cluster.isolate(lonely)
         written = await cluster.write(create("c"))
         behind = cluster.nodes[lonely].controller
-        with pytest.raises(NotCaughtUpError):
+        with pytest.raises(quorum_errors.NotCaughtUpError):
             await behind.read(DescribeStreams(), at_least=written.offset, timeout_ms=20)
         old = await behind.read(DescribeStreams(), at_least=0)
         assert old.offset < written.offset, "without more asked for, it tells what it has"
@@ -232,7 +227,7 @@ async def test_linearizable_reads_that_can_not_be_proven_are_bounded(tmp_path: P
         for _ in range(3):
             reads.append(asyncio.create_task(node.driver.read_barrier()))
             await asyncio.sleep(0.001)
-        with pytest.raises(TooManyReadsError, match="at most 3"):
+        with pytest.raises(quorum_errors.TooManyReadsError, match="at most 3"):
             await node.driver.read_barrier()
         for outcome in await asyncio.gather(*reads, return_exceptions=True):
             assert isinstance(outcome, NotLeaderError)

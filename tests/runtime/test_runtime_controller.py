@@ -2,13 +2,7 @@
 
 import pytest
 
-from streammeta.controller.errors import (
-    ErrorCode,
-    InvalidRequestError,
-    LimitExceededError,
-    NotLeaderError,
-    OutcomeUnknownError,
-)
+from streammeta.controller import errors
 from streammeta.controller.ids import EndOffset, SnapshotId
 from streammeta.controller.metadata.answers import CreateStreamsAnswer, DescribeStreamsAnswer
 from streammeta.controller.metadata.cluster_map import ClusterMap
@@ -21,7 +15,9 @@ from tests.kit.memory_log import (
     REGISTER,
     committed,
     create,
+    leading,
     new_controller,
+    new_follower,
     submit,
 )
 
@@ -35,15 +31,13 @@ async def test_an_answer_waits_for_its_commit() -> None:
     log.commit()
 
     answered = await task
-    assert answered.answer.error == ErrorCode.NONE
+    assert answered.answer.error == errors.ErrorCode.NONE
     assert answered.offset == log.committed
 
 
 async def test_an_answer_that_changes_nothing_waits_for_what_it_was_decided_on() -> None:
     """A repeated create is answered from uncommitted state: not before that state is committed."""
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     first = await submit(controller.write(create("a")))
     repeated = await submit(controller.write(create("a")))
     assert log.next_offset == log.committed + 1
@@ -54,35 +48,31 @@ async def test_an_answer_that_changes_nothing_waits_for_what_it_was_decided_on()
     assert (
         await first
         == await repeated
-        == Answered(CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=(0,)), log.committed)
+        == Answered(
+            CreateStreamsAnswer(error=errors.ErrorCode.NONE, stream_ids=(0,)), log.committed
+        )
     )
 
 
 async def test_an_answer_that_changes_nothing_is_given_by_the_leader_alone() -> None:
     """A leader that was deposed and does not know refuses by a state that is no longer the last."""
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     await committed(log, controller.write(create("a")))
     log.is_deposed = True
-    with pytest.raises(NotLeaderError):
+    with pytest.raises(errors.NotLeaderError):
         await controller.write(create("a"))
 
 
 async def test_a_read_is_answered_by_the_leader_alone() -> None:
     """A leader that was deposed and does not know may lack what its successor has acknowledged."""
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     log.is_deposed = True
-    with pytest.raises(NotLeaderError):
+    with pytest.raises(errors.NotLeaderError):
         await controller.read(DescribeStreams())
 
 
 async def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_committed() -> None:
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     await committed(log, controller.write(create("a")))
     log.is_short_of_space = True
     waiting = [await submit(controller.write(create(name))) for name in "bc"]
@@ -101,9 +91,7 @@ async def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_commi
 
 
 async def test_reads_that_wait_when_disks_become_full_are_answered_from_what_is_committed() -> None:
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     writing = await submit(controller.write(create("a")))
     read = await submit(controller.read(DescribeStreams()))
     session = await submit(controller.read(DescribeStreams(), at_least=log.committed))
@@ -117,7 +105,7 @@ async def test_reads_that_wait_when_disks_become_full_are_answered_from_what_is_
         await controller.write(create("a"))  # as decided before, which is not committed
     assert not writing.done()
     controller.on_writes_held_up()
-    with pytest.raises(OutcomeUnknownError, match="same id"):
+    with pytest.raises(errors.OutcomeUnknownError, match="same id"):
         await writing
     log.is_short_of_space = False
     log.commit()
@@ -125,9 +113,7 @@ async def test_reads_that_wait_when_disks_become_full_are_answered_from_what_is_
 
 
 async def test_a_read_never_shows_what_is_not_committed() -> None:
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     await submit(controller.write(create("a")))
     read = await submit(controller.read(DescribeStreams()))
     assert not read.done()
@@ -141,18 +127,16 @@ async def test_a_read_never_shows_what_is_not_committed() -> None:
 
 @pytest.mark.parametrize("truncate", [True, False])
 async def test_lost_leadership_undoes_what_was_not_committed(truncate: bool) -> None:
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     before = controller.cluster_map.state_hash()
     doubtful = await submit(controller.write(create("a", 3)))
 
     log.lose_leadership(truncate=truncate)
 
-    with pytest.raises(OutcomeUnknownError):
+    with pytest.raises(errors.OutcomeUnknownError):
         await doubtful
     assert controller.cluster_map.state_hash() == before
-    with pytest.raises(NotLeaderError):
+    with pytest.raises(errors.NotLeaderError):
         await controller.write(create("b"))
     log.lead()
     answer = await committed(log, controller.write(create("a", 3)))
@@ -173,13 +157,11 @@ async def test_a_follower_reaches_the_leaders_state() -> None:
 
 
 async def test_a_refused_append_leaves_no_trace() -> None:
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     before = controller.cluster_map.state_hash()
     log.refuse_appends = True
 
-    with pytest.raises(LimitExceededError):
+    with pytest.raises(errors.LimitExceededError):
         await controller.write(create("a"))
 
     assert controller.cluster_map.state_hash() == before
@@ -187,12 +169,10 @@ async def test_a_refused_append_leaves_no_trace() -> None:
 
 
 async def test_a_malformed_request_appends_nothing_and_leadership_stands() -> None:
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     bad = PrepareObjects(request_id="p", node=NODE, count=0, ttl_ms=60_000)
 
-    with pytest.raises(InvalidRequestError, match="count"):
+    with pytest.raises(errors.InvalidRequestError, match="count"):
         await controller.write(bad)
 
     assert log.next_offset == log.committed
@@ -200,9 +180,7 @@ async def test_a_malformed_request_appends_nothing_and_leadership_stands() -> No
 
 
 async def test_freezing_waits_for_the_tail_and_holds_no_write_back() -> None:
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     under_way = await submit(controller.write(create("a")))
     freezing = await submit(controller.frozen())
     end_offset = log.next_offset
@@ -221,22 +199,19 @@ async def test_freezing_waits_for_the_tail_and_holds_no_write_back() -> None:
 
 
 async def test_a_view_is_refused_when_leadership_is_lost_before_it_is_committed() -> None:
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     await submit(controller.write(create("a")))
     freezing = await submit(controller.frozen())
 
     log.lose_leadership(truncate=True)
 
-    with pytest.raises(NotLeaderError):
+    with pytest.raises(errors.NotLeaderError):
         await freezing
 
 
 async def test_a_session_read_waits_for_its_offset_on_any_controller() -> None:
     controller, log = new_controller()
-    follower = MetadataController(ClusterMap(), ManualClock())
-    follower.bind(log)
+    follower = new_follower(log)
     log.lead()
     await committed(log, controller.write(REGISTER))
     written = await committed(log, controller.write(create("a")))
@@ -259,31 +234,27 @@ async def test_a_session_read_that_would_wait_too_long_says_how_far_this_control
 
     assert (caught.value.wanted, caught.value.applied) == (99, 1)
     assert len(controller._session_reads) == 0, "who has given up is forgotten"
-    with pytest.raises(InvalidRequestError, match="at_least"):
+    with pytest.raises(errors.InvalidRequestError, match="at_least"):
         await controller.read(DescribeStreams(), at_least=-1)
 
 
 @pytest.mark.parametrize("truncate", [True, False])
 async def test_a_session_read_on_a_leader_never_shows_what_is_not_committed(truncate: bool) -> None:
-    controller, log = new_controller()
-    log.lead()
-    registered = await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     doubtful = await submit(controller.write(create("a")))
-    reading = await submit(controller.read(DescribeStreams(), at_least=registered.offset))
+    reading = await submit(controller.read(DescribeStreams(), at_least=log.committed))
     assert not reading.done()
 
     log.lose_leadership(truncate=truncate)
 
     answered = await reading
-    assert (answered.answer.total, answered.offset) == (0, registered.offset)
-    with pytest.raises(OutcomeUnknownError):
+    assert (answered.answer.total, answered.offset) == (0, log.committed)
+    with pytest.raises(errors.OutcomeUnknownError):
         await doubtful
 
 
 async def test_the_state_hash_of_a_leader_is_of_committed_state_only() -> None:
-    controller, log = new_controller()
-    log.lead()
-    registered = await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     before = controller.cluster_map.state_hash()
     await submit(controller.write(create("a")))
     hashing = await submit(controller.state_hash(None))
@@ -292,4 +263,4 @@ async def test_the_state_hash_of_a_leader_is_of_committed_state_only() -> None:
     log.lose_leadership(truncate=True)
 
     hashed = await hashing
-    assert (hashed.offset, hashed.digest) == (registered.offset, before)
+    assert (hashed.offset, hashed.digest) == (log.committed, before)

@@ -12,14 +12,7 @@ from streammeta.controller.metadata.requests import DeleteKVs, GetKVs, KVKey, KV
 from streammeta.controller.runtime.controller import Answered, MetadataController
 from streammeta.controller.snapshot.checkpoint_file import CheckpointError
 from tests.kit.clock import ManualClock
-from tests.kit.memory_log import (
-    REGISTER,
-    MemoryLog,
-    committed,
-    create,
-    new_controller,
-    submit,
-)
+from tests.kit.memory_log import MemoryLog, committed, create, leading, new_follower, submit
 
 
 def put(key: str) -> PutKVs:
@@ -39,12 +32,9 @@ def checkpoint_of(controller: MetadataController, log: MemoryLog) -> tuple[Snaps
 
 
 async def test_a_loaded_snapshot_replaces_everything_stale_keys_too() -> None:
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     await committed(log, controller.write(put("stale")))
-    behind = MetadataController(ClusterMap(), ManualClock())
-    behind.bind(log)
+    behind = new_follower(log)
     behind.on_committed(log.batches, log.committed)
     await committed(log, controller.write(DeleteKVs(keys=(KVKey(key="stale"),))))
     await committed(log, controller.write(put("fresh")))
@@ -65,9 +55,7 @@ async def test_a_loaded_snapshot_replaces_everything_stale_keys_too() -> None:
 @pytest.mark.parametrize("appends", [0, 1, 2])
 async def test_one_record_after_a_loaded_snapshot_survives_lost_leadership(appends: int) -> None:
     """An exclusive end taken for a last offset would make exactly this record vanish."""
-    source, source_log = new_controller()
-    source_log.lead()
-    await committed(source_log, source.write(REGISTER))
+    source, source_log = await leading()
     snapshot_id, file = checkpoint_of(source, source_log)
     await committed(source_log, source.write(create("a")))
     assert source_log.committed == snapshot_id.end_offset + 1
@@ -90,9 +78,7 @@ async def test_one_record_after_a_loaded_snapshot_survives_lost_leadership(appen
 
 async def test_a_view_frozen_before_leadership_was_lost_differs_from_what_is_left() -> None:
     """What must never be published: it holds a write that nobody will ever commit."""
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     doubtful = await submit(controller.write(create("a")))
     snapshot_id, file = checkpoint_of(controller, log)
     log.lose_leadership(truncate=True)
@@ -104,9 +90,7 @@ async def test_a_view_frozen_before_leadership_was_lost_differs_from_what_is_lef
 
 
 async def test_another_checkpoint_than_the_one_wanted_is_refused() -> None:
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     snapshot_id, file = checkpoint_of(controller, log)
     wanted = SnapshotId(EndOffset(snapshot_id.end_offset + 1), snapshot_id.epoch)
     with pytest.raises(CheckpointError, match="wanted is"):

@@ -6,31 +6,19 @@ import io
 import pytest
 
 from streammeta.controller.errors import InvalidRequestError, LimitExceededError, OffsetPassedError
-from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.quorum.messages import Batch, BatchKind
+from streammeta.controller.runtime import state_hashes
 from streammeta.controller.runtime.controller import MetadataController
-from streammeta.controller.runtime.state_hashes import (
-    AHEAD_MAX,
-    EMPTY_LOG_HASH,
-    UNKNOWN_LOG_HASH,
-    WAITING_MAX,
-    RollingHash,
-)
-from tests.kit.clock import ManualClock
 from tests.kit.memory_log import (
     REGISTER,
     MemoryLog,
     committed,
     create,
+    leading,
     new_controller,
+    new_follower,
     submit,
 )
-
-
-def new_follower(log: MemoryLog) -> MetadataController:
-    follower = MetadataController(ClusterMap(), ManualClock())
-    follower.bind(log)
-    return follower
 
 
 def feed(follower: MetadataController, log: MemoryLog, start: int, end: int) -> None:
@@ -43,7 +31,7 @@ def feed(follower: MetadataController, log: MemoryLog, start: int, end: int) -> 
 
 def test_the_rolling_hash_tells_order_offsets_and_payloads_apart() -> None:
     def of(*entries: tuple[int, bytes]) -> bytes:
-        chain = RollingHash()
+        chain = state_hashes.RollingHash()
         for offset, payload in entries:
             chain.extend(offset, payload)
         return chain.value
@@ -53,12 +41,12 @@ def test_the_rolling_hash_tells_order_offsets_and_payloads_apart() -> None:
         *(of((1, b"ab")), of((1, b"a"), (3, b"b"))),
     ]
     assert len(set(values)) == len(values)
-    assert values[0] == EMPTY_LOG_HASH
+    assert values[0] == state_hashes.EMPTY_LOG_HASH
     assert all(len(value) == 16 for value in values)
 
 
 def test_undone_entries_leave_no_trace_in_the_rolling_hash() -> None:
-    chain = RollingHash()
+    chain = state_hashes.RollingHash()
     chain.extend(1, b"a")
     chain.forget_undo(2)
     kept = chain.value
@@ -69,9 +57,9 @@ def test_undone_entries_leave_no_trace_in_the_rolling_hash() -> None:
 
 
 def test_a_hash_that_is_not_known_stays_unknown() -> None:
-    chain = RollingHash(UNKNOWN_LOG_HASH)
+    chain = state_hashes.RollingHash(state_hashes.UNKNOWN_LOG_HASH)
     chain.extend(1, b"a")
-    assert chain.value == UNKNOWN_LOG_HASH
+    assert chain.value == state_hashes.UNKNOWN_LOG_HASH
 
 
 async def test_members_have_equal_hashes_at_one_offset_ahead_while_writes_go_on() -> None:
@@ -101,22 +89,18 @@ async def test_members_have_equal_hashes_at_one_offset_ahead_while_writes_go_on(
 
 
 async def test_what_is_passed_is_refused_and_the_present_end_is_not() -> None:
-    leader, log = new_controller()
-    log.lead()
-    await committed(log, leader.write(REGISTER))
+    leader, log = await leading()
     await committed(log, leader.write(create("a")))
     with pytest.raises(OffsetPassedError, match="ahead"):
         await leader.state_hash(log.committed - 1)
     assert (await leader.state_hash(log.committed)).offset == log.committed
-    for bad in (-1, log.committed + AHEAD_MAX + 1):
+    for bad in (-1, log.committed + state_hashes.AHEAD_MAX + 1):
         with pytest.raises(InvalidRequestError, match="at_offset"):
             await leader.state_hash(bad)
 
 
 async def test_records_of_the_quorum_change_no_hash_and_reach_offsets() -> None:
-    leader, log = new_controller()
-    log.lead()
-    await committed(log, leader.write(REGISTER))
+    leader, log = await leading()
     before = await leader.state_hash(None)
     ahead = await submit(leader.state_hash(log.next_offset + 1))
     log.lose_leadership(truncate=False)
@@ -129,10 +113,7 @@ async def test_records_of_the_quorum_change_no_hash_and_reach_offsets() -> None:
 async def test_an_offset_that_a_record_of_the_quorum_reaches_is_seen_before_the_next_entry() -> (
     None
 ):
-
-    leader, log = new_controller()
-    log.lead()
-    await committed(log, leader.write(REGISTER))
+    leader, log = await leading()
     before = await leader.state_hash(None)
     asked = await submit(leader.state_hash(log.next_offset + 1))
     log._add(BatchKind.CONTROL, (b"voters",))
@@ -145,9 +126,7 @@ async def test_an_offset_that_a_record_of_the_quorum_reaches_is_seen_before_the_
 @pytest.mark.parametrize("turns", [0, 5])
 async def test_a_view_of_what_is_undone_is_never_answered(turns: int) -> None:
     """Leadership is lost at once when the offset is reached, or when who asked waits for it."""
-    leader, log = new_controller()
-    log.lead()
-    await committed(log, leader.write(REGISTER))
+    leader, log = await leading()
     target = log.next_offset + 1
     asked = await submit(leader.state_hash(target))
     leader.submit((create("lost"),))  # reaches the offset, uncommitted
@@ -163,9 +142,7 @@ async def test_a_view_of_what_is_undone_is_never_answered(turns: int) -> None:
 
 
 async def test_a_snapshot_carries_the_rolling_hash_on() -> None:
-    leader, log = new_controller()
-    log.lead()
-    await committed(log, leader.write(REGISTER))
+    leader, log = await leading()
     file, point = io.BytesIO(), log.snapshot_point()
     leader.freeze(point)(file)
     loaded = new_follower(log)
@@ -178,14 +155,17 @@ async def test_a_snapshot_carries_the_rolling_hash_on() -> None:
     await committed(log, leader.write(create("a")))
     feed(loaded, log, point.snapshot_id.end_offset, log.committed)
     assert await beyond == await leader.state_hash(log.committed)
-    assert (await beyond).log_hash not in (EMPTY_LOG_HASH, UNKNOWN_LOG_HASH)
+    assert (await beyond).log_hash not in (
+        state_hashes.EMPTY_LOG_HASH,
+        state_hashes.UNKNOWN_LOG_HASH,
+    )
 
 
 async def test_few_wait_at_a_time_and_who_gives_up_makes_room() -> None:
-    leader, log = new_controller()
-    log.lead()
-    await committed(log, leader.write(REGISTER))
-    waiting = [await submit(leader.state_hash(log.committed + 1)) for _ in range(WAITING_MAX)]
+    leader, log = await leading()
+    waiting = [
+        await submit(leader.state_hash(log.committed + 1)) for _ in range(state_hashes.WAITING_MAX)
+    ]
     with pytest.raises(LimitExceededError):
         await leader.state_hash(log.committed + 1)
     waiting[0].cancel()

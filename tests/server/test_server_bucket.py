@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from streammeta.cli.local_cluster import LocalCluster, free_ports
-from streammeta.client import BrokerSession, ControllerClient, StreamReader, StreamWriter, methods
-from streammeta.client.errors import (
-    BucketRefusedError,
-    ControllerUnavailableError,
-    MapOlderThanBucketError,
+from streammeta.client import (
+    BrokerSession,
+    ControllerClient,
+    StreamReader,
+    StreamWriter,
+    errors,
+    methods,
 )
 from streammeta.client.model import node_message
 from streammeta.storage.bucket_marker import is_own_key, read_claimed, read_marker
@@ -71,7 +73,7 @@ def test_a_cluster_of_the_same_name_is_refused_the_bucket_and_so_are_its_brokers
                     request = objects_pb2.PrepareObjectsRequest(
                         node=node_message(session.node), count=1, ttl_ms=60_000
                     )
-                    with pytest.raises(BucketRefusedError, match=first_uuid):
+                    with pytest.raises(errors.BucketRefusedError, match=first_uuid):
                         await client.call(methods.PREPARE_OBJECTS, request)
                     with pytest.raises(WrongBucketError, match=first_uuid):
                         await written(session, bucket)
@@ -142,7 +144,7 @@ def test_a_cluster_restored_to_an_earlier_state_issues_and_deletes_nothing(tmp_p
                 request = objects_pb2.PrepareObjectsRequest(
                     node=node_message(session.node), count=1, ttl_ms=60_000
                 )
-                with pytest.raises(MapOlderThanBucketError, match="older than the bucket"):
+                with pytest.raises(errors.MapOlderThanBucketError, match="older than the bucket"):
                     await client.call(methods.PREPARE_OBJECTS, request)
                 # What asks for no new objects is served.
                 assert await session.create_streams([{}]) == [0]
@@ -175,7 +177,7 @@ def test_without_its_bucket_a_leader_takes_commits_and_issues_ids_when_it_is_bac
                 request = objects_pb2.PrepareObjectsRequest(
                     node=node_message(session.node), count=1, ttl_ms=60_000
                 )
-                with pytest.raises(ControllerUnavailableError) as put_off:
+                with pytest.raises(errors.ControllerUnavailableError) as put_off:
                     await client.call(methods.PREPARE_OBJECTS, request, deadline_s=3)
                 assert put_off.value.reason == "OBJECT_IDS_NOT_READY"
                 bring_back = asyncio.get_running_loop().call_later(0.2, away.rename, bucket)

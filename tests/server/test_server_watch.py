@@ -116,7 +116,6 @@ async def status_of(call: Any) -> tuple[grpc.StatusCode, str, dict[str, str]]:
 
 
 async def test_a_watch_tells_what_was_and_what_is_to_come() -> None:
-
     async with nodes() as (node,):
         node.commit(None, kv("a"), kv("b"))
         async with watching(node, from_offset=2) as call:
@@ -127,7 +126,6 @@ async def test_a_watch_tells_what_was_and_what_is_to_come() -> None:
 
 
 async def test_filters_cut_rows_and_entries() -> None:
-
     async with nodes() as (node,):
         node.commit(kv("a"), trimmed(1, 2, 3), trimmed(9), trimmed(3))
         async with watching(node, kinds=[pb.ENTITY_KIND_STREAM], stream_ids=[3, 1]) as call:
@@ -138,7 +136,6 @@ async def test_filters_cut_rows_and_entries() -> None:
 
 
 async def test_a_watcher_without_changes_learns_where_to_resume() -> None:
-
     async with nodes() as (node,):
         node.commit(kv("a"), kv("b"), None)
         async with watching(node, kinds=[pb.ENTITY_KIND_NODE]) as call:
@@ -148,7 +145,6 @@ async def test_a_watcher_without_changes_learns_where_to_resume() -> None:
 
 
 async def test_an_offset_above_the_end_is_waited_for() -> None:
-
     async with nodes() as (node,):
         node.commit(kv("a"))
         async with watching(node, from_offset=3) as call:
@@ -168,7 +164,6 @@ async def test_an_offset_above_the_end_is_waited_for() -> None:
     ],
 )
 async def test_bad_requests_are_refused(request_fields: dict[str, Any], field: str) -> None:
-
     async with nodes() as (node,), watching(node, **request_fields) as call:
         assert await status_of(call) == (
             grpc.StatusCode.INVALID_ARGUMENT,
@@ -178,7 +173,6 @@ async def test_bad_requests_are_refused(request_fields: dict[str, Any], field: s
 
 
 async def test_what_is_gone_from_the_ring_needs_a_snapshot() -> None:
-
     async with nodes(ring_bytes=2_000) as (node,):
         node.commit(*(kv(f"{number}", size=500) for number in range(20)))
         async with watching(node, from_offset=3) as call:
@@ -187,7 +181,6 @@ async def test_what_is_gone_from_the_ring_needs_a_snapshot() -> None:
 
 
 async def test_a_snapshot_that_is_loaded_meanwhile_needs_one_at_the_watcher_too() -> None:
-
     async with nodes() as (node,):
         node.commit(kv("a"))
         async with watching(node) as call:
@@ -200,7 +193,6 @@ async def test_a_snapshot_that_is_loaded_meanwhile_needs_one_at_the_watcher_too(
 
 
 async def test_a_watcher_that_does_not_read_is_cut_off_and_told_where_to_resume() -> None:
-
     async with nodes(ring_bytes=1 << 20) as (node,), watching(node) as call:
         node.commit(kv("first"))
         assert (await next_change(call))[0] == 0
@@ -267,7 +259,6 @@ async def changes(watch: MetadataWatch) -> AsyncGenerator[Change, None]:
 
 
 async def test_the_client_goes_on_elsewhere_without_gap_or_repeat() -> None:
-
     async with nodes(3) as cluster:
         for node in cluster:
             node.commit(*(kv(f"{number}") for number in range(10)))
@@ -308,7 +299,6 @@ async def test_the_client_gives_up_a_controller_that_hangs(monkeypatch: pytest.M
 
 
 async def test_a_watch_ends_only_when_no_controller_has_its_next_change() -> None:
-
     async with nodes(3) as cluster:
         for node in cluster:
             node.commit(*(kv(f"{number}") for number in range(10)))
@@ -326,7 +316,6 @@ async def test_a_watch_ends_only_when_no_controller_has_its_next_change() -> Non
 
 
 async def test_the_client_says_whom_it_tried_and_what_was_refused() -> None:
-
     async with nodes() as (node,):
         unknown: Any = [99]
         async with following([node.endpoint], kinds=unknown) as watch:

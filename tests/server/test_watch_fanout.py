@@ -107,7 +107,6 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 
 async def test_a_change_is_encoded_once_for_all_that_follow_it(encoded: Counter[int]) -> None:
-
     feed = ChangeFeed()
     watches = [Watch(fanout := Fanout(feed), pace=0)]
     watches += [Watch(fanout, pace=number % 3) for number in range(199)]
@@ -172,7 +171,6 @@ class Turns:
 
 
 async def test_a_turn_of_the_event_loop_serves_a_bounded_number_of_watches() -> None:
-
     feed, turns = ChangeFeed(), Turns()
     fanout = Fanout(feed)
     watches = [Watch(fanout, on_message=turns.note) for _ in range(1_000)]
@@ -245,7 +243,6 @@ async def test_all_watches_get_each_change_once_and_in_order(seed: int) -> None:
 
 
 async def test_a_watch_that_may_combine_catches_up_in_few_messages() -> None:
-
     feed = ChangeFeed()
     commit(feed, *(kv(f"{number}") for number in range(100)))
     watch = Watch(Fanout(feed), combines=True)

@@ -1,0 +1,13 @@
+"""Fixtures of the lifecycle's tests."""
+
+import pytest_asyncio
+
+from tests.lifecycle.lifecycle_world import World
+
+
+@pytest_asyncio.fixture
+async def world() -> World:
+    """Return a leader with one broker."""
+    started = World()
+    await started.start()
+    return started
