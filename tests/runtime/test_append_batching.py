@@ -77,46 +77,46 @@ async def test_many_that_waited_append_in_several_turns_of_the_event_loop() -> N
     assert done == sorted(done)
 
 
-async def test_writes_that_arrive_behind_two_batches_share_the_third(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 1)
-        node = cluster.nodes[await cluster.leader()]
-        cluster.drops = lambda one, other, request: is_fetch(request)
-        begun = node.driver.next_offset
-        writes = []
-        for number in range(append_batching.BATCHES_UNDER_WAY_MAX + WAITING):
-            writes.append(asyncio.create_task(node.controller.write(create(f"b{number}"))))
-            await settle()  # so that each is a batch of its own if it may
-        assert node.driver.next_offset == begun + append_batching.BATCHES_UNDER_WAY_MAX
+async def test_writes_that_arrive_behind_two_batches_share_the_third(
+    cluster: MemoryCluster,
+) -> None:
+    await cluster.fill("a", 1)
+    node = cluster.nodes[await cluster.leader()]
+    cluster.drops = lambda one, other, request: is_fetch(request)
+    begun = node.driver.next_offset
+    writes = []
+    for number in range(append_batching.BATCHES_UNDER_WAY_MAX + WAITING):
+        writes.append(asyncio.create_task(node.controller.write(create(f"b{number}"))))
+        await settle()  # so that each is a batch of its own if it may
+    assert node.driver.next_offset == begun + append_batching.BATCHES_UNDER_WAY_MAX
 
-        cluster.drops = lambda *_: False
+    cluster.drops = lambda *_: False
 
-        answers = await asyncio.gather(*writes)
-        assert [stream_ids(answer) for answer in answers] == [
-            (1 + number,) for number in range(len(writes))
-        ]
-        batches = node.journal.read(EndOffset(begun), 1 << 20)
-        ends = [batch.end_offset for batch in batches]
-        assert ends == [begun + 1, begun + 2, begun + len(writes)]
+    answers = await asyncio.gather(*writes)
+    assert [stream_ids(answer) for answer in answers] == [
+        (1 + number,) for number in range(len(writes))
+    ]
+    batches = node.journal.read(EndOffset(begun), 1 << 20)
+    ends = [batch.end_offset for batch in batches]
+    assert ends == [begun + 1, begun + 2, begun + len(writes)]
 
 
-async def test_who_waits_when_leadership_is_lost_is_told(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 1)
-        old = await cluster.leader()
-        node = cluster.nodes[old]
-        cluster.isolate(old)
-        writes = []
-        for number in range(append_batching.BATCHES_UNDER_WAY_MAX + 1):
-            writes.append(asyncio.create_task(node.controller.write(create(f"b{number}"))))
-            await settle()
-        await eventually(lambda: not node.driver.is_leader, "it to resign")
-        outcomes = await asyncio.gather(*writes, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes[:-1]] == [
-            OutcomeUnknownError
-        ] * append_batching.BATCHES_UNDER_WAY_MAX
-        with pytest.raises(NotLeaderError):
-            await writes[-1]
+async def test_who_waits_when_leadership_is_lost_is_told(cluster: MemoryCluster) -> None:
+    await cluster.fill("a", 1)
+    old = await cluster.leader()
+    node = cluster.nodes[old]
+    cluster.isolate(old)
+    writes = []
+    for number in range(append_batching.BATCHES_UNDER_WAY_MAX + 1):
+        writes.append(asyncio.create_task(node.controller.write(create(f"b{number}"))))
+        await settle()
+    await eventually(lambda: not node.driver.is_leader, "it to resign")
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes[:-1]] == [
+        OutcomeUnknownError
+    ] * append_batching.BATCHES_UNDER_WAY_MAX
+    with pytest.raises(NotLeaderError):
+        await writes[-1]
 
 
 def update_of(follower: Node, leader: Node) -> UpdateVoterRequest:

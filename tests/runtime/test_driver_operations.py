@@ -30,191 +30,186 @@ def voters_of(cluster: MemoryCluster, node_id: int) -> set[int]:
     return {voter.key.node_id for voter in described.voters}
 
 
-async def test_an_observer_becomes_a_voter_and_a_voter_leaves(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        last = await cluster.fill("a", 5)
-        joined = await cluster.start(3)
-        await cluster.hash_at(3, last.offset)
-        leader = cluster.nodes[await cluster.leader()]
-        observers = leader.driver.describe().observers
-        assert [observer.key for observer in observers] == [joined.key]
-        with pytest.raises(NotLeaderError):
-            await joined.driver.add_voter(Voter(joined.key, endpoint(3)), SOON_MS)
+async def test_an_observer_becomes_a_voter_and_a_voter_leaves(cluster: MemoryCluster) -> None:
+    last = await cluster.fill("a", 5)
+    joined = await cluster.start(3)
+    await cluster.hash_at(3, last.offset)
+    leader = cluster.nodes[await cluster.leader()]
+    observers = leader.driver.describe().observers
+    assert [observer.key for observer in observers] == [joined.key]
+    with pytest.raises(NotLeaderError):
+        await joined.driver.add_voter(Voter(joined.key, endpoint(3)), SOON_MS)
 
-        added = await leader.driver.add_voter(Voter(joined.key, endpoint(3)), SOON_MS)
+    added = await leader.driver.add_voter(Voter(joined.key, endpoint(3)), SOON_MS)
 
-        assert leader.driver.high_watermark >= added
-        assert voters_of(cluster, leader.key.node_id) == {0, 1, 2, 3}
-        await eventually(lambda: voters_of(cluster, 3) == {0, 1, 2, 3}, "the new voter knows")
-        assert joined.transport.voters.find(NodeId(3)) == Voter(joined.key, endpoint(3))
+    assert leader.driver.high_watermark >= added
+    assert voters_of(cluster, leader.key.node_id) == {0, 1, 2, 3}
+    await eventually(lambda: voters_of(cluster, 3) == {0, 1, 2, 3}, "the new voter knows")
+    assert joined.transport.voters.find(NodeId(3)) == Voter(joined.key, endpoint(3))
 
-        gone = next(n for n in cluster.nodes.values() if n.key not in (leader.key, joined.key))
-        await leader.driver.remove_voter(gone.key, SOON_MS)
-        assert voters_of(cluster, leader.key.node_id) == {0, 1, 2, 3} - {gone.key.node_id}
-        await cluster.kill(gone.key.node_id)
-        assert stream_ids(await cluster.write(create("after"))) == (5,)
-
-
-async def test_changes_that_make_no_sense_are_refused_with_the_reason(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 1)
-        node = cluster.nodes[await cluster.leader()]
-        with pytest.raises(quorum_errors.VoterChangeError, match="node 9") as unknown:
-            await node.driver.remove_voter(ReplicaKey(NodeId(9)), SOON_MS)
-        assert unknown.value.error is QuorumError.VOTER_NOT_FOUND
-        with pytest.raises(quorum_errors.VoterChangeError) as twice:
-            await node.driver.add_voter(Voter(node.key, "elsewhere:1"), SOON_MS)
-        assert twice.value.error is QuorumError.DUPLICATE_VOTER
-        with pytest.raises(quorum_errors.VoterChangeError, match="does not fetch"):
-            await node.driver.add_voter(Voter(ReplicaKey(NodeId(9)), "h:1"), SOON_MS)
-        assert voters_of(cluster, node.key.node_id) == {0, 1, 2}
+    gone = next(n for n in cluster.nodes.values() if n.key not in (leader.key, joined.key))
+    await leader.driver.remove_voter(gone.key, SOON_MS)
+    assert voters_of(cluster, leader.key.node_id) == {0, 1, 2, 3} - {gone.key.node_id}
+    await cluster.kill(gone.key.node_id)
+    assert stream_ids(await cluster.write(create("after"))) == (5,)
 
 
-async def test_a_change_that_is_not_committed_in_time_may_still_be(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 1)
-        leader = await cluster.leader()
-        node = cluster.nodes[leader]
-        gone = next(n for n in cluster.nodes.values() if n is not node)
-        cluster.drops = lambda one, other, request: is_fetch(request)
-
-        with pytest.raises(quorum_errors.VoterChangeError, match="within 50 ms; it may") as late:
-            await node.driver.remove_voter(gone.key, 50)
-
-        assert late.value.error is QuorumError.REQUEST_TIMED_OUT
-
-
-async def test_a_leader_that_removes_itself_leads_until_that_is_committed(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 2)
-        old = await cluster.leader()
-        await cluster.nodes[old].driver.remove_voter(cluster.nodes[old].key, SOON_MS)
-        new = await cluster.leader(among=lambda i: i != old)
-        assert voters_of(cluster, new) == {0, 1, 2} - {old}
-        await eventually(lambda: not cluster.nodes[old].driver.is_leader, "it resigned")
-        assert stream_ids(await cluster.write(create("after"))) == (2,)
+async def test_changes_that_make_no_sense_are_refused_with_the_reason(
+    cluster: MemoryCluster,
+) -> None:
+    await cluster.fill("a", 1)
+    node = cluster.nodes[await cluster.leader()]
+    with pytest.raises(quorum_errors.VoterChangeError, match="node 9") as unknown:
+        await node.driver.remove_voter(ReplicaKey(NodeId(9)), SOON_MS)
+    assert unknown.value.error is QuorumError.VOTER_NOT_FOUND
+    with pytest.raises(quorum_errors.VoterChangeError) as twice:
+        await node.driver.add_voter(Voter(node.key, "elsewhere:1"), SOON_MS)
+    assert twice.value.error is QuorumError.DUPLICATE_VOTER
+    with pytest.raises(quorum_errors.VoterChangeError, match="does not fetch"):
+        await node.driver.add_voter(Voter(ReplicaKey(NodeId(9)), "h:1"), SOON_MS)
+    assert voters_of(cluster, node.key.node_id) == {0, 1, 2}
 
 
-async def test_leadership_is_handed_over_and_nothing_is_lost(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 5)
-        old = await cluster.leader()
-        to = next(i for i in cluster.nodes if i != old)
-        preferred = []
+async def test_a_change_that_is_not_committed_in_time_may_still_be(cluster: MemoryCluster) -> None:
+    await cluster.fill("a", 1)
+    leader = await cluster.leader()
+    node = cluster.nodes[leader]
+    gone = next(n for n in cluster.nodes.values() if n is not node)
+    cluster.drops = lambda one, other, request: is_fetch(request)
 
-        def note(_: int, __: int, request: Request) -> bool:
-            if isinstance(request, EndQuorumEpochRequest):
-                preferred.append(request.preferred_successors[0].node_id)
-            return False
+    with pytest.raises(quorum_errors.VoterChangeError, match="within 50 ms; it may") as late:
+        await node.driver.remove_voter(gone.key, 50)
 
-        cluster.drops = note
-        under_way = asyncio.create_task(cluster.write(create("under-way")))
-        await asyncio.sleep(0)
-
-        await cluster.nodes[old].driver.transfer_leadership(NodeId(to), SOON_MS)
-
-        assert not cluster.nodes[old].driver.is_leader
-        await eventually(lambda: bool(preferred), "the others to be told")
-        assert set(preferred) == {to}
-        assert await cluster.leader(among=lambda i: i != old) != old
-        assert stream_ids(await under_way) == (5,)
-        with pytest.raises(NotLeaderError):
-            await cluster.nodes[old].driver.transfer_leadership(None, SOON_MS)
+    assert late.value.error is QuorumError.REQUEST_TIMED_OUT
 
 
-async def test_appends_are_refused_while_leadership_is_handed_over(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 2)
-        old = await cluster.leader()
-        to = next(i for i in cluster.nodes if i != old)
-        node = cluster.nodes[old]
-        cluster.drops = lambda one, other, request: one == to and is_fetch(request)
-        await cluster.nodes[old].controller.write(create("b"))
-        handing = asyncio.create_task(node.driver.transfer_leadership(NodeId(to), SOON_MS))
-        await eventually(lambda: node.driver.describe().is_transferring, "a transfer")
-        before = node.driver.next_offset
-        with pytest.raises(NotLeaderError):
-            await node.controller.write(create("refused"))
-        with pytest.raises(quorum_errors.TransferRefusedError, match="already"):
-            await node.driver.transfer_leadership(None, SOON_MS)
-        assert node.driver.next_offset == before
-
-        cluster.drops = lambda *_: False
-
-        await asyncio.gather(handing, return_exceptions=True)
-        assert stream_ids(await cluster.write(create("refused"))) == (3,)
+async def test_a_leader_that_removes_itself_leads_until_that_is_committed(
+    cluster: MemoryCluster,
+) -> None:
+    await cluster.fill("a", 2)
+    old = await cluster.leader()
+    await cluster.nodes[old].driver.remove_voter(cluster.nodes[old].key, SOON_MS)
+    new = await cluster.leader(among=lambda i: i != old)
+    assert voters_of(cluster, new) == {0, 1, 2} - {old}
+    await eventually(lambda: not cluster.nodes[old].driver.is_leader, "it resigned")
+    assert stream_ids(await cluster.write(create("after"))) == (2,)
 
 
-async def test_a_transfer_to_a_stranger_is_refused_and_leadership_stays(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 1)
-        node = cluster.nodes[await cluster.leader()]
-        with pytest.raises(quorum_errors.TransferRefusedError, match="9"):
-            await node.driver.transfer_leadership(NodeId(9), SOON_MS)
-        assert node.driver.is_leader
-        assert stream_ids(await node.controller.write(create("after"))) == (1,)
+async def test_leadership_is_handed_over_and_nothing_is_lost(cluster: MemoryCluster) -> None:
+    await cluster.fill("a", 5)
+    old = await cluster.leader()
+    to = next(i for i in cluster.nodes if i != old)
+    preferred = []
+
+    def note(_: int, __: int, request: Request) -> bool:
+        if isinstance(request, EndQuorumEpochRequest):
+            preferred.append(request.preferred_successors[0].node_id)
+        return False
+
+    cluster.drops = note
+    under_way = asyncio.create_task(cluster.write(create("under-way")))
+    await asyncio.sleep(0)
+
+    await cluster.nodes[old].driver.transfer_leadership(NodeId(to), SOON_MS)
+
+    assert not cluster.nodes[old].driver.is_leader
+    await eventually(lambda: bool(preferred), "the others to be told")
+    assert set(preferred) == {to}
+    assert await cluster.leader(among=lambda i: i != old) != old
+    assert stream_ids(await under_way) == (5,)
+    with pytest.raises(NotLeaderError):
+        await cluster.nodes[old].driver.transfer_leadership(None, SOON_MS)
 
 
-async def test_a_transfer_to_the_leader_itself_has_nothing_to_do(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 1)
-        leader = await cluster.leader()
-        node = cluster.nodes[leader]
-        epoch = node.driver.epoch
-        await node.driver.transfer_leadership(NodeId(leader), SOON_MS)
-        assert (node.driver.is_leader, node.driver.epoch) == (True, epoch)
-        assert stream_ids(await node.controller.write(create("after"))) == (1,)
+async def test_appends_are_refused_while_leadership_is_handed_over(cluster: MemoryCluster) -> None:
+    await cluster.fill("a", 2)
+    old = await cluster.leader()
+    to = next(i for i in cluster.nodes if i != old)
+    node = cluster.nodes[old]
+    cluster.drops = lambda one, other, request: one == to and is_fetch(request)
+    await cluster.nodes[old].controller.write(create("b"))
+    handing = asyncio.create_task(node.driver.transfer_leadership(NodeId(to), SOON_MS))
+    await eventually(lambda: node.driver.describe().is_transferring, "a transfer")
+    before = node.driver.next_offset
+    with pytest.raises(NotLeaderError):
+        await node.controller.write(create("refused"))
+    with pytest.raises(quorum_errors.TransferRefusedError, match="already"):
+        await node.driver.transfer_leadership(None, SOON_MS)
+    assert node.driver.next_offset == before
+
+    cluster.drops = lambda *_: False
+
+    await asyncio.gather(handing, return_exceptions=True)
+    assert stream_ids(await cluster.write(create("refused"))) == (3,)
 
 
-async def test_the_end_of_every_leadership_is_logged_with_its_reason(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 1)
-        leader = await cluster.leader()
-        to = next(i for i in cluster.nodes if i != leader)
-        with capture_logs() as logged:
-            await cluster.nodes[leader].driver.transfer_leadership(NodeId(to), SOON_MS)
-        ends = [entry for entry in logged if entry["event"] == "leadership_ended"]
-        assert [entry["reason"] for entry in ends] == [f"handed over to controller {to}, as asked"]
-        assert ends[0]["had_served"]
+async def test_a_transfer_to_a_stranger_is_refused_and_leadership_stays(
+    cluster: MemoryCluster,
+) -> None:
+    await cluster.fill("a", 1)
+    node = cluster.nodes[await cluster.leader()]
+    with pytest.raises(quorum_errors.TransferRefusedError, match="9"):
+        await node.driver.transfer_leadership(NodeId(9), SOON_MS)
+    assert node.driver.is_leader
+    assert stream_ids(await node.controller.write(create("after"))) == (1,)
 
 
-async def test_a_leader_that_stops_lets_what_was_appended_commit(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 1)
-        old = await cluster.leader()
-        node = cluster.nodes[old]
-        writes = [
-            asyncio.create_task(node.controller.write(create(f"last-{i}"))) for i in range(20)
-        ]
-        await asyncio.sleep(0)
-
-        await cluster.stop(old)
-
-        answered = await asyncio.gather(*writes)
-        assert [stream_ids(item) for item in answered] == [(1 + i,) for i in range(20)]
-        new = await cluster.leader()
-        await cluster.hash_at(new, answered[-1].offset)
+async def test_a_transfer_to_the_leader_itself_has_nothing_to_do(cluster: MemoryCluster) -> None:
+    await cluster.fill("a", 1)
+    leader = await cluster.leader()
+    node = cluster.nodes[leader]
+    epoch = node.driver.epoch
+    await node.driver.transfer_leadership(NodeId(leader), SOON_MS)
+    assert (node.driver.is_leader, node.driver.epoch) == (True, epoch)
+    assert stream_ids(await node.controller.write(create("after"))) == (1,)
 
 
-async def test_a_session_sees_its_own_write_on_every_controller(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 1)
-        for round_ in range(5):
-            written = await cluster.write(create(f"b-{round_}"))
-            for node in cluster.nodes.values():
-                seen = await node.controller.read(
-                    DescribeStreams(), at_least=written.offset, timeout_ms=SOON_MS
-                )
-                assert seen.offset >= written.offset
-                assert seen.answer.total == 2 + round_  # type: ignore[union-attr]
-        lonely = next(i for i, n in cluster.nodes.items() if not n.driver.is_leader)
-        cluster.isolate(lonely)
-        written = await cluster.write(create("c"))
-        behind = cluster.nodes[lonely].controller
-        with pytest.raises(quorum_errors.NotCaughtUpError):
-            await behind.read(DescribeStreams(), at_least=written.offset, timeout_ms=20)
-        old = await behind.read(DescribeStreams(), at_least=0)
-        assert old.offset < written.offset, "without more asked for, it tells what it has"
+async def test_the_end_of_every_leadership_is_logged_with_its_reason(
+    cluster: MemoryCluster,
+) -> None:
+    await cluster.fill("a", 1)
+    leader = await cluster.leader()
+    to = next(i for i in cluster.nodes if i != leader)
+    with capture_logs() as logged:
+        await cluster.nodes[leader].driver.transfer_leadership(NodeId(to), SOON_MS)
+    ends = [entry for entry in logged if entry["event"] == "leadership_ended"]
+    assert [entry["reason"] for entry in ends] == [f"handed over to controller {to}, as asked"]
+    assert ends[0]["had_served"]
+
+
+async def test_a_leader_that_stops_lets_what_was_appended_commit(cluster: MemoryCluster) -> None:
+    await cluster.fill("a", 1)
+    old = await cluster.leader()
+    node = cluster.nodes[old]
+    writes = [asyncio.create_task(node.controller.write(create(f"last-{i}"))) for i in range(20)]
+    await asyncio.sleep(0)
+
+    await cluster.stop(old)
+
+    answered = await asyncio.gather(*writes)
+    assert [stream_ids(item) for item in answered] == [(1 + i,) for i in range(20)]
+    new = await cluster.leader()
+    await cluster.hash_at(new, answered[-1].offset)
+
+
+async def test_a_session_sees_its_own_write_on_every_controller(cluster: MemoryCluster) -> None:
+    await cluster.fill("a", 1)
+    for round_ in range(5):
+        written = await cluster.write(create(f"b-{round_}"))
+        for node in cluster.nodes.values():
+            seen = await node.controller.read(
+                DescribeStreams(), at_least=written.offset, timeout_ms=SOON_MS
+            )
+            assert seen.offset >= written.offset
+            assert seen.answer.total == 2 + round_  # type: ignore[union-attr]
+    lonely = next(i for i, n in cluster.nodes.items() if not n.driver.is_leader)
+    cluster.isolate(lonely)
+    written = await cluster.write(create("c"))
+    behind = cluster.nodes[lonely].controller
+    with pytest.raises(quorum_errors.NotCaughtUpError):
+        await behind.read(DescribeStreams(), at_least=written.offset, timeout_ms=20)
+    old = await behind.read(DescribeStreams(), at_least=0)
+    assert old.offset < written.offset, "without more asked for, it tells what it has"
 
 
 async def test_linearizable_reads_that_can_not_be_proven_are_bounded(tmp_path: Path) -> None:

@@ -26,32 +26,30 @@ from tests.kit.memory_cluster import (
 OFTEN = CheckpointLimits(log_bytes=500, interval_ms=600_000, retry_ms=50)
 
 
-async def test_a_restart_from_snapshot_and_tail_equals_replay(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path, size=1) as cluster:
-        await cluster.fill("a", 20)
-        taken = await cluster.nodes[0].driver.take_snapshot()
-        last = await cluster.fill("b", 5)
-        replayed = await cluster.hash_at(0, last.offset)
+async def test_a_restart_from_snapshot_and_tail_equals_replay(lone: MemoryCluster) -> None:
+    await lone.fill("a", 20)
+    taken = await lone.nodes[0].driver.take_snapshot()
+    last = await lone.fill("b", 5)
+    replayed = await lone.hash_at(0, last.offset)
 
-        node = await cluster.restart(0)
+    node = await lone.restart(0)
 
-        assert await cluster.hash_at(0, last.offset) == replayed
-        assert node.journal.snapshots == (taken,)
-        assert node.driver.describe().snapshot_id == taken
-        again = await cluster.write(create("a-3"))
-        assert stream_ids(again) == (3,), "what was remembered is remembered"
+    assert await lone.hash_at(0, last.offset) == replayed
+    assert node.journal.snapshots == (taken,)
+    assert node.driver.describe().snapshot_id == taken
+    again = await lone.write(create("a-3"))
+    assert stream_ids(again) == (3,), "what was remembered is remembered"
 
 
-async def test_a_snapshot_at_every_offset_restores_the_same_map(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path, size=1) as cluster:
-        await cluster.leader()
-        for index in range(6):
-            last = await cluster.fill(f"x{index}", 1)
-            taken = await cluster.nodes[0].driver.take_snapshot()
-            assert taken.end_offset == last.offset
-            before = await cluster.hash_at(0, last.offset)
-            await cluster.restart(0)
-            assert await cluster.hash_at(0, last.offset) == before
+async def test_a_snapshot_at_every_offset_restores_the_same_map(lone: MemoryCluster) -> None:
+    await lone.leader()
+    for index in range(6):
+        last = await lone.fill(f"x{index}", 1)
+        taken = await lone.nodes[0].driver.take_snapshot()
+        assert taken.end_offset == last.offset
+        before = await lone.hash_at(0, last.offset)
+        await lone.restart(0)
+        assert await lone.hash_at(0, last.offset) == before
 
 
 async def test_a_follower_far_behind_gets_a_snapshot_and_then_the_tail(tmp_path: Path) -> None:
@@ -154,86 +152,84 @@ class _SlowFreeze:
 
 
 async def test_no_write_waits_for_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 5)
-        node = cluster.nodes[await cluster.leader()]
-        slow = _SlowFreeze(monkeypatch, node.controller)
-        taking = asyncio.create_task(node.driver.take_snapshot())
-        await slow.frozen.wait()
+    await cluster.fill("a", 5)
+    node = cluster.nodes[await cluster.leader()]
+    slow = _SlowFreeze(monkeypatch, node.controller)
+    taking = asyncio.create_task(node.driver.take_snapshot())
+    await slow.frozen.wait()
 
-        answered = await node.controller.write(create("meanwhile"))
-        frozen = await node.controller.frozen()
+    answered = await node.controller.write(create("meanwhile"))
+    frozen = await node.controller.frozen()
 
-        assert not taking.done()
-        slow.go_on.set()
-        taken = await taking
-        assert taken.end_offset < answered.offset == frozen.id.end_offset
+    assert not taking.done()
+    slow.go_on.set()
+    taken = await taking
+    assert taken.end_offset < answered.offset == frozen.id.end_offset
 
 
 async def test_a_leaders_view_counts_only_once_it_is_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 5)
-        node = cluster.nodes[leader := await cluster.leader()]
-        cluster.drops = lambda one, other, request: leader == other and is_fetch(request)
-        doubtful = asyncio.create_task(node.controller.write(create("doubtful")))
-        taking = asyncio.create_task(node.driver.take_snapshot())
-        await eventually(lambda: bool(cluster.snapshot_files(leader)), "a file")
-        assert cluster.snapshot_files(leader)[-1].endswith(".tmp")
+    await cluster.fill("a", 5)
+    node = cluster.nodes[leader := await cluster.leader()]
+    cluster.drops = lambda one, other, request: leader == other and is_fetch(request)
+    doubtful = asyncio.create_task(node.controller.write(create("doubtful")))
+    taking = asyncio.create_task(node.driver.take_snapshot())
+    await eventually(lambda: bool(cluster.snapshot_files(leader)), "a file")
+    assert cluster.snapshot_files(leader)[-1].endswith(".tmp")
 
-        cluster.drops = lambda *_: False
+    cluster.drops = lambda *_: False
 
-        answered = await doubtful
-        taken = await taking
-        assert taken.end_offset >= answered.offset
-        assert taken in node.journal.snapshots
-
-
-async def test_a_snapshot_ends_where_a_batch_ends(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path, size=1) as cluster:
-        await cluster.fill("a", 1)
-        node = cluster.nodes[0]
-        writing = asyncio.create_task(node.controller.write(create("b")))
-        await asyncio.sleep(0)
-        end_offset = node.driver.next_offset
-        assert node.driver.describe().end_offset < end_offset, "a batch is being formed"
-
-        point = node.driver.snapshot_point()
-
-        assert point.snapshot_id.end_offset == end_offset
-        assert node.driver.describe().end_offset == end_offset, "that batch has ended"
-        assert (await writing).offset == end_offset
+    answered = await doubtful
+    taken = await taking
+    assert taken.end_offset >= answered.offset
+    assert taken in node.journal.snapshots
 
 
-async def test_a_view_of_a_leader_that_lost_leadership_is_thrown_away(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path) as cluster:
-        await cluster.fill("a", 5)
-        old = await cluster.leader()
-        node = cluster.nodes[old]
-        cluster.isolate(old)
-        doubtful = asyncio.create_task(node.controller.write(create("doubtful")))
-        await asyncio.sleep(0)
-        taking = asyncio.create_task(node.driver.take_snapshot())
-        await asyncio.sleep(0)
-        uncommitted_end = node.driver.next_offset
+async def test_a_snapshot_ends_where_a_batch_ends(lone: MemoryCluster) -> None:
+    await lone.fill("a", 1)
+    node = lone.nodes[0]
+    writing = asyncio.create_task(node.controller.write(create("b")))
+    await asyncio.sleep(0)
+    end_offset = node.driver.next_offset
+    assert node.driver.describe().end_offset < end_offset, "a batch is being formed"
 
-        with pytest.raises(OutcomeUnknownError):
-            await doubtful
+    point = node.driver.snapshot_point()
 
-        new = await cluster.leader(among=lambda i: i != old)
-        answered = await cluster.nodes[new].controller.write(create("other"))
-        taken = await taking
-        assert taken.end_offset < uncommitted_end, "the next one holds committed state only"
-        cluster.cut.clear()
-        last = await cluster.fill("b", 1)
-        assert stream_ids(answered) == (5,), "its id was never used"
-        await cluster.hash_at(old, last.offset)
-        await cluster.restart(old)
-        wanted = await cluster.hash_at(await cluster.leader(), last.offset)
-        assert await cluster.hash_at(old, last.offset) == wanted
+    assert point.snapshot_id.end_offset == end_offset
+    assert node.driver.describe().end_offset == end_offset, "that batch has ended"
+    assert (await writing).offset == end_offset
+
+
+async def test_a_view_of_a_leader_that_lost_leadership_is_thrown_away(
+    cluster: MemoryCluster,
+) -> None:
+    await cluster.fill("a", 5)
+    old = await cluster.leader()
+    node = cluster.nodes[old]
+    cluster.isolate(old)
+    doubtful = asyncio.create_task(node.controller.write(create("doubtful")))
+    await asyncio.sleep(0)
+    taking = asyncio.create_task(node.driver.take_snapshot())
+    await asyncio.sleep(0)
+    uncommitted_end = node.driver.next_offset
+
+    with pytest.raises(OutcomeUnknownError):
+        await doubtful
+
+    new = await cluster.leader(among=lambda i: i != old)
+    answered = await cluster.nodes[new].controller.write(create("other"))
+    taken = await taking
+    assert taken.end_offset < uncommitted_end, "the next one holds committed state only"
+    cluster.cut.clear()
+    last = await cluster.fill("b", 1)
+    assert stream_ids(answered) == (5,), "its id was never used"
+    await cluster.hash_at(old, last.offset)
+    await cluster.restart(old)
+    wanted = await cluster.hash_at(await cluster.leader(), last.offset)
+    assert await cluster.hash_at(old, last.offset) == wanted
 
 
 async def test_without_room_a_checkpoint_is_put_off_and_leaves_nothing(tmp_path: Path) -> None:
@@ -254,22 +250,22 @@ async def test_without_room_a_checkpoint_is_put_off_and_leaves_nothing(tmp_path:
         assert node.journal.snapshots[-1].end_offset >= last.offset
 
 
-async def test_a_snapshot_names_the_voters_and_nothing_new_makes_no_new_one(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path, size=1) as cluster:
-        node = cluster.nodes[0]
-        await cluster.fill("a", 1)
-        taken = await node.driver.take_snapshot()
-        assert await node.driver.take_snapshot() == taken
-        with node.journal.open_snapshot(taken) as file:
-            voters = section_voters(CheckpointReader(file))
-        assert [voter.key for voter in voters] == [node.key]
-        assert node.driver.snapshot_point().voters == voters
+async def test_a_snapshot_names_the_voters_and_nothing_new_makes_no_new_one(
+    lone: MemoryCluster,
+) -> None:
+    node = lone.nodes[0]
+    await lone.fill("a", 1)
+    taken = await node.driver.take_snapshot()
+    assert await node.driver.take_snapshot() == taken
+    with node.journal.open_snapshot(taken) as file:
+        voters = section_voters(CheckpointReader(file))
+    assert [voter.key for voter in voters] == [node.key]
+    assert node.driver.snapshot_point().voters == voters
 
 
-async def test_a_controller_that_stops_takes_no_snapshot(tmp_path: Path) -> None:
-    async with MemoryCluster(tmp_path, size=1) as cluster:
-        await cluster.fill("a", 1)
-        driver = cluster.nodes[0].driver
-        await cluster.stop(0)
-        with pytest.raises(SnapshotFailedError, match="stopping"):
-            await driver.take_snapshot()
+async def test_a_controller_that_stops_takes_no_snapshot(lone: MemoryCluster) -> None:
+    await lone.fill("a", 1)
+    driver = lone.nodes[0].driver
+    await lone.stop(0)
+    with pytest.raises(SnapshotFailedError, match="stopping"):
+        await driver.take_snapshot()
