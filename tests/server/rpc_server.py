@@ -56,12 +56,12 @@ class Rpcs:
 
     async def refusal(
         self, method: str, request: Any, **options: Any
-    ) -> tuple[grpc.StatusCode, str, dict[str, str]]:
+    ) -> tuple[str, str, dict[str, str]]:
         """Return status code, reason and metadata of a call that fails."""
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await self.call(method, request, common_pb2.Tag, **options)
         failure = read_failure(raised.value)
-        return raised.value.code(), failure.reason, dict(failure.metadata)
+        return failure.code.name, failure.reason, dict(failure.metadata)
 
     async def register(self, node: common_pb2.NodeIdentity = NODE) -> None:
         """Register a node."""
@@ -84,6 +84,11 @@ class Rpcs:
             )
         )
         return list(created.stream_ids)
+
+    async def begin(self, streams: int, objects: int) -> tuple[list[int], int]:
+        """Register `NODE`; return open streams and the first of prepared objects."""
+        await self.register()
+        return await self.open_streams(streams), await self.prepare(objects)
 
     async def prepare(self, count: int) -> int:
         """Prepare objects; return the first id."""

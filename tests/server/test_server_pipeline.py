@@ -9,7 +9,6 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from streammeta.controller.metadata.answers import CreateStreamsAnswer, PrepareObjectsAnswer
 from streammeta.controller.metadata.requests import OpenStreams, PrepareObjects, StreamToOpen
 from streammeta.controller.rpc import commit_pipeline
 from streammeta.controller.rpc.commit_pipeline import ROWS_A_COMMIT, ROWS_A_PART, CommitPipeline
@@ -20,7 +19,7 @@ from streammeta.rpc.failures import read_failure
 from streammeta.v1 import common_pb2, objects_pb2
 from tests.kit.fake_broker import until
 from tests.kit.grpc_servers import served
-from tests.kit.memory_log import NODE, REGISTER, MemoryLog, committed, create, new_controller
+from tests.kit.memory_log import NODE, MemoryLog, committed, create, leading
 
 PATH = "/streammeta.v1.ObjectService/CommitPipeline"
 SERVICE = objects_pb2.DESCRIPTOR.services_by_name["ObjectService"]
@@ -52,12 +51,16 @@ class Scene:
             await asyncio.wait([answer], timeout=0.01)
         return await answer
 
-    async def refusal(self) -> tuple[grpc.StatusCode, str, dict[str, str]]:
+    async def refusal(self) -> tuple[str, str, dict[str, str]]:
         """Read until the stream ends; return its status, reason and metadata."""
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await self.call.read()
         failure = read_failure(raised.value)
-        return raised.value.code(), failure.reason, dict(failure.metadata)
+        return failure.code.name, failure.reason, dict(failure.metadata)
+
+    def another(self) -> "Scene":
+        """Open another stream to the same leader."""
+        return Scene(self.controller, self.log, self.channel, self.channel.stream_stream(PATH)())
 
     async def appended(self, payloads: int) -> None:
         """Wait until so many entries are in the log beyond what is committed."""
@@ -69,20 +72,13 @@ class Scene:
 @pytest_asyncio.fixture
 async def scene() -> AsyncIterator[Scene]:
     """Yield a stream of messages to a leader with open streams 0.. and prepared objects 0..99."""
-    controller, log = new_controller()
-    log.lead()
-    await committed(log, controller.write(REGISTER))
+    controller, log = await leading()
     created = await committed(log, controller.write(create("streams", STREAMS)))
-    assert created.answer == CreateStreamsAnswer(
-        error=created.answer.error, stream_ids=tuple(range(STREAMS))
-    )
+    assert created.answer.stream_ids == tuple(range(STREAMS))
     streams = tuple(StreamToOpen(stream_id, 1) for stream_id in range(STREAMS))
     await committed(log, controller.write(OpenStreams(node=NODE, streams=streams)))
     prepare = PrepareObjects(request_id="objects", node=NODE, count=100, ttl_ms=60_000)
-    prepared = await committed(log, controller.write(prepare))
-    assert prepared.answer == PrepareObjectsAnswer(
-        error=prepared.answer.error, first_object_id=0, deadline_ms=prepared.answer.deadline_ms
-    )
+    assert (await committed(log, controller.write(prepare))).answer.first_object_id == 0
     handle = CommitPipeline(controller, READ_AHEAD).handle
     services = service_handler(SERVICE, {}, {}, {"CommitPipeline": handle})
     async with served(services) as endpoint, client_channel(endpoint) as channel:
@@ -91,8 +87,8 @@ async def scene() -> AsyncIterator[Scene]:
         call.cancel()
 
 
-def node() -> common_pb2.NodeIdentity:
-    return common_pb2.NodeIdentity(node_id=NODE.node_id, node_epoch=NODE.node_epoch)
+OWNER = common_pb2.NodeIdentity(node_id=NODE.node_id, node_epoch=NODE.node_epoch)
+NONE, NOT_MATCHED = common_pb2.ERROR_CODE_NONE, common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED
 
 
 def uploads(sequence: int, *rows: tuple[int, int, int]) -> objects_pb2.CommitPipelineRequest:
@@ -100,7 +96,7 @@ def uploads(sequence: int, *rows: tuple[int, int, int]) -> objects_pb2.CommitPip
     return objects_pb2.CommitPipelineRequest(
         sequence=sequence,
         uploads=objects_pb2.UploadColumns(
-            node=node(),
+            node=OWNER,
             object_id=[row[0] for row in rows],
             object_size=[100] * len(rows),
             range_count=[1] * len(rows),
@@ -115,7 +111,7 @@ def uploads(sequence: int, *rows: tuple[int, int, int]) -> objects_pb2.CommitPip
 
 def commit(object_id: int, stream_id: int, start: int) -> objects_pb2.CommitStreamSetObjectRequest:
     return objects_pb2.CommitStreamSetObjectRequest(
-        node=node(),
+        node=OWNER,
         on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
         object_id=object_id,
         order_id=object_id,
@@ -147,42 +143,26 @@ async def test_commits_are_judged_before_uploads_of_the_same_message(scene: Scen
     message = uploads(1, (0, 0, 10))
     message.commits.extend([commit(1, 0, 0), commit(2, 0, 50)])
     await scene.send(message)
-    await scene.appended(2)
-    scene.log.commit()
 
-    answer = await scene.receive()
+    answer = await scene.committed_answer()
 
-    assert [one.error for one in answer.commits] == [
-        common_pb2.ERROR_CODE_NONE,
-        common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED,
-    ]
-    assert list(answer.commits[1].range_errors) == [common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED]
+    assert [one.error for one in answer.commits] == [NONE, NOT_MATCHED]
+    assert list(answer.commits[1].range_errors) == [NOT_MATCHED]
     assert not answer.uploads.errors
 
 
 async def test_a_bad_upload_rejects_itself_alone(scene: Scene) -> None:
     await scene.send(uploads(1, (0, 0, 0), (1, 1, 5), (2, 2, 0)))
-    await scene.appended(1)
-    scene.log.commit()
-
-    answer = await scene.receive()
-
-    wanted = [
-        common_pb2.ERROR_CODE_NONE,
-        common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED,
-        common_pb2.ERROR_CODE_NONE,
-    ]
-    assert list(answer.uploads.errors) == wanted
-    assert list(answer.uploads.range_errors) == wanted
+    answer = await scene.committed_answer()
+    assert list(answer.uploads.errors) == [NONE, NOT_MATCHED, NONE]
+    assert list(answer.uploads.range_errors) == [NONE, NOT_MATCHED, NONE]
 
 
 async def test_a_repeated_upload_gets_the_first_answer(scene: Scene) -> None:
     for sequence in (1, 2):
         await scene.send(uploads(sequence, (0, 0, 0)))
-    await scene.appended(1)
-    scene.log.commit()
     for sequence in (1, 2):
-        answer = await scene.receive()
+        answer = await scene.committed_answer()
         assert answer.sequence == sequence
         assert not answer.uploads.errors
 
@@ -190,17 +170,11 @@ async def test_a_repeated_upload_gets_the_first_answer(scene: Scene) -> None:
 async def test_a_deposed_leader_confirms_no_repetition(scene: Scene) -> None:
     """An answer that appends nothing is given by a proven leader only."""
     await scene.send(uploads(1, (0, 0, 0)))
-    await scene.appended(1)
-    scene.log.commit()
-    await scene.receive()
+    await scene.committed_answer()
     scene.log.is_deposed = True
     await scene.send(uploads(2, (0, 0, 0)))
     code, reason, metadata = await scene.refusal()
-    assert (code, reason, metadata["sequence"]) == (
-        grpc.StatusCode.UNAVAILABLE,
-        "NOT_LEADER",
-        "2",
-    )
+    assert (code, reason, metadata["sequence"]) == ("UNAVAILABLE", "NOT_LEADER", "2")
 
 
 async def test_reads_no_further_than_the_bound(scene: Scene) -> None:
@@ -230,11 +204,7 @@ async def test_a_malformed_message_ends_the_stream_after_the_answers_before_it(
     assert (await scene.receive()).sequence == 1
     code, reason, metadata = await scene.refusal()
 
-    assert (code, reason, metadata["sequence"]) == (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "INVALID_FIELD",
-        "2",
-    )
+    assert (code, reason, metadata["sequence"]) == ("INVALID_ARGUMENT", "INVALID_FIELD", "2")
     assert "range_count" in metadata["field"]
     assert scene.log.next_offset == scene.log.committed
     assert scene.controller.is_active
@@ -245,20 +215,15 @@ async def test_a_message_that_can_not_be_read_changes_nothing(scene: Scene) -> N
     message.commits.extend([commit(0, 0, 0), commit(2, 2, 0)])
     message.commits[1].on_conflict = 9  # type: ignore[assignment]
     await scene.send(message)
-    code, _, metadata = await scene.refusal()
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert metadata == {"field": "commits[1].on_conflict", "sequence": "4"}
+    where = {"field": "commits[1].on_conflict", "sequence": "4"}
+    assert await scene.refusal() == ("INVALID_ARGUMENT", "INVALID_FIELD", where)
     assert scene.log.next_offset == scene.log.committed
 
 
 async def test_bytes_that_are_no_message(scene: Scene) -> None:
     await scene.call.write(b"\xff\xff\xff")
-    code, reason, metadata = await scene.refusal()
-    assert (code, reason, metadata["field"]) == (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "INVALID_FIELD",
-        "message",
-    )
+    wanted = ("INVALID_ARGUMENT", "INVALID_FIELD", {"field": "message"})
+    assert await scene.refusal() == wanted
 
 
 async def test_lost_leadership_ends_the_stream(scene: Scene) -> None:
@@ -266,40 +231,28 @@ async def test_lost_leadership_ends_the_stream(scene: Scene) -> None:
     await scene.send(uploads(2, (1, 1, 0)))
     await scene.appended(2)
     scene.log.lose_leadership(truncate=True)
-    code, reason, metadata = await scene.refusal()
-    assert (code, reason, metadata) == (
-        grpc.StatusCode.ABORTED,
-        "OUTCOME_UNKNOWN",
-        {"sequence": "1"},
-    )
+    assert await scene.refusal() == ("ABORTED", "OUTCOME_UNKNOWN", {"sequence": "1"})
 
 
 async def test_a_follower_sends_the_caller_on(scene: Scene) -> None:
     scene.log.lose_leadership(truncate=False)
     await scene.send(uploads(5, (0, 0, 0)))
     code, reason, metadata = await scene.refusal()
-    assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_LEADER")
+    assert (code, reason) == ("UNAVAILABLE", "NOT_LEADER")
     assert metadata.keys() == {"leader_id", "leader_endpoint", "epoch", "sequence"}
 
 
 async def test_a_full_log_is_said_and_leaves_the_leader_alone(scene: Scene) -> None:
     scene.log.refuse_appends = True
     await scene.send(uploads(1, (0, 0, 0)))
-    code, reason, metadata = await scene.refusal()
-    assert (code, reason, metadata) == (
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "BUSY",
-        {"sequence": "1"},
-    )
+    assert await scene.refusal() == ("RESOURCE_EXHAUSTED", "BUSY", {"sequence": "1"})
     assert scene.controller.is_active
 
 
 async def test_the_stream_ends_well_when_the_caller_is_done(scene: Scene) -> None:
     await scene.send(uploads(1, (0, 0, 0)))
     await scene.call.done_writing()
-    await scene.appended(1)
-    scene.log.commit()
-    assert (await scene.receive()).sequence == 1
+    assert (await scene.committed_answer()).sequence == 1
     assert await scene.call.read() is grpc.aio.EOF
     assert await scene.call.code() is grpc.StatusCode.OK
 
@@ -314,20 +267,17 @@ async def test_open_pipelines_are_limited_and_those_that_are_open_stay(
     monkeypatch.setattr(commit_pipeline, limit, 1)
     await scene.send(uploads(1, (0, 0, 0)))
     assert (await scene.committed_answer()).sequence == 1
-    second: Any = scene.channel.stream_stream(PATH)()
+    second = scene.another().call
     with pytest.raises(grpc.aio.AioRpcError, match=place) as raised:
         await second.read()
     failure = read_failure(raised.value)
-    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert failure.reason == "TOO_MANY_PIPELINES"
+    assert (failure.code.name, failure.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_PIPELINES")
     await scene.send(uploads(2, (1, 1, 0)))
     assert (await scene.committed_answer()).sequence == 2
 
     scene.call.cancel()
     while True:  # the first one's place is free once the controller has noticed
-        third = Scene(
-            scene.controller, scene.log, scene.channel, scene.channel.stream_stream(PATH)()
-        )
+        third = scene.another()
         await third.send(uploads(3, (2, 2, 0)))
         try:
             assert (await third.committed_answer()).sequence == 3
@@ -339,10 +289,7 @@ async def test_open_pipelines_are_limited_and_those_that_are_open_stay(
 
 async def test_messages_that_arrive_together_on_many_pipelines_share_turns(scene: Scene) -> None:
     """No turn of the event loop decides all of them, and each is answered once."""
-    calls = [
-        Scene(scene.controller, scene.log, scene.channel, scene.channel.stream_stream(PATH)())
-        for _ in range(60)
-    ]
+    calls = [scene.another() for _ in range(60)]
     decided: list[int] = [0]
     submit = scene.controller.submit
 

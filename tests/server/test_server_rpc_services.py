@@ -57,6 +57,12 @@ async def committed(rpcs: Rpcs, request: objects_pb2.CommitStreamSetObjectReques
     assert list(answer.range_errors) == [ERROR_CODE_NONE] * len(request.ranges.stream_id)
 
 
+async def slices(rpcs: Rpcs, *starts: tuple[int, int]) -> list[objects_pb2.ObjectList]:
+    """Find the objects from each (stream id, offset) on."""
+    queries = [objects_pb2.ObjectQuery(stream_id=one, start_offset=at) for one, at in starts]
+    return list((await rpcs.ask(objects_pb2.GetObjectsRequest(queries=queries))).results)
+
+
 async def nodes(rpcs: Rpcs, **fields: object) -> list[nodes_pb2.NodeDescription]:
     request = nodes_pb2.GetNodesRequest(**fields)  # type: ignore[arg-type]
     answer = await rpcs.ask(request)
@@ -66,35 +72,29 @@ async def nodes(rpcs: Rpcs, **fields: object) -> list[nodes_pb2.NodeDescription]
 async def test_a_node_from_its_id_to_its_end(rpcs: Rpcs) -> None:
     issue = nodes_pb2.GetNextNodeIdRequest(request_id="first")
     for _ in range(2):
-        issued = await rpcs.ask(issue)
-        assert issued.node_id == 1000
+        assert (await rpcs.ask(issue)).node_id == 1000
     await rpcs.register()
     for name, locked in (("LockNode", True), ("UnlockNode", False)):
         request = getattr(nodes_pb2, f"{name}Request")(node_id=1000)
-        answer = await rpcs.ask(request)
-        assert answer.error == ERROR_CODE_NONE
+        assert (await rpcs.ask(request)).error == ERROR_CODE_NONE
         (node,) = await nodes(rpcs)
         assert node.locked is locked
     (stream_id,) = await rpcs.open_streams(1)
     leave = nodes_pb2.UnregisterNodeRequest(node=NODE)
-    left = await rpcs.ask(leave)
-    assert left.error == ERROR_CODE_STREAM_NOT_CLOSED
+    assert (await rpcs.ask(leave)).error == ERROR_CODE_STREAM_NOT_CLOSED
     close = streams_pb2.CloseStreamsRequest(
         node=NODE, streams=[streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1)]
     )
     await rpcs.ask(close)
-    left = await rpcs.ask(leave)
-    assert left.error == ERROR_CODE_NONE
+    assert (await rpcs.ask(leave)).error == ERROR_CODE_NONE
     assert await nodes(rpcs) == []
     lock = nodes_pb2.LockNodeRequest(node_id=1000)
-    refused = await rpcs.ask(lock)
-    assert refused.error == ERROR_CODE_NODE_EPOCH_NOT_EXIST
+    assert (await rpcs.ask(lock)).error == ERROR_CODE_NODE_EPOCH_NOT_EXIST
 
 
 async def test_heartbeats_renew_a_session_that_nodes_show(rpcs: Rpcs) -> None:
     beat = nodes_pb2.HeartbeatRequest(node=NODE)
-    answer = await rpcs.ask(beat)
-    assert answer.error == ERROR_CODE_NODE_EPOCH_NOT_EXIST
+    assert (await rpcs.ask(beat)).error == ERROR_CODE_NODE_EPOCH_NOT_EXIST
     await rpcs.register()
     (silent,) = await nodes(rpcs)
     assert (silent.state, silent.supervised) == (nodes_pb2.NODE_STATE_UNKNOWN, False)
@@ -111,9 +111,7 @@ async def test_heartbeats_renew_a_session_that_nodes_show(rpcs: Rpcs) -> None:
 
 
 async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
-    await rpcs.register()
-    (stream_id,) = await rpcs.open_streams(1)
-    first = await rpcs.prepare(1)
+    (stream_id,), first = await rpcs.begin(streams=1, objects=1)
     await committed(rpcs, commit(first, (stream_id, 0, 10)))
     close = streams_pb2.CloseStreamsRequest(
         node=NODE,
@@ -131,9 +129,8 @@ async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
     opening = await rpcs.ask(streams_pb2.GetOpeningStreamsRequest(node=NODE))
     assert [(one.end_offset, one.upload_end_offset) for one in opening.streams] == [(10, 25)]
 
-    gave_up = await rpcs.ask(
-        streams_pb2.AbandonUploadsRequest(node_id=1000, stream_ids=[stream_id])
-    )
+    abandon = streams_pb2.AbandonUploadsRequest(node_id=1000, stream_ids=[stream_id])
+    gave_up = await rpcs.ask(abandon)
 
     assert gave_up.error == ERROR_CODE_NONE
     assert list(gave_up.abandoned) == [owed]
@@ -141,22 +138,13 @@ async def test_a_fast_close_is_owed_described_and_given_up(rpcs: Rpcs) -> None:
     assert not described.streams[0].pending_uploads
     lost = streams_pb2.OffsetRange(start_offset=10, end_offset=25)
     assert list(described.streams[0].lost) == [lost]
-    found = await rpcs.ask(
-        objects_pb2.GetObjectsRequest(
-            queries=[
-                objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=start)
-                for start in (0, 12)
-            ]
-        )
-    )
-    assert [one.lost_end_offset for one in found.results] == [0, 25]
-    assert not found.results[0].HasField("lost_end_offset")
+    found = await slices(rpcs, *((stream_id, start) for start in (0, 12)))
+    assert [one.lost_end_offset for one in found] == [0, 25]
+    assert not found[0].HasField("lost_end_offset")
 
 
 async def test_set_objects_are_compacted(rpcs: Rpcs) -> None:
-    await rpcs.register()
-    streams = await rpcs.open_streams(2)
-    first = await rpcs.prepare(3)
+    streams, first = await rpcs.begin(streams=2, objects=3)
     await committed(rpcs, commit(first, (streams[0], 0, 10)))
     rpcs.clock.now_ms += 5_000
     await committed(rpcs, commit(first + 1, (streams[0], 10, 20), (streams[1], 0, 5)))
@@ -177,9 +165,7 @@ async def test_set_objects_are_compacted(rpcs: Rpcs) -> None:
 async def test_a_stream_may_be_in_several_results_of_a_compaction_of_an_upload_never(
     rpcs: Rpcs,
 ) -> None:
-    await rpcs.register()
-    (stream_id,) = await rpcs.open_streams(1)
-    first = await rpcs.prepare(4)
+    (stream_id,), first = await rpcs.begin(streams=1, objects=4)
     several = commit(first, (stream_id, 0, 4), (stream_id, 6, 10))
     refused = await rpcs.refusal(f"{OBJECTS}/CommitStreamSetObject", several)
     assert refused[2] == {"field": "ranges.stream_id[1]"}
@@ -193,17 +179,13 @@ async def test_a_stream_may_be_in_several_results_of_a_compaction_of_an_upload_n
         )
     )  # fmt: skip
     await committed(rpcs, several)
-    query = objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=0)
-    found = await rpcs.ask(objects_pb2.GetObjectsRequest(queries=[query]))
-    assert [(one.object_id - first, one.end_offset) for one in found.results[0].objects] == [
-        *((1, 4), (2, 5), (3, 6), (1, 10)),
-    ]
+    (found,) = await slices(rpcs, (stream_id, 0))
+    ends = [(one.object_id - first, one.end_offset) for one in found.objects]
+    assert ends == [(1, 4), (2, 5), (3, 6), (1, 10)]
 
 
 async def test_a_nodes_set_objects_are_listed_page_by_page(rpcs: Rpcs) -> None:
-    await rpcs.register()
-    (stream_id,) = await rpcs.open_streams(1)
-    first = await rpcs.prepare(3)
+    (stream_id,), first = await rpcs.begin(streams=1, objects=3)
     for number in range(3):
         upload = commit(first + number, (stream_id, number, number + 1))
         if number == 1:
@@ -234,9 +216,7 @@ async def test_a_nodes_set_objects_are_listed_page_by_page(rpcs: Rpcs) -> None:
 
 
 async def test_stream_objects_are_linked_by_a_composite(rpcs: Rpcs) -> None:
-    await rpcs.register()
-    (stream_id,) = await rpcs.open_streams(1)
-    first = await rpcs.prepare(3)
+    (stream_id,), first = await rpcs.begin(streams=1, objects=3)
     upload = objects_pb2.CommitStreamSetObjectRequest(
         node=NODE,
         on_conflict=common_pb2.ON_CONFLICT_REJECT_ALL,
@@ -259,27 +239,19 @@ async def test_stream_objects_are_linked_by_a_composite(rpcs: Rpcs) -> None:
         operations=[objects_pb2.SOURCE_OPERATION_KEEP_DATA],
     )
     for _ in range(2):
-        answer = await rpcs.ask(compaction)
-        assert answer.error == ERROR_CODE_NONE
+        assert (await rpcs.ask(compaction)).error == ERROR_CODE_NONE
     described = await rpcs.ask(objects_pb2.DescribeObjectsRequest(object_ids=[first]))
     assert described.objects[0].composite_id == first + 1
     assert described.objects[0].state == common_pb2.OBJECT_STATE_LINKED
     compaction.object_id = first + 2
-    answer = await rpcs.ask(compaction)
-    assert answer.error == ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND
+    assert (await rpcs.ask(compaction)).error == ERROR_CODE_COMPACTED_OBJECTS_NOT_FOUND
     compaction.operations[0] = 9  # type: ignore[call-overload]
     refused = await rpcs.refusal(f"{OBJECTS}/CommitStreamObject", compaction)
-    assert refused == (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "INVALID_FIELD",
-        {"field": "operations[0]"},
-    )
+    assert refused == ("INVALID_ARGUMENT", "INVALID_FIELD", {"field": "operations[0]"})
 
 
 async def test_what_is_known_of_objects_content_comes_back(rpcs: Rpcs) -> None:
-    await rpcs.register()
-    streams = await rpcs.open_streams(2)
-    first = await rpcs.prepare(5)
+    streams, first = await rpcs.begin(streams=2, objects=5)
     upload = commit(first, (streams[0], 0, 10))
     upload.min_timestamp_ms, upload.max_timestamp_ms, upload.crc32c = 0, 70, 0
     upload.stream_objects.CopyFrom(
@@ -307,23 +279,15 @@ async def test_what_is_known_of_objects_content_comes_back(rpcs: Rpcs) -> None:
         max_timestamp_ms=6,
         crc32c=1 << 31,
     )
-    answer = await rpcs.ask(compaction)
-    assert answer.error == ERROR_CODE_NONE
+    assert (await rpcs.ask(compaction)).error == ERROR_CODE_NONE
     described = await rpcs.ask(objects_pb2.DescribeObjectsRequest())
     crc = (1 << 32) - 1
     assert [*map(known, described.objects)] == [
         *((0, 70, 0), (None, None, crc)),
         *((None, None, 9), (None, None, None), (5, 6, 1 << 31)),
     ]
-    found = await rpcs.ask(
-        objects_pb2.GetObjectsRequest(
-            queries=[
-                objects_pb2.ObjectQuery(stream_id=stream_id, start_offset=0)
-                for stream_id in streams
-            ]
-        )
-    )
-    assert [[*map(known, one.objects)] for one in found.results] == [
+    found = await slices(rpcs, *((stream_id, 0) for stream_id in streams))
+    assert [[*map(known, one.objects)] for one in found] == [
         *([(0, 70, 0), (None, None, 9), (None, None, None)], [(5, 6, 1 << 31)]),
     ]
     upload.object_id, upload.max_timestamp_ms = first + 9, -2
@@ -343,9 +307,7 @@ def known(
 
 
 async def test_verdicts_of_a_refused_commit(rpcs: Rpcs) -> None:
-    await rpcs.register()
-    streams = await rpcs.open_streams(2)
-    first = await rpcs.prepare(1)
+    streams, first = await rpcs.begin(streams=2, objects=1)
     request = commit(first, (streams[0], 0, 10), (streams[1], 3, 5))
     answer = await rpcs.ask(request)
     assert answer.error == ERROR_CODE_OFFSET_NOT_MATCHED
@@ -354,12 +316,8 @@ async def test_verdicts_of_a_refused_commit(rpcs: Rpcs) -> None:
 
 async def test_bytes_that_are_no_message_are_the_callers_mistake(rpcs: Rpcs) -> None:
     for method in (f"{OBJECTS}/CommitStreamSetObject", f"{NODES}/Heartbeat", "KVService/PutKVs"):
-        code, reason, metadata = await rpcs.refusal(method, b"\xff\xff\xff")
-        assert (code, reason, metadata) == (
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "INVALID_FIELD",
-            {"field": "message"},
-        )
+        refused = await rpcs.refusal(method, b"\xff\xff\xff")
+        assert refused == ("INVALID_ARGUMENT", "INVALID_FIELD", {"field": "message"})
     assert rpcs.controller.is_active
 
 
