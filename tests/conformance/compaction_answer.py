@@ -15,8 +15,7 @@ from streammeta.storage.compaction.plan import (
 )
 from streammeta.storage.compaction.planner import plan_compaction
 from streammeta.storage.object_format.index_block import IndexEntry
-from tests.conformance.conformance_report import Deviation, Mismatch, ScenarioResult, compare
-from tests.conformance.deviation_rules import rules_for
+from tests.conformance.conformance_report import Mismatch, ScenarioResult, compare, rules_for
 
 CHECKED_OTHERWISE = "checked otherwise"
 """Stands in a rule for a fact without a fixed value here: the runner checks what holds instead."""
@@ -66,8 +65,9 @@ def features_of(excluded: Iterable[Exclusion]) -> list[str]:
 def features_of_plan(plan: CompactionPlan, live: EntryTable, limits: CompactionLimits) -> list[str]:
     """Return the deviations that a plan of live entries meets."""
     uncut = plan_compaction(live, replace(limits, memory_budget=int(live.size.sum()) + 1))
-    found = [{one.object_id for one in each.excluded if one.reason in _LIMITS}
-             for each in (plan, uncut)]  # fmt: skip
+    found = [
+        {one.object_id for one in each.excluded if one.reason in _LIMITS} for each in (plan, uncut)
+    ]
     is_cut_out = not features_of(plan.excluded) and found[0] != found[1]
     return [*features_of(plan.excluded), *(["cuts-count-toward-the-limit"] if is_cut_out else [])]
 
@@ -93,7 +93,7 @@ def differences(
             for section in expected.values()
             for name, value in rule.expect.items()
         ):
-            result.deviations.append(Deviation(0, kind, rule.feature, rule.reason))
+            result.deviate(0, kind, rule.feature)
             replaced |= rule.expect
     for title, section in expected.items():
         for name, value in section.items():

@@ -126,13 +126,10 @@ def force_split(args: Args, input_sets: InputSets) -> Answer:
     limits = replace(limits, split_size=0)
     given = read_given(args, input_sets)
     answer = Answer({})
-    for number, row in enumerate(args.take("requests")):
-        request = Args(row, f"requests[{number}]")
-        args.nested(request)
+    for request in args.each("requests"):
         part = _on_stage(given, partial(_force_split, request.take("object"), limits))
-        wanted = {
-            f"requests[{number}].{name}": request.take(name, {}) for name in ("expect", "derived")
-        }
+        sections = ("expect", "derived")
+        wanted = {f"{request.path}.{name}": request.take(name, {}) for name in sections}
         answer.parts.append((wanted, part))
     return answer
 

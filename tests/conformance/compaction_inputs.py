@@ -154,8 +154,7 @@ def block_list(blocks: Sequence[Mapping[str, int]]) -> EntryTable:
 
 def limits_of(args: Args) -> CompactionLimits:
     """Take the limits of a scenario; what it does not name is without a limit."""
-    config = Args(args.take("config", {}), "config")
-    args.nested(config)
+    config = args.within("config", {})
     config.take("part_size", None)  # changes no result; the parts of the executor are its own
     return CompactionLimits(
         memory_budget=config.take("cache_size", UNLIMITED),

@@ -62,7 +62,7 @@ class Stage:
         for one in self.objects.values():
             self.store.put(key_of(one.object_id), one.data)
         rows = MapRows(self.map.controller.cluster_map.freeze().sections())
-        counters = rows.rows("counters")[0]
+        counters = rows.counters
         counters["next_object_id"] = max(self.objects, default=-1) + 1
         counters["next_stream_id"] = max(self._known_streams(), default=-1) + 1
         for stream_id, (start, end) in self._streams.items():

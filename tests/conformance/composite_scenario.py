@@ -15,8 +15,7 @@ from streammeta.storage.object_format.composite import (
 )
 from streammeta.storage.object_format.index_block import IndexEntry
 from streammeta.storage.object_format.object_key import key_for
-from tests.conformance.conformance_report import Deviation, ScenarioResult
-from tests.conformance.deviation_rules import rules
+from tests.conformance.conformance_report import ScenarioResult
 from tests.conformance.scenario_args import Args
 
 NAMESPACE = "scenario"
@@ -45,8 +44,7 @@ def delete_composites(given: Args, result: ScenarioResult) -> dict[str, Any]:
         for object_id in (*(link.object_id for link in composite.links), composite_id):
             del stored[key_for(object_id, NAMESPACE)]
             deleted.append(object_id)
-    rule = rules()["links-in-the-map"]
-    result.deviations.append(Deviation(0, "composites", rule.feature, rule.reason))
+    result.deviate(0, "composites", "links-in-the-map")
     return {
         "all_object_keys_deleted": not stored,
         "deleted_object_ids": [min(deleted), max(deleted)],

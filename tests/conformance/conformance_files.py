@@ -7,25 +7,25 @@ section or scenario is a failure, one about what the contract does not have is s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.conformance.compaction_scenarios import is_set_compaction, run_set_compaction
-from tests.conformance.conformance_report import Deviation, Mismatch, ScenarioResult
-from tests.conformance.deviation_rules import rules
+from tests.conformance.compaction_scenarios import check_set_compaction, is_set_compaction
+from tests.conformance.conformance_report import Mismatch, ScenarioResult
 from tests.conformance.format_scenarios import FIELDS as FORMAT_FIELDS
-from tests.conformance.format_scenarios import run_format
-from tests.conformance.image_scenarios import run_codec, run_image
-from tests.conformance.key_tables import NOT_OFFERED, run_table
-from tests.conformance.key_tables import SECTIONS as KEY_SECTIONS
-from tests.conformance.layout_tables import run_layout
+from tests.conformance.format_scenarios import check_format
+from tests.conformance.image_scenarios import check_codec, check_image
+from tests.conformance.key_tables import KEY_TABLES, NOT_OFFERED
+from tests.conformance.layout_tables import SENTENCES, check_layout
 from tests.conformance.query_scenarios import SECTIONS as QUERY_SECTIONS
-from tests.conformance.query_scenarios import run_queries
-from tests.conformance.scenario_steps import run_scenario
-from tests.conformance.stream_object_scenarios import is_stream_compaction, run_stream_compaction
+from tests.conformance.query_scenarios import check_queries
+from tests.conformance.scenario_args import Args, Check, run_entry
+from tests.conformance.scenario_steps import check_steps
+from tests.conformance.stream_object_scenarios import check_stream_compaction, is_stream_compaction
 
 _REMARKS = ("rules", "skipped", "code_facts_without_test", "notes")
 """Sections that state nothing that could be run."""
@@ -74,69 +74,54 @@ def _named(content: Mapping[str, Any]) -> Iterator[str]:
 def _run_section(
     file: str, section: str, entries: Any, content: Mapping[str, Any]
 ) -> Iterator[ScenarioResult]:
-    if section in NOT_OFFERED:
-        yield from _not_offered(file, section, entries)
+    if section in NOT_OFFERED:  # one result that says why nothing is run, and counts neither way
+        result = ScenarioResult(file, f"{section} ({len(entries)} entries)", is_counted=False)
+        result.deviate(0, section, "feature-not-offered")
+        yield result
     elif section == "layout":
-        yield from run_layout(file, entries)
+        for table in [name for name in entries if name not in SENTENCES]:
+            check = partial(check_layout, table)
+            yield run_entry(file, entries[table], section, check, name=f"layout {table}")
     elif section == "scenarios":
         for scenario in entries:
-            yield _run_any(file, scenario, entries, content)
-    elif section in QUERY_SECTIONS:
-        for entry in entries:
-            yield _guarded(file, entry, lambda e, s=section: QUERY_SECTIONS[s](file, e))
-    elif section == "codecs":
-        for entry in entries:
-            yield _guarded(file, entry, lambda e: run_codec(file, e))
-    elif section in KEY_SECTIONS:
+            yield run_scenario(file, scenario, content)
+    elif section in _SECTIONS:
         for number, entry in enumerate(entries, start=1):
-            yield run_table(file, section, number, entry)
+            name = f"{section} {number}"
+            yield run_entry(file, entry, section, _SECTIONS[section], name=name, number=number)
     else:
-        result = ScenarioResult(file, str(section))
+        result = ScenarioResult(file, section)
         result.fail(0, "section", [Mismatch("section", section, "unknown section")])
         yield result
 
 
-def _run_any(
-    file: str,
-    scenario: Mapping[str, Any],
-    entries: Sequence[Mapping[str, Any]],
-    content: Mapping[str, Any],
+_SECTIONS: Mapping[str, Check] = {**QUERY_SECTIONS, **KEY_TABLES, "codecs": check_codec}
+
+
+def run_scenario(
+    file: str, scenario: Mapping[str, Any], content: Mapping[str, Any]
 ) -> ScenarioResult:
-    if is_stream_compaction(scenario):
-        return _guarded(file, scenario, lambda e: run_stream_compaction(file, e, content))
-    if is_set_compaction(scenario):
-        input_sets = content.get("input_sets", {})
-        return _guarded(file, scenario, lambda e: run_set_compaction(file, e, input_sets))
+    """Run one scenario of a file with these sections."""
+    return run_entry(file, scenario, *_kind_of(scenario, content))
+
+
+def _kind_of(scenario: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[str, Check]:
+    """Return what a scenario is about, by its fields, and what checks it."""
     steps = scenario.get("steps") or []
+    if is_stream_compaction(scenario):
+        return scenario["kind"], partial(check_stream_compaction, scenario, content)
+    if is_set_compaction(scenario):
+        return scenario["kind"], partial(check_set_compaction, content.get("input_sets", {}))
     if FORMAT_FIELDS & scenario.keys() and not steps:
-        return _guarded(file, scenario, lambda e: run_format(file, e))
+        return "scenario", check_format
     if "queries" in scenario or "image_same_as" in scenario:
-        return _guarded(file, scenario, lambda e: run_queries(file, e, entries))
+        return "scenario", partial(check_queries, content.get("scenarios", []))
     if "start" in scenario or any("op" not in step and "replay" in step for step in steps):
-        return _guarded(file, scenario, lambda e: run_image(file, e))
+        return "scenario", check_image
     if steps and all("op" in step for step in steps):
-        return _guarded(file, scenario, lambda e: run_scenario(file, e))
-    result = ScenarioResult(file, str(scenario.get("name", "without a name")))
-    result.fail(
-        0, "scenario", [Mismatch("steps", "steps, replays, queries or writes", sorted(scenario))]
-    )
-    return result
+        return "scenario", partial(check_steps, scenario)
+    return "scenario", _check_nothing
 
 
-def _guarded(file: str, entry: Mapping[str, Any], run: Any) -> ScenarioResult:
-    """Run one scenario; one that breaks the runner fails, the others go on."""
-    try:
-        result: ScenarioResult = run(entry)
-    except Exception as error:  # noqa: BLE001 - see above
-        result = ScenarioResult(file, str(entry.get("name", "without a name")))
-        said = f"{type(error).__name__}: {error}"
-        result.fail(0, "scenario", [Mismatch("run", "no failure", said)])
-    return result
-
-
-def _not_offered(file: str, section: str, entries: Sequence[Any]) -> Iterator[ScenarioResult]:
-    """Yield one result a section that says why nothing is run; it counts neither way."""
-    rule = rules()["feature-not-offered"]
-    result = ScenarioResult(file, f"{section} ({len(entries)} entries)", is_counted=False)
-    result.deviations.append(Deviation(0, section, rule.feature, rule.reason))
-    yield result
+def _check_nothing(args: Args, _: ScenarioResult) -> Iterator[Mismatch]:
+    yield Mismatch("steps", "steps, replays, queries or writes", args.names())

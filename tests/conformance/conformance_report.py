@@ -1,14 +1,22 @@
-"""What running scenarios found out, and how it is said: plain lines, the sums last.
+"""Results of scenarios: the facts that do not hold, and the listed deviations that were met.
 
-Knows nothing of the product. A scenario fails when one of its facts does not hold; deviations are
-facts that hold here in another, listed way, and don't make it fail.
+Knows nothing of the product. A deviation is a fact that holds here in another, listed way, and does
+not make a scenario fail. Its rule is met by an operation that finds the rule's condition, a
+feature, in the request and the state, not by what the controller answered. A rule replaces facts of
+the step; what it does not replace must hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+import yaml
+
+_RULES_FILE = Path(__file__).parent / "deviations.yaml"
 
 
 class _Absent:
@@ -40,13 +48,43 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Rule:
+    """One difference: `expect` and `records` replace the scenario's facts, `reason` says why."""
+
+    feature: str
+    ops: tuple[str, ...]
+    reason: str
+    expect: Mapping[str, Any] = field(default_factory=dict)
+    records: Mapping[str, Any] = field(default_factory=dict)
+
+
+@cache
+def rules() -> Mapping[str, Rule]:
+    """Return all rules by feature."""
+    listed = yaml.safe_load(_RULES_FILE.read_text())["rules"]
+    return {item["feature"]: Rule(**{**item, "ops": tuple(item["ops"])}) for item in listed}
+
+
+def rules_for(op: str, features: Iterable[str]) -> list[Rule]:
+    """Return the rules that the features of a step call for.
+
+    Raises:
+        KeyError: a feature is not listed, or not for this operation.
+    """
+    found = [rules()[feature] for feature in features]
+    for rule in found:
+        if op not in rule.ops:
+            raise KeyError(f"{rule.feature} is not listed for {op}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class Deviation:
     """A listed difference that a step met."""
 
     step: int
     op: str
-    rule: str
-    reason: str
+    rule: Rule
 
 
 @dataclass(slots=True)
@@ -67,56 +105,49 @@ class ScenarioResult:
         """Whether every fact holds."""
         return not self.failures
 
-    def fail(self, step: int, op: str, mismatches: Sequence[Mismatch]) -> None:
+    def fail(self, step: int, op: str, mismatches: Iterable[Mismatch]) -> None:
         """Add the facts of a step that don't hold."""
         self.failures.extend(Failure(step, op, mismatch) for mismatch in mismatches)
 
+    def deviate(self, step: int, op: str, feature: str) -> None:
+        """Note that a step met the condition of a rule."""
+        self.deviations.append(Deviation(step, op, rules()[feature]))
+
     def lines(self) -> Iterator[str]:
         """Yield what is to be said: deviations, then failures."""
-        for deviation in self.deviations:
-            where = f"{self.file} {self.name}, step {deviation.step} ({deviation.op})"
-            yield f"deviation: {where}: {deviation.rule}: {deviation.reason}"
+        for item in self.deviations:
+            where = f"{self.file} {self.name}, step {item.step} ({item.op})"
+            yield f"deviation: {where}: {item.rule.feature}: {item.rule.reason}"
         for failure in self.failures:
             where = f"{self.file} {self.name}, step {failure.step} ({failure.op})"
-            mismatch = failure.mismatch
-            yield (
-                f"FAILED {where}: {mismatch.field}: expected {_said(mismatch.expected)}, "
-                f"got {_said(mismatch.actual)}"
-            )
+            found = failure.mismatch
+            wanted, got = _said(found.expected), _said(found.actual)
+            yield f"FAILED {where}: {found.field}: expected {wanted}, got {got}"
 
     def document(self) -> dict[str, Any]:
         """Return the same as JSON can carry it."""
+        failures = [
+            {"step": item.step, "op": item.op, "field": item.mismatch.field}
+            | {"expected": _said(item.mismatch.expected), "actual": _said(item.mismatch.actual)}
+            for item in self.failures
+        ]
+        deviations = [
+            {"step": item.step, "op": item.op}
+            | {"rule": item.rule.feature, "reason": item.rule.reason}
+            for item in self.deviations
+        ]
         return {
             "file": self.file,
             "scenario": self.name,
             "passed": self.is_passed if self.is_counted else None,
-            "failures": [
-                {
-                    "step": failure.step,
-                    "op": failure.op,
-                    "field": failure.mismatch.field,
-                    "expected": _said(failure.mismatch.expected),
-                    "actual": _said(failure.mismatch.actual),
-                }
-                for failure in self.failures
-            ],
-            "deviations": [
-                {"step": item.step, "op": item.op, "rule": item.rule, "reason": item.reason}
-                for item in self.deviations
-            ],
+            "failures": failures,
+            "deviations": deviations,
         }
 
 
 def _said(value: object) -> str:
     text = value if isinstance(value, str) and value else repr(value)
     return " ".join(text.split())
-
-
-def summary(results: Sequence[ScenarioResult]) -> str:
-    """Return the last line."""
-    counted = [result for result in results if result.is_counted]
-    passed = sum(result.is_passed for result in counted)
-    return f"{passed} passed, {len(counted) - passed} failed"
 
 
 def compare(expected: object, actual: object, path: str) -> Iterator[Mismatch]:

@@ -8,7 +8,7 @@ node or owner as it comes; without it as the controller does, who passes such re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from streammeta.controller.metadata.values import ObjectKind, ObjectState, StreamState, column
@@ -23,7 +23,7 @@ from streammeta.controller.records.record import (
 from tests.conformance.conformance_report import Mismatch
 from tests.conformance.live_controller import LiveController
 from tests.conformance.map_rows import MapRows, Row
-from tests.conformance.scenario_args import Args
+from tests.conformance.scenario_args import Args, UnknownFieldsError
 
 EPOCH_SHIFT = 1
 """The scenarios number node epochs from -1, the contract from 0."""
@@ -38,31 +38,32 @@ class ForeignRecords:
         self._claimed: dict[int, int] = {}
         self.recorded_ends: dict[int, int] = {}
 
-    def replay(self, records: Sequence[Mapping[str, Any]]) -> list[Mismatch]:
-        """Replay records; return what of them is not known.
+    def replay(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Replay records.
 
         Raises:
             RecordCodecError: the log refuses a record like this.
+            UnknownFieldsError: what is known was replayed, and this was left out.
         """
         unknown: list[Mismatch] = []
         edited: MapRows | None = None  # edits that follow each other are loaded as one
         for index, content in enumerate(records):
-            path = f"records[{index}]"
-            args = Args(content, path)
+            args = Args(content, f"records[{index}]")
             kind = args.take("type", "")
             if kind in _REPLAYED:
                 self._load(edited)
                 edited = None
                 self._replay_ours(_REPLAYED[kind](self, args))
             elif kind in _EDITED:
-                edited = edited or MapRows(self._live.freeze().sections())
+                edited = edited or self._live.rows()
                 _EDITED[kind](self, args, edited)
             else:
-                unknown.append(Mismatch(f"{path}.type", kind, "unknown record type"))
+                unknown.append(Mismatch(f"{args.path}.type", kind, "unknown record type"))
                 continue
             unknown.extend(args.unknown())
         self._load(edited)
-        return unknown
+        if unknown:
+            raise UnknownFieldsError(unknown)
 
     def _load(self, edited: MapRows | None) -> None:
         if edited is not None:
@@ -113,7 +114,7 @@ class ForeignRecords:
             namespaces = [None] * len(keys)
         names = [namespace or "" for namespace in namespaces]
         if len(keys) == len(names):
-            held = MapRows(self._live.freeze().sections())
+            held = self._live.rows()
             pairs = [
                 (name, key)
                 for name, key in zip(names, keys, strict=True)
@@ -145,7 +146,7 @@ class ForeignRecords:
             rows.drop("stream_tags", stream_id=stream_id)
             for key, value in sorted(tags.items()):
                 rows.put("stream_tags", {"stream_id": stream_id, "key": key}, value=value)
-        counters = rows.rows("counters")[0]
+        counters = rows.counters
         counters["next_stream_id"] = max(counters["next_stream_id"], stream_id + 1)
         self._settle(rows, stream_id)
 
@@ -200,7 +201,7 @@ class ForeignRecords:
             kept.update(kind=int(ObjectKind.UNKNOWN), node_id=-1, order_id=-1)
 
     def _object_row(self, rows: MapRows, object_id: int) -> Row:
-        counters = rows.rows("counters")[0]
+        counters = rows.counters
         counters["next_object_id"] = max(counters["next_object_id"], object_id + 1)
         return rows.put("objects", {"object_id": object_id})
 
@@ -268,10 +269,29 @@ class ForeignRecords:
         rows.drop("node_tags", node_id=node_id)
 
     def _assigned_stream(self, args: Args, rows: MapRows) -> None:
-        rows.rows("counters")[0]["next_stream_id"] = args.take("assigned", 0) + 1
+        rows.counters["next_stream_id"] = args.take("assigned", 0) + 1
 
     def _assigned_object(self, args: Args, rows: MapRows) -> None:
-        rows.rows("counters")[0]["next_object_id"] = args.take("assigned", 0) + 1
+        rows.counters["next_object_id"] = args.take("assigned", 0) + 1
+
+
+def stream_records(stream_id: int, fields: Args) -> Iterator[dict[str, Any]]:
+    """Yield the records of a stream that a scenario describes with its ranges and objects."""
+    named = {name: fields.take(name) for name in ("epoch", "state", "start") if fields.has(name)}
+    yield {"type": "S3Stream", "stream": stream_id, "range_index": -1, **named}
+    for item in fields.take("ranges", []):
+        yield {"type": "Range", "stream": stream_id, **item}
+    for item in fields.take("stream_objects", []):
+        yield {"type": "S3StreamObject", "stream": stream_id, **item}
+
+
+def node_records(
+    node_id: int, epoch: int, set_objects: Iterable[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the records of a node and of its set objects."""
+    yield {"type": "NodeWALMetadata", "node": node_id, "node_epoch": epoch}
+    for item in set_objects:
+        yield {"type": "S3StreamSetObject", "node": node_id, **item}
 
 
 _REPLAYED: dict[str, Callable[[ForeignRecords, Args], Record | None]] = {

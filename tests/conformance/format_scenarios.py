@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,10 @@ from streammeta.storage.object_format.record import (
     encode_block_header,
     encode_record,
 )
+from tests.conformance.compaction_answer import entry_facts
 from tests.conformance.composite_scenario import delete_composites
 from tests.conformance.conformance_report import Mismatch, ScenarioResult, compare
-from tests.conformance.scenario_args import Args, ArgumentMissingError
+from tests.conformance.scenario_args import Args
 
 MAX_BYTES = 2**31 - 1
 FIELDS = frozenset(("input", "writes", "writes_generated", "blocks"))
@@ -43,24 +44,10 @@ _GENERATED = re.compile(
 )
 
 
-def run_format(file: str, scenario: Mapping[str, Any]) -> ScenarioResult:
-    """Run one scenario about bytes."""
-    result = ScenarioResult(file, str(scenario.get("name", "without a name")))
-    args = Args(scenario, "scenario")
-    for passed_over in ("name", "source", "notes", "note"):
-        args.take(passed_over, None)
-    try:
-        mismatches = list(_mismatches(args, result))
-    except (ArgumentMissingError, ValueError) as error:
-        mismatches = [Mismatch("scenario", "no failure", f"{type(error).__name__}: {error}")]
-    result.fail(0, "scenario", [*mismatches, *args.unknown()])
-    return result
-
-
-def _mismatches(args: Args, result: ScenarioResult) -> Iterator[Mismatch]:
+def check_format(args: Args, result: ScenarioResult) -> Iterator[Mismatch]:
+    """Check one scenario about bytes."""
     if args.has("input"):
-        given = Args(args.take("input"), "input")
-        args.nested(given)
+        given = args.within("input")
         if given.has("composites"):
             facts = delete_composites(given, result)
         elif given.has("records_generated") or given.has("records"):
@@ -114,7 +101,7 @@ def _record_facts(record: RecordBatch) -> dict[str, Any]:
 
 def _generated(given: Args) -> list[RecordBatch]:
     if given.has("records"):
-        return [_nested_record(given, row) for row in given.take("records")]
+        return [_record(row) for row in given.each("records")]
     text = given.take("records_generated")
     found = _GENERATED.search(text)
     if found is None:
@@ -174,43 +161,38 @@ class _Object:
 def _object_mismatches(args: Args) -> Generator[Mismatch, None, dict[str, Any]]:
     """Yield what does not hold on the way; return all facts of the object."""
     if args.has("blocks"):
-        blocks = [_block(args, number, row) for number, row in enumerate(args.take("blocks"))]
-        entries = [_entry(args, row) for row in args.take("index")]
-        data = b"".join(blocks)
+        data = b"".join(_block(block) for block in args.each("blocks"))
+        entries = [_entry(row) for row in args.each("index")]
         stored = data + encode_trailer(entries, len(data))
     else:
         stored = yield from _written(args)
     held = _read(stored)
     facts = _object_facts(held)
     if args.has("query"):
-        query = Args(args.take("query"), "query")
-        args.nested(query)
-        facts |= _find_facts(held, query)
-    for number, row in enumerate(args.take("queries", None) or args.take("finds", None) or []):
-        query = Args(row, f"queries[{number}]")
-        args.nested(query)
-        yield from compare(query.take("expect"), _find_facts(held, query), f"queries[{number}]")
+        facts |= _find_facts(held, args.within("query"))
+    for query in args.each("queries", None) or args.each("finds", None):
+        yield from compare(query.take("expect"), _find_facts(held, query), query.path)
     return _with_asked(args, held, facts)
 
 
 def _with_asked(args: Args, held: _Object, facts: dict[str, Any]) -> dict[str, Any]:
     """Add the facts whose question is part of what is expected."""
     expect = args.take("expect", {})
-    ranges = {one.stream_id: [one.start_offset, one.end_offset]
-              for one in stream_ranges(held.index)}  # fmt: skip
+    ranges = {
+        one.stream_id: [one.start_offset, one.end_offset] for one in stream_ranges(held.index)
+    }
     asked = {stream: ranges.get(stream) for stream in expect.get("range_of_stream", {})}
-    finds = []
-    for number, row in enumerate(expect.get("finds", [])):
-        query = Args(row, f"expect.finds[{number}]")
-        named = {name: row[name] for name in ("stream", "start", "end", "max_bytes") if name in row}
-        finds.append(_find_facts(held, query) | named)
+    finds = [
+        _find_facts(held, Args(row))
+        | {name: row[name] for name in ("stream", "start", "end", "max_bytes") if name in row}
+        for row in expect.get("finds", [])
+    ]
     return facts | {"range_of_stream": asked, "finds": finds}
 
 
 def _written(args: Args) -> Generator[Mismatch, None, bytes]:
     """Yield writes that are judged otherwise than expected; return the bytes of the object."""
-    config = Args(args.take("config", {}), "config")
-    args.nested(config)
+    config = args.within("config", {})
     writer = ObjectWriter(
         config.take("block_size_threshold", 1024 * 1024),
         part_size=config.take("part_size_threshold", 16 * 1024 * 1024),
@@ -231,47 +213,28 @@ def _written(args: Args) -> Generator[Mismatch, None, bytes]:
 
 def _writes(args: Args) -> Iterator[tuple[list[RecordBatch], str]]:
     if args.has("writes_generated"):
-        generated = Args(args.take("writes_generated"), "writes_generated")
-        args.nested(generated)
-        for stream in range(generated.take("streams")):
+        for stream in range(args.within("writes_generated").take("streams")):
             yield [RecordBatch(stream, 0, stream, 1, b"x")], "ok"
         return
-    for number, row in enumerate(args.take("writes")):
-        write = Args(row, f"writes[{number}]")
-        args.nested(write)
+    for write in args.each("writes"):
+        write.pass_over()
         stream = write.take("stream")
-        records = [_nested_record(write, fields, stream) for fields in write.take("records")]
-        write.take("reason", None)
+        records = [_record(row, stream) for row in write.each("records")]
         yield records, write.take("expect", "ok")
 
 
-def _nested_record(args: Args, fields: Mapping[str, Any], stream: int | None = None) -> RecordBatch:
-    given = Args(fields, "record")
-    args.nested(given)
-    return _record(given, stream)
-
-
-def _block(args: Args, number: int, row: Mapping[str, Any]) -> bytes:
-    block = Args(row, f"blocks[{number}]")
-    args.nested(block)
+def _block(block: Args) -> bytes:
     stream = block.take("stream")
-    records = [_nested_record(block, fields, stream) for fields in block.take("records")]
+    records = [_record(row, stream) for row in block.each("records")]
     body = b"".join(map(encode_record, records))
     return encode_block_header(len(records), len(body)) + body
 
 
-def _entry(args: Args, row: Mapping[str, Any]) -> IndexEntry:
-    entry = Args(row, "index")
-    args.nested(entry)
+def _entry(entry: Args) -> IndexEntry:
     start = entry.take("start")
-    return IndexEntry(
-        entry.take("stream"),
-        start,
-        start + entry.take("end_delta"),
-        entry.take("records"),
-        entry.take("position"),
-        entry.take("size"),
-    )
+    end = start + entry.take("end_delta")
+    counts = (entry.take(name) for name in ("records", "position", "size"))
+    return IndexEntry(entry.take("stream"), start, end, *counts)
 
 
 def _read(stored: bytes) -> _Object:
@@ -297,7 +260,7 @@ def _object_facts(held: _Object) -> dict[str, Any]:
         "index_position": data_size,
         "index_size": len(data) - FOOTER_SIZE - data_size,
         "index_entries": len(entries),
-        "index": [_entry_fact(entry) for entry in entries],
+        "index": [entry_facts(entry) for entry in entries],
         "index_hex": data[data_size : len(data) - FOOTER_SIZE].hex(),
         "footer_hex": data[len(data) - FOOTER_SIZE :].hex(),
         "block_size": sizes.pop() if len(sizes) == 1 else sorted(sizes),
@@ -308,17 +271,6 @@ def _object_facts(held: _Object) -> dict[str, Any]:
         ],
         "first_tail_read_size": held.reads[0].end - held.reads[0].start,
         "second_read_from": held.reads[1].start if len(held.reads) > 1 else None,
-    }
-
-
-def _entry_fact(entry: IndexEntry) -> dict[str, int]:
-    return {
-        "stream": entry.stream_id,
-        "start": entry.start_offset,
-        "end_delta": entry.end_offset - entry.start_offset,
-        "records": entry.record_count,
-        "position": entry.position,
-        "size": entry.size,
     }
 
 

@@ -6,8 +6,8 @@ touched. Addresses of buckets are written differently here and are not compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from streammeta.storage.object_format.object_key import (
     ForeignKey,
@@ -19,9 +19,8 @@ from streammeta.storage.object_format.object_key import (
     key_for,
     parse_key,
 )
-from tests.conformance.conformance_report import Deviation, Mismatch, ScenarioResult, compare
-from tests.conformance.deviation_rules import rules
-from tests.conformance.scenario_args import Args, ArgumentMissingError
+from tests.conformance.conformance_report import Mismatch, ScenarioResult, compare
+from tests.conformance.scenario_args import Args, Check
 
 
 def _object_key(args: Args) -> Iterator[Mismatch]:
@@ -66,8 +65,7 @@ def _parse_object_id(args: Args) -> Iterator[Mismatch]:
 
 
 def _attributes(args: Args) -> Iterator[Mismatch]:
-    chosen = Args(args.take("set"), "set")
-    args.nested(chosen)
+    chosen = args.within("set")
     kind = ObjectKind.COMPOSITE if chosen.take("composite", False) else ObjectKind.NORMAL
     attributes = ObjectAttributes(kind, chosen.take("bucket", 0), chosen.take("deep", False))
     value = args.take("attributes")
@@ -88,26 +86,17 @@ _TABLES: dict[str, tuple[Callable[[Args], Iterator[Mismatch]], str]] = {
     "attributes": (_attributes, ""),
     "wal_paths": (_wal_paths, "no-index-objects"),
 }
+"""The check of an entry, and the deviation that every entry meets."""
+
+
+def _check(section: str, args: Args, result: ScenarioResult) -> Iterator[Mismatch]:
+    check, feature = _TABLES[section]
+    if feature:
+        result.deviate(0, section, feature)
+    yield from check(args)
+
+
+KEY_TABLES: dict[str, Check] = {section: partial(_check, section) for section in _TABLES}
 
 NOT_OFFERED = ("bucket_uris", "id_uris", "position_cache")
 """Sections about what the contract does not have."""
-
-SECTIONS = (*_TABLES, *NOT_OFFERED)
-
-
-def run_table(file: str, section: str, number: int, entry: Mapping[str, Any]) -> ScenarioResult:
-    """Check one entry of a table."""
-    result = ScenarioResult(file, str(entry.get("name", f"{section} {number}")))
-    check, feature = _TABLES[section]
-    args = Args(entry, section)
-    for passed_over in ("source", "notes", "note", "name"):
-        args.take(passed_over, None)
-    try:
-        result.fail(number, section, list(check(args)))
-    except (ArgumentMissingError, ValueError) as error:
-        result.fail(number, section, [Mismatch("entry", "no failure", str(error))])
-    result.fail(number, section, list(args.unknown()))
-    if feature:
-        rule = rules()[feature]
-        result.deviations.append(Deviation(number, section, rule.feature, rule.reason))
-    return result

@@ -7,8 +7,7 @@ beside the tables state nothing that could be run.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from streammeta.storage.object_format.composite import LinkedObject, encode_composite
 from streammeta.storage.object_format.index_block import (
@@ -19,10 +18,11 @@ from streammeta.storage.object_format.index_block import (
 )
 from streammeta.storage.object_format.record import RecordBatch, encode_block_header, encode_record
 from tests.conformance.conformance_report import Mismatch, ScenarioResult
+from tests.conformance.scenario_args import Args
 
 _NUMBER = re.compile(r"(?P<sign>[iu])(?P<bits>8|16|32|64)")
 _FILLER = re.compile(r"(?P<size>\d+) bytes")
-_SENTENCES = frozenset(
+SENTENCES = frozenset(
     ("endianness", "last_offset", "objects_block_size", "then", "object", "composite_logical_size")
 )
 _ENTRY = IndexEntry(11, 12, 25, 5, 0, 700)
@@ -46,27 +46,17 @@ _SAMPLES: dict[str, tuple[bytes, list[object]]] = {
 }
 
 
-def run_layout(file: str, tables: Mapping[str, Any]) -> Iterator[ScenarioResult]:
-    """Check each table; yields one result a table."""
-    for name, table in tables.items():
-        if name in _SENTENCES:
-            continue
-        result = ScenarioResult(file, f"layout {name}")
-        if name == "composite_object":
-            result.fail(0, "layout", list(_check(table, "objects_block", "objects_block")))
-        elif name in _SAMPLES:
-            result.fail(0, "layout", list(_check(table, name, "fields")))
-        else:
-            result.fail(0, "layout", [Mismatch(name, name, "unknown table")])
-        yield result
-
-
-def _check(table: Mapping[str, Any], name: str, fields: str) -> Iterator[Mismatch]:
-    known = _SENTENCES | {fields, "header_size", "size"}
-    for unknown in table.keys() - known:
-        yield Mismatch(unknown, table[unknown], "unknown field")
+def check_layout(table: str, args: Args, _: ScenarioResult) -> Iterator[Mismatch]:
+    """Check the rows and sizes of one table."""
+    name, fields = {"composite_object": ("objects_block",) * 2}.get(table, (table, "fields"))
+    if name not in _SAMPLES:
+        args.names()
+        yield Mismatch(name, name, "unknown table")
+        return
+    for sentence in SENTENCES:
+        args.take(sentence, None)
     data, values = _SAMPLES[name]
-    rows = table[fields]
+    rows = args.take(fields)
     if len(rows) != len(values):
         yield Mismatch(fields, rows, f"{len(values)} fields")
         return
@@ -80,8 +70,8 @@ def _check(table: Mapping[str, Any], name: str, fields: str) -> Iterator[Mismatc
         if len(row) > 2 and found != int(str(row[2]), 0):
             yield Mismatch(str(row[0]), row[2], found)
     for stated in ("header_size", "size"):
-        if stated in table and table[stated] != header_size:
-            yield Mismatch(stated, table[stated], header_size)
+        if args.take(stated, header_size) != header_size:
+            yield Mismatch(stated, args.take(stated), header_size)
     if at != len(data):
         yield Mismatch(fields, f"{len(data)} bytes", f"{at} bytes")
 

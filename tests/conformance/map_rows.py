@@ -68,6 +68,11 @@ class MapRows:
         """Return the first row that has these values."""
         return next(iter(self.rows(section, **wanted)), None)
 
+    @property
+    def counters(self) -> Row:
+        """The one row of counters."""
+        return self._rows["counters"][0]
+
     def put(self, section: str, key: Row, **values: Any) -> Row:
         """Change the row with this key, or add it; return it."""
         row = self.one(section, **key)
@@ -89,7 +94,7 @@ class MapRows:
         Ranges of streams that were never created, which no map holds, are left out.
         """
         counts: dict[int, int] = {}
-        next_id = self._rows["counters"][0]["next_stream_id"]
+        next_id = self.counters["next_stream_id"]
         held = self._rows["object_ranges"]
         self._rows["object_ranges"] = [row for row in held if row["stream_id"] < next_id]
         for row in self._rows["object_ranges"]:

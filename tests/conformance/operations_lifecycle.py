@@ -14,10 +14,8 @@ from streammeta.controller.metadata.values import ObjectState, StreamState
 from tests.conformance.operations_streams import TOPIC_TAG
 from tests.conformance.overload_world import DEFAULT_WINDOW_MS, OverloadWorld
 from tests.conformance.scenario_args import Args
-from tests.conformance.scenario_run import PAGE, SERVICE, Outcome, ScenarioRun
+from tests.conformance.scenario_run import PAGE, SERVICE, TOPIC_DELETIONS, Outcome, ScenarioRun
 from tests.conformance.storage_world import NAMESPACE
-
-TOPIC_DELETIONS = "__automq_topic_deletion/"
 
 
 async def advance_clock(run: ScenarioRun, args: Args) -> Outcome:
@@ -28,9 +26,8 @@ async def advance_clock(run: ScenarioRun, args: Args) -> Outcome:
     return Outcome()
 
 
-async def expire_scan(run: ScenarioRun, args: Args) -> Outcome:
+async def expire_scan(run: ScenarioRun, _: Args) -> Outcome:
     """Expire what is due, then clean up once; what is expired now is cleaned up later."""
-    del args
     before = await run.objects()
     await run.storage.expire()
     marked = {
@@ -42,9 +39,8 @@ async def expire_scan(run: ScenarioRun, args: Args) -> Outcome:
     return await _clean_up(run, marked)
 
 
-async def lifecycle_check(run: ScenarioRun, args: Args) -> Outcome:
+async def lifecycle_check(run: ScenarioRun, _: Args) -> Outcome:
     """Clean up once."""
-    del args
     return await _clean_up(run, set())
 
 
@@ -53,18 +49,17 @@ async def _clean_up(run: ScenarioRun, marked: set[int]) -> Outcome:
     return Outcome({"error": "NONE"}, [] if started else ["requests-in-parallel"])
 
 
-async def complete_storage_delete(run: ScenarioRun, args: Args) -> Outcome:
+async def complete_storage_delete(run: ScenarioRun, _: Args) -> Outcome:
     """Let the bucket answer."""
-    del args
     await run.storage.complete()
     return Outcome({"error": "NONE"})
 
 
-async def cleanup_scale_in_nodes(run: ScenarioRun, args: Args, *, given: Args) -> Outcome:
+async def cleanup_scale_in_nodes(run: ScenarioRun, args: Args) -> Outcome:
     """Destroy set objects, of nodes that are not there, that hold nothing any more."""
-    states = given.take("node_state", {}) or {}
-    named = args.take("nodes", args.take("inactive_nodes", given.take("inactive_nodes", None)))
-    active = args.take("active_nodes", given.take("active_nodes", [])) or []
+    states = run.given.take("node_state", {}) or {}
+    named = args.take("nodes", args.take("inactive_nodes", run.given.take("inactive_nodes", None)))
+    active = args.take("active_nodes", run.given.take("active_nodes", [])) or []
     away = [node_id for node_id, state in states.items() if state != "ACTIVE"]
     if named is not None:
         away = list(named)
@@ -87,17 +82,11 @@ def _is_committed(state: ObjectState) -> bool:
     return state is ObjectState.COMMITTED
 
 
-async def pending_topic_deletions(run: ScenarioRun) -> list[str]:
-    """Return the topics that are marked to be deleted."""
-    answer = await run.live.read(ListKVs(prefix=TOPIC_DELETIONS, page=PAGE))
-    return [entry.key.removeprefix(TOPIC_DELETIONS) for entry in answer.entries]
-
-
 async def cleanup_deleted_topics(run: ScenarioRun, args: Args) -> Outcome:
     """Delete the first marked topic's streams when all are closed, its keys when none is left."""
     namespace = args.take("namespace", run.config.get("namespace", NAMESPACE))
     found = Outcome({"error": "NONE", "delete_stream_requests": []}, ["topics"])
-    pending = await pending_topic_deletions(run)
+    pending = await run.pending_topic_deletions()
     if not pending:
         return found
     topic = pending[0]
@@ -131,22 +120,19 @@ def overload_of(run: ScenarioRun) -> OverloadWorld:
     return run.overload
 
 
-async def overload(run: ScenarioRun, args: Args) -> Outcome:
+async def overload(run: ScenarioRun, _: Args) -> Outcome:
     """Let the controller hear nobody."""
-    del args
     overload_of(run).overload()
     return Outcome()
 
 
-async def success(run: ScenarioRun, args: Args) -> Outcome:
+async def success(run: ScenarioRun, _: Args) -> Outcome:
     """Let the controller hear a broker."""
-    del args
     overload_of(run).success()
     return Outcome()
 
 
-async def is_overload(run: ScenarioRun, args: Args) -> Outcome:
+async def is_overload(run: ScenarioRun, _: Args) -> Outcome:
     """Ask whether nobody is fenced for now."""
-    del args
     value = overload_of(run).is_overload()
     return Outcome({"value": value, "overload": value})

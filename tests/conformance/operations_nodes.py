@@ -27,7 +27,7 @@ LOCK_TAG = "CIRCUIT_BREAKER"
 UNLOCKED = "CLOSED"
 
 
-async def register_node(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def register_node(run: ScenarioRun, args: Args) -> Outcome:
     """Register a node; a tag that locks it in the scenarios locks it by the operator's call."""
     node = run.node(args.take("node"), args.take("node_epoch", 0))
     wal_config, tags = args.take("wal_config", ""), dict(args.take("tags", {}) or {})
@@ -43,33 +43,33 @@ async def register_node(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outco
     if run.is_behind_other_registry("nodes", node, stored):
         features.append("registries-are-one")
     request = RegisterNode(node=node, wal_config=wal_config, tags=pairs)
-    answer, records = await run.send(request, dry_run=dry_run)
+    answer, records = await run.send(request)
     error = error_name(answer.error)
     locked = str(tags.get(LOCK_TAG, UNLOCKED)) != UNLOCKED
     was_locked = known is not None and known.locked
-    if error == "NONE" and not dry_run and locked is not was_locked:
+    if error == "NONE" and not run.dry_run and locked is not was_locked:
         features.append("node-locked-by-operator")
         await run.live.write(SetNodeLock(node_id=node.node_id, locked=locked))
     return Outcome({"error": error}, features, records)
 
 
-async def unregister_node(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def unregister_node(run: ScenarioRun, args: Args) -> Outcome:
     """Unregister a node under its present epoch unless one is given."""
     node_id, epoch = args.take("node"), args.take("node_epoch", None)
     known = (await run.nodes()).get(node_id)
     present = known.node_epoch if known is not None else 0
     node = NodeIdentity(node_id, present if epoch is None else epoch + EPOCH_SHIFT)
-    answer, records = await run.send(UnregisterNode(node=node), dry_run=dry_run)
+    answer, records = await run.send(UnregisterNode(node=node))
     features = [] if known is not None else ["node-forgotten-already"]
     error = error_name(answer.error)
     refused = {} if error == "NONE" else {"raises": error}
     return Outcome({"error": error, **refused}, features, records)
 
 
-async def get_nodes(run: ScenarioRun, args: Args, *, given: Args) -> Outcome:
+async def get_nodes(run: ScenarioRun, args: Args) -> Outcome:
     """Describe nodes; what the scenario gives besides is not the map's: states and ownership."""
     node_ids = tuple(args.take("nodes", []) or [])
-    states, owning = given.take("node_state", {}), given.take("has_opening_streams", {})
+    states, owning = run.given.take("node_state", {}), run.given.take("has_opening_streams", {})
     answer = await run.live.read(GetNodes(node_ids=node_ids))
     nodes = [
         {
@@ -86,14 +86,13 @@ async def get_nodes(run: ScenarioRun, args: Args, *, given: Args) -> Outcome:
     return Outcome({"error": "NONE", "nodes": nodes})
 
 
-async def get_next_node_id(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def get_next_node_id(run: ScenarioRun, _: Args) -> Outcome:
     """Issue a node id."""
-    del args
-    answer, records = await run.send(GetNextNodeId(request_id=run.request_id()), dry_run=dry_run)
+    answer, records = await run.send(GetNextNodeId(request_id=run.request_id()))
     return Outcome({"error": "NONE", "node_id": answer.node_id}, records=records)
 
 
-async def put_kv(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def put_kv(run: ScenarioRun, args: Args) -> Outcome:
     """Put one value."""
     namespace, key = _namespace(run, args), args.take("key")
     item = KVToPut(
@@ -103,24 +102,23 @@ async def put_kv(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
         overwrite=bool(args.take("overwrite", False)),
     )
     run.is_malformed = not key
-    answer, records = await run.send(PutKVs(items=(item,)), dry_run=dry_run)
+    answer, records = await run.send(PutKVs(items=(item,)))
     return Outcome(_value(answer.results[0]), records=records)
 
 
-async def get_kv(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def get_kv(run: ScenarioRun, args: Args) -> Outcome:
     """Read one value."""
-    del dry_run
     key = KVKey(namespace=_namespace(run, args), key=args.take("key"))
     run.is_malformed = not key.key
     answer = await run.live.read(GetKVs(keys=(key,)))
     return Outcome(_value(answer.results[0]))
 
 
-async def delete_kv(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def delete_kv(run: ScenarioRun, args: Args) -> Outcome:
     """Delete one key."""
     key = KVKey(namespace=_namespace(run, args), key=args.take("key"))
     run.is_malformed = not key.key
-    answer, records = await run.send(DeleteKVs(keys=(key,)), dry_run=dry_run)
+    answer, records = await run.send(DeleteKVs(keys=(key,)))
     return Outcome(_value(answer.results[0]), records=records)
 
 

@@ -6,7 +6,7 @@ and owner for a commit that is not to check them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
@@ -34,7 +34,6 @@ from tests.conformance.compaction_facts import (
     stream_object_features,
 )
 from tests.conformance.compactions_by_hand import put_merge, put_set_compaction
-from tests.conformance.map_rows import MapRows
 from tests.conformance.scenario_args import Args
 from tests.conformance.scenario_run import SERVICE, Outcome, ScenarioRun, error_name
 
@@ -47,7 +46,7 @@ BY_HAND = frozenset(("outputs-do-not-cover", "foreign-source"))
 """Conditions under which a compaction is refused here and made in the scenarios."""
 
 
-async def commit_stream_set_object(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def commit_stream_set_object(run: ScenarioRun, args: Args) -> Outcome:
     """Commit an upload, or with `compacted` a compaction."""
     node = run.node(args.take("node"), args.take("node_epoch", 0))
     object_id, sources = args.take("object", 0), list(args.take("compacted", []) or [])
@@ -67,8 +66,10 @@ async def commit_stream_set_object(run: ScenarioRun, args: Args, *, dry_run: boo
         order_id=args.take("order", 0),
         object_size=args.take("size", 0),
         attributes=args.take("attributes", 0),
-        ranges=_ranges([] if replaces else ranges),
-        stream_objects=_stream_objects([] if replaces else objects),
+        ranges=RangeColumns(**_columns([] if replaces else ranges, _SPAN)),
+        stream_objects=StreamObjectColumns(
+            **_columns([] if replaces else objects, _SPAN | _OBJECT)
+        ),
         compacted_object_ids=column(sources),
         failover=bool(args.take("failover", False)),
     )
@@ -91,11 +92,11 @@ async def commit_stream_set_object(run: ScenarioRun, args: Args, *, dry_run: boo
                 outputs = _outputs([*ranges, *objects])
                 features = set_object_features(before, node.node_id, object_id, sources, outputs)
     streams = [row["stream"] for row in (*ranges, *objects)]
-    answer, records, is_beyond = await run.send_about(streams, request, dry_run=dry_run)
-    if BY_HAND.intersection(features) and run.expects_success and not dry_run:
+    answer, records, is_beyond = await run.send_about(streams, request)
+    if BY_HAND.intersection(features) and run.expects_success and not run.dry_run:
         records = run.live.take_records()
         put_set_compaction(run, request, before)
-    elif answer.error is ErrorCode.NONE and not replaces and not dry_run:
+    elif answer.error is ErrorCode.NONE and not replaces and not run.dry_run:
         for result in made:
             run.contents.setdefault(result, content)
     if is_hollow:
@@ -105,7 +106,7 @@ async def commit_stream_set_object(run: ScenarioRun, args: Args, *, dry_run: boo
     return Outcome({"error": error_name(answer.error)}, features, records)
 
 
-async def commit_stream_object(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def commit_stream_object(run: ScenarioRun, args: Args) -> Outcome:
     """Commit a compaction of stream objects."""
     node = run.node(args.take("node", 0), args.take("node_epoch", 0))
     stream_id, epoch = args.take("stream"), args.take("stream_epoch", -1)
@@ -129,11 +130,11 @@ async def commit_stream_object(run: ScenarioRun, args: Args, *, dry_run: bool) -
     features = await _merge_features(run, before, request) if passes else []
     if not passes and request.source_object_ids.tolist() == [request.object_id]:
         features = ["node-epoch-of-replacement"]
-    answer, records = await run.send(request, dry_run=dry_run)
-    if BY_HAND.intersection(features) and run.expects_success and not dry_run:
+    answer, records = await run.send(request)
+    if BY_HAND.intersection(features) and run.expects_success and not run.dry_run:
         records = run.live.take_records()
         put_merge(run, request, before)
-    elif answer.error is ErrorCode.NONE and request.object_id >= 0 and not dry_run:
+    elif answer.error is ErrorCode.NONE and request.object_id >= 0 and not run.dry_run:
         run.contents.setdefault(request.object_id, _merge_content(request))
     return Outcome({"error": error_name(answer.error)}, features, records)
 
@@ -190,7 +191,7 @@ def _outputs(rows: Sequence[dict[str, Any]]) -> Spans:
     return found
 
 
-async def prepare_object(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def prepare_object(run: ScenarioRun, args: Args) -> Outcome:
     """Issue ids in the runner's name: those calls are not fenced in the scenarios."""
     args.take("node", 0), args.take("node_epoch", 0)
     count, ttl_ms = args.take("count"), args.take("ttl_ms")
@@ -203,20 +204,18 @@ async def prepare_object(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outc
     )
     run.is_malformed = not 1 <= count <= COUNT_MAX or not 0 < ttl_ms <= TTL_MS_MAX
     features = ["ttl-below-minimum"] if is_short else []
-    answer, records = await run.send(request, dry_run=dry_run)
+    answer, records = await run.send(request)
     first = answer.first_object_id
-    if is_short and not dry_run:
+    if is_short and not run.dry_run:
         records = run.live.take_records()
-        rows = MapRows(run.live.freeze().sections())
-        for object_id in range(first, first + count):
-            row = rows.one("objects", object_id=object_id)
-            assert row is not None
-            row["timestamp_ms"] = run.clock.now_ms + ttl_ms
-        run.live.load(rows.sections())
+        with run.live.edited() as rows:
+            for object_id in range(first, first + count):
+                key = {"object_id": object_id}
+                rows.put("objects", key, timestamp_ms=run.clock.now_ms + ttl_ms)
     return Outcome({"error": error_name(answer.error), "first_object_id": first}, features, records)
 
 
-async def commit_object(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def commit_object(run: ScenarioRun, args: Args) -> Outcome:
     """Commit an object that holds nothing of any stream there is."""
     object_id, size = args.take("object"), args.take("size", 0)
     now_ms = run.clock.now_ms
@@ -228,18 +227,18 @@ async def commit_object(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outco
         order_id=object_id,
         object_size=size,
         attributes=args.take("attributes", 0),
-        ranges=_ranges([row]),
+        ranges=RangeColumns(**_columns([row], _SPAN)),
     )
     run.clock.now_ms = args.take("committed_ts_ms", now_ms)
     try:
-        answer, records, _ = await run.send_about([row["stream"]], request, dry_run=dry_run)
+        answer, records, _ = await run.send_about([row["stream"]], request)
     finally:
         run.clock.now_ms = now_ms
     features = ["commit-repeated"] if before.is_committed(object_id) else []
     return Outcome({"error": error_name(answer.error)}, features, records)
 
 
-async def mark_destroy_objects(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def mark_destroy_objects(run: ScenarioRun, args: Args) -> Outcome:
     """Destroy objects as the registry does: all of them, or none if one can't be."""
     object_ids = _ids(args)
     operation = args.take("operation", None)
@@ -247,7 +246,7 @@ async def mark_destroy_objects(run: ScenarioRun, args: Args, *, dry_run: bool) -
     answer = await run.live.read(CheckObjects(object_ids=tuple(object_ids)))
     there = (ObjectState.PREPARED, ObjectState.COMMITTED)
     can = all(state in there for state in answer.states) and len(operations) == len(object_ids)
-    if can and not dry_run:
+    if can and not run.dry_run:
         for object_id, how in zip(object_ids, operations, strict=True):
             ids = column([object_id])
             if how is SourceOperation.KEEP_DATA:
@@ -260,10 +259,10 @@ async def mark_destroy_objects(run: ScenarioRun, args: Args, *, dry_run: bool) -
     return Outcome({"error": error, "success": can, "value": can, "result": can})
 
 
-async def notify_objects_deleted(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def notify_objects_deleted(run: ScenarioRun, args: Args) -> Outcome:
     """Forget objects whose bytes are gone."""
     request = RemoveObjects(object_ids=tuple(_ids(args)))
-    answer, records = await run.send(request, dry_run=dry_run)
+    answer, records = await run.send(request)
     return Outcome({"error": "NONE", "removed": answer.removed}, records=records)
 
 
@@ -275,31 +274,18 @@ def _ids(args: Args) -> list[int]:
 
 def _rows(args: Args, name: str, defaults: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
-    for index, content in enumerate(args.take(name, []) or []):
-        row = Args(content, f"args.{name}[{index}]")
+    for row in args.each(name, []):
         required = {key: row.take(key) for key in ("stream", "start", "end")}
         rows.append(required | {key: row.take(key, value) for key, value in defaults.items()})
-        args.nested(row)
     return sorted(rows, key=lambda row: int(row["stream"]))
 
 
-def _ranges(rows: Sequence[dict[str, Any]]) -> RangeColumns:
-    return RangeColumns(
-        stream_id=column([row["stream"] for row in rows]),
-        start_offset=column([row["start"] for row in rows]),
-        end_offset=column([row["end"] for row in rows]),
-    )
+_SPAN = {"stream_id": "stream", "start_offset": "start", "end_offset": "end"}
+_OBJECT = {"object_id": "object", "object_size": "size", "attributes": "attributes"}
 
 
-def _stream_objects(rows: Sequence[dict[str, Any]]) -> StreamObjectColumns:
-    return StreamObjectColumns(
-        object_id=column([row["object"] for row in rows]),
-        object_size=column([row["size"] for row in rows]),
-        stream_id=column([row["stream"] for row in rows]),
-        start_offset=column([row["start"] for row in rows]),
-        end_offset=column([row["end"] for row in rows]),
-        attributes=column([row["attributes"] for row in rows]),
-    )
+def _columns(rows: Sequence[dict[str, Any]], fields: Mapping[str, str]) -> dict[str, Any]:
+    return {name: column([row[key] for row in rows]) for name, key in fields.items()}
 
 
 def _operations(values: Sequence[Any] | None) -> tuple[SourceOperation, ...]:

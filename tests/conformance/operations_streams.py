@@ -7,6 +7,7 @@ controller's. A stream's recorded end is noted where its current range would be 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from streammeta.controller.metadata.answers import StreamDescription
@@ -23,7 +24,7 @@ from streammeta.controller.metadata.requests import (
     StreamToTrim,
     TrimStreams,
 )
-from streammeta.controller.metadata.values import PageRequest, StreamState, Tags
+from streammeta.controller.metadata.values import StreamState, Tags
 from tests.conformance.scenario_args import Args
 from tests.conformance.scenario_run import PAGE, SERVICE, Outcome, ScenarioRun, error_name
 
@@ -33,7 +34,7 @@ NO_TOPIC = "A" * 22
 FAST_CLOSE_LEVEL = 6
 
 
-async def get_opening_streams(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def get_opening_streams(run: ScenarioRun, args: Args) -> Outcome:
     """Register the node's epoch and list what it has to take care of."""
     node = run.node(args.take("node"), args.take("node_epoch", 0))
     failover = bool(args.take("failover", False))
@@ -42,14 +43,12 @@ async def get_opening_streams(run: ScenarioRun, args: Args, *, dry_run: bool) ->
     stored = known.node_epoch if known is not None else -1
     features = ["registries-are-one"] if run.is_behind_other_registry("open", node, stored) else []
     request = GetOpeningStreams(node=node, failover=failover, page=PAGE)
-    answer, records = await run.send(request, dry_run=dry_run)
-    listed = list(answer.streams)
-    while answer.next_page_token:
-        page = PageRequest(page_size=PAGE.page_size, page_token=answer.next_page_token)
-        answer, _ = await run.send(
-            GetOpeningStreams(node=node, failover=failover, page=page), dry_run=dry_run
-        )
-        listed.extend(answer.streams)
+    answer, records = await run.send(request)
+    listed, last = list(answer.streams), answer
+    while last.next_page_token:
+        page = replace(PAGE, page_token=last.next_page_token)
+        last, _ = await run.send(replace(request, page=page))
+        listed.extend(last.streams)
     streams = [
         {
             "stream": item.stream_id,
@@ -60,32 +59,32 @@ async def get_opening_streams(run: ScenarioRun, args: Args, *, dry_run: bool) ->
         for item in listed
     ]
     found = {"error": error_name(answer.error), "streams": streams}
-    is_repeat = same and found["error"] == "NONE" and not dry_run
+    is_repeat = same and found["error"] == "NONE" and not run.dry_run
     features += ["node-registered-already"] if is_repeat else []
     return Outcome(found, features, records)
 
 
-async def create_stream(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def create_stream(run: ScenarioRun, args: Args) -> Outcome:
     """Create one stream."""
     request = CreateStreams(
         request_id=run.request_id(), node=_node(run, args), streams=(NewStream(_tags(args)),)
     )
-    answer, records = await run.send(request, dry_run=dry_run)
+    answer, records = await run.send(request)
     found: dict[str, Any] = {"error": error_name(answer.error)}
     if answer.stream_ids:
         found["stream_id"] = answer.stream_ids[0]
     return Outcome(found, records=records)
 
 
-async def open_stream(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def open_stream(run: ScenarioRun, args: Args) -> Outcome:
     """Open one stream."""
     node, stream_id, epoch = _node(run, args), args.take("stream"), args.take("epoch")
     item = StreamToOpen(stream_id, epoch, _tags(args))
     before = (await run.streams()).get(stream_id)
     run.is_malformed = epoch < 0
-    answer, records = await run.send(OpenStreams(node=node, streams=(item,)), dry_run=dry_run)
+    answer, records = await run.send(OpenStreams(node=node, streams=(item,)))
     (opened,) = answer.streams
-    if not dry_run and error_name(opened.error) == "NONE" and before and before.epoch < epoch:
+    if not run.dry_run and error_name(opened.error) == "NONE" and before and before.epoch < epoch:
         run.foreign.recorded_ends[stream_id] = before.end_offset
     return Outcome(
         {
@@ -97,7 +96,7 @@ async def open_stream(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome
     )
 
 
-async def close_stream(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def close_stream(run: ScenarioRun, args: Args) -> Outcome:
     """Close one stream; below the level of fast close that is judged only, not carried out."""
     node, stream_id, epoch = _node(run, args), args.take("stream"), args.take("epoch")
     end_offset = args.take("end_offset", -1)
@@ -106,22 +105,22 @@ async def close_stream(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcom
     item = StreamToClose(stream_id, epoch, end_offset if is_fast else None)
     run.is_malformed = epoch < 0
     request = CloseStreams(node=node, streams=(item,))
-    answer, records = await run.send(request, dry_run=dry_run or is_too_old)
+    answer, records = await run.send(request, judged=is_too_old)
     found = {"error": error_name(answer.errors[0])}
-    if is_fast and found["error"] == "NONE" and not (dry_run or is_too_old):
+    if is_fast and found["error"] == "NONE" and not (run.dry_run or is_too_old):
         run.foreign.recorded_ends[stream_id] = end_offset
     return Outcome(found, ["feature-level"] if is_too_old else [], records)
 
 
-async def trim_stream(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def trim_stream(run: ScenarioRun, args: Args) -> Outcome:
     """Trim one stream."""
     node, stream_id, epoch = _node(run, args), args.take("stream"), args.take("epoch")
     item = StreamToTrim(stream_id, epoch, args.take("new_start_offset"))
     before = (await run.streams()).get(stream_id)
     run.is_malformed = epoch < 0 or item.new_start_offset < 0
-    answer, records = await run.send(TrimStreams(node=node, streams=(item,)), dry_run=dry_run)
+    answer, records = await run.send(TrimStreams(node=node, streams=(item,)))
     found = {"error": error_name(answer.errors[0])}
-    if found["error"] == "NONE" and before is not None and not dry_run:
+    if found["error"] == "NONE" and before is not None and not run.dry_run:
         current = next((r for r in before.ranges if r.range_index == before.range_index), None)
         if current is not None and item.new_start_offset > current.start_offset:
             end = max(item.new_start_offset, before.end_offset)
@@ -129,19 +128,18 @@ async def trim_stream(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome
     return Outcome(found, records=records)
 
 
-async def delete_stream(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def delete_stream(run: ScenarioRun, args: Args) -> Outcome:
     """Delete one stream in the runner's name and under the stream's present epoch."""
     stream_id = args.take("stream")
     for unchecked in ("epoch", "node", "node_epoch"):
         args.take(unchecked, None)
     item = StreamToDelete(stream_id, await run.current_epoch(stream_id))
-    answer, records = await run.send(DeleteStreams(node=SERVICE, streams=(item,)), dry_run=dry_run)
+    answer, records = await run.send(DeleteStreams(node=SERVICE, streams=(item,)))
     return Outcome({"error": error_name(answer.errors[0])}, records=records)
 
 
-async def describe_streams(run: ScenarioRun, args: Args, *, dry_run: bool) -> Outcome:
+async def describe_streams(run: ScenarioRun, args: Args) -> Outcome:
     """Describe streams by id, by owner or by topic; the first that is given counts."""
-    del dry_run
     stream_id, node_id = args.take("stream", -1), args.take("node", -1)
     topics = args.take("topic_partitions", None)
     if stream_id < 0 and node_id < 0 and not topics:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode
@@ -22,6 +22,7 @@ from streammeta.controller.metadata.requests import (
     DescribeObjects,
     DescribeStreams,
     GetNodes,
+    ListKVs,
     RegisterNode,
     WriteRequest,
 )
@@ -31,6 +32,7 @@ from tests.conformance.foreign_records import EPOCH_SHIFT, ForeignRecords
 from tests.conformance.live_controller import LiveController
 from tests.conformance.map_rows import MapRows
 from tests.conformance.overload_world import OverloadWorld
+from tests.conformance.scenario_args import Args
 from tests.conformance.storage_world import StorageWorld
 from tests.kit.clock import ManualClock
 
@@ -38,6 +40,7 @@ SERVICE = NodeIdentity(999, 0)
 """Makes the calls that the scenarios make without a node; ids below 1000 are never issued."""
 
 PAGE = PageRequest(page_size=10_000)
+TOPIC_DELETIONS = "__automq_topic_deletion/"
 GIVEN_TTL_MS = 24 * 3_600_000
 ISSUED_AHEAD_MAX = 100_000
 """How far above the issued ids a stream may be that is to be one that was deleted."""
@@ -74,6 +77,10 @@ class ScenarioRun:
         self.is_malformed = False
         self.expects_success = True
         self.registered_epochs: dict[str, dict[int, int]] = {}
+        self.dry_run = False
+        """Whether the present step is only judged."""
+        self.given = Args({}, "given")
+        """What the present step gives besides its arguments."""
         self._requests = 0
 
     async def prepare(self) -> None:
@@ -82,13 +89,12 @@ class ScenarioRun:
         given = self.scenario.get("given_objects") or {}
         prepared, committed = given.get("prepared") or [], given.get("committed") or []
         if prepared or committed:
-            rows = MapRows(self.live.freeze().sections())
-            for object_id in prepared:
-                self._given(rows, object_id, ObjectState.PREPARED)
-            for object_id in committed:
-                self._given(rows, object_id, ObjectState.COMMITTED)
-            rows.rows("counters")[0]["next_object_id"] = max([*prepared, *committed]) + 1
-            self.live.load(rows.sections())
+            with self.live.edited() as rows:
+                for object_id in prepared:
+                    self._given(rows, object_id, ObjectState.PREPARED)
+                for object_id in committed:
+                    self._given(rows, object_id, ObjectState.COMMITTED)
+                rows.counters["next_object_id"] = max([*prepared, *committed]) + 1
         self.live.take_records()
 
     def _given(self, rows: MapRows, object_id: int, state: ObjectState) -> None:
@@ -124,14 +130,14 @@ class ScenarioRun:
         """Return a node as the contract numbers its epochs."""
         return NodeIdentity(node_id, node_epoch + EPOCH_SHIFT)
 
-    async def send(self, request: WriteRequest, *, dry_run: bool = False) -> tuple[Any, Any]:
+    async def send(self, request: WriteRequest, *, judged: bool = False) -> tuple[Any, Any]:
         """Return the answer, and the records if the request was only judged."""
-        if dry_run:
+        if judged or self.dry_run:
             return self.live.judge(request)
         return await self.live.write(request), None
 
     async def send_about(
-        self, stream_ids: Iterable[int], request: WriteRequest, *, dry_run: bool
+        self, stream_ids: Iterable[int], request: WriteRequest
     ) -> tuple[Any, Any, bool]:
         """Send a request about streams of which some may never have been created.
 
@@ -139,40 +145,41 @@ class ScenarioRun:
         never issued is an error. So such ids are issued while the request is made. Returns whether
         there were any besides the answer and the records.
         """
-        rows = MapRows(self.live.freeze().sections())
-        next_id = rows.rows("counters")[0]["next_stream_id"]
+        next_id = self.next_stream_id()
         beyond = max(stream_ids, default=-1)
         if not next_id <= beyond < next_id + ISSUED_AHEAD_MAX:
-            return *(await self.send(request, dry_run=dry_run)), False
+            return *(await self.send(request)), False
         self._set_next_stream_id(beyond + 1)
         try:
-            return *(await self.send(request, dry_run=dry_run)), True
+            return *(await self.send(request)), True
         finally:
             self._set_next_stream_id(next_id)
 
     def _set_next_stream_id(self, stream_id: int) -> None:
-        rows = MapRows(self.live.freeze().sections())
-        rows.rows("counters")[0]["next_stream_id"] = stream_id
-        self.live.load(rows.sections())
+        with self.live.edited() as rows:
+            rows.counters["next_stream_id"] = stream_id
 
     def next_stream_id(self) -> int:
         """Return the id the next stream gets."""
-        counters = MapRows(self.live.freeze().sections()).rows("counters")[0]
-        return int(counters["next_stream_id"])
+        return int(self.live.rows().counters["next_stream_id"])
 
     # ---- reading ----
 
-    async def streams(self) -> dict[int, StreamDescription]:
-        """Return all streams with what they are made of."""
-        found: dict[int, StreamDescription] = {}
+    async def all(self, request: Any, name: str) -> list[Any]:
+        """Return what all pages of an answer hold under this name."""
+        found: list[Any] = []
         page = PAGE
         while True:
-            request = DescribeStreams(include_ranges=True, include_stream_objects=True, page=page)
-            answer = await self.live.read(request)
-            found.update((stream.stream_id, stream) for stream in answer.streams)
+            answer = await self.live.read(replace(request, page=page))
+            found += getattr(answer, name)
             if not answer.next_page_token:
                 return found
-            page = PageRequest(page_size=10_000, page_token=answer.next_page_token)
+            page = replace(PAGE, page_token=answer.next_page_token)
+
+    async def streams(self) -> dict[int, StreamDescription]:
+        """Return all streams with what they are made of."""
+        request = DescribeStreams(include_ranges=True, include_stream_objects=True)
+        return {item.stream_id: item for item in await self.all(request, "streams")}
 
     async def nodes(self) -> dict[int, NodeDescription]:
         """Return all nodes but the runner's own."""
@@ -181,20 +188,17 @@ class ScenarioRun:
 
     async def objects(self) -> dict[int, ObjectDescription]:
         """Return all objects."""
-        found: dict[int, ObjectDescription] = {}
-        page = PAGE
-        while True:
-            answer = await self.live.read(DescribeObjects(page=page))
-            found.update((item.object_id, item) for item in answer.objects)
-            if not answer.next_page_token:
-                return found
-            page = PageRequest(page_size=10_000, page_token=answer.next_page_token)
+        return {item.object_id: item for item in await self.all(DescribeObjects(), "objects")}
+
+    async def pending_topic_deletions(self) -> list[str]:
+        """Return the topics that are marked to be deleted."""
+        entries = await self.all(ListKVs(prefix=TOPIC_DELETIONS), "entries")
+        return [entry.key.removeprefix(TOPIC_DELETIONS) for entry in entries]
 
     def pending_uploads(self) -> dict[int, dict[int, tuple[int, int]]]:
         """Return by node and stream what is owed, also what no longer matters."""
-        rows = MapRows(self.live.freeze().sections())
         found: dict[int, dict[int, tuple[int, int]]] = {}
-        for row in rows.rows("pending_uploads"):
+        for row in self.live.rows().rows("pending_uploads"):
             owed = found.setdefault(row["node_id"], {})
             owed[row["stream_id"]] = (row["start_offset"], row["end_offset"])
         return found

@@ -7,7 +7,8 @@ sections of a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from streammeta.controller.metadata.answers import (
@@ -19,8 +20,6 @@ from streammeta.controller.metadata.requests import CheckObjects, GetKVs, KVKey
 from streammeta.controller.metadata.values import ObjectState, StreamState
 from tests.conformance.conformance_report import ABSENT, Mismatch, compare
 from tests.conformance.foreign_records import EPOCH_SHIFT
-from tests.conformance.map_rows import MapRows
-from tests.conformance.operations_lifecycle import pending_topic_deletions
 from tests.conformance.scenario_run import ScenarioRun
 
 Facts = Mapping[Any, Any]
@@ -32,33 +31,47 @@ async def check_state(
     """Return the facts that don't hold; `is_complete`: what is owed is all that is owed."""
     found: list[Mismatch] = []
     for name, expected in facts.items():
-        check = _FACTS.get(name)
-        if check is None:
-            found.append(Mismatch(f"{path}.{name}", expected, "unknown field"))
-        elif name == "nodes" and is_complete:
-            found.extend(await _check_nodes(run, expected, f"{path}.{name}", is_complete=True))
+        where = f"{path}.{name}"
+        if name == "nodes":
+            found += await _check_nodes(run, expected, where, is_complete)
+        elif name in _CHECKED:
+            found += await _CHECKED[name](run, expected, where)
+        elif name in _EQUAL:
+            found += compare(expected, await _EQUAL[name](run), where)
+        elif name in _UNORDERED:
+            found += compare(sorted(expected), sorted(await _UNORDERED[name](run)), where)
         else:
-            found.extend(await check(run, expected, f"{path}.{name}"))
+            found.append(Mismatch(where, expected, "unknown field"))
     return found
+
+
+def _keyed(
+    expected: Facts,
+    items: Facts,
+    path: str,
+    check: Callable[[Any, Any, str], Iterable[Mismatch]],
+) -> Iterator[Mismatch]:
+    """Yield what does not hold of items by key; of one that must not be there None is expected."""
+    for key, fields in expected.items():
+        where, item = f"{path}[{key}]", items.get(key)
+        if fields is not None and item is not None:
+            yield from check(fields, item, where)
+        elif item is not None:
+            yield Mismatch(where, "does not exist", "exists")
+        elif fields is not None:
+            yield Mismatch(where, fields, "does not exist")
 
 
 # ---- streams ----
 
 
-async def _check_streams(run: ScenarioRun, expected: Facts, path: str) -> list[Mismatch]:
-    streams = await run.streams()
-    found: list[Mismatch] = []
-    for stream_id, fields in expected.items():
-        where = f"{path}[{stream_id}]"
-        stream = streams.get(stream_id)
-        if fields is None or stream is None:
-            found += _check_presence(fields, stream, where)
-            continue
+async def _check_streams(run: ScenarioRun, expected: Facts, path: str) -> Iterator[Mismatch]:
+    def check(fields: Facts, stream: StreamDescription, where: str) -> Iterator[Mismatch]:
         actual = stream_fields(stream)
-        recorded = run.foreign.recorded_ends.get(stream_id)
-        wanted = _with_true_end(dict(fields), actual, recorded)
-        found += compare(wanted, actual, where)
-    return found
+        recorded = run.foreign.recorded_ends.get(stream.stream_id)
+        yield from compare(_with_true_end(dict(fields), actual, recorded), actual, where)
+
+    return _keyed(expected, await run.streams(), path, check)
 
 
 def stream_fields(stream: StreamDescription) -> dict[str, Any]:
@@ -124,58 +137,29 @@ def _with_true_end(
     return wanted
 
 
-def _check_presence(fields: object, item: object, path: str) -> Iterator[Mismatch]:
-    if fields is None and item is not None:
-        yield Mismatch(path, "does not exist", "exists")
-    if fields is not None and item is None:
-        yield Mismatch(path, fields, "does not exist")
-
-
-async def _check_next_stream_id(run: ScenarioRun, expected: int, path: str) -> list[Mismatch]:
-    counters = MapRows(run.live.freeze().sections()).rows("counters")[0]
-    return list(compare(expected, counters["next_stream_id"], path))
-
-
-async def _check_stream_count(run: ScenarioRun, expected: int, path: str) -> list[Mismatch]:
-    return list(compare(expected, len(await run.streams()), path))
-
-
-async def _check_opening(run: ScenarioRun, expected: Facts, path: str) -> list[Mismatch]:
-    streams = (await run.streams()).values()
-    return [
-        mismatch
-        for node_id, stream_ids in expected.items()
-        for mismatch in compare(
-            stream_ids,
-            [
-                stream.stream_id
-                for stream in streams
-                if stream.node_id == node_id and stream.state is StreamState.OPENED
-            ],
-            f"{path}[{node_id}]",
-        )
-    ]
+async def _check_opening(run: ScenarioRun, expected: Facts, path: str) -> Iterator[Mismatch]:
+    opening: dict[int, list[int]] = {node_id: [] for node_id in expected}
+    for stream in (await run.streams()).values():
+        if stream.state is StreamState.OPENED:
+            opening.setdefault(stream.node_id, []).append(stream.stream_id)
+    return _keyed(expected, opening, path, compare)
 
 
 # ---- nodes ----
 
 
 async def _check_nodes(
-    run: ScenarioRun, expected: Facts, path: str, *, is_complete: bool = False
-) -> list[Mismatch]:
-    nodes, pending = await run.nodes(), run.pending_uploads()
-    found: list[Mismatch] = []
-    for node_id, fields in expected.items():
-        where = f"{path}[{node_id}]"
-        node = nodes.get(node_id)
-        if fields is None or node is None:
-            found += _check_presence(fields, node, where)
-            continue
-        owed = {key: list(span) for key, span in pending.get(node_id, {}).items()}
+    run: ScenarioRun, expected: Facts, path: str, is_complete: bool
+) -> Iterator[Mismatch]:
+    pending = run.pending_uploads()
+
+    def check(fields: Facts, node: NodeDescription, where: str) -> Iterator[Mismatch]:
+        owed = {key: list(span) for key, span in pending.get(node.node_id, {}).items()}
         actual = _node_fields(node, owed)
         for name, value in fields.items():
-            found += _check_node_field(run, actual, name, value, f"{where}.{name}", is_complete)
-    return found
+            yield from _check_node_field(run, actual, name, value, f"{where}.{name}", is_complete)
+
+    return _keyed(expected, await run.nodes(), path, check)
 
 
 def _node_fields(node: NodeDescription, owed: Mapping[int, list[int]]) -> dict[str, Any]:
@@ -224,20 +208,13 @@ def _check_node_field(
         yield from compare(value, actual.get(name, ABSENT), path)
 
 
-async def _check_has_opening(run: ScenarioRun, expected: Facts, path: str) -> list[Mismatch]:
-    nodes = await run.nodes()
-    found: list[Mismatch] = []
-    for node_id, value in expected.items():
-        node = nodes.get(node_id)
-        # There an upload that is still owed counts as an open stream; here it has its own count.
-        actual = node is not None and (node.has_opening_streams or node.pending_upload_count > 0)
-        found += compare(value, actual, f"{path}[{node_id}]")
-    return found
-
-
-async def _check_registered(run: ScenarioRun, expected: list[int], path: str) -> list[Mismatch]:
-    present = sorted(node.node_id for node in (await run.nodes()).values() if not node.departed)
-    return list(compare(sorted(expected), present, path))
+async def _check_has_opening(run: ScenarioRun, expected: Facts, path: str) -> Iterator[Mismatch]:
+    # There an upload that is still owed counts as an open stream; here it has its own count.
+    busy = {
+        node.node_id: node.has_opening_streams or node.pending_upload_count > 0
+        for node in (await run.nodes()).values()
+    }
+    return _keyed(expected, dict.fromkeys(expected, False) | busy, path, compare)
 
 
 # ---- objects ----
@@ -262,94 +239,95 @@ async def _present_objects(run: ScenarioRun) -> dict[int, ObjectDescription]:
     }
 
 
-async def _check_objects(run: ScenarioRun, expected: Facts, path: str) -> list[Mismatch]:
-    objects = await _present_objects(run)
-    found: list[Mismatch] = []
-    for object_id, fields in expected.items():
-        where, item = f"{path}[{object_id}]", objects.get(object_id)
-        if fields is None or item is None:
-            found += _check_presence(fields, item, where)
-            continue
-        wanted = {"state": fields} if isinstance(fields, str) else fields
-        found += compare(wanted, _object_fields(item), where)
-    return found
+def _check_object(fields: Facts | str, item: ObjectDescription, where: str) -> Iterator[Mismatch]:
+    wanted = {"state": fields} if isinstance(fields, str) else fields
+    yield from compare(wanted, _object_fields(item), where)
 
 
-async def _check_all_objects(run: ScenarioRun, expected: Any, path: str) -> list[Mismatch]:
-    wanted = {"state": expected} if isinstance(expected, str) else expected
-    return [
-        mismatch
-        for object_id, item in (await _present_objects(run)).items()
-        for mismatch in compare(wanted, _object_fields(item), f"{path}[{object_id}]")
-    ]
+async def _check_objects(run: ScenarioRun, expected: Facts, path: str) -> Iterator[Mismatch]:
+    return _keyed(expected, await _present_objects(run), path, _check_object)
 
 
-async def _check_object_count(run: ScenarioRun, expected: int, path: str) -> list[Mismatch]:
-    return list(compare(expected, len(await _present_objects(run)), path))
-
-
-async def _check_next_object_id(run: ScenarioRun, expected: int, path: str) -> list[Mismatch]:
-    answer = await run.live.read(CheckObjects(object_ids=(0,)))
-    return list(compare(expected, answer.next_object_id, path))
-
-
-async def _check_expiry_pending(run: ScenarioRun, expected: list[int], path: str) -> list[Mismatch]:
-    waiting = [
-        item.object_id
-        for item in (await run.objects()).values()
-        if item.state is ObjectState.PREPARED
-    ]
-    return list(compare(sorted(expected), sorted(waiting), path))
-
-
-async def _check_delete_calls(run: ScenarioRun, expected: int, path: str) -> list[Mismatch]:
-    return list(compare(expected, len(run.storage.store.calls), path))
-
-
-async def _check_delete_keys(run: ScenarioRun, expected: list[str], path: str) -> list[Mismatch]:
-    calls = run.storage.store.calls
-    return list(compare(sorted(expected), sorted(calls[-1]) if calls else ABSENT, path))
+async def _check_all_objects(run: ScenarioRun, expected: Any, path: str) -> Iterator[Mismatch]:
+    present = await _present_objects(run)
+    return _keyed(dict.fromkeys(present, expected), present, path, _check_object)
 
 
 # ---- keys ----
 
 
-async def _is_there(run: ScenarioRun, item: Facts) -> bool:
-    key = KVKey(namespace=item.get("namespace") or "", key=item["key"])
-    answer = await run.live.read(GetKVs(keys=(key,)))
-    return bool(answer.results[0].found)
+async def _check_kv_present(
+    run: ScenarioRun, expected: list[Facts], path: str, *, wanted: bool = True
+) -> list[Mismatch]:
+    found = []
+    for item in expected:
+        key = KVKey(namespace=item.get("namespace") or "", key=item["key"])
+        answer = await run.live.read(GetKVs(keys=(key,)))
+        if answer.results[0].found is not wanted:
+            found.append(Mismatch(path, item, "no such key" if wanted else "key exists"))
+    return found
 
 
-async def _check_kv_present(run: ScenarioRun, expected: list[Facts], path: str) -> list[Mismatch]:
-    return [
-        Mismatch(path, item, "no such key") for item in expected if not await _is_there(run, item)
-    ]
-
-
-async def _check_kv_absent(run: ScenarioRun, expected: list[Facts], path: str) -> list[Mismatch]:
-    return [Mismatch(path, item, "key exists") for item in expected if await _is_there(run, item)]
-
-
-async def _check_topics(run: ScenarioRun, expected: list[str], path: str) -> list[Mismatch]:
-    return list(compare(sorted(expected), sorted(await pending_topic_deletions(run)), path))
-
-
-_FACTS: dict[str, Callable[[ScenarioRun, Any, str], Awaitable[list[Mismatch]]]] = {
+_CHECKED: dict[str, Callable[[ScenarioRun, Any, str], Awaitable[Iterable[Mismatch]]]] = {
     "streams": _check_streams,
-    "nodes": _check_nodes,
     "objects": _check_objects,
-    "next_stream_id": _check_next_stream_id,
-    "next_object_id": _check_next_object_id,
-    "stream_count": _check_stream_count,
-    "object_count": _check_object_count,
     "all_objects": _check_all_objects,
     "has_opening_streams": _check_has_opening,
     "opening_stream_ids": _check_opening,
-    "expiry_pending": _check_expiry_pending,
-    "storage_delete_calls": _check_delete_calls,
-    "last_storage_delete_keys": _check_delete_keys,
-    "registered_nodes": _check_registered,
     "kv_present": _check_kv_present,
-    "kv_absent": _check_kv_absent,
-    "pending_topic_deletions": _check_topics,
+    "kv_absent": partial(_check_kv_present, wanted=False),
+}
+
+
+# ---- single values ----
+
+
+async def _next_object_id(run: ScenarioRun) -> int:
+    answer = await run.live.read(CheckObjects(object_ids=(0,)))
+    return int(answer.next_object_id)
+
+
+async def _stream_count(run: ScenarioRun) -> int:
+    return len(await run.streams())
+
+
+async def _object_count(run: ScenarioRun) -> int:
+    return len(await _present_objects(run))
+
+
+async def _delete_calls(run: ScenarioRun) -> int:
+    return len(run.storage.store.calls)
+
+
+async def _next_stream_id(run: ScenarioRun) -> int:
+    return run.next_stream_id()
+
+
+_EQUAL: dict[str, Callable[[ScenarioRun], Awaitable[Any]]] = {
+    "next_stream_id": _next_stream_id,
+    "next_object_id": _next_object_id,
+    "stream_count": _stream_count,
+    "object_count": _object_count,
+    "storage_delete_calls": _delete_calls,
+}
+
+
+async def _expiry_pending(run: ScenarioRun) -> list[int]:
+    objects = (await run.objects()).values()
+    return [item.object_id for item in objects if item.state is ObjectState.PREPARED]
+
+
+async def _registered(run: ScenarioRun) -> list[int]:
+    return [node.node_id for node in (await run.nodes()).values() if not node.departed]
+
+
+async def _last_delete_keys(run: ScenarioRun) -> Iterable[str]:
+    return next(reversed(run.storage.store.calls), ())
+
+
+_UNORDERED: dict[str, Callable[[ScenarioRun], Awaitable[Iterable[Any]]]] = {
+    "expiry_pending": _expiry_pending,
+    "registered_nodes": _registered,
+    "last_storage_delete_keys": _last_delete_keys,
+    "pending_topic_deletions": ScenarioRun.pending_topic_deletions,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,10 @@ import structlog
 import yaml
 
 from tests.conformance.compaction_scenarios import KINDS
-from tests.conformance.conformance_files import run_file
+from tests.conformance.conformance_files import run_file, run_scenario
 from tests.conformance.conformance_main import main, quiet
-from tests.conformance.conformance_report import ScenarioResult
-from tests.conformance.deviation_rules import rules, rules_for
-from tests.conformance.scenario_steps import OPERATIONS, run_scenario
+from tests.conformance.conformance_report import ScenarioResult, rules, rules_for
+from tests.conformance.scenario_steps import OPERATIONS
 from tests.conformance.stream_object_scenarios import STREAM_KINDS
 
 VECTORS = Path(__file__).parent.parent / "vectors"
@@ -45,7 +45,7 @@ def test_every_scenario_holds(path: Path) -> None:
 
 
 def _run(*steps: Mapping[str, Any], **fields: Any) -> ScenarioResult:
-    return run_scenario("made up", {"name": "one", "steps": [REGISTER, *steps], **fields})
+    return run_scenario("made up", {"name": "one", "steps": [REGISTER, *steps], **fields}, {})
 
 
 def _only_failure(result: ScenarioResult) -> str:
@@ -223,7 +223,9 @@ def test_a_deviation_belongs_to_operations_that_are_named() -> None:
         rules_for("trim_stream", ["feature-level"])
     sections = {"bucket_uris", "id_uris", "position_cache", "index_keys", "wal_paths"}
     known = (
-        OPERATIONS | sections | {"codecs", "parse_object_id", "composites", *KINDS, *STREAM_KINDS}
+        OPERATIONS.keys()
+        | sections
+        | {"codecs", "parse_object_id", "composites", *KINDS, *STREAM_KINDS}
     )
     assert {op for rule in rules().values() for op in rule.ops} <= known
 
@@ -235,204 +237,141 @@ def test_every_operation_of_the_vectors_is_known() -> None:
         for scenario in yaml.safe_load(path.read_text())["scenarios"]
         for step in scenario["steps"]
     }
-    assert listed <= OPERATIONS
-    assert OPERATIONS - listed <= {"notify_objects_deleted", "get_next_node_id"}
+    assert listed <= OPERATIONS.keys()
+    assert OPERATIONS.keys() - listed <= {"notify_objects_deleted", "get_next_node_id"}
 
 
-WRITE = [{"stream": 2, "records": [{"base": 0, "count": 1, "payload": 1}]}]
 WRONG_FILES = {
     "query": (
-        {
-            "scenarios": [
-                {
-                    "name": "one",
-                    "image": {
-                        "streams": {0: {"stream_objects": [{"object": 1, "start": 0, "end": 9}]}}
-                    },
-                    "queries": [{"stream": 0, "start": 0, "end": 9, "expect": {"objects": [2]}}],
-                }
-            ]
-        },
+        """
+        scenarios:
+        - name: one
+          image: {streams: {0: {stream_objects: [{object: 1, start: 0, end: 9}]}}}
+          queries: [{stream: 0, start: 0, end: 9, expect: {objects: [2]}}]
+        """,
         "one, step 1 (get_objects): expect.objects[0]: expected 2, got 1",
     ),
     "query without an image": (
-        {"scenarios": [{"name": "one", "image_same_as": "two", "queries": []}]},
+        "scenarios: [{name: one, image_same_as: two, queries: []}]",
         "one, step 0 (scenario): image: expected two, got no such image",
     ),
     "image": (
-        {
-            "scenarios": [
-                {
-                    "name": "one",
-                    "start": "empty",
-                    "steps": [
-                        {
-                            "replay": [{"type": "AssignedStreamId", "assigned": 3}],
-                            "expect": {"next_stream_id": 3},
-                        }
-                    ],
-                }
-            ]
-        },
+        """
+        scenarios:
+        - name: one
+          start: empty
+          steps: [{replay: [{type: AssignedStreamId, assigned: 3}], expect: {next_stream_id: 3}}]
+        """,
         "one, step 1 (replay): expect.next_stream_id: expected 3, got 4",
     ),
     "record of an image": (
-        {
-            "scenarios": [
-                {"name": "one", "start": "empty", "steps": [{"replay": [{"type": "Moon"}]}]}
-            ]
-        },
+        "scenarios: [{name: one, start: empty, steps: [{replay: [{type: Moon}]}]}]",
         "one, step 1 (replay): records[0].type: expected Moon, got unknown record type",
     ),
     "fact of an image": (
-        {
-            "scenarios": [
-                {"name": "one", "start": "empty", "steps": [{"replay": [], "expect": {"moons": 1}}]}
-            ]
-        },
+        "scenarios: [{name: one, start: empty, steps: [{replay: [], expect: {moons: 1}}]}]",
         "one, step 1 (replay): expect.moons: expected 1, got unknown field",
     ),
     "key": (
-        {"object_keys": [{"object": 1, "namespace": "N", "key": "00000000/N/1"}]},
+        "object_keys: [{object: 1, namespace: N, key: 00000000/N/1}]",
         "object_keys 1, step 1 (object_keys): key: expected 00000000/N/1, got 10000000/N/1",
     ),
     "bytes of a record": (
-        {
-            "scenarios": [
-                {
-                    "name": "one",
-                    "input": {"stream": 1, "base_offset": 2, "count": 3, "payload": 4, "fill": 5},
-                    "expect": {"last_offset": 5, "payload_hex": "05050505"},
-                    "derived": {"encoded_size": 38},
-                }
-            ]
-        },
+        """
+        scenarios:
+        - name: one
+          input: {stream: 1, base_offset: 2, count: 3, payload: 4, fill: 5}
+          expect: {last_offset: 5, payload_hex: "05050505"}
+          derived: {encoded_size: 38}
+        """,
         "one, step 0 (scenario): derived.encoded_size: expected 38, got 37",
     ),
     "records that follow each other": (
-        {
-            "scenarios": [
-                {
-                    "name": "one",
-                    "input": {
-                        "records_generated": "2 records i = 0..1 concatenated: stream 1, epoch 2,"
-                        " base_offset 3+2*i, count 2, payload 'p<i>'"
-                    },
-                    "expect": {"parsed_base_offsets": [3, 5], "parsed_payloads": ["p0", "p2"]},
-                }
-            ]
-        },
+        """
+        scenarios:
+        - name: one
+          input:
+            records_generated: "2 records i = 0..1 concatenated: stream 1, epoch 2,
+              base_offset 3+2*i, count 2, payload 'p<i>'"
+          expect: {parsed_base_offsets: [3, 5], parsed_payloads: [p0, p2]}
+        """,
         "one, step 0 (scenario): expect.parsed_payloads[1]: expected p2, got p1",
     ),
     "write that is refused": (
-        {
-            "scenarios": [
-                {
-                    "name": "one",
-                    "writes": [
-                        {"stream": 2, "records": [{"base": 0, "count": 1, "payload": 1}]},
-                        {"stream": 1, "records": [{"base": 0, "count": 1, "payload": 1}]},
-                    ],
-                }
-            ]
-        },
+        """
+        scenarios:
+        - name: one
+          writes:
+          - {stream: 2, records: [{base: 0, count: 1, payload: 1}]}
+          - {stream: 1, records: [{base: 0, count: 1, payload: 1}]}
+        """,
         "one, step 0 (scenario): writes[1].expect: expected ok, got error",
     ),
     "look-up in an object": (
-        {
-            "scenarios": [
-                {
-                    "name": "one",
-                    "config": {"block_size_threshold": 1},
-                    "writes": [
-                        {
-                            "stream": 2,
-                            "records": [
-                                {"base": 0, "count": 1, "payload": 1},
-                                {"base": 1, "count": 1, "payload": 1},
-                            ],
-                        }
-                    ],
-                    "expect": {
-                        "index_entries": 2,
-                        "finds": [{"stream": 2, "start": 0, "end": 2, "block_count": 1}],
-                    },
-                }
-            ]
-        },
+        """
+        scenarios:
+        - name: one
+          config: {block_size_threshold: 1}
+          writes:
+          - stream: 2
+            records: [{base: 0, count: 1, payload: 1}, {base: 1, count: 1, payload: 1}]
+          expect:
+            index_entries: 2
+            finds: [{stream: 2, start: 0, end: 2, block_count: 1}]
+        """,
         "one, step 0 (scenario): expect.finds[0].block_count: expected 1, got 2",
     ),
     "fact of an object": (
-        {
-            "scenarios": [
-                {"name": "one", "writes_generated": {"streams": 3}, "expect": {"moons": 1}}
-            ]
-        },
+        "scenarios: [{name: one, writes_generated: {streams: 3}, expect: {moons: 1}}]",
         "one, step 0 (scenario): expect.moons: expected 1, got no such field",
     ),
     "field of a write": (
-        {
-            "scenarios": [
-                {"name": "one", "writes": [{"stream": 1, "records": [], "moons": 1}, *WRITE]}
-            ]
-        },
+        """
+        scenarios:
+        - name: one
+          writes:
+          - {stream: 1, records: [], moons: 1}
+          - {stream: 2, records: [{base: 0, count: 1, payload: 1}]}
+        """,
         "one, step 0 (scenario): writes[0].moons: expected 1, got unknown field",
     ),
     "deleted composites": (
-        {
-            "scenarios": [
-                {
-                    "name": "one",
-                    "input": {"composites": 2, "linked_per_composite": 3},
-                    "expect": {"deleted_object_ids": [0, 7], "deleted_object_count": 9},
-                }
-            ]
-        },
+        """
+        scenarios:
+        - name: one
+          input: {composites: 2, linked_per_composite: 3}
+          expect: {deleted_object_ids: [0, 7], deleted_object_count: 9}
+        """,
         "one, step 0 (scenario): expect.deleted_object_count: expected 9, got 8",
     ),
     "layout": (
-        {
-            "layout": {
-                "footer": {
-                    "fields": [
-                        ["a", "i64"],
-                        ["b", "i32"],
-                        ["zero", "28 bytes"],
-                        ["magic", "u64", "0x1"],
-                    ],
-                    "size": 48,
-                }
-            }
-        },
+        """
+        layout:
+          footer:
+            fields: [[a, i64], [b, i32], [zero, 28 bytes], [magic, u64, "0x1"]]
+            size: 48
+        """,
         "layout footer, step 0 (layout): magic: expected 0x1, got 9863518390377041911",
     ),
     "unknown layout": (
-        {"layout": {"moon": {"fields": []}}},
+        "layout: {moon: {fields: []}}",
         "layout moon, step 0 (layout): moon: expected moon, got unknown table",
     ),
     "order of a list": (
-        {
-            "ordered_list": [
-                {
-                    "name": "one",
-                    "steps": [
-                        {
-                            "op": "add",
-                            "args": {"objects": [{"object": 1, "order": 2}]},
-                            "expect": {"order_ids": [1]},
-                        }
-                    ],
-                }
-            ]
-        },
+        """
+        ordered_list:
+        - name: one
+          steps:
+          - {op: add, args: {objects: [{object: 1, order: 2}]}, expect: {order_ids: [1]}}
+        """,
         "one, step 1 (add): expect.order_ids[0]: expected 1, got 2",
     ),
     "section": (
-        {"moons": []},
+        "moons: []",
         "moons, step 0 (section): section: expected moons, got unknown section",
     ),
     "scenario": (
-        {"scenarios": [{"name": "one"}]},
+        "scenarios: [{name: one}]",
         "one, step 0 (scenario): steps: expected steps, replays, queries or writes, got ['name']",
     ),
 }
@@ -444,7 +383,7 @@ def test_files_of_every_kind_fail_with_a_message_and_exit_code(
 ) -> None:
     content, message = WRONG_FILES[name]
     path = tmp_path / "wrong.yaml"
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(textwrap.dedent(content))
     assert main([str(path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert f"FAILED wrong.yaml {message}" in lines

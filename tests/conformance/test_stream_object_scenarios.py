@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conformance.conformance_files import run_file
-from tests.conformance.stream_object_scenarios import run_stream_compaction
+from tests.conformance.conformance_files import run_file, run_scenario
 
 VECTORS = Path(__file__).parent.parent / "vectors" / "so_compaction.yaml"
 CONTENT: dict[str, Any] = yaml.safe_load(VECTORS.read_text())
@@ -19,7 +18,7 @@ GIB = 2**30
 
 
 def failures(scenario: dict[str, Any], content: dict[str, Any] | None = None) -> list[str]:
-    result = run_stream_compaction("made up", scenario, content or CONTENT)
+    result = run_scenario("made up", scenario, content or CONTENT)
     return [line.partition(", step ")[2] for line in result.lines()]
 
 
