@@ -1,28 +1,24 @@
-"""Bytes of records, blocks, indexes and objects, held against golden vectors in both directions."""
+"""Bytes of records, blocks, indexes and objects: golden bytes in both directions, and damage.
+
+The scenarios of `tests/vectors/object_format.yaml` are run by the tests of conformance.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import struct
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streammeta.storage.errors import CorruptObjectError
 from streammeta.storage.object_format.index_block import (
     UNLIMITED,
-    Footer,
-    IndexBlock,
     IndexEntry,
     StreamRange,
-    decode_footer,
     decode_index,
-    encode_footer,
     encode_index,
     stream_ranges,
 )
@@ -34,14 +30,8 @@ from streammeta.storage.object_format.record import (
     encode_block_header,
     encode_record,
 )
-from tests.kit.built_objects import (
-    BuiltObject,
-    ObjectBuilder,
-    encode_trailer,
-)
-
-VECTORS = yaml.safe_load((Path(__file__).parents[1] / "vectors/object_format.yaml").read_text())
-SCENARIOS: dict[str, Any] = {scenario["name"]: scenario for scenario in VECTORS["scenarios"]}
+from tests.kit.built_objects import BuiltObject, ObjectBuilder, encode_trailer
+from tests.storage.format_objects import published_object, read_whole
 
 GOLDEN_SHA256 = "8ee4ca6c43edb35aab68c119e4f8bc4938be0baf7b7ad5f426386fde2e1f2a06"
 GOLDEN_RECORDS = [
@@ -72,42 +62,6 @@ def by_stream(records: Sequence[RecordBatch]) -> list[list[RecordBatch]]:
     return [[r for r in records if r.stream_id == stream] for stream in streams]
 
 
-def read_whole(data: bytes, size: int | None = None) -> tuple[IndexBlock, list[RecordBatch]]:
-    """Read an object that is in memory the way a reader of a store does."""
-    reader = ObjectReader("test", len(data) if size is None else size)
-    while reader.needed is not None:
-        reader.receive(data[reader.needed.start : reader.needed.end])
-    records: list[RecordBatch] = []
-    for entry in reader.index:
-        wanted = reader.block_range(entry)
-        records += reader.records(entry, data[wanted.start : wanted.end])
-    return reader.index, records
-
-
-def scenario_writes(scenario: dict[str, Any]) -> list[list[RecordBatch]]:
-    return [
-        [
-            RecordBatch(write["stream"], 0, r["base"], r["count"], bytes(r["payload"]))
-            for r in write["records"]
-        ]
-        for write in scenario["writes"]
-    ]
-
-
-def scenario_entries(rows: Sequence[dict[str, int]]) -> list[IndexEntry]:
-    return [
-        IndexEntry(
-            row["stream"],
-            row["start"],
-            row["start"] + row["end_delta"],
-            row["records"],
-            row["position"],
-            row["size"],
-        )
-        for row in rows
-    ]
-
-
 # Records
 
 
@@ -117,36 +71,6 @@ def test_the_golden_record_holds_in_both_directions() -> None:
     )
     assert encode_record(GOLDEN_RECORDS[0]) == golden
     assert decode_record(memoryview(golden), 0) == GOLDEN_RECORDS[0]
-
-
-def test_record_scenario() -> None:
-    scenario = SCENARIOS["record_encode"]
-    given_, derived = scenario["input"], scenario["derived"]
-    record = RecordBatch(
-        given_["stream"],
-        given_["epoch"],
-        given_["base_offset"],
-        given_["count"],
-        given_["payload_utf8"].encode(),
-    )
-    assert encode_record(record).hex() == derived["encoded_hex"]
-    assert record.encoded_size == derived["encoded_size"]
-    assert record.end_offset == derived["last_offset"]
-    assert decode_record(memoryview(bytes.fromhex(derived["encoded_hex"])), 0) == record
-
-
-def test_records_follow_each_other_without_padding() -> None:
-    scenario = SCENARIOS["record_parse_sequence"]
-    records = [RecordBatch(1, 2, 3 + i, 4, f"hello{i}".encode()) for i in range(10)]
-    data = memoryview(b"".join(map(encode_record, records)))
-    assert len(data) == scenario["derived"]["total_size"]
-    at, parsed = 0, []
-    while at < len(data):
-        parsed.append(decode_record(data, at))
-        at += parsed[-1].encoded_size
-    assert [r.base_offset for r in parsed] == scenario["expect"]["parsed_base_offsets"]
-    assert [r.payload.decode() for r in parsed] == scenario["expect"]["parsed_payloads"]
-    assert at == len(data)
 
 
 @given(
@@ -223,24 +147,10 @@ def test_the_golden_object_holds_in_both_directions() -> None:
     assert again + encode_trailer(list(index), len(again)) == built.data
 
 
-def test_a_real_object_of_seven_blocks() -> None:
-    streams = [
-        [RecordBatch(3, 0, 4, 1, bytes(138)), RecordBatch(3, 0, 5, 1, bytes(48))],
-        [RecordBatch(4, 0, 50390 + 15 * i, 15, bytes(15556)) for i in range(336)],
-        [RecordBatch(5, 0, 8376 + 12 * i, 12, bytes(12)) for i in range(84)],
-    ]
-    built = build(streams, 1024 * 1024)
-    assert list(built.entries) == [
-        IndexEntry(3, 4, 6, 2, 0, 262),
-        IndexEntry(4, 50390, 51410, 68, 262, 1060062),
-        IndexEntry(4, 51410, 52430, 68, 1060324, 1060062),
-        IndexEntry(4, 52430, 53450, 68, 2120386, 1060062),
-        IndexEntry(4, 53450, 54470, 68, 3180448, 1060062),
-        IndexEntry(4, 54470, 55430, 64, 4240510, 997706),
-        IndexEntry(5, 8376, 9384, 84, 5238216, 3790),
-    ]
+def test_look_ups_in_a_real_object_of_seven_blocks() -> None:
+    """Its footer and index are held against the published dump in `test_storage_inspection`."""
+    built = published_object()
     assert built.size == 5242306
-    assert built.data[-48:-36] == struct.pack(">qi", 5242006, 252)
     assert built.stream_ranges == (
         StreamRange(3, 4, 6),
         StreamRange(4, 50390, 55430),
@@ -248,10 +158,7 @@ def test_a_real_object_of_seven_blocks() -> None:
     )
     reader = ObjectReader("e4000000/n/78", built.size)
     assert reader.needed == ByteRange(built.size - 8336, built.size)
-    _check_finds(read_whole(built.data)[0])
-
-
-def _check_finds(index: IndexBlock) -> None:
+    index = read_whole(built.data)[0]
     for start, end, max_bytes, count, next_offset, fulfilled in [
         (50390, 50391, 2**31 - 1, 1, 51410, True),
         (51400, 51420, 2**31 - 1, 2, 52430, True),
@@ -278,49 +185,11 @@ def test_find_stops_at_a_gap() -> None:
     assert index.find(1, 10, 12, 100).fulfilled is True
 
 
-def test_writer_scenario_cuts_blocks_by_payload() -> None:
-    scenario = SCENARIOS["writer_groups_records_into_blocks"]
-    derived = scenario["derived"]
-    built = build(scenario_writes(scenario), scenario["config"]["block_size_threshold"])
-    assert built.size == derived["object_size"]
-    assert list(built.entries) == scenario_entries(derived["index"])
-    assert encode_index(built.entries).hex() == derived["index_hex"]
-    assert built.data[-48:].hex() == derived["footer_hex"]
-    index, _ = read_whole(built.data)
-    assert [vars_of(r) for r in stream_ranges(index)] == scenario["expect"]["stream_ranges"]
-    for find in scenario["expect"]["finds"]:
-        found = index.find(find["stream"], find["start"], find["end"], 2**31 - 1)
-        assert found.fulfilled
-        assert len(found.entries) == find["block_count"]
-        for entry, wanted in zip(found.entries, find["blocks_records"], strict=True):
-            block = memoryview(built.data)[entry.position : entry.position + entry.size]
-            got = [{"base": r.base_offset, "count": r.count} for r in decode_blocks(block)]
-            assert got == wanted
-
-
-def vars_of(found: StreamRange) -> dict[str, int]:
-    return {"stream": found.stream_id, "start": found.start_offset, "end": found.end_offset}
-
-
 def test_payload_left_by_one_stream_counts_toward_the_next_streams_block() -> None:
     first = [RecordBatch(1, 0, 0, 1, bytes(30))]
     second = [RecordBatch(2, 0, i, 1, bytes(40)) for i in range(3)]
     built = build([first, second], 64)
     assert [entry.record_count for entry in built.entries] == [1, 1, 2]
-
-
-def test_out_of_order_writes_are_refused_and_change_nothing() -> None:
-    scenario = SCENARIOS["writer_rejects_out_of_order_writes"]
-    builder = ObjectBuilder(1024)
-    accepted: list[list[RecordBatch]] = []
-    for write, records in zip(scenario["writes"], scenario_writes(scenario), strict=True):
-        if write["expect"] == "ok":
-            builder.write(records)
-            accepted.append(records)
-        else:
-            with pytest.raises(ValueError, match="wanted"):
-                builder.write(records)
-    assert builder.finish().data == build(accepted, 1024).data
 
 
 def test_a_write_is_taken_whole_or_not_at_all() -> None:
@@ -337,15 +206,6 @@ def test_a_write_is_taken_whole_or_not_at_all() -> None:
         assert builder.finish().data == build([good], 1).data
 
 
-def test_an_empty_object_is_refused() -> None:
-    builder = ObjectBuilder()
-    builder.write([])
-    with pytest.raises(ValueError, match="no records"):
-        builder.finish()
-    with pytest.raises(ValueError, match="block_size_threshold is 0"):
-        ObjectBuilder(0)
-
-
 def test_a_gap_and_a_span_over_32_bits_close_the_block() -> None:
     wide = 2**31 - 1
     records = [
@@ -360,58 +220,6 @@ def test_a_gap_and_a_span_over_32_bits_close_the_block() -> None:
         (7, 7 + wide),
     ]
     assert read_whole(built.data)[1] == records
-
-
-def test_an_index_larger_than_the_first_read_takes_one_more_read() -> None:
-    scenario = SCENARIOS["index_larger_than_first_tail_read"]
-    derived = scenario["derived"]
-    streams = scenario["writes_generated"]["streams"]
-    built = build([[RecordBatch(i, 0, i, 1, b"x")] for i in range(streams)], 1024)
-    assert built.size == derived["object_size"]
-    reader = ObjectReader("test", built.size)
-    needed = reader.needed
-    assert needed is not None
-    assert needed.end - needed.start == derived["first_tail_read_size"]
-    reader.receive(built.data[needed.start :])
-    assert reader.needed == ByteRange(derived["second_read_from"], built.size)
-    with pytest.raises(RuntimeError, match="not read yet"):
-        _ = reader.index
-    reader.receive(built.data[derived["second_read_from"] :])
-    assert reader.needed is None
-    assert len(reader.index) == scenario["expect"]["index_entries"]
-    assert len(stream_ranges(reader.index)) == streams
-    assert reader.index.find(777, 777, 778, 1).entries == (built.entries[777],)
-
-
-def test_one_index_entry_may_cover_several_blocks() -> None:
-    scenario = SCENARIOS["one_index_entry_over_several_blocks"]
-    blocks = b""
-    for block in scenario["blocks"]:
-        records = [
-            RecordBatch(block["stream"], 0, r["base"], r["count"], bytes(r["payload"]))
-            for r in block["records"]
-        ]
-        body = b"".join(map(encode_record, records))
-        blocks += encode_block_header(len(records), len(body)) + body
-    entries = scenario_entries(scenario["index"])
-    data = blocks + encode_trailer(entries, len(blocks))
-    assert len(data) == scenario["derived"]["object_size"]
-    index, found = read_whole(data)
-    assert [r.base_offset for r in found] == scenario["expect"]["base_offsets"]
-    query = scenario["query"]
-    result = index.find(query["stream"], query["start"], query["end"], query["max_bytes"])
-    assert len(result.entries) == scenario["expect"]["block_count"]
-
-
-def test_stream_ranges_scenario() -> None:
-    scenario = SCENARIOS["stream_offset_ranges_from_index"]
-    built = build(scenario_writes(scenario), scenario["config"]["block_size_threshold"])
-    assert built.size == scenario["derived"]["object_size"]
-    assert list(built.entries) == scenario_entries(scenario["derived"]["index"])
-    index = read_whole(built.data)[0]
-    ranges = [vars_of(r) for r in stream_ranges(index)]
-    assert ranges == scenario["expect"]["stream_ranges"]
-    assert [vars_of(r) for r in built.stream_ranges] == ranges
 
 
 @st.composite
@@ -495,51 +303,25 @@ def shape_of(record: RecordBatch) -> tuple[int, int, int, int]:
     return (record.stream_id, record.base_offset, record.count, len(record.payload))
 
 
-@given(st.binary(max_size=200), st.integers(0, 400))
-def test_noise_is_corrupt_and_nothing_worse(noise: bytes, size: int) -> None:
-    with pytest.raises(CorruptObjectError):
-        read_whole(noise, size)
-
-
-def test_lengths_that_lie_are_not_believed() -> None:
-    huge = struct.pack(">Bqqqii", 0x22, 1, 0, 0, 1, 2**31 - 1)
-    with pytest.raises(CorruptObjectError, match=r"payload length is 2147483647, wanted 0..0"):
-        decode_record(memoryview(huge), 0)
-    block = struct.pack(">BBii", 0x5A, 2, 2**31 - 1, 33) + bytes(33)
-    with pytest.raises(CorruptObjectError, match=r"record count is 2147483647, wanted 1..1"):
-        decode_blocks(memoryview(block))
-    footer = encode_footer(Footer(2**62, 36))
-    with pytest.raises(CorruptObjectError, match="place of the index is 36 bytes at"):
-        decode_footer(memoryview(footer), 1000, composite=False)
-
-
-def test_a_block_with_an_unknown_flag_is_refused() -> None:
-    body = encode_record(GOLDEN_RECORDS[0])
-    block = struct.pack(">BBii", 0x5A, 0x03, 1, len(body)) + body
-    with pytest.raises(CorruptObjectError, match="block flag is 0x03, wanted 0x02"):
-        decode_blocks(memoryview(block))
+BEHIND = "a start behind the end of the entry before"
+TILED = "a position where the entry before ends"
+FIELDS = "a stream, start and position of at least 0"
 
 
 @pytest.mark.parametrize(
     ("entries", "rule"),
     [
-        ([IndexEntry(2, 0, 1, 1, 0, 50), IndexEntry(1, 0, 1, 1, 50, 50)], "a start behind the end"),
-        ([IndexEntry(1, 0, 5, 1, 0, 50), IndexEntry(1, 4, 9, 1, 50, 50)], "a start behind the end"),
-        (
-            [IndexEntry(1, 0, 5, 1, 0, 50), IndexEntry(1, 5, 9, 1, 60, 50)],
-            "a position where the entry before ends",
-        ),
-        ([IndexEntry(1, 0, 5, 1, 10, 50)], "a position where the entry before ends"),
-        ([IndexEntry(1, 5, 5, 1, 0, 50)], "a stream, start and position of at least 0"),
-        ([IndexEntry(1, 0, 5, 6, 0, 500)], "a stream, start and position of at least 0"),
-        ([IndexEntry(1, 0, 5, 2, 0, 75)], "a stream, start and position of at least 0"),
-        ([IndexEntry(-1, 0, 5, 1, 0, 50)], "a stream, start and position of at least 0"),
-        ([IndexEntry(1, -3, 5, 1, 0, 50)], "a stream, start and position of at least 0"),
-        ([IndexEntry(1, 0, 5, 1, -1, 50)], "a stream, start and position of at least 0"),
-        (
-            [IndexEntry(1, 2**63 - 2, 2**63 + 5, 1, 0, 50)],
-            "a stream, start and position of at least 0",
-        ),
+        ([IndexEntry(2, 0, 1, 1, 0, 50), IndexEntry(1, 0, 1, 1, 50, 50)], BEHIND),
+        ([IndexEntry(1, 0, 5, 1, 0, 50), IndexEntry(1, 4, 9, 1, 50, 50)], BEHIND),
+        ([IndexEntry(1, 0, 5, 1, 0, 50), IndexEntry(1, 5, 9, 1, 60, 50)], TILED),
+        ([IndexEntry(1, 0, 5, 1, 10, 50)], TILED),
+        ([IndexEntry(1, 5, 5, 1, 0, 50)], FIELDS),
+        ([IndexEntry(1, 0, 5, 6, 0, 500)], FIELDS),
+        ([IndexEntry(1, 0, 5, 2, 0, 75)], FIELDS),
+        ([IndexEntry(-1, 0, 5, 1, 0, 50)], FIELDS),
+        ([IndexEntry(1, -3, 5, 1, 0, 50)], FIELDS),
+        ([IndexEntry(1, 0, 5, 1, -1, 50)], FIELDS),
+        ([IndexEntry(1, 2**63 - 2, 2**63 + 5, 1, 0, 50)], FIELDS),
     ],
 )
 def test_an_index_that_breaks_a_rule_is_corrupt(entries: list[IndexEntry], rule: str) -> None:

@@ -1,12 +1,11 @@
-"""Keys and attributes: known values in both directions, and what must never be taken for ours."""
+"""Keys and attributes: known values in both directions, and what must never be taken for ours.
+
+The tables of `tests/vectors/keys.yaml` are run by the tests of conformance.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,14 +22,6 @@ from streammeta.storage.object_format.object_key import (
     parse_key,
 )
 
-VECTORS = yaml.safe_load((Path(__file__).parents[1] / "vectors/keys.yaml").read_text())
-
-
-@pytest.mark.parametrize("vector", VECTORS["object_keys"], ids=lambda v: str(v["object"]))
-def test_known_keys_hold_in_both_directions(vector: dict[str, Any]) -> None:
-    assert key_for(vector["object"], vector["namespace"]) == vector["key"]
-    assert parse_key(vector["key"], vector["namespace"]) == OwnKey(vector["object"])
-
 
 @pytest.mark.parametrize(
     ("object_id", "key"),
@@ -42,7 +33,7 @@ def test_known_keys_hold_in_both_directions(vector: dict[str, Any]) -> None:
         (4294967296, "000000001/_kafka_C/4294967296"),
     ],
 )
-def test_more_known_keys(object_id: int, key: str) -> None:
+def test_known_keys_hold_in_both_directions(object_id: int, key: str) -> None:
     assert key_for(object_id, "_kafka_C") == key
     assert parse_key(key, "_kafka_C") == OwnKey(object_id)
 
@@ -108,20 +99,6 @@ def test_ids_and_namespaces_out_of_range_are_refused() -> None:
             key_for(1, namespace)
         with pytest.raises(ValueError, match="cluster id is"):
             cluster_namespace(namespace)
-
-
-@pytest.mark.parametrize("vector", VECTORS["attributes"], ids=lambda v: str(v["attributes"]))
-def test_known_attributes_hold_in_both_directions(vector: dict[str, Any]) -> None:
-    given_, wanted = vector["set"], vector["decoded"]
-    attributes = ObjectAttributes(
-        ObjectKind.COMPOSITE if given_.get("composite") else ObjectKind.NORMAL,
-        given_.get("bucket", 0),
-        given_.get("deep", False),
-    )
-    assert encode_attributes(attributes) == vector["attributes"]
-    decoded = decode_attributes(vector["attributes"])
-    assert decoded.kind.name.lower() == wanted["type"]
-    assert (decoded.bucket_id, decoded.deep_delete) == (wanted["bucket"], wanted["deep_delete"])
 
 
 @given(st.sampled_from(ObjectKind), st.integers(0, 2**15 - 1), st.booleans())
