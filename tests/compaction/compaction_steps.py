@@ -251,10 +251,6 @@ class SteppedStore:
         """See `ObjectStore.put`."""
         self._steps.made("put", lambda: self._store.put(key, data, if_absent=if_absent, tags=tags))
 
-    def get_tags(self, key: str) -> dict[str, str]:
-        """See `ObjectStore.get_tags`."""
-        return self._steps.made("get_tags", lambda: self._store.get_tags(key))
-
     def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """See `ObjectStore.get_range`."""
         return self._steps.made("get_range", lambda: self._store.get_range(key, start, end))

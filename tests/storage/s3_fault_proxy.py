@@ -230,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
             case _ if "uploads" in query:
                 return "list_multipart_uploads"
             case _:
-                return "get_tags" if "tagging" in query else "get_range"
+                return "get_range"
 
     def _open(self, body: bytes) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection(self.server.upstream, timeout=UPSTREAM_TIMEOUT_S)

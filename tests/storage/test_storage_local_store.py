@@ -19,8 +19,10 @@ from streammeta.storage.errors import (
     StoreUnavailableError,
     UploadNotFoundError,
 )
+from streammeta.storage.object_format.object_key import key_for
 from streammeta.storage.object_store.base import MultipartUpload
 from streammeta.storage.object_store.local import LocalObjectStore
+from streammeta.storage.object_store.local_files import read_tags
 
 
 @pytest.fixture
@@ -178,7 +180,7 @@ def test_a_file_system_without_attributes_refuses_tags_and_stores_nothing(
         store.put("key", b"x", tags={"a": "b"})
     assert files_below(root) == []
     store.put("key", b"x")
-    assert store.get_tags("key") == {}
+    assert read_tags(root / "objects/key") == {}
 
 
 def test_bytes_are_synced_before_the_rename_and_the_directory_after(
@@ -236,3 +238,28 @@ def test_puts_and_deletes_of_neighbours_do_not_disturb_each_other(store: LocalOb
         for done in [pool.submit(churn, name) for name in ("a", "b")]:
             done.result(timeout=60)
     assert list(store.list_objects()) == []
+
+
+PLACE = "objects/e4000000/_streammeta_demo/78"
+"""Where docs/format.md puts object 78, for programs that write beside the store."""
+KEY_78 = key_for(78, "_streammeta_demo")
+
+
+def test_an_object_lies_where_the_page_of_formats_says(store: LocalObjectStore, root: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "format.md").read_text()
+    assert f"`{PLACE}`" in page
+    store.put(KEY_78, b"bytes")
+    assert (root / PLACE).read_bytes() == b"bytes"
+    assert not any((root / ".tmp").iterdir())
+
+
+def test_what_another_program_writes_as_the_page_says_is_an_object(
+    store: LocalObjectStore, root: Path
+) -> None:
+    (root / ".tmp").mkdir()
+    (root / ".tmp" / "any-name").write_bytes(b"of a Go program")
+    (root / PLACE).parent.mkdir(parents=True)
+    (root / ".tmp" / "any-name").rename(root / PLACE)
+
+    assert store.get_range(KEY_78) == b"of a Go program"
+    assert [one.key for one in store.list_objects()] == [KEY_78]

@@ -1,4 +1,4 @@
-"""Repeated requests: when they wait, how long, when they give up, and how the store is spared."""
+"""Repeated requests: waits, limits and back-pressure; and the counters of calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from streammeta.storage.backoff import Backoff
 from streammeta.storage.errors import DeadlineExceededError, StorageError, StoreUnavailableError
-from streammeta.storage.object_store.calls import Tally
+from streammeta.storage.object_store.calls import Meter, OperationMetrics, Tally
 from streammeta.storage.object_store.retry import Retrier, RetryPolicy, run_for
 
 PATIENCE_S = 30.0
@@ -27,6 +27,16 @@ def failing(*errors: StorageError) -> Callable[[], str]:
         return "done"
 
     return request
+
+
+def down() -> None:
+    """A request that always fails."""
+    raise StoreUnavailableError("down")
+
+
+def refused() -> None:
+    """A request that is always throttled."""
+    raise throttled()
 
 
 def throttled() -> StoreUnavailableError:
@@ -78,6 +88,64 @@ def test_requests_that_were_under_way_together_halve_the_limit_once() -> None:
             for done in [pool.submit(run) for _ in range(count)]:
                 done.result(PATIENCE_S)
         assert retrier.concurrency_limit == wanted
+
+
+def test_the_delay_doubles_up_to_its_bound_and_is_random() -> None:
+    slept: list[float] = []
+    policy = RetryPolicy(attempts=6, first_delay_s=1.0, longest_delay_s=10.0)
+    retrier = Retrier(policy, sleep=slept.append, random_unit=lambda: 0.5)
+
+    with pytest.raises(StoreUnavailableError, match="down"):
+        retrier.call(down)
+    assert slept == [1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+def test_the_budget_ends_retries_of_all_calls_and_is_earned_back() -> None:
+    slept: list[float] = []
+    retrier = Retrier(RetryPolicy(attempts=5, budget=6), sleep=slept.append)
+    for _ in range(4):
+        with pytest.raises(StoreUnavailableError):
+            retrier.call(down)
+    assert len(slept) == 6
+    for _ in range(11):
+        retrier.call(lambda: None)
+    with pytest.raises(StoreUnavailableError):
+        retrier.call(down)
+    assert len(slept) == 7
+
+
+def test_throttling_halves_the_requests_at_a_time_and_successes_bring_them_back() -> None:
+    retrier = Retrier(RetryPolicy(attempts=1, concurrency=16), sleep=lambda _: None)
+    for wanted in (8, 4, 2, 1, 1):
+        with pytest.raises(StoreUnavailableError):
+            retrier.call(refused)
+        assert retrier.concurrency_limit == wanted
+    for _ in range(200):
+        retrier.call(lambda: None)
+    assert retrier.concurrency_limit == 16
+
+
+def test_no_more_requests_run_at_a_time_than_the_limit() -> None:
+    retrier = Retrier(RetryPolicy(concurrency=3))
+    lock, running, most = threading.Lock(), [0], [0]
+    gate = threading.Semaphore(0)
+
+    def request() -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        gate.acquire(timeout=10)
+        with lock:
+            running[0] -= 1
+
+    threads = [threading.Thread(target=retrier.call, args=(request,)) for _ in range(9)]
+    for thread in threads:
+        thread.start()
+    gate.release(9)
+    for thread in threads:
+        thread.join(timeout=10)
+    assert running == [0]
+    assert most[0] <= 3
 
 
 def test_the_limit_grows_by_one_a_round_of_successes() -> None:
@@ -138,3 +206,48 @@ def test_what_a_watched_request_raises_is_raised() -> None:
 def test_a_backoff_doubles_up_to_its_longest_wait_and_draws_the_share_that_is_random() -> None:
     assert [Backoff(1, 5).wait(attempt) for attempt in (0, 1, 2, 3, 5000)] == [1, 2, 4, 5, 5]
     assert [Backoff(8, 8, jitter).wait(0, 0.25) for jitter in (0, 0.5, 1)] == [8, 5, 2]
+
+
+# Counters
+
+
+def test_a_call_that_fails_moves_no_bytes_but_keeps_its_repetitions() -> None:
+    meter = Meter()
+
+    def break_off() -> None:
+        with meter.call("put") as tally:
+            tally.retries, tally.throttled, tally.bytes_sent = 3, 2, 100
+            raise RuntimeError("broke")
+
+    with pytest.raises(RuntimeError, match="broke"):
+        break_off()
+    counted = meter.snapshot().of("put")
+    assert (counted.calls, counted.failures, counted.bytes_sent) == (1, 1, 0)
+    assert (counted.retries, counted.throttled, counted.requests) == (3, 2, 4)
+    assert meter.snapshot().of("get_range") == OperationMetrics()
+
+
+def test_calls_under_way_are_counted_until_they_end_whichever_way() -> None:
+    meter = Meter()
+    with meter.call("put"):
+        with meter.call("get_range"):
+            assert meter.snapshot().in_flight == 2
+        assert meter.snapshot().in_flight == 1
+        with pytest.raises(RuntimeError), meter.call("head"):
+            raise RuntimeError("broke")
+    assert meter.snapshot().in_flight == 0
+
+
+def test_a_snapshot_stays_as_it_was_and_threads_lose_no_call() -> None:
+    meter = Meter()
+
+    def call(_: int) -> None:
+        with meter.call("put") as tally:
+            tally.bytes_sent = 2
+
+    call(0)
+    before = meter.snapshot(7)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(call, range(2000)))
+    assert (before.of("put").calls, before.concurrency_limit) == (1, 7)
+    assert (meter.snapshot().of("put").calls, meter.snapshot().of("put").bytes_sent) == (2001, 4002)

@@ -82,16 +82,15 @@ def scene(shared_scene: Scene) -> Iterator[Scene]:
 @pytest.mark.parametrize("fault", list(Fault))
 def test_one_fault_in_every_operation_is_got_over(scene: Scene, fault: Fault) -> None:
     operations = (
-        *("put", "get_range", "head", "list_objects", "delete_many", "get_tags"),
+        *("put", "get_range", "head", "list_objects", "delete_many"),
         *("start_multipart", "upload_part", "copy_part", "complete_multipart", "abort_multipart"),
     )
     scene.proxy.plan = scripted(*((operation, fault) for operation in operations))
     store = scene.store(POLICY if fault in LOUD else IMPATIENT)
-    store.put("a", b"0123456789", tags={"of": "a"})
+    store.put("a", b"0123456789")
     assert scene.direct.get_range("a") == b"0123456789"
     assert store.get_range("a") == b"0123456789"
     assert store.head("a").size == 10
-    assert store.get_tags("a") == {"of": "a"}
     assert [info.key for info in store.list_objects()] == ["a"]
     unfinished = store.start_multipart("m")
     parts = [

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import email.utils
+import io
+import mmap
+import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,18 +19,15 @@ import pytest
 from streammeta.storage.errors import (
     AccessDeniedError,
     ObjectExistsError,
-    ObjectNotFoundError,
-    StorageError,
     StoreRejectedError,
     StoreUnavailableError,
     UploadNotFoundError,
 )
 from streammeta.storage.object_store.address import Checksum, S3Config, open_object_store
-from streammeta.storage.object_store.base import MultipartUpload, ObjectStore, UploadedPart
-from streammeta.storage.object_store.local import LocalObjectStore
-from streammeta.storage.object_store.retry import Retrier, RetryPolicy
+from streammeta.storage.object_store.base import MultipartUpload, UploadedPart
+from streammeta.storage.object_store.retry import RetryPolicy
 from streammeta.storage.object_store.s3 import S3ObjectStore
-from tests.kit.memory_store import MemoryObjectStore
+from streammeta.storage.object_store.s3_client import as_view, sendable
 from tests.storage.s3_servers import free_port
 
 FAST = RetryPolicy(attempts=3, first_delay_s=0.001, longest_delay_s=0.002)
@@ -282,136 +282,33 @@ def test_keys_that_could_not_be_deleted_are_reported_with_the_reason() -> None:
     assert result.throttled == {"d"}
 
 
-# Retries
+# Bodies in the caller's memory
 
 
-def test_the_delay_doubles_up_to_its_bound_and_is_random() -> None:
-    slept: list[float] = []
-    policy = RetryPolicy(attempts=6, first_delay_s=1.0, longest_delay_s=10.0)
-    retrier = Retrier(policy, sleep=slept.append, random_unit=lambda: 0.5)
-
-    with pytest.raises(StoreUnavailableError, match="down"):
-        retrier.call(failing(StoreUnavailableError("down")))
-    assert slept == [1.0, 2.0, 4.0, 5.0, 5.0]
+def test_bytes_are_sent_as_they_are() -> None:
+    data = b"abc"
+    assert as_view(data) is data
+    assert sendable(data) is data
 
 
-def test_the_budget_ends_retries_of_all_calls_and_is_earned_back() -> None:
-    slept: list[float] = []
-    retrier = Retrier(RetryPolicy(attempts=5, budget=6), sleep=slept.append)
-    for _ in range(4):
-        with pytest.raises(StoreUnavailableError):
-            retrier.call(failing(StoreUnavailableError("down")))
-    assert len(slept) == 6
-    for _ in range(11):
-        retrier.call(lambda: None)
-    with pytest.raises(StoreUnavailableError):
-        retrier.call(failing(StoreUnavailableError("down")))
-    assert len(slept) == 7
-
-
-def test_throttling_halves_the_requests_at_a_time_and_successes_bring_them_back() -> None:
-    retrier = Retrier(RetryPolicy(attempts=1, concurrency=16), sleep=lambda _: None)
-    for wanted in (8, 4, 2, 1, 1):
-        with pytest.raises(StoreUnavailableError):
-            retrier.call(failing(StoreUnavailableError("slow down", throttled=True)))
-        assert retrier.concurrency_limit == wanted
-    for _ in range(200):
-        retrier.call(lambda: None)
-    assert retrier.concurrency_limit == 16
-
-
-def test_no_more_requests_run_at_a_time_than_the_limit() -> None:
-    retrier = Retrier(RetryPolicy(concurrency=3))
-    lock, running, most = threading.Lock(), [0], [0]
-    gate = threading.Semaphore(0)
-
-    def request() -> None:
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-        gate.acquire(timeout=10)
-        with lock:
-            running[0] -= 1
-
-    threads = [threading.Thread(target=retrier.call, args=(request,)) for _ in range(9)]
-    for thread in threads:
-        thread.start()
-    gate.release(9)
-    for thread in threads:
-        thread.join(timeout=10)
-    assert running == [0]
-    assert most[0] <= 3
-
-
-def failing(error: StorageError) -> Callable[[], None]:
-    def request() -> None:
-        raise error
-
-    return request
-
-
-# Addresses
-
-
-def test_an_s3_address_is_read_whole() -> None:
-    config = S3Config.from_uri(
-        "s3://data?endpoint=http%3A%2F%2F127.0.0.1:5590&region=eu-1&pathStyle=false"
-        "&accessKey=id&secretKey=top%2Bsecret"
-    )
-    assert config == S3Config("data", "http://127.0.0.1:5590", "eu-1", "id", "top+secret", False)
-    assert "top+secret" not in repr(config)
-    assert S3Config.from_uri("s3://data") == S3Config("data")
-    assert S3Config.from_uri("s3://data?endpoint=http://h:1").path_style is True
-
-
-@pytest.mark.parametrize(
-    ("uri", "problem"),
-    [
-        ("s3://", "wanted s3://bucket"),
-        ("s3://b/path", "without a path"),
-        ("s3://b?bucket=c", "option 'bucket'"),
-        ("s3://b?region=a&region=b", "option 'region' 2 times"),
-        ("s3://b?region=", "option 'region'"),
-        ("s3://b?pathStyle=yes", "wanted true or false"),
-        ("s3://b?endpoint=host:9000", "wanted http://"),
-        ("s3://b?accessKey=a", "wanted both or none"),
-        ("s3://b?secretKey=hidden", "wanted both or none"),
-        ("file://relative/path", "wanted file:///absolute"),
-        ("file:///a?b=c", "wanted file:///absolute"),
-        ("gs://b?secretKey=hidden", "wanted s3://bucket"),
-        ("/a/b", "wanted s3://bucket"),
-    ],
-)
-def test_a_wrong_address_is_told_without_showing_a_secret(uri: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem) as caught:
-        open_object_store(uri)
-    assert "hidden" not in str(caught.value)
-
-
-def test_the_address_says_which_store_it_is(tmp_path: Path) -> None:
-    spaced = tmp_path / "with space"
-    spaced.mkdir()
-    store: ObjectStore = open_object_store(f"file://{str(spaced).replace(' ', '%20')}")
-    assert isinstance(store, LocalObjectStore)
-    store.put("key", b"x")
-    assert (spaced / "objects/key").read_bytes() == b"x"
-    assert isinstance(open_object_store("s3://b?region=r"), S3ObjectStore)
-
-
-# Faults on demand
-
-
-def test_the_memory_store_fails_as_told_and_then_goes_on() -> None:
-    store = MemoryObjectStore(now_ms=lambda: 42)
-    store.fail_next("put", StoreUnavailableError("told"), times=2)
-    store.fail_next("head", ObjectNotFoundError("key"))
-    for _ in range(2):
-        with pytest.raises(StoreUnavailableError, match="told"):
-            store.put("key", b"x")
-    assert store.objects() == {}
-    store.put("key", b"x")
-    with pytest.raises(ObjectNotFoundError):
-        store.head("key")
-    assert store.head("key").last_modified_ms == 42
-    with pytest.raises(ValueError, match="operation is 'putt'"):
-        store.fail_next("putt", StoreUnavailableError("never"))
+def test_a_view_reads_like_a_file_over_its_bytes() -> None:
+    seed = 11
+    rng = random.Random(seed)
+    data = rng.randbytes(100_000)
+    memory = mmap.mmap(-1, len(data))
+    memory[:] = data
+    body, like = sendable(as_view(memoryview(memory))), io.BytesIO(data)
+    assert not isinstance(body, bytes)
+    for _ in range(300):
+        size, offset, whence = rng.randrange(4_000), rng.randrange(110_000), rng.randrange(3)
+        if rng.random() < 0.5:
+            offset = -offset if whence == io.SEEK_END else offset
+            assert body.seek(offset, whence) == like.seek(offset, whence), f"seed {seed}"
+        assert body.read(size) == like.read(size), f"seed {seed}"
+        assert body.tell() == like.tell(), f"seed {seed}"
+    body.seek(0)
+    assert body.read() == data
+    body.seek(0)
+    pieces = list(iter(lambda: body.read(1 << 20), b""))
+    assert b"".join(pieces) == data
+    assert max(map(len, pieces)) < len(data), "a copy of all of it was made"

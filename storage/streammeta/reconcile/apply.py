@@ -10,6 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,11 +131,8 @@ def _check_cluster(
     """Check that controllers and bucket are still those of the plan."""
     with LeaderClient(connect, patience_s) as leader:
         check_identity(identify(leader), plan, connect)
-        store = open_store(store_uri)
-        try:
+        with closing(open_store(store_uri)) as store:
             claimed_below = check_bucket(store, plan.identity)
-        finally:
-            store.close()
         check_standing(
             leader.check_objects([0]),
             plan.identity,

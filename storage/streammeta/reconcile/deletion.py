@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -281,14 +282,13 @@ def deleter(
         first = next(candidates, None)
         if first is None:
             return
-        store = open_object_store(order.store)
-        try:
-            with LeaderClient(order.connect, order.patience_s) as leader:
-                work = Deleter(order, task, store, leader)
-                for judged in work.run(itertools.chain([first], candidates)):
-                    yield _outcome_rows(judged)
-        finally:
-            store.close()
+        with (
+            closing(open_object_store(order.store)) as store,
+            LeaderClient(order.connect, order.patience_s) as leader,
+        ):
+            work = Deleter(order, task, store, leader)
+            for judged in work.run(itertools.chain([first], candidates)):
+                yield _outcome_rows(judged)
 
     return run
 

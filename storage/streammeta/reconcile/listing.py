@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,11 +93,8 @@ def write_uploads(store: ObjectStore, folder: Path) -> int:
     uploads = store.list_multipart_uploads()
     with pq.ParquetWriter(folder / "uploads.parquet", arrow_schema(_UPLOAD_COLUMNS)) as writer:
         while page := list(itertools.islice(uploads, _ROWS_A_BATCH)):
-            values = {
-                "key": [upload.key for upload in page],
-                "upload_id": [upload.upload_id for upload in page],
-                "started_ms": [upload.started_ms for upload in page],
-            }
+            columns = ("key", "upload_id", "started_ms")
+            values = {name: [getattr(upload, name) for upload in page] for name in columns}
             writer.write_batch(record_batch(_UPLOAD_COLUMNS, values))
             total += len(page)
     return total
@@ -111,14 +109,11 @@ def _lister(
         shards = [Shard(**row) for batch in batches for row in batch.to_pylist()]
         if not shards:
             return
-        store = open_object_store(uri)
-        try:
+        with closing(open_object_store(uri)) as store:
             for shard in shards:
                 listed = list_shard(store, shard)
                 while page := list(itertools.islice(listed, _ROWS_A_BATCH)):
                     yield _listing_rows(page, namespace)
-        finally:
-            store.close()
 
     return run
 

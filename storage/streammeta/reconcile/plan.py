@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,8 +115,7 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
     with LeaderClient(config.connect, config.patience_s) as leader:
         identity = identify(leader)
     _confirm_namespace(config, identity)
-    store = open_store(config.store)
-    try:
+    with closing(open_store(config.store)) as store:
         claimed_below = check_bucket(store, identity)
         progress(f"starting Spark on {config.spark.master}")
         with (
@@ -147,8 +147,6 @@ def plan(config: PlanConfig, progress: Progress = lambda _line: None) -> PlanRes
             else:
                 result = _report_without_map(spark, draft, result, exported)
             plan_folder.write_plan_file(draft, result)
-    finally:
-        store.close()
     return result
 
 

@@ -183,11 +183,11 @@ def _parse(key: str, data: bytes) -> dict[str, Any]:
         members = json.loads(data)
     except (ValueError, RecursionError) as error:
         position = getattr(error, "pos", 0)
-        raise _unreadable(key, position, "body", f"{data[:40]!r}", "JSON") from error
+        raise CorruptObjectError(key, position, "body", f"{data[:40]!r}", "JSON") from error
     if not isinstance(members, dict):
-        raise _unreadable(key, 0, "body", f"a {type(members).__name__}", "a JSON object")
+        raise CorruptObjectError(key, 0, "body", f"a {type(members).__name__}", "a JSON object")
     if members.get("version") != VERSION:
-        raise _unreadable(key, 0, "version", repr(members.get("version")), str(VERSION))
+        raise CorruptObjectError(key, 0, "version", repr(members.get("version")), str(VERSION))
     return members
 
 
@@ -197,11 +197,5 @@ def _members_of(cls: type[Any], key: str, members: dict[str, Any]) -> dict[str, 
     for field in fields(cls):
         value = members.get(field.name)
         if type(value) is not types[str(field.type)]:
-            raise _unreadable(key, 0, field.name, repr(value), f"of type {field.type}")
+            raise CorruptObjectError(key, 0, field.name, repr(value), f"of type {field.type}")
     return {field.name: members[field.name] for field in fields(cls)}
-
-
-def _unreadable(
-    key: str, position: int, what: str, found: str, expected: str
-) -> CorruptObjectError:
-    return CorruptObjectError(key, position, what, found, expected)

@@ -207,15 +207,20 @@ class PosixFileSystem:
 
     def sync_directory(self, directory: Path) -> None:
         """Make the names in a directory durable."""
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_directory(directory)
 
     def lock(self, path: Path) -> Lock:
         """Claim the lock file `path`, creating it; raises DirectoryInUseError."""
         return PosixLock(path, read_only=self._read_only)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory of the machine's file system durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def replace_file(files: FileSystem, path: Path, pieces: Iterable[bytes]) -> None:

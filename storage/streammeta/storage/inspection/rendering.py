@@ -171,18 +171,14 @@ def _printable(text: str) -> str:
 
 def outline_document(outline: ObjectOutline, object_id: int | None) -> dict[str, Any]:
     """Footer, links, index, and what it covers."""
-    footer = outline.footer
-    kind = None
-    if footer is not None:
-        kind = "composite" if footer.composite else "normal"
+    footer = outline.footer and asdict(outline.footer)
+    kind = footer and ("composite" if footer.pop("composite") else "normal")
     return {
         "source": outline.source,
         "object_id": object_id,
         "size": outline.size,
         "kind": kind,
-        "footer": None
-        if footer is None
-        else {"index_position": footer.index_position, "index_size": footer.index_size},
+        "footer": footer,
         "links": [
             {
                 "object_id": link.object_id,
@@ -217,12 +213,8 @@ def record_document(placed: PlacedRecord) -> dict[str, Any]:
 
 def payload_error_document(error: PayloadError) -> dict[str, Any]:
     """Why a payload is not shown."""
-    return {
-        "message": str(error),
-        "position": error.position,
-        "found": error.found,
-        "expected": error.expected,
-    }
+    names = ("position", "found", "expected")
+    return {"message": str(error), **{name: getattr(error, name) for name in names}}
 
 
 _BATCH_MEMBERS = (

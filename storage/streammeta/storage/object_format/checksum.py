@@ -12,7 +12,6 @@ the rest, without the bytes: an object that the store itself put together gets i
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 import google_crc32c
 
@@ -84,19 +83,6 @@ _ORDER = 2**31 - 1
 """x to this power is 1: the polynomial is x + 1 times a primitive one of degree 31."""
 
 
-class _Multiplier(NamedTuple):
-    """The products of one factor and every remainder of which all but one byte is zero.
-
-    A product is the sum of those of the four bytes. Compaction joins the checksums of some two
-    thousand pieces for every GiB, which bit by bit would take most of a second.
-    """
-
-    lowest: tuple[int, ...]
-    second: tuple[int, ...]
-    third: tuple[int, ...]
-    highest: tuple[int, ...]
-
-
 def joined_crc(first: int, second: int, second_size: int) -> int:
     """Return the checksum of two pieces, one after the other, of which the second has this size."""
     return _times_power(first, 8 * second_size) ^ second
@@ -125,12 +111,17 @@ def _times_power(remainder: int, exponent: int) -> int:
 
 
 @cache
-def _times_x_to_two_to(place: int) -> _Multiplier:
+def _times_x_to_two_to(place: int) -> tuple[tuple[int, ...], ...]:
+    """Return the products of x^(2^place) and each value of each byte, from the lowest byte on.
+
+    A product is the sum of those of the four bytes. Compaction joins the checksums of some two
+    thousand pieces for every GiB, which bit by bit would take most of a second.
+    """
     factor = _X
     for _ in range(place):
         factor = _times(factor, factor)
     bits = [_times(factor, 1 << bit) for bit in range(32)]
-    return _Multiplier(*(_sums(bits[start : start + 8]) for start in range(0, 32, 8)))
+    return tuple(_sums(bits[start : start + 8]) for start in range(0, 32, 8))
 
 
 def _sums(bits: list[int]) -> tuple[int, ...]:

@@ -240,8 +240,6 @@ def open_object_store(uri: str) -> ObjectStore:
         )
     scheme = uri.partition("://")[0] if "://" in uri else ""
     if scheme == "s3":
-        from streammeta.storage.object_store.address import S3Config
-
         with optional_packages("an s3:// address"):
             from streammeta.storage.object_store.s3 import S3ObjectStore  # botocore loads slowly
 
@@ -277,8 +275,6 @@ def _bucket_form(uri: str) -> str:
     """The same bucket in the form that starts with it; other addresses as they are."""
     if "s3-data-bucket" not in urlsplit(uri).query:
         return uri
-    from streammeta.storage.object_store.address import S3Config
-
     try:
         return S3Config.from_uri(uri).to_uri()
     except ValueError:

@@ -107,10 +107,6 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def get_tags(self, key: str) -> dict[str, str]:
-        """Read the tags that the object was stored with. Raises `ObjectNotFoundError`."""
-        ...
-
     def get_range(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """Read bytes `[start, end)`, to the end of the object when `end` is None.
 

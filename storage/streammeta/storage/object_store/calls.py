@@ -106,26 +106,25 @@ class Meter:
         """Count the body as one call; after `deadline` it is counted but not run."""
         tally = Tally()
         started = time.perf_counter()
+        failures = 0
         with self._lock:
             self._in_flight += 1
         try:
             check_deadline(deadline)
             yield tally
         except BaseException:
-            self._add(operation, Tally(tally.retries, tally.throttled), started, failures=1)
+            failures, tally.bytes_sent, tally.bytes_received = 1, 0, 0
             raise
-        self._add(operation, tally, started)
-
-    def _add(self, operation: str, tally: Tally, started: float, *, failures: int = 0) -> None:
-        with self._lock:
-            self._in_flight -= 1
-            before = self._operations.get(operation, OperationMetrics())
-            self._operations[operation] = OperationMetrics(
-                before.calls + 1,
-                before.failures + failures,
-                before.retries + tally.retries,
-                before.throttled + tally.throttled,
-                before.bytes_sent + tally.bytes_sent,
-                before.bytes_received + tally.bytes_received,
-                before.seconds + time.perf_counter() - started,
-            )
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+                before = self._operations.get(operation, OperationMetrics())
+                self._operations[operation] = OperationMetrics(
+                    before.calls + 1,
+                    before.failures + failures,
+                    before.retries + tally.retries,
+                    before.throttled + tally.throttled,
+                    before.bytes_sent + tally.bytes_sent,
+                    before.bytes_received + tally.bytes_received,
+                    before.seconds + time.perf_counter() - started,
+                )

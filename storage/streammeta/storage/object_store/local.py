@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from streammeta.storage.durable_files import sync_directory
 from streammeta.storage.errors import (
     AccessDeniedError,
     BucketNotFoundError,
@@ -58,8 +59,6 @@ from streammeta.storage.object_store.local_files import (
     read_all,
     read_scattered,
     read_tags,
-    sync_directory,
-    tags_of,
     write_all,
     write_tags,
 )
@@ -131,12 +130,6 @@ class LocalObjectStore:
                 raise RangeNotSatisfiableError(key, start)
             tally.bytes_received = read_scattered(fd, start, scatter)
             return tally.bytes_received
-
-    def get_tags(self, key: str) -> dict[str, str]:
-        """See `ObjectStore.get_tags`."""
-        path = self._path_of(key)
-        with self._call("get_tags"), self._opened(key, path) as fd:
-            return read_tags(fd)
 
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore.head`."""
@@ -215,7 +208,7 @@ class LocalObjectStore:
             for file, part in zip(files, parts, strict=True):
                 if not file.is_file() or etag_of(file.stat()) != part.etag:
                     raise ValueError(f"part {part.number} was not uploaded; upload it first")
-            self._write_file(path, lambda fd: join_files(files, fd), tags_of(folder / "key"))
+            self._write_file(path, lambda fd: join_files(files, fd), read_tags(folder / "key"))
             self._drop(upload)
 
     def abort_multipart(self, upload: MultipartUpload) -> None:

@@ -63,11 +63,8 @@ def copy_bytes(source: int, fd: int, start: int, end: int) -> None:
 def join_files(files: Sequence[Path], fd: int) -> None:
     """Write the whole of each file, in order, at the position of `fd`."""
     for file in files:
-        source = os.open(file, os.O_RDONLY)
-        try:
-            copy_bytes(source, fd, 0, os.fstat(source).st_size)
-        finally:
-            os.close(source)
+        with file.open("rb", buffering=0) as source:
+            copy_bytes(source.fileno(), fd, 0, os.fstat(source.fileno()).st_size)
 
 
 def write_tags(fd: int, tags: Tags) -> None:
@@ -83,33 +80,15 @@ def write_tags(fd: int, tags: Tags) -> None:
         ) from error
 
 
-def read_tags(fd: int) -> dict[str, str]:
+def read_tags(file: int | Path) -> dict[str, str]:
     """Return the tags kept with the file."""
     try:
-        tags: dict[str, str] = json.loads(os.getxattr(fd, _TAGS_ATTRIBUTE))
+        tags: dict[str, str] = json.loads(os.getxattr(file, _TAGS_ATTRIBUTE))
     except OSError as error:
         if error.errno not in (errno.ENODATA, errno.ENOTSUP):
             raise
         return {}
     return tags
-
-
-def tags_of(path: Path) -> dict[str, str]:
-    """Return the tags kept with the file at `path`."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return read_tags(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_directory(folder: Path) -> None:
-    """Make names in `folder` durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def modified_ms(found: os.stat_result) -> int:

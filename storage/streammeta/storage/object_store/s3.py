@@ -164,16 +164,6 @@ class S3ObjectStore:
 
         return self._call("get_range", read, key=key, start=start)
 
-    def get_tags(self, key: str) -> dict[str, str]:
-        """See `ObjectStore.get_tags`."""
-        check_key(key)
-        answer = self._call(
-            "get_tags",
-            lambda: self._client.get_object_tagging(Bucket=self._bucket, Key=key),
-            key=key,
-        )
-        return {tag["Key"]: tag["Value"] for tag in answer.get("TagSet", [])}
-
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore.head`. A missing bucket looks like a missing object here."""
         check_key(key)
