@@ -20,8 +20,11 @@ from streammeta.controller.metadata.values import Int64Column, NodeIdentity, Tag
 from tests.metadata.random_draws import NODE_IDS
 from tests.metadata.slow_model_state import State
 
-WRITES: tuple[type, ...] = typing.get_args(r.WriteRequest)
-READS: tuple[type, ...] = typing.get_args(r.ReadRequest)
+_CLASSES = [one for one in vars(r).values() if isinstance(one, type)]
+WRITES, READS = (
+    tuple(one for one in _CLASSES if issubclass(one, base) and one is not base)
+    for base in (r.WriteRequest, r.ReadRequest)
+)
 KEY_FIELDS = frozenset(("object_id", "request_id", "node"))
 """Fields by which the map recognizes a repeat."""
 _INT64_MAX = 2**63 - 1

@@ -5,15 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from streammeta.controller.metadata import requests as r
-from streammeta.controller.metadata.values import (
-    NodeIdentity,
-    ObjectKind,
-    ObjectState,
-    OnConflict,
-    SourceOperation,
-    StreamObjectColumns,
-    column,
-)
+from streammeta.controller.metadata import values as v
 from tests.metadata.random_draws import NODE_IDS, RandomDraws, range_columns
 from tests.metadata.slow_model_state import HOLDERS, State
 from tests.metadata.slow_model_uploads import Row
@@ -39,7 +31,7 @@ class RandomCommits(RandomDraws):
         end = start + length
         return Row(stream_id, start, end, self._epoch(state, stream_id), -1)
 
-    def _writer(self, state: State) -> tuple[NodeIdentity, list[int]]:
+    def _writer(self, state: State) -> tuple[v.NodeIdentity, list[int]]:
         """Return a node and streams it would upload."""
         owing = sorted(key for key in state.pending if state.owed(*key))
         opened = sorted((s.node, i) for i, s in state.streams.items() if s.opened)
@@ -64,7 +56,7 @@ class RandomCommits(RandomDraws):
 
     def _commit(
         self,
-        node: NodeIdentity,
+        node: v.NodeIdentity,
         object_id: int,
         ranges: list[Row],
         objects: list[Row],
@@ -75,7 +67,7 @@ class RandomCommits(RandomDraws):
             row.object_id, row.size = own, 1 + own % 3
             row.attributes = 1 if self._chance(5) else self._one((0, 0, 4))
         epochs = self._chance(50)
-        policy = OnConflict.ACCEPT_VALID if self._chance(40) else OnConflict.REJECT_ALL
+        policy = v.OnConflict.ACCEPT_VALID if self._chance(40) else v.OnConflict.REJECT_ALL
         fields: dict[str, Any] = {
             "node": node,
             "object_id": object_id,
@@ -83,14 +75,14 @@ class RandomCommits(RandomDraws):
             "object_size": 7 if object_id >= 0 else 0,
             "attributes": self._one((0, 0, 4)),
             "ranges": range_columns(ranges, epochs=epochs),
-            "stream_objects": StreamObjectColumns(
-                object_id=column([row.object_id for row in objects]),
-                object_size=column([row.size for row in objects]),
-                stream_id=column([row.stream for row in objects]),
-                stream_epoch=column([row.epoch for row in objects] if epochs else ()),
-                start_offset=column([row.start for row in objects]),
-                end_offset=column([row.end for row in objects]),
-                attributes=column([row.attributes for row in objects]),
+            "stream_objects": v.StreamObjectColumns(
+                object_id=v.column([row.object_id for row in objects]),
+                object_size=v.column([row.size for row in objects]),
+                stream_id=v.column([row.stream for row in objects]),
+                stream_epoch=v.column([row.epoch for row in objects] if epochs else ()),
+                start_offset=v.column([row.start for row in objects]),
+                end_offset=v.column([row.end for row in objects]),
+                attributes=v.column([row.attributes for row in objects]),
                 **self._fact_columns(len(objects)),
             ),
             "failover": self._chance(30),
@@ -115,9 +107,9 @@ class RandomCommits(RandomDraws):
             counts.append(len(chosen))
         return r.CommitUploads(
             node=node,
-            object_id=column(ids),
-            object_size=column([5] * len(ids)),
-            range_count=column(counts),
+            object_id=v.column(ids),
+            object_size=v.column([5] * len(ids)),
+            range_count=v.column(counts),
             ranges=range_columns(rows, epochs=self._chance(50)),
             **self._fact_columns(len(ids)),
         )
@@ -133,9 +125,9 @@ class RandomCommits(RandomDraws):
             (
                 {"object_size": request.object_size + 1},
                 {"attributes": request.attributes ^ 8},
-                {"request_id": "again"},
+                {},
                 {"failover": not request.failover},
-                {"on_conflict": OnConflict(3 - request.on_conflict)},
+                {"on_conflict": v.OnConflict(3 - request.on_conflict)},
             )
         )
         return replace(request, **other)
@@ -175,10 +167,10 @@ class RandomCommits(RandomDraws):
             objects,
             ids,
             order_id=self._one((-1, sources[0])),
-            compacted_object_ids=column(sources),
+            compacted_object_ids=v.column(sources),
         )
 
-    def _replace_set(self, state: State, node: NodeIdentity, source: int) -> Any:
+    def _replace_set(self, state: State, node: v.NodeIdentity, source: int) -> Any:
         if self._chance(30):
             source = self._rng.randrange(state.next_object)
         return r.CommitStreamSetObject(
@@ -187,7 +179,7 @@ class RandomCommits(RandomDraws):
             order_id=source,
             object_size=7,
             attributes=self._one((0, 4, 8)),
-            compacted_object_ids=column([source]),
+            compacted_object_ids=v.column([source]),
         )
 
     def _outputs(self, state: State, sources: list[int]) -> tuple[list[Row], list[Row]]:
@@ -235,7 +227,7 @@ class RandomCommits(RandomDraws):
     def _compact_stream(self, state: State) -> Any:
         by_stream: dict[int, list[int]] = {}
         for object_id, item in state.objects.items():
-            if item.kind in HOLDERS and item.state is ObjectState.COMMITTED:
+            if item.kind in HOLDERS and item.state is v.ObjectState.COMMITTED:
                 by_stream.setdefault(item.held[0][0], []).append(object_id)
         if not by_stream:
             return self._upload(state)
@@ -279,16 +271,16 @@ class RandomCommits(RandomDraws):
             start_offset=low,
             end_offset=high,
             attributes=attributes,
-            source_object_ids=column(sources),
+            source_object_ids=v.column(sources),
             operations=operations,
             **(self._facts() if object_id >= 0 else {}),
         )
 
-    def _operation(self, state: State, object_id: int, attributes: int) -> SourceOperation:
+    def _operation(self, state: State, object_id: int, attributes: int) -> v.SourceOperation:
         item = state.objects.get(object_id)
-        delete = self._one((SourceOperation.DELETE, SourceOperation.DEEP_DELETE))
+        delete = self._one((v.SourceOperation.DELETE, v.SourceOperation.DEEP_DELETE))
         if attributes & 3 != 1:
             return delete
-        is_composite = item is not None and item.kind is ObjectKind.COMPOSITE
+        is_composite = item is not None and item.kind is v.ObjectKind.COMPOSITE
         keep = self._chance(10 if is_composite else 85)
-        return SourceOperation.KEEP_DATA if keep else delete
+        return v.SourceOperation.KEEP_DATA if keep else delete

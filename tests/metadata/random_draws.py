@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, TypeVar
 
-from streammeta.controller.metadata.values import (
-    Int64Column,
-    NodeIdentity,
-    RangeColumns,
-    Tags,
-    column,
-)
+from streammeta.controller.metadata import values as v
 from tests.metadata.slow_model_state import State
 from tests.metadata.slow_model_uploads import Row
 
@@ -45,18 +39,18 @@ class RandomDraws:
         # A few are used again and again, most only once.
         return f"r{self._rng.randrange(4 if self._chance(15) else 2**32)}"
 
-    def _identity(self, state: State, node_id: int) -> NodeIdentity:
+    def _identity(self, state: State, node_id: int) -> v.NodeIdentity:
         node = state.nodes.get(node_id)
         epoch = node.epoch if node is not None else 1
-        return NodeIdentity(node_id, max(0, epoch + self._one((0,) * 30 + (1, -1))))
+        return v.NodeIdentity(node_id, max(0, epoch + self._one((0,) * 30 + (1, -1))))
 
-    def _node(self, state: State) -> NodeIdentity:
+    def _node(self, state: State) -> v.NodeIdentity:
         usable = [i for i, node in state.nodes.items() if not (node.failover or node.departed)]
         if usable and not self._chance(15):
             return self._identity(state, self._one(usable))
         return self._identity(state, self._one(NODE_IDS))
 
-    def _owner(self, state: State, stream_id: int) -> NodeIdentity:
+    def _owner(self, state: State, stream_id: int) -> v.NodeIdentity:
         stream = state.streams.get(stream_id)
         if stream is None or stream.node < 0 or self._chance(8):
             return self._node(state)
@@ -96,25 +90,25 @@ class RandomDraws:
             crc32c = self._one((0, 5, 2**32 - 1))
         return {"min_timestamp_ms": low, "max_timestamp_ms": high, "crc32c": crc32c}
 
-    def _fact_columns(self, count: int) -> dict[str, Int64Column]:
+    def _fact_columns(self, count: int) -> dict[str, v.Int64Column]:
         """Return the facts of `count` objects; columns that know nothing are sometimes empty."""
         rows = [self._facts() for _ in range(count)]
         names = ("min_timestamp_ms", "max_timestamp_ms", "crc32c")
-        columns = {name: column([row[name] for row in rows]) for name in names}
+        columns = {name: v.column([row[name] for row in rows]) for name in names}
         for alike in (names[:2], names[2:]):
             if all((columns[name] == -1).all() for name in alike) and self._chance(50):
-                columns.update((name, column()) for name in alike)
+                columns.update((name, v.column()) for name in alike)
         return columns
 
-    def _tags(self) -> Tags:
+    def _tags(self) -> v.Tags:
         return self._one(((), (("k", "v"),), (("z", "1"), ("a", "2"))))
 
 
-def range_columns(rows: list[Row], *, epochs: bool) -> RangeColumns:
+def range_columns(rows: list[Row], *, epochs: bool) -> v.RangeColumns:
     """Return rows as columns; without `epochs` that column is empty."""
-    return RangeColumns(
-        stream_id=column([row.stream for row in rows]),
-        stream_epoch=column([row.epoch for row in rows] if epochs else ()),
-        start_offset=column([row.start for row in rows]),
-        end_offset=column([row.end for row in rows]),
+    return v.RangeColumns(
+        stream_id=v.column([row.stream for row in rows]),
+        stream_epoch=v.column([row.epoch for row in rows] if epochs else ()),
+        start_offset=v.column([row.start for row in rows]),
+        end_offset=v.column([row.end for row in rows]),
     )

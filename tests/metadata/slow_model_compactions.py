@@ -3,14 +3,9 @@
 from collections.abc import Callable
 
 from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata import values as v
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
 from streammeta.controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
-from streammeta.controller.metadata.values import (
-    ObjectKind,
-    ObjectState,
-    OnConflict,
-    SourceOperation,
-)
 from tests.metadata.slow_model_state import HOLDERS, Object, State
 from tests.metadata.slow_model_uploads import (
     Row,
@@ -26,7 +21,7 @@ from tests.metadata.slow_model_uploads import (
     rows_of,
 )
 
-GONE = (ObjectState.MARK_DESTROYED, ObjectState.REMOVED)
+GONE = (v.ObjectState.MARK_DESTROYED, v.ObjectState.REMOVED)
 Fits = Callable[[Object], bool]
 """Whether an object is of the kind and owner that the compaction may replace."""
 
@@ -48,7 +43,7 @@ def _compact(
     now: int,
 ) -> Verdicts:
     def fits(item: Object) -> bool:
-        return item.kind is ObjectKind.STREAM_SET and item.node == request.node.node_id
+        return item.kind is v.ObjectKind.STREAM_SET and item.node == request.node.node_id
 
     sources = request.compacted_object_ids.tolist()
     error = state.check(request.node, fence=not request.failover)
@@ -60,7 +55,7 @@ def _compact(
     content = content_of(request, ranges, objects)
     results = [request.object_id] if request.object_id >= 0 else [r.object_id for r in objects[:1]]
     if any(map(state.was_committed, results)):
-        accept_valid = request.on_conflict is OnConflict.ACCEPT_VALID
+        accept_valid = request.on_conflict is v.OnConflict.ACCEPT_VALID
         return repeated(state, results, content, ranges, objects, accept_valid=accept_valid)
     if not results and all(_is_gone(state, s) and state.was_committed(s) for s in sources):
         return ErrorCode.NONE, [], []
@@ -104,7 +99,7 @@ def _committed(state: State, sources: list[int], fits: Fits) -> list[Object] | N
     found = [
         item
         for item in items
-        if item is not None and item.state is ObjectState.COMMITTED and fits(item)
+        if item is not None and item.state is v.ObjectState.COMMITTED and fits(item)
     ]
     return found if len(found) == len(sources) else None
 
@@ -119,7 +114,7 @@ def _set_attributes(state: State, object_id: int, attributes: int, fits: Fits) -
     item = state.objects.get(object_id)
     if item is None:
         return ErrorCode.OBJECT_NOT_EXIST
-    if item.state is not ObjectState.COMMITTED:
+    if item.state is not v.ObjectState.COMMITTED:
         return ErrorCode.OBJECT_NOT_COMMITTED
     if not fits(item):
         return ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
@@ -161,7 +156,7 @@ def compact_stream_objects(state: State, request: CommitStreamObject, now: int) 
 
 def _compact_stream(state: State, request: CommitStreamObject, now: int) -> ErrorCode:
     sources = request.source_object_ids.tolist()
-    operations = request.operations or (SourceOperation.DELETE,) * len(sources)
+    operations = request.operations or (v.SourceOperation.DELETE,) * len(sources)
     pairs = list(zip(sources, operations, strict=True))
     fits = _of_stream(request.stream_id)
     if sources == [request.object_id]:
@@ -177,14 +172,14 @@ def _compact_stream(state: State, request: CommitStreamObject, now: int) -> Erro
     unused = [
         source
         for source, operation in pairs
-        if state.is_prepared(source) and operation is SourceOperation.DELETE
+        if state.is_prepared(source) and operation is v.SourceOperation.DELETE
     ]
     items = _committed(state, [source for source in sources if source not in unused], fits)
     if items is None or _is_ambiguous(sources, request.object_id):
         return ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
     for source, operation in pairs:
-        is_composite = state.objects[source].kind is ObjectKind.COMPOSITE
-        if is_composite and operation is SourceOperation.KEEP_DATA:
+        is_composite = state.objects[source].kind is v.ObjectKind.COMPOSITE
+        if is_composite and operation is v.SourceOperation.KEEP_DATA:
             return ErrorCode.INVALID_REQUEST
     if not _covers(state, request, items):
         return ErrorCode.OFFSET_NOT_MATCHED
@@ -197,7 +192,7 @@ def _content(request: CommitStreamObject) -> tuple[object, ...]:
     own = (request.object_id, request.stream_id, request.start_offset, request.end_offset)
     facts = (request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c)
     sources = request.source_object_ids.tolist()
-    operations = request.operations or (SourceOperation.DELETE,) * len(sources)
+    operations = request.operations or (v.SourceOperation.DELETE,) * len(sources)
     replaced = sorted(zip(sources, operations, strict=True))
     return ("merge", own, request.object_size, request.attributes, facts, replaced)
 
@@ -209,11 +204,11 @@ def _of_stream(stream_id: int) -> Fits:
     return fits
 
 
-def _expiry_was_made(state: State, pairs: list[tuple[int, SourceOperation]]) -> bool:
+def _expiry_was_made(state: State, pairs: list[tuple[int, v.SourceOperation]]) -> bool:
     """An id that was never committed may be among them, see `unused` above."""
     for source, operation in pairs:
         known = state.was_committed(source) or (
-            operation is SourceOperation.DELETE and source in state.objects
+            operation is v.SourceOperation.DELETE and source in state.objects
         )
         if not (known and _is_gone(state, source)):
             return False
@@ -230,24 +225,24 @@ def _covers(state: State, request: CommitStreamObject, sources: list[Object]) ->
 def _replace(
     state: State,
     request: CommitStreamObject,
-    pairs: list[tuple[int, SourceOperation]],
+    pairs: list[tuple[int, v.SourceOperation]],
     times: tuple[int, int],
     now: int,
 ) -> None:
     result = request.object_id
     blocks: set[int] = set()
     for source, operation in pairs:
-        if operation is SourceOperation.KEEP_DATA:
+        if operation is v.SourceOperation.KEEP_DATA:
             blocks.add(source)
             continue
         blocks |= state.blocks.get(source, set())
         for link in state.links_of(source):
             ends_below = state.objects[link].held[0][2] <= request.start_offset
-            if result < 0 or kind_of(request.attributes) is ObjectKind.STREAM or ends_below:
-                state.destroy([link], now, deep=operation is SourceOperation.DEEP_DELETE)
+            if result < 0 or kind_of(request.attributes) is v.ObjectKind.STREAM or ends_below:
+                state.destroy([link], now, deep=operation is v.SourceOperation.DEEP_DELETE)
             else:
                 _link(state, link, result)
-        state.destroy([source], now, deep=operation is SourceOperation.DEEP_DELETE)
+        state.destroy([source], now, deep=operation is v.SourceOperation.DEEP_DELETE)
     if result < 0:
         return
     row = Row(
@@ -263,13 +258,13 @@ def _replace(
     )
     state.made_with[result] = _content(request)
     commit_stream_objects(state, [row], now)
-    if state.objects[result].kind is ObjectKind.COMPOSITE:
+    if state.objects[result].kind is v.ObjectKind.COMPOSITE:
         state.blocks[result] = blocks
     for source, operation in pairs:
-        if operation is SourceOperation.KEEP_DATA:
+        if operation is v.SourceOperation.KEEP_DATA:
             _link(state, source, result)
 
 
 def _link(state: State, object_id: int, composite: int) -> None:
     item = state.objects[object_id]
-    item.state, item.composite = ObjectState.LINKED, composite
+    item.state, item.composite = v.ObjectState.LINKED, composite

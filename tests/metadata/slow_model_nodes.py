@@ -1,38 +1,22 @@
 """The slow model's nodes and keys."""
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata.answers import (
-    AssignRecoveriesAnswer,
-    ErrorAnswer,
-    KVResult,
-    KVResultsAnswer,
-    NodeIdAnswer,
-)
-from streammeta.controller.metadata.requests import (
-    AssignRecoveries,
-    DeleteKVs,
-    GetNextNodeId,
-    KVToPut,
-    PutKVs,
-    RegisterNode,
-    SetNodeLock,
-    SuperviseNode,
-    UnregisterNode,
-)
+from streammeta.controller.metadata import answers as a
+from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import NodeIdentity
 from tests.metadata.slow_model_state import Node, State
 
 NODE_ID_MIN = 1_000
 
 
-def register(state: State, request: RegisterNode) -> ErrorAnswer:
+def register(state: State, request: r.RegisterNode) -> a.ErrorAnswer:
     """A larger epoch ends failover, recovery and departure."""
     known = state.nodes.get(request.node.node_id)
     if known is not None and known.epoch > request.node.node_epoch:
-        return ErrorAnswer(error=ErrorCode.NODE_EPOCH_EXPIRED)
+        return a.ErrorAnswer(error=ErrorCode.NODE_EPOCH_EXPIRED)
     node = _of_epoch(state, request.node)
     node.wal_config, node.tags = request.wal_config, tuple(sorted(request.tags))
-    return ErrorAnswer(error=ErrorCode.NONE)
+    return a.ErrorAnswer(error=ErrorCode.NONE)
 
 
 def set_epoch(state: State, node: NodeIdentity, *, failover: bool) -> ErrorCode:
@@ -53,44 +37,44 @@ def _of_epoch(state: State, identity: NodeIdentity) -> Node:
     return node
 
 
-def unregister(state: State, request: UnregisterNode) -> ErrorAnswer:
+def unregister(state: State, request: r.UnregisterNode) -> a.ErrorAnswer:
     """Only who owns nothing may go; set objects keep a departed node."""
     node_id = request.node.node_id
     node = state.nodes.get(node_id)
     if node is None:
-        return ErrorAnswer(error=ErrorCode.NONE)
+        return a.ErrorAnswer(error=ErrorCode.NONE)
     error = state.check(request.node, fence=False)
     if error:
-        return ErrorAnswer(error=error)
+        return a.ErrorAnswer(error=error)
     if state.open_streams_of(node_id) or state.owed_by(node_id):
-        return ErrorAnswer(error=ErrorCode.STREAM_NOT_CLOSED)
+        return a.ErrorAnswer(error=ErrorCode.STREAM_NOT_CLOSED)
     if node.locked:
-        return ErrorAnswer(error=ErrorCode.NODE_LOCKED)
+        return a.ErrorAnswer(error=ErrorCode.NODE_LOCKED)
     if state.set_objects_of(node_id):
         node.departed, node.supervised = True, False
     else:
         state.forget_node(node_id)
-    return ErrorAnswer(error=ErrorCode.NONE)
+    return a.ErrorAnswer(error=ErrorCode.NONE)
 
 
-def supervise(state: State, request: SuperviseNode) -> ErrorAnswer:
+def supervise(state: State, request: r.SuperviseNode) -> a.ErrorAnswer:
     """Its first heartbeat was heard."""
     error = state.check(request.node)
     if not error:
         state.nodes[request.node.node_id].supervised = True
-    return ErrorAnswer(error=error)
+    return a.ErrorAnswer(error=error)
 
 
-def lock(state: State, request: SetNodeLock) -> ErrorAnswer:
+def lock(state: State, request: r.SetNodeLock) -> a.ErrorAnswer:
     """Lock or unlock."""
     node = state.nodes.get(request.node_id)
     if node is None:
-        return ErrorAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+        return a.ErrorAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
     node.locked = request.locked
-    return ErrorAnswer(error=ErrorCode.NONE)
+    return a.ErrorAnswer(error=ErrorCode.NONE)
 
 
-def next_node_id(state: State, request: GetNextNodeId) -> NodeIdAnswer:
+def next_node_id(state: State, request: r.GetNextNodeId) -> a.NodeIdAnswer:
     """The smallest freed id, else one above all."""
     key = ("node", -1, request.request_id)
     if key not in state.requests:
@@ -100,10 +84,10 @@ def next_node_id(state: State, request: GetNextNodeId) -> NodeIdAnswer:
         state.freed_nodes.discard(issued)
         state.last_node = max(state.last_node, issued)
         state.requests[key] = (issued, 1, -1)
-    return NodeIdAnswer(node_id=state.requests[key][0])
+    return a.NodeIdAnswer(node_id=state.requests[key][0])
 
 
-def assign(state: State, request: AssignRecoveries) -> AssignRecoveriesAnswer:
+def assign(state: State, request: r.AssignRecoveries) -> a.AssignRecoveriesAnswer:
     """What no longer fits is passed over."""
     assigned = 0
     for target in request.targets:
@@ -112,10 +96,10 @@ def assign(state: State, request: AssignRecoveries) -> AssignRecoveriesAnswer:
         if fits and node is not None and node.recovered_by != target.target_id:
             node.recovered_by = target.target_id
             assigned += 1
-    return AssignRecoveriesAnswer(assigned=assigned)
+    return a.AssignRecoveriesAnswer(assigned=assigned)
 
 
-def put(state: State, request: PutKVs, offset: int) -> KVResultsAnswer:
+def put(state: State, request: r.PutKVs, offset: int) -> a.KVResultsAnswer:
     """Each key on its own condition; the version is the log offset plus 1."""
     results = []
     for item in request.items:
@@ -125,34 +109,34 @@ def put(state: State, request: PutKVs, offset: int) -> KVResultsAnswer:
             state.kvs[key] = (item.value, offset + 1)
         error = ErrorCode.NONE if allowed else ErrorCode.KEY_EXIST
         results.append(result(state, key, error))
-    return KVResultsAnswer(results=tuple(results))
+    return a.KVResultsAnswer(results=tuple(results))
 
 
-def _may_put(item: KVToPut, stored: tuple[bytes, int] | None) -> bool:
+def _may_put(item: r.KVToPut, stored: tuple[bytes, int] | None) -> bool:
     if item.expected_version is not None:
         return item.expected_version == (stored[1] if stored else 0)
     return stored is None or item.overwrite
 
 
-def delete_keys(state: State, request: DeleteKVs) -> KVResultsAnswer:
+def delete_keys(state: State, request: r.DeleteKVs) -> a.KVResultsAnswer:
     """Answers the value that was deleted, or the one that was kept."""
     results = []
     for item in request.keys:
         key = (item.namespace, item.key)
         stored = state.kvs.get(key)
         if stored is None:
-            results.append(KVResult(error=ErrorCode.KEY_NOT_EXIST))
+            results.append(a.KVResult(error=ErrorCode.KEY_NOT_EXIST))
         elif item.expected_version not in (None, stored[1]):
             results.append(result(state, key, ErrorCode.KEY_EXIST))
         else:
             results.append(result(state, key, ErrorCode.NONE))
             del state.kvs[key]
-    return KVResultsAnswer(results=tuple(results))
+    return a.KVResultsAnswer(results=tuple(results))
 
 
-def result(state: State, key: tuple[str, str], error: ErrorCode) -> KVResult:
+def result(state: State, key: tuple[str, str], error: ErrorCode) -> a.KVResult:
     """What is stored now."""
     stored = state.kvs.get(key)
     if stored is None:
-        return KVResult(error=error)
-    return KVResult(error=error, value=stored[0], version=stored[1], found=True)
+        return a.KVResult(error=error)
+    return a.KVResult(error=error, value=stored[0], version=stored[1], found=True)

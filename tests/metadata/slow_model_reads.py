@@ -4,46 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata.answers import (
-    CheckObjectsAnswer,
-    DescribeObjectsAnswer,
-    DescribeStreamsAnswer,
-    GetNodesAnswer,
-    GetObjectsAnswer,
-    KVEntry,
-    KVResultsAnswer,
-    ListKVsAnswer,
-    ListStreamSetObjectsAnswer,
-    MapSize,
-    NodeDescription,
-    ObjectDescription,
-    ObjectList,
-    ObjectSlice,
-    PendingUpload,
-    StreamDescription,
-    StreamObjectRange,
-    StreamRange,
-    StreamSetObject,
-)
-from streammeta.controller.metadata.requests import (
-    CheckObjects,
-    DescribeObjects,
-    DescribeStreams,
-    GetKVs,
-    GetNodes,
-    GetObjects,
-    ListKVs,
-    ListStreamSetObjects,
-    ObjectQuery,
-)
-from streammeta.controller.metadata.values import (
-    ObjectKind,
-    ObjectState,
-    PageRequest,
-    RangeColumns,
-    StreamState,
-    column,
-)
+from streammeta.controller.metadata import answers as a
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata import values as v
 from tests.metadata.slow_model_nodes import result
 from tests.metadata.slow_model_state import HOLDERS, State
 from tests.metadata.slow_model_streams import PAGE_SIZE
@@ -52,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def _page(
-    ids: Sequence[int], page: PageRequest, describe: Callable[[int], _T]
+    ids: Sequence[int], page: v.PageRequest, describe: Callable[[int], _T]
 ) -> tuple[tuple[_T, ...], str]:
     first = int(page.page_token) if page.page_token else 0
     rest = [item for item in sorted(ids) if item >= first]
@@ -61,7 +24,7 @@ def _page(
     return tuple(describe(item) for item in rest[:size]), token
 
 
-def describe_streams(state: State, request: DescribeStreams) -> DescribeStreamsAnswer:
+def describe_streams(state: State, request: r.DescribeStreams) -> a.DescribeStreamsAnswer:
     """Streams by id order; a page of asked ids counts unknown ones too."""
     owner = request.owner_node_id
 
@@ -75,18 +38,21 @@ def describe_streams(state: State, request: DescribeStreams) -> DescribeStreamsA
     else:
         ids = [stream_id for stream_id in state.streams if wanted(stream_id)]
         streams, token = _page(ids, request.page, lambda i: describe_stream(state, request, i))
-    return DescribeStreamsAnswer(streams=streams, next_page_token=token, total=len(state.streams))
+    return a.DescribeStreamsAnswer(streams=streams, next_page_token=token, total=len(state.streams))
 
 
-def describe_stream(state: State, request: DescribeStreams, stream_id: int) -> StreamDescription:
+def describe_stream(
+    state: State, request: r.DescribeStreams, stream_id: int
+) -> a.StreamDescription:
     """Everything about one stream."""
     stream = state.streams[stream_id]
     ranges = [
-        StreamRange(past.index, past.epoch, past.start, past.end, past.node) for past in stream.past
+        a.StreamRange(past.index, past.epoch, past.start, past.end, past.node)
+        for past in stream.past
     ]
     if stream.index >= 0:
         current = (stream.index, stream.epoch, stream.range_start, stream.end, stream.node)
-        ranges.append(StreamRange(*current))
+        ranges.append(a.StreamRange(*current))
     owed = sorted(
         (first, end, node)
         for node, stream_of in state.pending
@@ -94,19 +60,19 @@ def describe_stream(state: State, request: DescribeStreams, stream_id: int) -> S
         for first, end in [state.owed(node, stream_id) or (0, 0)]
         if first < end
     )
-    return StreamDescription(
+    return a.StreamDescription(
         stream_id=stream_id,
         epoch=stream.epoch,
         range_index=stream.index,
         start_offset=stream.start,
         end_offset=stream.end,
-        state=StreamState.OPENED if stream.opened else StreamState.CLOSED,
+        state=v.StreamState.OPENED if stream.opened else v.StreamState.CLOSED,
         node_id=stream.node,
         tags=stream.tags,
         ranges=tuple(ranges) if request.include_ranges else (),
         stream_objects=_stream_objects(state, stream_id) if request.include_stream_objects else (),
         pending_uploads=tuple(
-            PendingUpload(node, stream_id, first, end) for first, end, node in owed
+            a.PendingUpload(node, stream_id, first, end) for first, end, node in owed
         ),
         lost=_runs(stream.lost),
     )
@@ -118,28 +84,28 @@ def _runs(offsets: set[int]) -> tuple[tuple[int, int], ...]:
     return tuple(zip(starts, ends, strict=True))
 
 
-def _stream_objects(state: State, stream_id: int) -> tuple[StreamObjectRange, ...]:
+def _stream_objects(state: State, stream_id: int) -> tuple[a.StreamObjectRange, ...]:
     found = sorted(
         (end, object_id, start)
         for object_id, item in state.objects.items()
-        if item.kind in HOLDERS and item.state is ObjectState.COMMITTED
+        if item.kind in HOLDERS and item.state is v.ObjectState.COMMITTED
         for stream, start, end in item.held
         if stream == stream_id
     )
-    return tuple(StreamObjectRange(object_id, start, end) for end, object_id, start in found)
+    return tuple(a.StreamObjectRange(object_id, start, end) for end, object_id, start in found)
 
 
-def get_objects(state: State, request: GetObjects) -> GetObjectsAnswer:
+def get_objects(state: State, request: r.GetObjects) -> a.GetObjectsAnswer:
     """What holds each queried range, by looking at every row."""
-    return GetObjectsAnswer(results=tuple(_find(state, query) for query in request.queries))
+    return a.GetObjectsAnswer(results=tuple(_find(state, query) for query in request.queries))
 
 
-def _find(state: State, query: ObjectQuery) -> ObjectList:
+def _find(state: State, query: r.ObjectQuery) -> a.ObjectList:
     stream = state.streams.get(query.stream_id)
     if stream is None:
-        return ObjectList(error=ErrorCode.STREAM_NOT_EXIST)
+        return a.ObjectList(error=ErrorCode.STREAM_NOT_EXIST)
     if query.start_offset < stream.start:
-        return ObjectList(
+        return a.ObjectList(
             error=ErrorCode.OFFSET_NOT_MATCHED,
             stream_start_offset=stream.start,
             stream_end_offset=stream.end,
@@ -147,11 +113,11 @@ def _find(state: State, query: ObjectQuery) -> ObjectList:
     held = [
         (start, end, object_id)
         for object_id, item in state.objects.items()
-        if item.state is ObjectState.COMMITTED
+        if item.state is v.ObjectState.COMMITTED
         for stream_id, start, end in item.held
         if stream_id == query.stream_id
     ]
-    found: list[ObjectSlice] = []
+    found: list[a.ObjectSlice] = []
     at = query.start_offset
     while len(found) < (query.limit or PAGE_SIZE):
         if query.end_offset != -1 and found and at >= query.end_offset:
@@ -162,9 +128,9 @@ def _find(state: State, query: ObjectQuery) -> ObjectList:
         ((start, end, object_id),) = fitting
         item = state.objects[object_id]
         cells = (object_id, item.kind, start, end, item.size, item.attributes)
-        found.append(ObjectSlice(*cells, *item.times, item.crc32c))
+        found.append(a.ObjectSlice(*cells, *item.times, item.crc32c))
         at = end
-    return ObjectList(
+    return a.ObjectList(
         error=ErrorCode.NONE,
         objects=tuple(found),
         stream_start_offset=stream.start,
@@ -173,7 +139,7 @@ def _find(state: State, query: ObjectQuery) -> ObjectList:
     )
 
 
-def describe_objects(state: State, request: DescribeObjects) -> DescribeObjectsAnswer:
+def describe_objects(state: State, request: r.DescribeObjects) -> a.DescribeObjectsAnswer:
     """Objects by id order; a page of asked ids counts unknown ones too."""
     if request.object_ids:
         page, token = _page(sorted(set(request.object_ids)), request.page, int)
@@ -181,15 +147,15 @@ def describe_objects(state: State, request: DescribeObjects) -> DescribeObjectsA
     else:
         ids = list(state.objects)
         objects, token = _page(ids, request.page, lambda i: describe_object(state, i))
-    return DescribeObjectsAnswer(objects=objects, next_page_token=token, total=len(state.objects))
+    return a.DescribeObjectsAnswer(objects=objects, next_page_token=token, total=len(state.objects))
 
 
-def describe_object(state: State, object_id: int) -> ObjectDescription:
+def describe_object(state: State, object_id: int) -> a.ObjectDescription:
     """Everything about one object."""
     item = state.objects[object_id]
     streams, starts, ends = zip(*item.held, strict=True) if item.held else ((), (), ())
     of_one = item.kind in HOLDERS and item.held
-    return ObjectDescription(
+    return a.ObjectDescription(
         object_id=object_id,
         state=item.state,
         kind=item.kind,
@@ -198,8 +164,8 @@ def describe_object(state: State, object_id: int) -> ObjectDescription:
         attributes=item.attributes,
         node_id=item.node,
         stream_id=item.held[0][0] if of_one else -1,
-        ranges=RangeColumns(
-            stream_id=column(streams), start_offset=column(starts), end_offset=column(ends)
+        ranges=v.RangeColumns(
+            stream_id=v.column(streams), start_offset=v.column(starts), end_offset=v.column(ends)
         ),
         composite_id=item.composite,
         data_time_ms=item.data_time,
@@ -209,15 +175,15 @@ def describe_object(state: State, object_id: int) -> ObjectDescription:
     )
 
 
-def check_objects(state: State, request: CheckObjects) -> CheckObjectsAnswer:
+def check_objects(state: State, request: r.CheckObjects) -> a.CheckObjectsAnswer:
     """The state of any id."""
     states = tuple(
         state.objects[i].state
         if i in state.objects
-        else (ObjectState.REMOVED if i < state.next_object else ObjectState.NOT_ISSUED)
+        else (v.ObjectState.REMOVED if i < state.next_object else v.ObjectState.NOT_ISSUED)
         for i in request.object_ids
     )
-    return CheckObjectsAnswer(
+    return a.CheckObjectsAnswer(
         states=states,
         next_object_id=state.next_object,
         cluster_uuid=state.claim[0],
@@ -225,10 +191,10 @@ def check_objects(state: State, request: CheckObjects) -> CheckObjectsAnswer:
     )
 
 
-def get_nodes(state: State, request: GetNodes) -> GetNodesAnswer:
+def get_nodes(state: State, request: r.GetNodes) -> a.GetNodesAnswer:
     """Nodes with what they own, counted anew."""
     ids = sorted(set(request.node_ids) or state.nodes)
-    return GetNodesAnswer(
+    return a.GetNodesAnswer(
         nodes=tuple(
             describe_node(state, node_id, with_objects=request.include_stream_set_objects)
             for node_id in ids
@@ -237,11 +203,11 @@ def get_nodes(state: State, request: GetNodes) -> GetNodesAnswer:
     )
 
 
-def describe_node(state: State, node_id: int, *, with_objects: bool) -> NodeDescription:
+def describe_node(state: State, node_id: int, *, with_objects: bool) -> a.NodeDescription:
     """Everything about one node."""
     node = state.nodes[node_id]
     held = sorted((state.objects[i].order, i) for i in state.set_objects_of(node_id))
-    return NodeDescription(
+    return a.NodeDescription(
         node_id=node_id,
         node_epoch=node.epoch,
         failover=node.failover,
@@ -258,9 +224,9 @@ def describe_node(state: State, node_id: int, *, with_objects: bool) -> NodeDesc
     )
 
 
-def _set_object(state: State, object_id: int) -> StreamSetObject:
+def _set_object(state: State, object_id: int) -> a.StreamSetObject:
     item = state.objects[object_id]
-    return StreamSetObject(
+    return a.StreamSetObject(
         object_id=object_id,
         order_id=item.order,
         data_time_ms=item.data_time,
@@ -272,14 +238,14 @@ def _set_object(state: State, object_id: int) -> StreamSetObject:
     )
 
 
-def list_set_objects(state: State, request: ListStreamSetObjects) -> ListStreamSetObjectsAnswer:
+def list_set_objects(state: State, request: r.ListStreamSetObjects) -> a.ListStreamSetObjectsAnswer:
     """One page of what a node holds."""
     if request.node_id not in state.nodes:
-        return ListStreamSetObjectsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+        return a.ListStreamSetObjectsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
     held = sorted(state.set_objects_of(request.node_id))
     rest = [object_id for object_id in held if object_id >= int(request.page.page_token or 0)]
     size = request.page.page_size or PAGE_SIZE
-    return ListStreamSetObjectsAnswer(
+    return a.ListStreamSetObjectsAnswer(
         error=ErrorCode.NONE,
         objects=tuple(_set_object(state, object_id) for object_id in rest[:size]),
         next_page_token=str(rest[size]) if len(rest) > size else "",
@@ -287,20 +253,20 @@ def list_set_objects(state: State, request: ListStreamSetObjects) -> ListStreamS
     )
 
 
-def get_kvs(state: State, request: GetKVs) -> KVResultsAnswer:
+def get_kvs(state: State, request: r.GetKVs) -> a.KVResultsAnswer:
     """Values; an absent key is no error."""
     results = (result(state, (key.namespace, key.key), ErrorCode.NONE) for key in request.keys)
-    return KVResultsAnswer(results=tuple(results))
+    return a.KVResultsAnswer(results=tuple(results))
 
 
-def list_kvs(state: State, request: ListKVs) -> ListKVsAnswer:
+def list_kvs(state: State, request: r.ListKVs) -> a.ListKVsAnswer:
     """Keys of a namespace, or the namespaces."""
     after = request.page.page_token
     size = request.page.page_size or PAGE_SIZE
     if request.namespaces:
         names = sorted({n for n, _ in state.kvs if n.startswith(request.prefix) and n >= after})
         token = names[size] if len(names) > size else ""
-        return ListKVsAnswer(namespace_names=tuple(names[:size]), next_page_token=token)
+        return a.ListKVsAnswer(namespace_names=tuple(names[:size]), next_page_token=token)
     keys = sorted(
         key
         for namespace, key in state.kvs
@@ -309,22 +275,24 @@ def list_kvs(state: State, request: ListKVs) -> ListKVsAnswer:
     entries = []
     for key in keys[:size]:
         value, version = state.kvs[(request.namespace, key)]
-        entries.append(KVEntry(key=key, value=b"" if request.keys_only else value, version=version))
+        entries.append(
+            a.KVEntry(key=key, value=b"" if request.keys_only else value, version=version)
+        )
     token = keys[size - 1] if len(keys) > size else ""
-    return ListKVsAnswer(entries=tuple(entries), next_page_token=token)
+    return a.ListKVsAnswer(entries=tuple(entries), next_page_token=token)
 
 
-def size_of(state: State) -> MapSize:
+def size_of(state: State) -> a.MapSize:
     """Count everything."""
     states: list[Any] = [item.state for item in state.objects.values()]
-    committed = [i for i in state.objects.values() if i.state is ObjectState.COMMITTED]
-    return MapSize(
+    committed = [i for i in state.objects.values() if i.state is v.ObjectState.COMMITTED]
+    return a.MapSize(
         streams=len(state.streams),
         objects=len(state.objects),
-        prepared_objects=states.count(ObjectState.PREPARED),
+        prepared_objects=states.count(v.ObjectState.PREPARED),
         committed_objects=len(committed),
-        destroyed_objects=states.count(ObjectState.MARK_DESTROYED),
-        stream_set_objects=sum(item.kind is ObjectKind.STREAM_SET for item in committed),
+        destroyed_objects=states.count(v.ObjectState.MARK_DESTROYED),
+        stream_set_objects=sum(item.kind is v.ObjectKind.STREAM_SET for item in committed),
         nodes=len(state.nodes),
         keys=len(state.kvs),
         committed_bytes=sum(item.size for item in committed),

@@ -1,29 +1,8 @@
 """The slow model's streams: their creation, owners, ends, trims and deletion."""
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
-from streammeta.controller.metadata.answers import (
-    AbandonUploadsAnswer,
-    CreateStreamsAnswer,
-    GetOpeningStreamsAnswer,
-    OpenedStream,
-    OpeningStream,
-    OpenStreamsAnswer,
-    PendingUpload,
-    StreamErrorsAnswer,
-)
-from streammeta.controller.metadata.requests import (
-    AbandonUploads,
-    CloseStreams,
-    CreateStreams,
-    DeleteStreams,
-    GetOpeningStreams,
-    OpenStreams,
-    StreamToClose,
-    StreamToDelete,
-    StreamToOpen,
-    StreamToTrim,
-    TrimStreams,
-)
+from streammeta.controller.metadata import answers as a
+from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import ObjectKind, ObjectState
 from tests.metadata.slow_model_nodes import set_epoch
 from tests.metadata.slow_model_state import HOLDERS, Range, State, Stream
@@ -41,11 +20,11 @@ def issued_before(
     return issued
 
 
-def create(state: State, request: CreateStreams) -> CreateStreamsAnswer:
+def create(state: State, request: r.CreateStreams) -> a.CreateStreamsAnswer:
     """Streams are created once a request id."""
     error = state.check(request.node)
     if error:
-        return CreateStreamsAnswer(error=error)
+        return a.CreateStreamsAnswer(error=error)
     key = ("create", request.node.node_id, request.request_id)
     issued = issued_before(state, key, len(request.streams))
     tags = [tuple(sorted(stream.tags)) for stream in request.streams]
@@ -59,26 +38,26 @@ def create(state: State, request: CreateStreams) -> CreateStreamsAnswer:
             state.streams[state.next_stream] = Stream(tags=tuple(sorted(stream.tags)))
             state.next_stream += 1
     ids = tuple(range(issued[0], issued[0] + issued[1]))
-    return CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
+    return a.CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
 
 
-def open_streams(state: State, request: OpenStreams) -> OpenStreamsAnswer:
+def open_streams(state: State, request: r.OpenStreams) -> a.OpenStreamsAnswer:
     """Each stream on its own."""
     results = []
     for item in request.streams:
         error = state.check(request.node) or _may_open(state, request.node.node_id, item)
         if error:
-            results.append(OpenedStream(error))
+            results.append(a.OpenedStream(error))
             continue
         stream = state.streams[item.stream_id]
-        results.append(OpenedStream(error, stream.start, stream.end))
+        results.append(a.OpenedStream(error, stream.start, stream.end))
         if stream.epoch < item.stream_epoch:
             _begin_range(state, request.node.node_id, item)
         stream.opened = True
-    return OpenStreamsAnswer(streams=tuple(results))
+    return a.OpenStreamsAnswer(streams=tuple(results))
 
 
-def _may_open(state: State, node_id: int, item: StreamToOpen) -> ErrorCode:
+def _may_open(state: State, node_id: int, item: r.StreamToOpen) -> ErrorCode:
     stream = state.streams.get(item.stream_id)
     if stream is None:
         return ErrorCode.STREAM_NOT_EXIST
@@ -96,7 +75,7 @@ def _may_open(state: State, node_id: int, item: StreamToOpen) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def _begin_range(state: State, node_id: int, item: StreamToOpen) -> None:
+def _begin_range(state: State, node_id: int, item: r.StreamToOpen) -> None:
     stream = state.streams[item.stream_id]
     covered = _covered(state, item.stream_id)
     if covered is not None:
@@ -133,16 +112,16 @@ def _covered(state: State, stream_id: int) -> tuple[int, int] | None:
     return low, high
 
 
-def close(state: State, request: CloseStreams) -> StreamErrorsAnswer:
+def close(state: State, request: r.CloseStreams) -> a.StreamErrorsAnswer:
     """Each stream on its own; a recovery may close for its node."""
     errors = []
     for item in request.streams:
         error = state.check(request.node, fence=False)
         errors.append(error or _close(state, request.node.node_id, item))
-    return StreamErrorsAnswer(errors=tuple(errors))
+    return a.StreamErrorsAnswer(errors=tuple(errors))
 
 
-def _close(state: State, node_id: int, item: StreamToClose) -> ErrorCode:
+def _close(state: State, node_id: int, item: r.StreamToClose) -> ErrorCode:
     error = state.own(node_id, item.stream_id, item.stream_epoch)
     if error:
         return error
@@ -158,16 +137,16 @@ def _close(state: State, node_id: int, item: StreamToClose) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def trim(state: State, request: TrimStreams) -> StreamErrorsAnswer:
+def trim(state: State, request: r.TrimStreams) -> a.StreamErrorsAnswer:
     """Each stream on its own."""
     errors = tuple(
         state.check(request.node) or _trim(state, request.node.node_id, item)
         for item in request.streams
     )
-    return StreamErrorsAnswer(errors=errors)
+    return a.StreamErrorsAnswer(errors=errors)
 
 
-def _trim(state: State, node_id: int, item: StreamToTrim) -> ErrorCode:
+def _trim(state: State, node_id: int, item: r.StreamToTrim) -> ErrorCode:
     error = state.own(node_id, item.stream_id, item.stream_epoch)
     if error:
         return error
@@ -189,13 +168,13 @@ def _trim(state: State, node_id: int, item: StreamToTrim) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def delete(state: State, request: DeleteStreams) -> StreamErrorsAnswer:
+def delete(state: State, request: r.DeleteStreams) -> a.StreamErrorsAnswer:
     """The stream is gone at once; what holds it alone is swept, see `sweep`."""
     errors = tuple(state.check(request.node) or _delete(state, item) for item in request.streams)
-    return StreamErrorsAnswer(errors=errors)
+    return a.StreamErrorsAnswer(errors=errors)
 
 
-def _delete(state: State, item: StreamToDelete) -> ErrorCode:
+def _delete(state: State, item: r.StreamToDelete) -> ErrorCode:
     stream = state.streams.get(item.stream_id)
     if stream is None:
         return ErrorCode.NONE
@@ -228,7 +207,7 @@ def sweep(state: State, chosen: set[int], now: int) -> None:
     state.sweeping = {stream for stream in state.sweeping if swept(state, {stream})}
 
 
-def opening(state: State, request: GetOpeningStreams) -> GetOpeningStreamsAnswer:
+def opening(state: State, request: r.GetOpeningStreams) -> a.GetOpeningStreamsAnswer:
     """Set the node's epoch, and list what it has open and what it owes."""
     node_id = request.node.node_id
     if request.page.page_token:
@@ -236,37 +215,39 @@ def opening(state: State, request: GetOpeningStreams) -> GetOpeningStreamsAnswer
     else:
         error = set_epoch(state, request.node, failover=request.failover)
     if error:
-        return GetOpeningStreamsAnswer(error=error)
+        return a.GetOpeningStreamsAnswer(error=error)
     found = []
     for stream_id in state.open_streams_of(node_id):
         stream = state.streams[stream_id]
-        found.append(OpeningStream(stream_id, stream.epoch, stream.start, stream.end))
+        found.append(a.OpeningStream(stream_id, stream.epoch, stream.start, stream.end))
     for stream_id, (first, end) in state.owed_by(node_id).items():
         stream = state.streams[stream_id]
         epochs = [past.epoch for past in stream.past if past.node == node_id and past.end == end]
         if stream.node == node_id and stream.end == end and stream.range_start < end:
             epochs.append(stream.epoch)
         epoch = epochs[-1]
-        found.append(OpeningStream(stream_id, epoch, stream.start, first, end))
+        found.append(a.OpeningStream(stream_id, epoch, stream.start, first, end))
     found.sort(key=lambda item: item.stream_id)
     if request.page.page_token:
         found = [item for item in found if item.stream_id >= int(request.page.page_token)]
     size = request.page.page_size or PAGE_SIZE
     token = str(found[size].stream_id) if len(found) > size else ""
-    return GetOpeningStreamsAnswer(error=error, streams=tuple(found[:size]), next_page_token=token)
+    return a.GetOpeningStreamsAnswer(
+        error=error, streams=tuple(found[:size]), next_page_token=token
+    )
 
 
-def abandon(state: State, request: AbandonUploads) -> AbandonUploadsAnswer:
+def abandon(state: State, request: r.AbandonUploads) -> a.AbandonUploadsAnswer:
     """What the node owes of these streams is lost."""
     if request.node_id not in state.nodes:
-        return AbandonUploadsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+        return a.AbandonUploadsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
     given_up = []
     for stream_id, (first, end) in state.owed_by(request.node_id).items():
         if not request.stream_ids or stream_id in request.stream_ids:
             del state.pending[(request.node_id, stream_id)]
             state.streams[stream_id].lost.update(range(first, end))
-            given_up.append(PendingUpload(request.node_id, stream_id, first, end))
-    return AbandonUploadsAnswer(error=ErrorCode.NONE, abandoned=tuple(given_up))
+            given_up.append(a.PendingUpload(request.node_id, stream_id, first, end))
+    return a.AbandonUploadsAnswer(error=ErrorCode.NONE, abandoned=tuple(given_up))
 
 
 def kept_alive(state: State) -> set[int]:

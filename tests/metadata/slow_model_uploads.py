@@ -3,18 +3,9 @@
 from dataclasses import dataclass
 
 from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata import values as v
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
 from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
-from streammeta.controller.metadata.values import (
-    Int64Column,
-    NodeIdentity,
-    ObjectKind,
-    ObjectState,
-    OnConflict,
-    RangeColumns,
-    StreamObjectColumns,
-    column,
-)
 from tests.metadata.slow_model_state import State
 
 
@@ -42,7 +33,7 @@ Verdicts = tuple[ErrorCode, list[ErrorCode], list[ErrorCode]]
 """Of the whole, of each range, of each stream object."""
 
 
-def rows_of(columns: RangeColumns | StreamObjectColumns, object_id: int) -> list[Row]:
+def rows_of(columns: v.RangeColumns | v.StreamObjectColumns, object_id: int) -> list[Row]:
     """Return columns as rows."""
     rows = []
     for index, stream in enumerate(columns.stream_id.tolist()):
@@ -54,7 +45,7 @@ def rows_of(columns: RangeColumns | StreamObjectColumns, object_id: int) -> list
             epoch=int(epochs[index]) if len(epochs) else None,
             object_id=object_id,
         )
-        if isinstance(columns, StreamObjectColumns):
+        if isinstance(columns, v.StreamObjectColumns):
             row.object_id = int(columns.object_id[index])
             row.size = int(columns.object_size[index])
             row.attributes = int(columns.attributes[index]) if len(columns.attributes) else 0
@@ -67,7 +58,7 @@ def rows_of(columns: RangeColumns | StreamObjectColumns, object_id: int) -> list
     return rows
 
 
-def _cell(values: Int64Column, index: int) -> int:
+def _cell(values: v.Int64Column, index: int) -> int:
     return int(values[index]) if len(values) else -1
 
 
@@ -80,8 +71,8 @@ def answer_of(verdicts: Verdicts) -> CommitStreamSetObjectAnswer:
     """Return the answer that gives these verdicts."""
     return CommitStreamSetObjectAnswer(
         error=verdicts[0],
-        range_errors=column([int(code) for code in verdicts[1]]),
-        stream_object_errors=column([int(code) for code in verdicts[2]]),
+        range_errors=v.column([int(code) for code in verdicts[1]]),
+        stream_object_errors=v.column([int(code) for code in verdicts[2]]),
     )
 
 
@@ -92,7 +83,7 @@ def upload(state: State, request: CommitStreamSetObject, now: int) -> CommitStre
     error = state.check(request.node, fence=not request.failover)
     if error:
         return answer_of(failed(error, ranges, objects))
-    accept_valid = request.on_conflict is OnConflict.ACCEPT_VALID
+    accept_valid = request.on_conflict is v.OnConflict.ACCEPT_VALID
     verdicts = _upload(state, request, ranges, objects, accept_valid=accept_valid, now=now)
     return answer_of(verdicts)
 
@@ -118,11 +109,11 @@ def uploads(state: State, request: CommitUploads, now: int) -> CommitUploadsAnsw
         errors.append(answer.error)
         range_errors.extend(answer.range_errors.tolist())
         first = last
-    return CommitUploadsAnswer(errors=column(errors), range_errors=column(range_errors))
+    return CommitUploadsAnswer(errors=v.column(errors), range_errors=v.column(range_errors))
 
 
-def _part(ranges: RangeColumns, first: int, last: int) -> RangeColumns:
-    return RangeColumns(
+def _part(ranges: v.RangeColumns, first: int, last: int) -> v.RangeColumns:
+    return v.RangeColumns(
         stream_id=ranges.stream_id[first:last],
         stream_epoch=ranges.stream_epoch[first:last],
         start_offset=ranges.start_offset[first:last],
@@ -217,7 +208,7 @@ def object_code(state: State, row: Row) -> ErrorCode:
     return ErrorCode.NONE if prepared else ErrorCode.OBJECT_NOT_EXIST
 
 
-def _continuity(state: State, node: NodeIdentity, row: Row) -> ErrorCode:
+def _continuity(state: State, node: v.NodeIdentity, row: Row) -> ErrorCode:
     if row.stream >= state.next_stream:
         return ErrorCode.STREAM_NOT_EXIST
     stream = state.streams.get(row.stream)
@@ -252,7 +243,7 @@ def commit_set_object(
 ) -> None:
     """The prepared set object holds these rows now."""
     item = state.objects[request.object_id]
-    item.state, item.kind, item.timestamp = ObjectState.COMMITTED, ObjectKind.STREAM_SET, now
+    item.state, item.kind, item.timestamp = v.ObjectState.COMMITTED, v.ObjectKind.STREAM_SET, now
     item.size, item.attributes = request.object_size, request.attributes
     item.node, item.order = request.node.node_id, order
     item.held = [row.held for row in rows]
@@ -263,7 +254,7 @@ def commit_stream_objects(state: State, rows: list[Row], now: int) -> None:
     """Each prepared stream object holds its row now; of a stream that is gone it is of no use."""
     for row in rows:
         item = state.objects[row.object_id]
-        item.state, item.timestamp = ObjectState.COMMITTED, now
+        item.state, item.timestamp = v.ObjectState.COMMITTED, now
         item.kind = kind_of(row.attributes)
         item.size, item.attributes = row.size, row.attributes
         item.held = [row.held]
@@ -273,6 +264,6 @@ def commit_stream_objects(state: State, rows: list[Row], now: int) -> None:
     )
 
 
-def kind_of(attributes: int) -> ObjectKind:
+def kind_of(attributes: int) -> v.ObjectKind:
     """The two lowest bits say which objects are composites."""
-    return ObjectKind.COMPOSITE if attributes & 3 == 1 else ObjectKind.STREAM
+    return v.ObjectKind.COMPOSITE if attributes & 3 == 1 else v.ObjectKind.STREAM

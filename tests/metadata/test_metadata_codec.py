@@ -6,54 +6,23 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
-from streammeta.controller.records.record import (
-    BucketClaimed,
-    CommitRowsRejected,
-    DeletionsHeld,
-    KVsDeleted,
-    KVsPut,
-    NodeEpochSet,
-    NodeIdIssued,
-    NodeLocked,
-    NodeRegistered,
-    NodeSupervised,
-    NodeUnregistered,
-    ObjectAttributesSet,
-    ObjectsDestroyed,
-    ObjectsLinked,
-    ObjectsPrepared,
-    ObjectsRemoved,
-    PendingUploadsSet,
-    RangesRemoved,
-    Record,
-    RecoveryAssigned,
-    SetObjectRanges,
-    StreamObjectsCommitted,
-    StreamsClosed,
-    StreamsCreated,
-    StreamsDeleted,
-    StreamSetObjectsCommitted,
-    StreamsOpened,
-    StreamsReopened,
-    StreamsTrimmed,
-    UploadsAbandoned,
-)
 from streammeta.v1.records_pb2 import RecordSet
 
 COLUMN = np.array([0, 7, 2**62, -1], dtype=np.int64)
 TAGS = (("topic", "t"), ("partition", "ü"))
-RECORDS: tuple[Record, ...] = (
-    StreamsCreated(request_id="r", node_id=3, first_stream_id=0, count=2, tags=(TAGS, ())),
-    StreamsOpened(node_id=2, stream_id=COLUMN, stream_epoch=COLUMN + 0, tags=()),
-    StreamsReopened(stream_id=COLUMN),
-    StreamsClosed(stream_id=COLUMN, end_offset=COLUMN + 0),
-    StreamsClosed(stream_id=COLUMN, end_offset=COLUMN[:0]),
-    StreamsTrimmed(stream_id=COLUMN, start_offset=COLUMN),
-    RangesRemoved(stream_id=COLUMN, range_index=COLUMN),
-    StreamsDeleted(stream_id=COLUMN),
-    ObjectsPrepared(request_id="", node_id=0, first_object_id=0, count=3, deadline_ms=2**50),
-    StreamSetObjectsCommitted(
+RECORDS: tuple[rec.Record, ...] = (
+    rec.StreamsCreated(request_id="r", node_id=3, first_stream_id=0, count=2, tags=(TAGS, ())),
+    rec.StreamsOpened(node_id=2, stream_id=COLUMN, stream_epoch=COLUMN + 0, tags=()),
+    rec.StreamsReopened(stream_id=COLUMN),
+    rec.StreamsClosed(stream_id=COLUMN, end_offset=COLUMN + 0),
+    rec.StreamsClosed(stream_id=COLUMN, end_offset=COLUMN[:0]),
+    rec.StreamsTrimmed(stream_id=COLUMN, start_offset=COLUMN),
+    rec.RangesRemoved(stream_id=COLUMN, range_index=COLUMN),
+    rec.StreamsDeleted(stream_id=COLUMN),
+    rec.ObjectsPrepared(request_id="", node_id=0, first_object_id=0, count=3, deadline_ms=2**50),
+    rec.StreamSetObjectsCommitted(
         node_id=0,
         committed_at_ms=1,
         data_time_ms=-5,
@@ -62,9 +31,9 @@ RECORDS: tuple[Record, ...] = (
         object_size=COLUMN[:2],
         attributes=np.array([-4, 0]),
         range_count=np.array([1, 3]),
-        ranges=SetObjectRanges(stream_id=COLUMN, start_offset=COLUMN, end_offset=COLUMN + 1),
+        ranges=rec.SetObjectRanges(stream_id=COLUMN, start_offset=COLUMN, end_offset=COLUMN + 1),
     ),
-    StreamSetObjectsCommitted(
+    rec.StreamSetObjectsCommitted(
         node_id=0,
         committed_at_ms=1,
         data_time_ms=1,
@@ -73,12 +42,12 @@ RECORDS: tuple[Record, ...] = (
         object_size=COLUMN[:1],
         attributes=COLUMN[:1],
         range_count=np.array([4]),
-        ranges=SetObjectRanges(stream_id=COLUMN, start_offset=COLUMN, end_offset=COLUMN + 1),
+        ranges=rec.SetObjectRanges(stream_id=COLUMN, start_offset=COLUMN, end_offset=COLUMN + 1),
         min_timestamp_ms=np.array([0]),
         max_timestamp_ms=np.array([2**63 - 1]),
         crc32c=np.array([2**32 - 1]),
     ),
-    StreamObjectsCommitted(
+    rec.StreamObjectsCommitted(
         committed_at_ms=0,
         object_id=COLUMN,
         object_size=COLUMN,
@@ -88,7 +57,7 @@ RECORDS: tuple[Record, ...] = (
         end_offset=COLUMN,
         crc32c=COLUMN,
     ),
-    StreamObjectsCommitted(
+    rec.StreamObjectsCommitted(
         committed_at_ms=0,
         object_id=COLUMN,
         object_size=COLUMN,
@@ -97,29 +66,29 @@ RECORDS: tuple[Record, ...] = (
         start_offset=COLUMN,
         end_offset=COLUMN,
     ),
-    CommitRowsRejected(object_id=COLUMN, stream_id=COLUMN, error=COLUMN),
-    ObjectsDestroyed(object_id=COLUMN, marked_at_ms=9, deep=True),
-    ObjectsRemoved(object_id=COLUMN[:0]),
-    ObjectsLinked(composite_id=2**40, object_id=COLUMN),
-    ObjectAttributesSet(object_id=5, attributes=-4),
-    PendingUploadsSet(node_id=1, stream_id=COLUMN, start_offset=COLUMN, end_offset=COLUMN),
-    UploadsAbandoned(node_id=1, stream_id=COLUMN),
-    NodeLocked(node_id=1, locked=True),
-    NodeUnregistered(node_id=1),
-    NodeIdIssued(request_id="r", node_id=1000),
-    NodeSupervised(node_id=1),
-    RecoveryAssigned(node_id=1, target_id=-1),
-    DeletionsHeld(since_ms=1, until_ms=2),
-    BucketClaimed(cluster_uuid="u", issued_below=2**63 - 1),
-    NodeRegistered(node_id=0, node_epoch=0, wal_config="", tags=TAGS),
-    NodeEpochSet(node_id=1, node_epoch=2, failover=True),
-    KVsPut(namespaces=("", "n"), keys=("a", "b"), values=(b"", b"\xff")),
-    KVsDeleted(namespaces=("n",), keys=("b",)),
+    rec.CommitRowsRejected(object_id=COLUMN, stream_id=COLUMN, error=COLUMN),
+    rec.ObjectsDestroyed(object_id=COLUMN, marked_at_ms=9, deep=True),
+    rec.ObjectsRemoved(object_id=COLUMN[:0]),
+    rec.ObjectsLinked(composite_id=2**40, object_id=COLUMN),
+    rec.ObjectAttributesSet(object_id=5, attributes=-4),
+    rec.PendingUploadsSet(node_id=1, stream_id=COLUMN, start_offset=COLUMN, end_offset=COLUMN),
+    rec.UploadsAbandoned(node_id=1, stream_id=COLUMN),
+    rec.NodeLocked(node_id=1, locked=True),
+    rec.NodeUnregistered(node_id=1),
+    rec.NodeIdIssued(request_id="r", node_id=1000),
+    rec.NodeSupervised(node_id=1),
+    rec.RecoveryAssigned(node_id=1, target_id=-1),
+    rec.DeletionsHeld(since_ms=1, until_ms=2),
+    rec.BucketClaimed(cluster_uuid="u", issued_below=2**63 - 1),
+    rec.NodeRegistered(node_id=0, node_epoch=0, wal_config="", tags=TAGS),
+    rec.NodeEpochSet(node_id=1, node_epoch=2, failover=True),
+    rec.KVsPut(namespaces=("", "n"), keys=("a", "b"), values=(b"", b"\xff")),
+    rec.KVsDeleted(namespaces=("n",), keys=("b",)),
 )
 
 
 def _same(left: Any, right: Any) -> bool:
-    if isinstance(left, SetObjectRanges):
+    if isinstance(left, rec.SetObjectRanges):
         return all(_same(getattr(left, f.name), getattr(right, f.name)) for f in fields(left))
     if isinstance(left, np.ndarray):
         return bool(np.array_equal(left, right)) and left.dtype == right.dtype
@@ -127,7 +96,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def test_every_record_class_is_tried() -> None:
-    assert {type(record) for record in RECORDS} == set(get_args(Record))
+    assert {type(record) for record in RECORDS} == set(get_args(rec.Record))
 
 
 def test_records_survive_encoding_in_order() -> None:
@@ -139,8 +108,8 @@ def test_records_survive_encoding_in_order() -> None:
 
 
 def test_decoded_columns_are_read_only() -> None:
-    (record,) = decode_records(encode_records((StreamsReopened(stream_id=COLUMN),)))
-    assert isinstance(record, StreamsReopened)
+    (record,) = decode_records(encode_records((rec.StreamsReopened(stream_id=COLUMN),)))
+    assert isinstance(record, rec.StreamsReopened)
     assert not record.stream_id.flags.writeable
 
 

@@ -6,19 +6,7 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
-from streammeta.controller.metadata.requests import (
-    CloseStreams,
-    CommitStreamObject,
-    DeleteStreams,
-    DescribeObjects,
-    GetObjects,
-    ObjectQuery,
-    StreamToClose,
-    StreamToDelete,
-    StreamToTrim,
-    SweepDeletedStreams,
-    TrimStreams,
-)
+from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import ObjectState, RangeColumns, SourceOperation, column
 from tests.metadata.test_metadata_uploads import NODE, OTHER, World, stream_objects, upload
 
@@ -43,7 +31,7 @@ def _compact(world: World, object_id: int, sources: Sequence[int], *rows: Any, *
 
 
 def _seen(world: World, stream_id: int, start: int = 0) -> list[tuple[int, int, int]]:
-    answer: Any = world.map.query(GetObjects(queries=(ObjectQuery(stream_id, start, -1),)))
+    answer: Any = world.map.query(r.GetObjects(queries=(r.ObjectQuery(stream_id, start, -1),)))
     return [(o.object_id, o.start_offset, o.end_offset) for o in answer.results[0].objects]
 
 
@@ -55,7 +43,7 @@ def test_one_entry_swaps_sources_for_the_result() -> None:
     assert world.map.applied_end_offset == entries + 1
     assert (_seen(world, 0), _seen(world, 1)) == ([(3, 0, 20)], [(3, 0, 20)])
     assert world.state(0) is world.state(1) is ObjectState.MARK_DESTROYED
-    described: Any = world.map.query(DescribeObjects(object_ids=(3,)))
+    described: Any = world.map.query(r.DescribeObjects(object_ids=(3,)))
     assert described.objects[0].data_time_ms >= 0
     again = _compact(world, 3, (0, 1), (0, 0, 20), (1, 0, 20), order_id=-1)
     assert again.error is ErrorCode.NONE
@@ -179,9 +167,9 @@ def test_a_result_never_reaches_over_what_others_hold() -> None:
 
 def test_trimmed_and_deleted_ranges_need_no_result_and_may_have_one() -> None:
     world = _uploaded()
-    world.write(TrimStreams(node=NODE, streams=(StreamToTrim(0, 1, 20),)))
-    world.write(CloseStreams(node=NODE, streams=(StreamToClose(1, 1),)))
-    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(1, 1),)))
+    world.write(r.TrimStreams(node=NODE, streams=(r.StreamToTrim(0, 1, 20),)))
+    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(1, 1),)))
+    world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(1, 1),)))
     assert _compact(world, 3, (0,), (0, 5, 9)).error is ErrorCode.NONE
     assert _compact(world, -1, (1,)).error is ErrorCode.NONE
     assert _compact(world, -1, (1,)).error is ErrorCode.NONE
@@ -204,7 +192,7 @@ def test_attributes_alone_are_replaced() -> None:
     assert world.map.applied_end_offset == entries
     assert _compact(world, 9, (9,)).error is ErrorCode.OBJECT_NOT_COMMITTED
     assert _compact(world, 99, (99,)).error is ErrorCode.OBJECT_NOT_EXIST
-    described: Any = world.map.query(DescribeObjects(object_ids=(0,)))
+    described: Any = world.map.query(r.DescribeObjects(object_ids=(0,)))
     assert (described.objects[0].attributes, described.objects[0].object_size) == (8, 100)
 
 
@@ -220,7 +208,7 @@ def _merge(
     fields: dict[str, Any] = {"node": NODE, "object_id": object_id, "object_size": 5}
     fields |= {"stream_id": 0, "stream_epoch": 1, "start_offset": start, "end_offset": end}
     fields |= {"source_object_ids": column(sources)}
-    answer: Any = world.write(CommitStreamObject(**(fields | more)))
+    answer: Any = world.write(r.CommitStreamObject(**(fields | more)))
     error: ErrorCode = answer.error
     return error
 
@@ -243,7 +231,7 @@ def test_stream_objects_are_merged() -> None:
     assert _merge(world, 3, 0, 20, (0, 1)) is ErrorCode.NONE
     assert _seen(world, 0) == [(3, 0, 20), (2, 20, 30)]
     assert _merge(world, -1, -1, -1, (3,)) is mismatch
-    world.write(TrimStreams(node=NODE, streams=(StreamToTrim(0, 1, 20),)))
+    world.write(r.TrimStreams(node=NODE, streams=(r.StreamToTrim(0, 1, 20),)))
     # An id prepared for a result that is not needed goes too; all of it can be repeated.
     for _ in range(2):
         assert _merge(world, -1, -1, -1, (3, 9)) is ErrorCode.NONE
@@ -257,12 +245,12 @@ def test_a_composite_keeps_the_data_of_its_sources_and_hands_it_on() -> None:
     )
     assert _seen(world, 0) == [(3, 0, 20), (2, 20, 30)]
     assert world.state(0) is world.state(1) is ObjectState.LINKED
-    described: Any = world.map.query(DescribeObjects(object_ids=(1,)))
+    described: Any = world.map.query(r.DescribeObjects(object_ids=(1,)))
     assert described.objects[0].composite_id == 3
     again = {"attributes": COMPOSITE, "operations": (DELETE, KEEP)}
     kept = {"attributes": COMPOSITE, "operations": (KEEP,)}
     assert _merge(world, 4, 0, 20, (3,), **kept) is ErrorCode.INVALID_REQUEST
-    world.write(TrimStreams(node=NODE, streams=(StreamToTrim(0, 1, 10),)))
+    world.write(r.TrimStreams(node=NODE, streams=(r.StreamToTrim(0, 1, 10),)))
     assert _merge(world, 4, 10, 30, (3, 2), **again) is ErrorCode.NONE
     states = [world.state(object_id) for object_id in (0, 1, 2, 3)]
     gone, linked = ObjectState.MARK_DESTROYED, ObjectState.LINKED
@@ -284,15 +272,17 @@ def test_a_deleted_stream_takes_links_along_and_is_swept_piece_by_piece(
     held = objects.to_destroy((0,), 10_000)
     assert held.tolist() == [0, 1, 3, 2]
     monkeypatch.setattr(objects, "to_destroy", lambda ids, limit: held[:1])
-    world.write(CloseStreams(node=NODE, streams=(StreamToClose(0, 1),)))
-    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(0, 1),)))
+    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1),)))
+    world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(0, 1),)))
     monkeypatch.undo()
     assert world.map.has_sweepings()
     assert world.restored().map.has_sweepings()
-    world.assert_undone_and_restored([SweepDeletedStreams(limit=2), SweepDeletedStreams(limit=2)])
+    world.assert_undone_and_restored(
+        [r.SweepDeletedStreams(limit=2), r.SweepDeletedStreams(limit=2)]
+    )
     assert world.map.has_sweepings()
     for left in (2, 1):
-        answer: Any = world.write(SweepDeletedStreams(limit=2))
+        answer: Any = world.write(r.SweepDeletedStreams(limit=2))
         assert answer.destroyed == left
     assert not world.map.has_sweepings()
     assert not world.restored().map.has_sweepings()
@@ -304,7 +294,7 @@ def test_compactions_are_undone_and_restored() -> None:
     fields: dict[str, Any] = {"node": NODE, "object_size": 5, "stream_id": 0, "stream_epoch": 1}
     fields |= {"start_offset": 0, "attributes": COMPOSITE}
     steps = [
-        CommitStreamObject(
+        r.CommitStreamObject(
             **fields,
             object_id=result,
             end_offset=end,
@@ -317,7 +307,7 @@ def test_compactions_are_undone_and_restored() -> None:
             (4, 30, (4,), ()),
         )
     ]
-    steps[-1] = CommitStreamObject(
+    steps[-1] = r.CommitStreamObject(
         **(fields | {"attributes": COMPOSITE | 8}),
         object_id=4,
         end_offset=30,

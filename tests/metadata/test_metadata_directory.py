@@ -27,11 +27,11 @@ class _Twin:
             self.hidden.pop(object_id, None)
 
     def hide(self, ids: list[int]) -> None:
-        self.directory.hide(np.array(ids, dtype=np.int64))
+        self.directory.toggle(np.array(ids, dtype=np.int64))
         self.hidden.update({object_id: self.known.pop(object_id) for object_id in ids})
 
     def show(self, ids: list[int]) -> None:
-        self.directory.show(np.array(ids, dtype=np.int64))
+        self.directory.toggle(np.array(ids, dtype=np.int64))
         self.known.update({object_id: self.hidden.pop(object_id) for object_id in ids})
 
     def truncate(self, next_id: int) -> None:

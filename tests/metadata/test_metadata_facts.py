@@ -9,24 +9,12 @@ import pytest
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.ids import ClusterId, EndOffset, Epoch, SnapshotId
+from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.object_facts import ObjectFacts, facts_of_one
-from streammeta.controller.metadata.requests import (
-    CommitStreamObject,
-    DescribeObjects,
-    GetObjects,
-    ObjectQuery,
-    PrepareObjects,
-    RemoveObjects,
-)
 from streammeta.controller.metadata.values import RangeColumns, SourceOperation, column
 from streammeta.controller.quorum.voters import VoterSet
+from streammeta.controller.records import record as rec
 from streammeta.controller.records.codec import RecordCodecError, decode_records, encode_records
-from streammeta.controller.records.record import (
-    FACT_COLUMNS,
-    ObjectsDestroyed,
-    StreamObjectsCommitted,
-    StreamSetObjectsCommitted,
-)
 from streammeta.controller.runtime.interfaces import SnapshotPoint
 from streammeta.controller.runtime.map_checkpoint import FrozenCheckpoint, read_map
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
@@ -52,26 +40,28 @@ SET_OBJECT_OF_OLD = bytes.fromhex(
 
 
 def facts(low: int = -1, high: int = -1, crc32c: int = -1) -> dict[str, Any]:
-    return dict(zip(FACT_COLUMNS, (low, high, crc32c), strict=True))
+    return dict(zip(rec.FACT_COLUMNS, (low, high, crc32c), strict=True))
 
 
 def fact_columns(*rows: tuple[int, int, int]) -> dict[str, Any]:
     return {
         name: column(values)
-        for name, values in zip(FACT_COLUMNS, zip(*rows, strict=True), strict=True)
+        for name, values in zip(rec.FACT_COLUMNS, zip(*rows, strict=True), strict=True)
     }
 
 
 def known(world: World, *object_ids: int) -> list[tuple[int, int, int]]:
     """What the map says of objects."""
-    answer: Any = world.map.query(DescribeObjects(object_ids=object_ids))
-    return [tuple(getattr(one, name) for name in FACT_COLUMNS) for one in answer.objects]
+    answer: Any = world.map.query(r.DescribeObjects(object_ids=object_ids))
+    return [tuple(getattr(one, name) for name in rec.FACT_COLUMNS) for one in answer.objects]
 
 
 def found(world: World, stream_id: int) -> list[tuple[int, int, int]]:
     """What the map says to who looks for a stream's objects."""
-    answer: Any = world.map.query(GetObjects(queries=(ObjectQuery(stream_id, 0, -1),)))
-    return [tuple(getattr(one, name) for name in FACT_COLUMNS) for one in answer.results[0].objects]
+    answer: Any = world.map.query(r.GetObjects(queries=(r.ObjectQuery(stream_id, 0, -1),)))
+    return [
+        tuple(getattr(one, name) for name in rec.FACT_COLUMNS) for one in answer.results[0].objects
+    ]
 
 
 def made(world: World, request: Any) -> None:
@@ -146,15 +136,15 @@ def test_the_next_object_of_a_row_inherits_nothing() -> None:
     world = World()
     made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
     row = world.map._objects.row(0)
-    world.apply(ObjectsDestroyed(object_id=column([0]), marked_at_ms=NOW))
+    world.apply(rec.ObjectsDestroyed(object_id=column([0]), marked_at_ms=NOW))
     assert known(world, 0) == [(1, 2, 3)]
     entry = world.map.applied_end_offset
-    world.write(RemoveObjects(object_ids=(0,)))
+    world.write(r.RemoveObjects(object_ids=(0,)))
     world.map.undo_to(entry)
     assert known(world, 0) == [(1, 2, 3)]
-    world.write(RemoveObjects(object_ids=(0,)))
+    world.write(r.RemoveObjects(object_ids=(0,)))
     world.map.forget_undo(world.map.applied_end_offset)
-    request = PrepareObjects(request_id="next", node=NODE, count=1, ttl_ms=1_000)
+    request = r.PrepareObjects(request_id="next", node=NODE, count=1, ttl_ms=1_000)
     object_id = world.write(request).first_object_id
     assert world.map._objects.row(object_id) == row
     made(world, upload(object_id, (0, 5, 9)))
@@ -166,8 +156,8 @@ def test_a_view_keeps_the_facts_of_its_time() -> None:
     made(world, upload(0, (0, 0, 5), **facts(1, 2, 3)))
     view = world.map.freeze()
     digest = view.digest()
-    world.apply(ObjectsDestroyed(object_id=column([0]), marked_at_ms=NOW))
-    world.write(RemoveObjects(object_ids=(0,)))
+    world.apply(rec.ObjectsDestroyed(object_id=column([0]), marked_at_ms=NOW))
+    world.write(r.RemoveObjects(object_ids=(0,)))
     world.map.forget_undo(world.map.applied_end_offset)
     made(world, upload(1, (0, 5, 9), **facts(4, 4, 4)))
     assert view.digest() == digest
@@ -238,7 +228,9 @@ def _stream_objects(*rows: tuple[int, int, int]) -> World:
 def _merge(world: World, object_id: int, sources: Any, end: int, **changes: Any) -> None:
     request: dict[str, Any] = {"node": NODE, "object_id": object_id, "object_size": 5}
     request |= {"stream_id": 0, "stream_epoch": 1, "start_offset": 0, "end_offset": end}
-    made(world, CommitStreamObject(**(request | {"source_object_ids": column(sources)} | changes)))
+    made(
+        world, r.CommitStreamObject(**(request | {"source_object_ids": column(sources)} | changes))
+    )
 
 
 @pytest.mark.parametrize("attributes", [0, COMPOSITE])
@@ -274,7 +266,7 @@ def test_commits_without_facts_take_no_memory_and_no_bytes() -> None:
     for request in (none, unknown, batched):
         decision = world.map.decide(request, NOW, world.map.applied_end_offset)
         for record in decision.records:
-            assert not any(len(getattr(record, name)) for name in FACT_COLUMNS)
+            assert not any(len(getattr(record, name)) for name in rec.FACT_COLUMNS)
         world.map.apply(world.map.applied_end_offset, decision.records)
     assert objects._facts.nbytes == 0
     assert not len(world.map.freeze().sections()["object_facts"]["object_id"])
@@ -293,8 +285,8 @@ def test_facts_take_21_bytes_an_object() -> None:
 def test_an_old_record_is_replayed_with_everything_unknown() -> None:
     world = World()
     (record,) = decode_records(SET_OBJECT_OF_OLD)
-    assert isinstance(record, StreamSetObjectsCommitted)
-    assert [getattr(record, name).tolist() for name in FACT_COLUMNS] == [[], [], []]
+    assert isinstance(record, rec.StreamSetObjectsCommitted)
+    assert [getattr(record, name).tolist() for name in rec.FACT_COLUMNS] == [[], [], []]
     world.apply(record)
     assert known(world, 1) == [UNKNOWN]
     assert encode_records([record]) == SET_OBJECT_OF_OLD
@@ -305,17 +297,17 @@ def test_records_name_their_facts_behind_all_older_fields() -> None:
     for name, least in (("stream_set_objects_committed", 10), ("stream_objects_committed", 8)):
         message = RecordSet().records.add()
         by_name = getattr(message, name).DESCRIPTOR.fields_by_name
-        assert [by_name[each].number for each in FACT_COLUMNS] == [least, least + 1, least + 2]
+        assert [by_name[each].number for each in rec.FACT_COLUMNS] == [least, least + 1, least + 2]
 
 
-@pytest.mark.parametrize("name", FACT_COLUMNS)
+@pytest.mark.parametrize("name", rec.FACT_COLUMNS)
 def test_a_column_of_facts_for_some_objects_only_is_refused(name: str) -> None:
     columns: dict[str, Any] = {
         field.name: column([1, 2])
-        for field in fields(StreamObjectsCommitted)
+        for field in fields(rec.StreamObjectsCommitted)
         if field.name not in ("committed_at_ms", "content_digest")
     }
-    whole = StreamObjectsCommitted(committed_at_ms=1, **columns)
+    whole = rec.StreamObjectsCommitted(committed_at_ms=1, **columns)
     assert len(decode_records(encode_records([whole]))) == 1
     short: Any = {name: column([1])}
     with pytest.raises(RecordCodecError, match="unequal lengths"):

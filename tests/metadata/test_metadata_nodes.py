@@ -6,33 +6,15 @@ import numpy as np
 import pytest
 
 from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.answers import NodeDescription
-from streammeta.controller.metadata.requests import (
-    AssignRecoveries,
-    CloseStreams,
-    DeleteStreams,
-    GetNextNodeId,
-    GetNodes,
-    GetOpeningStreams,
-    ListStreamSetObjects,
-    OpenStreams,
-    PrepareObjects,
-    RecoveryTarget,
-    RegisterNode,
-    SetNodeLock,
-    StreamToClose,
-    StreamToDelete,
-    StreamToOpen,
-    SuperviseNode,
-    UnregisterNode,
-)
 from streammeta.controller.metadata.values import Int64Column, NodeIdentity, PageRequest, column
 from streammeta.controller.records.record import ObjectsDestroyed
 from tests.metadata.test_metadata_uploads import NODE, NOW, OTHER, World, batch
 
 
 def node(world: World, node_id: int = 0) -> NodeDescription | None:
-    answer: Any = world.map.query(GetNodes(node_ids=(node_id,)))
+    answer: Any = world.map.query(r.GetNodes(node_ids=(node_id,)))
     described: NodeDescription | None = answer.nodes[0] if answer.nodes else None
     return described
 
@@ -44,12 +26,12 @@ def known(world: World, node_id: int = 0) -> NodeDescription:
 
 
 def close(world: World, *streams: int, end: int | None = None) -> None:
-    items = tuple(StreamToClose(stream, 1, end) for stream in streams)
-    assert not any(world.write(CloseStreams(node=NODE, streams=items)).errors)
+    items = tuple(r.StreamToClose(stream, 1, end) for stream in streams)
+    assert not any(world.write(r.CloseStreams(node=NODE, streams=items)).errors)
 
 
 def unregister(world: World, identity: NodeIdentity = NODE) -> ErrorCode:
-    error: ErrorCode = world.write(UnregisterNode(node=identity)).error
+    error: ErrorCode = world.write(r.UnregisterNode(node=identity)).error
     return error
 
 
@@ -58,13 +40,13 @@ def destroy(world: World, *object_ids: int) -> None:
 
 
 def prepare(world: World, identity: NodeIdentity) -> ErrorCode:
-    request = PrepareObjects(request_id="n", node=identity, count=1, ttl_ms=1_000)
+    request = r.PrepareObjects(request_id="n", node=identity, count=1, ttl_ms=1_000)
     error: ErrorCode = world.write(request).error
     return error
 
 
 def next_id(world: World, request_id: str) -> int:
-    issued: int = world.write(GetNextNodeId(request_id=request_id)).node_id
+    issued: int = world.write(r.GetNextNodeId(request_id=request_id)).node_id
     return issued
 
 
@@ -81,19 +63,19 @@ def test_open_streams_and_set_objects_are_counted_through_their_lives() -> None:
     assert known(world).has_opening_streams
     close(world, 2)
     assert not known(world).has_opening_streams
-    world.write(OpenStreams(node=OTHER, streams=(StreamToOpen(0, 2),)))
-    world.write(OpenStreams(node=NODE, streams=(StreamToOpen(1, 1),)))
+    world.write(r.OpenStreams(node=OTHER, streams=(r.StreamToOpen(0, 2),)))
+    world.write(r.OpenStreams(node=NODE, streams=(r.StreamToOpen(1, 1),)))
     assert known(world, 1).has_opening_streams
     assert known(world).has_opening_streams
     destroy(world, 1, 3)
     assert known(world).stream_set_object_count == 1
-    listed: Any = world.map.query(GetNodes(include_stream_set_objects=True))
+    listed: Any = world.map.query(r.GetNodes(include_stream_set_objects=True))
     assert [item.object_id for item in listed.nodes[0].stream_set_objects] == [2]
 
 
 def test_a_nodes_set_objects_are_listed_without_looking_at_those_of_others() -> None:
     world = World(streams=1)
-    world.write(PrepareObjects(request_id="many", node=NODE, count=9_950, ttl_ms=60_000))
+    world.write(r.PrepareObjects(request_id="many", node=NODE, count=9_950, ttl_ms=60_000))
     mine = [3, 700, 701, 703, 5_000, 9_999]
     for number, object_id in enumerate(mine):
         world.commit(object_id, (0, number, number + 1))
@@ -103,14 +85,14 @@ def test_a_nodes_set_objects_are_listed_without_looking_at_those_of_others() -> 
     pages: list[list[int]] = []
     token = ""
     while not pages or token:
-        request = ListStreamSetObjects(node_id=NODE.node_id, page=PageRequest(2, token))
+        request = r.ListStreamSetObjects(node_id=NODE.node_id, page=PageRequest(2, token))
         page: Any = world.map.query(request)
         assert (page.error, page.total) == (ErrorCode.NONE, 5)
         pages.append([one.object_id for one in page.objects])
         token = page.next_page_token
     assert pages == [[3, 700], [703, 5_000], [9_999]]
     assert sum(asked) < 4_000, "as many ids as are in the spans of the node, for each page"
-    other: Any = world.map.query(ListStreamSetObjects(node_id=OTHER.node_id))
+    other: Any = world.map.query(r.ListStreamSetObjects(node_id=OTHER.node_id))
     assert (other.objects, other.total) == ((), 0)
 
 
@@ -134,19 +116,21 @@ def test_counters_equal_a_count_of_everything() -> None:
     epochs, owners = [1] * 12, [NODE] * 12
     for step in range(120):
         stream, taker = int(rng.integers(12)), (NODE, OTHER)[int(rng.integers(2))]
-        item = StreamToClose(stream, epochs[stream])
-        world.write(CloseStreams(node=owners[stream], streams=(item,)))
+        item = r.StreamToClose(stream, epochs[stream])
+        world.write(r.CloseStreams(node=owners[stream], streams=(item,)))
         if rng.random() < 0.7:
             epochs[stream] += 1
             owners[stream] = taker
-            opened = StreamToOpen(stream, epochs[stream])
-            world.write(OpenStreams(node=taker, streams=(opened,)))
+            opened = r.StreamToOpen(stream, epochs[stream])
+            world.write(r.OpenStreams(node=taker, streams=(opened,)))
         if rng.random() < 0.1:
             before = world.map.applied_end_offset
-            world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(stream, epochs[stream]),)))
+            world.write(
+                r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(stream, epochs[stream]),))
+            )
             world.map.undo_to(before)
         for identity in (NODE, OTHER):
-            listed = world.write(GetOpeningStreams(node=identity)).streams
+            listed = world.write(r.GetOpeningStreams(node=identity)).streams
             has = known(world, identity.node_id).has_opening_streams
             assert has == bool(listed), f"seed {seed}, step {step}"
 
@@ -157,21 +141,25 @@ def test_counters_equal_a_count_of_everything() -> None:
 def test_streams_of_a_locked_node_are_opened_by_itself_alone() -> None:
     world = World(streams=2)
     close(world, 0, 1)
-    assert world.write(SetNodeLock(node_id=0, locked=True)).error is ErrorCode.NONE
+    assert world.write(r.SetNodeLock(node_id=0, locked=True)).error is ErrorCode.NONE
     assert known(world).locked
-    taken = world.write(OpenStreams(node=OTHER, streams=(StreamToOpen(0, 2), StreamToOpen(1, 2))))
+    taken = world.write(
+        r.OpenStreams(node=OTHER, streams=(r.StreamToOpen(0, 2), r.StreamToOpen(1, 2)))
+    )
     assert [stream.error for stream in taken.streams] == [ErrorCode.NODE_LOCKED] * 2
     for epoch, stream in ((1, 0), (2, 1)):
-        opened = world.write(OpenStreams(node=NODE, streams=(StreamToOpen(stream, epoch),)))
+        opened = world.write(r.OpenStreams(node=NODE, streams=(r.StreamToOpen(stream, epoch),)))
         assert opened.streams[0].error is ErrorCode.NONE
     before = world.map.state_hash()
-    assert world.write(SetNodeLock(node_id=0, locked=True)).error is ErrorCode.NONE
+    assert world.write(r.SetNodeLock(node_id=0, locked=True)).error is ErrorCode.NONE
     assert world.map.state_hash() == before
     close(world, 0)
-    world.write(SetNodeLock(node_id=0, locked=False))
-    taken = world.write(OpenStreams(node=OTHER, streams=(StreamToOpen(0, 2),)))
+    world.write(r.SetNodeLock(node_id=0, locked=False))
+    taken = world.write(r.OpenStreams(node=OTHER, streams=(r.StreamToOpen(0, 2),)))
     assert taken.streams[0].error is ErrorCode.NONE
-    assert world.write(SetNodeLock(node_id=9, locked=True)).error is ErrorCode.NODE_EPOCH_NOT_EXIST
+    assert (
+        world.write(r.SetNodeLock(node_id=9, locked=True)).error is ErrorCode.NODE_EPOCH_NOT_EXIST
+    )
 
 
 # ---- unregistering ----
@@ -182,9 +170,9 @@ def test_a_node_that_owns_nothing_is_forgotten() -> None:
     assert unregister(world) is ErrorCode.STREAM_NOT_CLOSED
     close(world, 0)
     assert unregister(world, NodeIdentity(0, 0)) is ErrorCode.NODE_EPOCH_EXPIRED
-    world.write(SetNodeLock(node_id=0, locked=True))
+    world.write(r.SetNodeLock(node_id=0, locked=True))
     assert unregister(world) is ErrorCode.NODE_LOCKED
-    world.write(SetNodeLock(node_id=0, locked=False))
+    world.write(r.SetNodeLock(node_id=0, locked=False))
     assert unregister(world) is ErrorCode.NONE
     assert node(world) is None
     assert prepare(world, NODE) is ErrorCode.NODE_EPOCH_NOT_EXIST
@@ -205,7 +193,7 @@ def test_a_node_that_owes_an_upload_is_kept_until_it_is_made_or_given_up() -> No
 def test_uploads_that_are_over_are_forgotten_with_their_node() -> None:
     world = World(streams=1)
     close(world, 0, end=10)
-    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(0, 1),)))
+    world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(0, 1),)))
     assert unregister(world) is ErrorCode.NONE
     assert len(world.map.freeze().sections()["pending_uploads"]["node_id"]) == 0
 
@@ -235,13 +223,13 @@ def test_a_newer_process_ends_departure_failover_and_recovery(by: str) -> None:
     world = World(streams=1)
     world.commit(1, (0, 0, 5))
     close(world, 0)
-    world.write(GetOpeningStreams(node=NODE, failover=True))
-    world.write(AssignRecoveries(targets=(RecoveryTarget(0, 1, 1),)))
+    world.write(r.GetOpeningStreams(node=NODE, failover=True))
+    world.write(r.AssignRecoveries(targets=(r.RecoveryTarget(0, 1, 1),)))
     unregister(world)
     described = known(world)
     assert (described.failover, described.departed, described.recovered_by) == (True, True, 1)
     newer = NodeIdentity(0, 2)
-    world.write(RegisterNode(node=newer) if by == "register" else GetOpeningStreams(node=newer))
+    world.write(r.RegisterNode(node=newer) if by == "register" else r.GetOpeningStreams(node=newer))
     described = known(world)
     assert (described.failover, described.departed, described.recovered_by) == (False, False, -1)
     destroy(world, 1)
@@ -250,7 +238,7 @@ def test_a_newer_process_ends_departure_failover_and_recovery(by: str) -> None:
 
 def test_failover_still_fences_after_a_restart_from_a_snapshot() -> None:
     world = World()
-    world.write(GetOpeningStreams(node=NODE, failover=True))
+    world.write(r.GetOpeningStreams(node=NODE, failover=True))
     assert world.restored().commit(0, (0, 0, 1)).error is ErrorCode.NODE_FENCED
 
 
@@ -260,29 +248,29 @@ def test_failover_still_fences_after_a_restart_from_a_snapshot() -> None:
 def test_ids_are_issued_once_until_a_node_has_come_and_gone() -> None:
     world = World()
     assert [next_id(world, name) for name in ("a", "b", "a", "c")] == [1000, 1001, 1000, 1002]
-    world.write(RegisterNode(node=NodeIdentity(1500, 1)))
+    world.write(r.RegisterNode(node=NodeIdentity(1500, 1)))
     assert next_id(world, "d") == 1501
     for node_id in (1001, 1500):
         identity = NodeIdentity(node_id, 1)
-        world.write(RegisterNode(node=identity))
+        world.write(r.RegisterNode(node=identity))
         assert unregister(world, identity) is ErrorCode.NONE
     assert [next_id(world, name) for name in ("e", "f", "g")] == [1001, 1500, 1502]
 
 
 def test_an_issued_id_is_never_above_the_largest_even_if_a_node_has_that() -> None:
     world = World()
-    world.write(RegisterNode(node=NodeIdentity(2**31 - 1, 0)))
-    world.write(RegisterNode(node=NodeIdentity(1000, 0)))
+    world.write(r.RegisterNode(node=NodeIdentity(2**31 - 1, 0)))
+    world.write(r.RegisterNode(node=NodeIdentity(1000, 0)))
     assert [next_id(world, name) for name in ("a", "b")] == [1001, 1002]
 
 
 def test_a_free_id_that_is_registered_unasked_is_not_issued() -> None:
     world = World()
     for _ in range(2):
-        world.write(RegisterNode(node=NodeIdentity(1000, 1)))
+        world.write(r.RegisterNode(node=NodeIdentity(1000, 1)))
         world.map.forget_undo(world.map.applied_end_offset)
         unregister(world, NodeIdentity(1000, 1))
-    world.write(RegisterNode(node=NodeIdentity(1000, 2)))
+    world.write(r.RegisterNode(node=NodeIdentity(1000, 2)))
     assert next_id(world, "a") == 1001
 
 
@@ -297,25 +285,27 @@ def test_ids_that_were_chosen_by_hand_are_not_issued() -> None:
 
 def test_recoveries_are_assigned_to_the_process_that_was_meant() -> None:
     world = World()
-    targets = (RecoveryTarget(0, 1, 1), RecoveryTarget(1, 2, 0), RecoveryTarget(7, 1, 0))
-    assert world.write(AssignRecoveries(targets=targets)).assigned == 1
+    targets = (r.RecoveryTarget(0, 1, 1), r.RecoveryTarget(1, 2, 0), r.RecoveryTarget(7, 1, 0))
+    assert world.write(r.AssignRecoveries(targets=targets)).assigned == 1
     assert (known(world).recovered_by, known(world, 1).recovered_by) == (1, -1)
     before = world.map.state_hash()
-    assert world.write(AssignRecoveries(targets=targets)).assigned == 0
+    assert world.write(r.AssignRecoveries(targets=targets)).assigned == 0
     assert world.map.state_hash() == before
-    world.write(AssignRecoveries(targets=(RecoveryTarget(0, 1, -1),)))
+    world.write(r.AssignRecoveries(targets=(r.RecoveryTarget(0, 1, -1),)))
     assert known(world).recovered_by == -1
 
 
 def test_supervision_is_remembered_once_and_stays_through_epochs() -> None:
     world = World()
-    assert world.write(SuperviseNode(node=NodeIdentity(0, 0))).error is ErrorCode.NODE_EPOCH_EXPIRED
+    assert (
+        world.write(r.SuperviseNode(node=NodeIdentity(0, 0))).error is ErrorCode.NODE_EPOCH_EXPIRED
+    )
     assert not known(world).supervised
-    assert world.write(SuperviseNode(node=NODE)).error is ErrorCode.NONE
+    assert world.write(r.SuperviseNode(node=NODE)).error is ErrorCode.NONE
     before = world.map.state_hash()
-    world.write(SuperviseNode(node=NODE))
+    world.write(r.SuperviseNode(node=NODE))
     assert world.map.state_hash() == before
-    world.write(RegisterNode(node=NodeIdentity(0, 2)))
+    world.write(r.RegisterNode(node=NodeIdentity(0, 2)))
     assert known(world).supervised
 
 
@@ -323,8 +313,8 @@ def test_a_node_that_departs_is_supervised_no_longer() -> None:
     world = World(streams=1)
     world.commit(1, (0, 0, 5))
     close(world, 0)
-    world.write(SuperviseNode(node=NODE))
-    world.write(UnregisterNode(node=NODE))
+    world.write(r.SuperviseNode(node=NODE))
+    world.write(r.UnregisterNode(node=NODE))
     assert known(world).departed
     assert not known(world).supervised
 
@@ -335,15 +325,15 @@ def test_everything_here_is_undone_and_restored() -> None:
     close(world, 0)
     world.assert_undone_and_restored(
         (
-            SuperviseNode(node=NODE),
-            SetNodeLock(node_id=0, locked=True),
-            AssignRecoveries(targets=(RecoveryTarget(0, 1, 1),)),
-            SetNodeLock(node_id=0, locked=False),
-            UnregisterNode(node=NODE),
-            UnregisterNode(node=OTHER),
-            GetNextNodeId(request_id="a"),
-            GetNextNodeId(request_id="b"),
-            GetOpeningStreams(node=NodeIdentity(0, 2), failover=True),
-            RegisterNode(node=NodeIdentity(0, 3)),
+            r.SuperviseNode(node=NODE),
+            r.SetNodeLock(node_id=0, locked=True),
+            r.AssignRecoveries(targets=(r.RecoveryTarget(0, 1, 1),)),
+            r.SetNodeLock(node_id=0, locked=False),
+            r.UnregisterNode(node=NODE),
+            r.UnregisterNode(node=OTHER),
+            r.GetNextNodeId(request_id="a"),
+            r.GetNextNodeId(request_id="b"),
+            r.GetOpeningStreams(node=NodeIdentity(0, 2), failover=True),
+            r.RegisterNode(node=NodeIdentity(0, 3)),
         )
     )

@@ -8,30 +8,9 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata import values as v
 from streammeta.controller.metadata.answers import OpeningStream, PendingUpload
-from streammeta.controller.metadata.requests import (
-    AbandonUploads,
-    CloseStreams,
-    DeleteStreams,
-    DescribeStreams,
-    GetNodes,
-    GetObjects,
-    GetOpeningStreams,
-    ObjectQuery,
-    OpenStreams,
-    StreamToClose,
-    StreamToDelete,
-    StreamToOpen,
-    StreamToTrim,
-    TrimStreams,
-)
-from streammeta.controller.metadata.values import (
-    NodeIdentity,
-    OnConflict,
-    PageRequest,
-    RangeColumns,
-    column,
-)
 from streammeta.controller.records.record import PendingUploadsSet
 from tests.metadata.test_metadata_uploads import (
     NODE,
@@ -45,20 +24,20 @@ from tests.metadata.test_metadata_uploads import (
 
 
 def close(world: World, end: int | None, *, stream: int = 0, epoch: int = 1) -> ErrorCode:
-    answer = world.write(CloseStreams(node=NODE, streams=(StreamToClose(stream, epoch, end),)))
+    answer = world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(stream, epoch, end),)))
     error: ErrorCode = answer.errors[0]
     return error
 
 
 def open_by(
-    world: World, node: NodeIdentity, epoch: int, *, stream: int = 0
+    world: World, node: v.NodeIdentity, epoch: int, *, stream: int = 0
 ) -> tuple[ErrorCode, int]:
-    answer = world.write(OpenStreams(node=node, streams=(StreamToOpen(stream, epoch),)))
+    answer = world.write(r.OpenStreams(node=node, streams=(r.StreamToOpen(stream, epoch),)))
     return answer.streams[0].error, answer.streams[0].next_offset
 
 
 def pending(world: World, stream: int = 0) -> list[tuple[int, int, int]]:
-    answer: Any = world.map.query(DescribeStreams(stream_ids=(stream,)))
+    answer: Any = world.map.query(r.DescribeStreams(stream_ids=(stream,)))
     return [
         (upload.node_id, upload.start_offset, upload.end_offset)
         for upload in answer.streams[0].pending_uploads
@@ -66,19 +45,19 @@ def pending(world: World, stream: int = 0) -> list[tuple[int, int, int]]:
 
 
 def lost(world: World, stream: int = 0) -> tuple[tuple[int, int], ...]:
-    answer: Any = world.map.query(DescribeStreams(stream_ids=(stream,)))
+    answer: Any = world.map.query(r.DescribeStreams(stream_ids=(stream,)))
     ranges: tuple[tuple[int, int], ...] = answer.streams[0].lost
     return ranges
 
 
 def found(world: World, start: int, stream: int = 0) -> tuple[list[tuple[int, int]], int]:
-    answer: Any = world.map.query(GetObjects(queries=(ObjectQuery(stream, start, -1),)))
+    answer: Any = world.map.query(r.GetObjects(queries=(r.ObjectQuery(stream, start, -1),)))
     result = answer.results[0]
     return [(s.start_offset, s.end_offset) for s in result.objects], result.lost_end_offset
 
 
-def trim(world: World, node: NodeIdentity, epoch: int, start: int) -> None:
-    answer = world.write(TrimStreams(node=node, streams=(StreamToTrim(0, epoch, start),)))
+def trim(world: World, node: v.NodeIdentity, epoch: int, start: int) -> None:
+    answer = world.write(r.TrimStreams(node=node, streams=(r.StreamToTrim(0, epoch, start),)))
     assert answer.errors == (ErrorCode.NONE,)
 
 
@@ -99,7 +78,7 @@ def test_a_fast_close_ends_the_stream_and_leaves_an_upload_owed() -> None:
     world = fast_closed()
     assert world.ends()[0] == 150
     assert pending(world) == [(0, 100, 150)]
-    described: Any = world.map.query(DescribeStreams(stream_ids=(0,), include_ranges=True))
+    described: Any = world.map.query(r.DescribeStreams(stream_ids=(0,), include_ranges=True))
     assert described.streams[0].ranges[-1].end_offset == 150
 
 
@@ -136,8 +115,8 @@ def test_a_close_below_the_end_is_refused_and_one_at_the_end_owes_nothing() -> N
 
 def test_closes_with_and_without_an_end_mix() -> None:
     world = World(streams=3)
-    streams = (StreamToClose(2, 1, 7), StreamToClose(0, 1), StreamToClose(1, 1, 5))
-    assert set(world.write(CloseStreams(node=NODE, streams=streams)).errors) == {ErrorCode.NONE}
+    streams = (r.StreamToClose(2, 1, 7), r.StreamToClose(0, 1), r.StreamToClose(1, 1, 5))
+    assert set(world.write(r.CloseStreams(node=NODE, streams=streams)).errors) == {ErrorCode.NONE}
     assert world.ends() == [0, 5, 7]
     assert [pending(world, stream) for stream in range(3)] == [[], [(0, 0, 5)], [(0, 0, 7)]]
 
@@ -209,7 +188,7 @@ def test_owner_and_former_owner_commit_in_any_order_and_readers_stop_at_the_gap(
     assert world.commit(2, (0, 100, 120)).error is ErrorCode.NONE
     assert found(world, 0) == ([(0, 100), (100, 120)], -1)
     rows = stream_objects((3, 0, 120, 150))
-    done = world.commit(-1, (0, 0, 1), ranges=RangeColumns(), stream_objects=rows)
+    done = world.commit(-1, (0, 0, 1), ranges=v.RangeColumns(), stream_objects=rows)
     assert done.error is ErrorCode.NONE
     assert found(world, 0)[0] == [(0, 100), (100, 120), (120, 150), (150, 200)]
     assert pending(world) == []
@@ -220,7 +199,7 @@ def test_a_rejected_row_moves_nothing_and_an_accepted_one_beside_it_does() -> No
     world = World(streams=2)
     for stream in (0, 1):
         close(world, 50, stream=stream)
-    answer = world.commit(0, (0, 0, 50), (1, 1, 50), on_conflict=OnConflict.ACCEPT_VALID)
+    answer = world.commit(0, (0, 0, 50), (1, 1, 50), on_conflict=v.OnConflict.ACCEPT_VALID)
     assert answer.range_errors.tolist() == [0, ErrorCode.OFFSET_NOT_MATCHED]
     assert pending(world, 0) == []
     assert pending(world, 1) == [(0, 0, 50)]
@@ -240,9 +219,9 @@ def test_a_batch_uploads_pieces_of_one_pending_upload_behind_each_other() -> Non
 def test_entries_that_are_over_leave_with_the_next_upload() -> None:
     world = fast_closed()
     close(world, 20, stream=1)
-    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(1, 1),)))
+    world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(1, 1),)))
     decision = world.map.decide(upload(1, (0, 100, 110)), NOW, world.map.applied_end_offset)
-    (record,) = [r for r in decision.records if isinstance(r, PendingUploadsSet)]
+    (record,) = [one for one in decision.records if isinstance(one, PendingUploadsSet)]
     assert record.stream_id.tolist() == [0, 1]
     assert record.start_offset.tolist() == [110, 20]
     assert record.end_offset.tolist() == [150, 20]
@@ -251,14 +230,14 @@ def test_entries_that_are_over_leave_with_the_next_upload() -> None:
 def test_entries_that_are_over_leave_with_the_next_batch_too() -> None:
     world = World(streams=3)
     close(world, 20, stream=1)
-    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(1, 1),)))
+    world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(1, 1),)))
     world.write(batch((1, (0, 0, 5)), (2, (2, 0, 5))))
     assert len(world.map.freeze().sections()["pending_uploads"]["stream_id"]) == 0
 
 
 def test_a_recovery_uploads_and_closes_in_the_name_of_a_fenced_node() -> None:
     world = World()
-    world.write(GetOpeningStreams(node=NODE, failover=True))
+    world.write(r.GetOpeningStreams(node=NODE, failover=True))
     assert close(world, 30) is ErrorCode.NONE
     assert world.commit(0, (0, 0, 30)).error is ErrorCode.NODE_FENCED
     assert world.commit(0, (0, 0, 30), failover=True).error is ErrorCode.NONE
@@ -268,8 +247,8 @@ def test_a_recovery_uploads_and_closes_in_the_name_of_a_fenced_node() -> None:
 # ---- the list of what is open or owed ----
 
 
-def opening(world: World, node: NodeIdentity = NODE, **page: Any) -> Any:
-    return world.write(GetOpeningStreams(node=node, page=PageRequest(**page)))
+def opening(world: World, node: v.NodeIdentity = NODE, **page: Any) -> Any:
+    return world.write(r.GetOpeningStreams(node=node, page=v.PageRequest(**page)))
 
 
 def test_pending_uploads_are_listed_with_where_to_go_on() -> None:
@@ -288,8 +267,8 @@ def test_uploads_under_several_epochs_are_listed_under_their_own() -> None:
     for node, epoch in ((NODE, 1), (OTHER, 2), (NODE, 3)):
         if epoch > 1:
             assert open_by(world, node, epoch)[0] is ErrorCode.NONE
-        item = StreamToClose(0, epoch, 10 * epoch)
-        world.write(CloseStreams(node=node, streams=(item,)))
+        item = r.StreamToClose(0, epoch, 10 * epoch)
+        world.write(r.CloseStreams(node=node, streams=(item,)))
         if node is NODE and epoch == 1:
             assert world.commit(0, (0, 0, 10)).error is ErrorCode.NONE
     assert pending(world) == [(1, 10, 20), (0, 20, 30)]
@@ -320,11 +299,11 @@ def test_an_upload_of_no_range_of_the_node_is_an_error_and_changes_nothing(
     entry: tuple[int, int, int],
 ) -> None:
     world = fast_closed()
-    stream, start, end = (column([value]) for value in entry)
+    stream, start, end = (v.column([value]) for value in entry)
     record = PendingUploadsSet(node_id=0, stream_id=stream, start_offset=start, end_offset=end)
     world.apply(record)
     before = world.map.state_hash()
-    answer = world.write(GetOpeningStreams(node=NodeIdentity(0, 7)))
+    answer = world.write(r.GetOpeningStreams(node=v.NodeIdentity(0, 7)))
     assert answer.error is ErrorCode.STREAM_INNER_ERROR
     assert answer.streams == ()
     assert world.map.state_hash() == before
@@ -337,7 +316,7 @@ def test_what_is_given_up_is_lost_and_readers_pass_over_it() -> None:
     world = fast_closed(taken_over=True)
     world.commit(1, (0, 150, 200), node=OTHER)
     world.commit(2, (0, 100, 110))
-    answer = world.write(AbandonUploads(node_id=0))
+    answer = world.write(r.AbandonUploads(node_id=0))
     assert answer.abandoned == (PendingUpload(0, 0, 110, 150),)
     assert (pending(world), lost(world)) == ([], ((110, 150),))
     assert found(world, 0) == ([(0, 100), (100, 110)], -1)
@@ -346,13 +325,13 @@ def test_what_is_given_up_is_lost_and_readers_pass_over_it() -> None:
     assert found(world, 150) == ([(150, 200)], -1)
     assert world.commit(3, (0, 110, 150)).error is ErrorCode.STREAM_FENCED
     before = world.map.state_hash()
-    assert world.write(AbandonUploads(node_id=0)).abandoned == ()
+    assert world.write(r.AbandonUploads(node_id=0)).abandoned == ()
     assert world.map.state_hash() == before
 
 
 def test_who_gave_up_can_open_again() -> None:
     world = fast_closed()
-    world.write(AbandonUploads(node_id=0, stream_ids=(0,)))
+    world.write(r.AbandonUploads(node_id=0, stream_ids=(0,)))
     assert open_by(world, NODE, 2) == (ErrorCode.NONE, 150)
 
 
@@ -360,19 +339,19 @@ def test_only_the_streams_named_are_given_up() -> None:
     world = World(streams=3)
     for stream in range(3):
         close(world, 10, stream=stream)
-    answer = world.write(AbandonUploads(node_id=0, stream_ids=(2, 1, 77)))
+    answer = world.write(r.AbandonUploads(node_id=0, stream_ids=(2, 1, 77)))
     assert [upload.stream_id for upload in answer.abandoned] == [1, 2]
     assert [lost(world, stream) for stream in range(3)] == [(), ((0, 10),), ((0, 10),)]
     assert pending(world, 0) == [(0, 0, 10)]
-    assert world.write(AbandonUploads(node_id=9)).error is ErrorCode.NODE_EPOCH_NOT_EXIST
+    assert world.write(r.AbandonUploads(node_id=9)).error is ErrorCode.NODE_EPOCH_NOT_EXIST
 
 
 def test_lost_ranges_that_touch_are_one_and_go_with_trims_and_deletion() -> None:
     world = fast_closed(taken_over=True)
-    item = StreamToClose(0, 2, 170)
-    world.write(CloseStreams(node=OTHER, streams=(item,)))
-    world.write(AbandonUploads(node_id=1))
-    world.write(AbandonUploads(node_id=0))
+    item = r.StreamToClose(0, 2, 170)
+    world.write(r.CloseStreams(node=OTHER, streams=(item,)))
+    world.write(r.AbandonUploads(node_id=1))
+    world.write(r.AbandonUploads(node_id=0))
     assert lost(world) == ((100, 170),)
     assert open_by(world, OTHER, 3)[0] is ErrorCode.NONE
     trim(world, OTHER, 3, 120)
@@ -383,18 +362,18 @@ def test_lost_ranges_that_touch_are_one_and_go_with_trims_and_deletion() -> None
 
 def test_lost_ranges_go_with_their_stream() -> None:
     world = fast_closed()
-    world.write(AbandonUploads(node_id=0))
+    world.write(r.AbandonUploads(node_id=0))
     assert list(world.map.freeze().sections()["lost_ranges"]["stream_id"]) == [0]
-    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(0, 1),)))
+    world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(0, 1),)))
     assert len(world.map.freeze().sections()["lost_ranges"]["stream_id"]) == 0
 
 
 def test_only_what_is_still_owed_counts() -> None:
     world = fast_closed(taken_over=True)
-    nodes: Any = world.map.query(GetNodes())
+    nodes: Any = world.map.query(r.GetNodes())
     assert [node.pending_upload_count for node in nodes.nodes] == [1, 0]
     trim(world, OTHER, 2, 150)
-    nodes = world.map.query(GetNodes())
+    nodes = world.map.query(r.GetNodes())
     assert [node.pending_upload_count for node in nodes.nodes] == [0, 0]
 
 
@@ -405,12 +384,12 @@ def test_everything_here_is_undone_and_restored() -> None:
     world = fast_closed(taken_over=True)
     world.commit(2, (0, 100, 110))
     steps = (
-        CloseStreams(node=NODE, streams=(StreamToClose(1, 1, 5),)),
-        CloseStreams(node=OTHER, streams=(StreamToClose(0, 2, 170),)),
+        r.CloseStreams(node=NODE, streams=(r.StreamToClose(1, 1, 5),)),
+        r.CloseStreams(node=OTHER, streams=(r.StreamToClose(0, 2, 170),)),
         upload(3, (0, 110, 120)),
         batch((4, (0, 120, 130)), (5, (0, 130, 140))),
-        AbandonUploads(node_id=0),
-        OpenStreams(node=OTHER, streams=(StreamToOpen(1, 2),)),
-        TrimStreams(node=OTHER, streams=(StreamToTrim(1, 2, 3),)),
+        r.AbandonUploads(node_id=0),
+        r.OpenStreams(node=OTHER, streams=(r.StreamToOpen(1, 2),)),
+        r.TrimStreams(node=OTHER, streams=(r.StreamToTrim(1, 2, 3),)),
     )
     world.assert_undone_and_restored(steps)

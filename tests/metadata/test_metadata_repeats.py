@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
+from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.cluster_map import ClusterMap
 from streammeta.controller.metadata.commit_validation import OBJECT_SIZE_MAX
 from streammeta.controller.metadata.object_indexes import COMMITTED_BYTES_MAX
@@ -14,14 +15,6 @@ from streammeta.controller.metadata.request_identity import (
     digest_of_commit,
     digest_of_merge,
     digests_of_uploads,
-)
-from streammeta.controller.metadata.requests import (
-    CommitStreamObject,
-    CommitStreamSetObject,
-    CommitUploads,
-    CreateStreams,
-    NewStream,
-    RemoveObjects,
 )
 from streammeta.controller.metadata.values import (
     NodeIdentity,
@@ -34,11 +27,11 @@ from streammeta.controller.metadata.values import (
 from tests.metadata.test_metadata_uploads import NODE, World, batch, stream_objects, upload
 
 MISMATCH = ErrorCode.OBJECT_CONTENT_MISMATCH
-JUDGING_ONLY = {"request_id", "failover", "on_conflict"}
+JUDGING_ONLY = {"failover", "on_conflict"}
 """Fields of commits that say whether and how it is judged, and nothing of what it commits."""
 
 
-def mixed(**changes: Any) -> CommitStreamSetObject:
+def mixed(**changes: Any) -> r.CommitStreamSetObject:
     """An upload of set object 0 and of stream objects 1 and 2, with something in every column."""
     rows = stream_objects((1, 1, 0, 5), (2, 2, 0, 5))
     known: dict[str, Any] = {
@@ -53,7 +46,7 @@ def mixed(**changes: Any) -> CommitStreamSetObject:
     return replace(one, **changes)
 
 
-def merge(**changes: Any) -> CommitStreamObject:
+def merge(**changes: Any) -> r.CommitStreamObject:
     """What stream objects 1 and 3 of stream 1 are merged to."""
     given: dict[str, Any] = {
         "node": NODE,
@@ -65,7 +58,7 @@ def merge(**changes: Any) -> CommitStreamObject:
         "end_offset": 9,
         "source_object_ids": column([1, 3]),
     }
-    return CommitStreamObject(**(given | changes))
+    return r.CommitStreamObject(**(given | changes))
 
 
 def merged() -> World:
@@ -80,11 +73,11 @@ def merged() -> World:
 def assert_refused(world: World, request: Any) -> None:
     before, offset = world.map.state_hash(), world.map.applied_end_offset
     answer = world.write(request)
-    if isinstance(request, CommitUploads):
+    if isinstance(request, r.CommitUploads):
         assert set(answer.errors.tolist()) == set(answer.range_errors.tolist()) == {MISMATCH}
     else:
         assert answer.error is MISMATCH
-    if isinstance(request, CommitStreamSetObject):
+    if isinstance(request, r.CommitStreamSetObject):
         verdicts = [*answer.range_errors.tolist(), *answer.stream_object_errors.tolist()]
         assert set(verdicts) <= {MISMATCH}
         assert verdicts
@@ -94,7 +87,7 @@ def assert_refused(world: World, request: Any) -> None:
 def assert_made_before(world: World, request: Any) -> None:
     before, offset = world.map.state_hash(), world.map.applied_end_offset
     answer = world.write(request)
-    error = set(answer.errors.tolist()) if isinstance(request, CommitUploads) else {answer.error}
+    error = set(answer.errors.tolist()) if isinstance(request, r.CommitUploads) else {answer.error}
     assert error == {ErrorCode.NONE}
     assert (world.map.state_hash(), world.map.applied_end_offset) == (before, offset)
 
@@ -105,7 +98,7 @@ def _changed(columns: Any, name: str) -> Any:
     return replace(columns, **{name: column(values)})
 
 
-def other_contents() -> list[tuple[str, CommitStreamSetObject]]:
+def other_contents() -> list[tuple[str, r.CommitStreamSetObject]]:
     """Return `mixed` with each of its contents changed in turn."""
     request = mixed()
     numbers = ("order_id", "object_size", "attributes", "max_timestamp_ms", "crc32c")
@@ -126,7 +119,7 @@ def other_contents() -> list[tuple[str, CommitStreamSetObject]]:
 
 @pytest.mark.parametrize(("name", "request_"), other_contents(), ids=lambda given: str(given)[:40])
 def test_other_content_under_a_committed_id_is_refused(
-    name: str, request_: CommitStreamSetObject
+    name: str, request_: r.CommitStreamSetObject
 ) -> None:
     world = World()
     assert world.write(mixed()).error is ErrorCode.NONE
@@ -136,7 +129,7 @@ def test_other_content_under_a_committed_id_is_refused(
 
 def test_every_field_of_a_commit_is_content_or_says_how_it_is_judged() -> None:
     named = {name.split(".")[0] for name, _ in other_contents()}
-    names = {field.name for field in fields(CommitStreamSetObject)}
+    names = {field.name for field in fields(r.CommitStreamSetObject)}
     assert names == named | JUDGING_ONLY | {"node", "object_id", "compacted_object_ids"}
 
 
@@ -145,7 +138,7 @@ def test_what_says_only_how_a_commit_is_judged_may_differ_in_its_repeat() -> Non
     world.write(mixed(on_conflict=OnConflict.ACCEPT_VALID))
     rows, ranges = mixed().stream_objects, mixed().ranges
     for repeat in (
-        mixed(request_id="again", failover=True),
+        mixed(failover=True),
         mixed(on_conflict=OnConflict.REJECT_ALL),
         mixed(node=NodeIdentity(0, 2)),
         mixed(ranges=replace(ranges, stream_epoch=column())),
@@ -176,7 +169,7 @@ def _destroyed(world: World) -> World:
 
 def _removed(world: World) -> World:
     _destroyed(world)
-    assert world.write(RemoveObjects(object_ids=(0, 1, 3, 4))).removed == 4
+    assert world.write(r.RemoveObjects(object_ids=(0, 1, 3, 4))).removed == 4
     return world
 
 
@@ -235,7 +228,7 @@ def test_rows_left_out_stay_left_out_and_only_accept_valid_repeats_that() -> Non
 def test_stream_objects_alone_are_known_by_any_of_their_ids() -> None:
     world = World()
     rows = stream_objects((1, 0, 0, 5), (2, 1, 7, 9))
-    first = CommitStreamSetObject(
+    first = r.CommitStreamSetObject(
         node=NODE,
         object_id=-1,
         order_id=-1,
@@ -302,9 +295,9 @@ DIGEST_OF_MERGE = -180328512941543405
 def test_a_request_id_of_created_streams_is_not_used_for_other_tags() -> None:
     world = World()
 
-    def create(request_id: str, *tags: tuple[tuple[str, str], ...]) -> CreateStreams:
-        new = tuple(NewStream(each) for each in tags)
-        return CreateStreams(request_id=request_id, node=NODE, streams=new)
+    def create(request_id: str, *tags: tuple[tuple[str, str], ...]) -> r.CreateStreams:
+        new = tuple(r.NewStream(each) for each in tags)
+        return r.CreateStreams(request_id=request_id, node=NODE, streams=new)
 
     first = world.write(create("t", (("b", "1"), ("a", "2")), ()))
     for other in (((("a", "2"),), ()), ((), (("b", "1"), ("a", "2"))), ((), ())):

@@ -3,14 +3,9 @@
 import numpy as np
 import pytest
 
+from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata import tables
 from streammeta.controller.metadata.object_indexes import ExpiryIndex
-from streammeta.controller.metadata.requests import (
-    ExpireObjects,
-    HoldDeletions,
-    PrepareObjects,
-    RemoveObjects,
-)
 from streammeta.controller.metadata.shared_views import SharedDict, Window
 from streammeta.controller.metadata.stream_index import StreamIndex
 from streammeta.controller.metadata.tables import FreeBlocks, Table, Undo, block_rows
@@ -107,14 +102,14 @@ def test_tables_do_not_grow_while_objects_come_and_go() -> None:
     objects = world.map._objects
 
     def live_and_die(number: int) -> None:
-        request = PrepareObjects(request_id=f"r{number}", node=NODE, count=20, ttl_ms=1_000)
+        request = r.PrepareObjects(request_id=f"r{number}", node=NODE, count=20, ttl_ms=1_000)
         first = world.write(request).first_object_id
         world.write(
             upload(first, *((stream, 10 * number, 10 * number + 10) for stream in range(4)))
         )
         for object_id in range(first + 1, first + 20):
             assert objects.row(object_id) >= 0
-        world.write(ExpireObjects(limit=10))
+        world.write(r.ExpireObjects(limit=10))
         held = np.array([first], dtype=np.int64)
         entry = world.map.applied_end_offset
         expired = column(world.map.expired(NOW + 10_000, 10_000))
@@ -122,7 +117,7 @@ def test_tables_do_not_grow_while_objects_come_and_go() -> None:
             ObjectsDestroyed(object_id=expired, marked_at_ms=NOW),
             ObjectsDestroyed(object_id=held, marked_at_ms=NOW),
         )
-        world.write(RemoveObjects(object_ids=tuple(range(first, first + 20))))
+        world.write(r.RemoveObjects(object_ids=tuple(range(first, first + 20))))
         assert world.map.applied_end_offset == entry + 2
         world.map.forget_undo(entry)  # the removal itself can still be undone
 
@@ -141,8 +136,8 @@ def test_a_row_is_not_used_again_while_its_removal_can_be_undone() -> None:
     expired = column(world.map.expired(NOW + 100_000, 10_000))
     world.apply(ObjectsDestroyed(object_id=expired, marked_at_ms=NOW + 100_000))
     before, entry = world.map.state_hash(), world.map.applied_end_offset
-    world.write(RemoveObjects(object_ids=tuple(range(50))))
-    world.write(PrepareObjects(request_id="q", node=NODE, count=50, ttl_ms=5_000))
+    world.write(r.RemoveObjects(object_ids=tuple(range(50))))
+    world.write(r.PrepareObjects(request_id="q", node=NODE, count=50, ttl_ms=5_000))
     world.map.undo_to(entry)
     assert world.map.state_hash() == before
     assert world.map.destroyed(NOW + 100_001, 100, NOW) == tuple(range(50))
@@ -204,12 +199,12 @@ def test_due_objects_are_named_earliest_first_and_only_while_they_are_due() -> N
 
 def test_held_deletions_wait_and_a_longer_hold_stays() -> None:
     world = World()
-    hold = HoldDeletions(hold_ms=5_000)
+    hold = r.HoldDeletions(hold_ms=5_000)
     assert world.write(hold).until_ms == NOW + 5_000
-    assert world.write(HoldDeletions(hold_ms=1_000)).until_ms == NOW + 5_000
+    assert world.write(r.HoldDeletions(hold_ms=1_000)).until_ms == NOW + 5_000
     expired = column(world.map.expired(NOW + 100_000, 3))
     world.apply(ObjectsDestroyed(object_id=expired, marked_at_ms=NOW))
     assert world.map.destroyed(NOW + 10_000, 10, NOW + 4_999) == ()
     assert world.restored().map.destroyed(NOW + 10_000, 10, NOW + 4_999) == ()
     assert world.map.destroyed(NOW + 10_000, 10, NOW + 5_000) == (0, 1, 2)
-    world.assert_undone_and_restored([HoldDeletions(hold_ms=9_000)])
+    world.assert_undone_and_restored([r.HoldDeletions(hold_ms=9_000)])

@@ -1,49 +1,21 @@
 """Which ranges of an upload are accepted, what rejected ones do, and how repeats are answered."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from streammeta.controller.errors import ErrorCode
+from streammeta.controller.metadata import requests as r
+from streammeta.controller.metadata import values as v
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.requests import (
-    CheckObjects,
-    CloseStreams,
-    CommitStreamSetObject,
-    CommitUploads,
-    CreateStreams,
-    DeleteStreams,
-    DescribeObjects,
-    DescribeStreams,
-    GetObjects,
-    GetOpeningStreams,
-    NewStream,
-    ObjectQuery,
-    OpenStreams,
-    PrepareObjects,
-    RegisterNode,
-    RemoveObjects,
-    StreamToClose,
-    StreamToDelete,
-    StreamToOpen,
-    StreamToTrim,
-    TrimStreams,
-)
-from streammeta.controller.metadata.values import (
-    NodeIdentity,
-    ObjectState,
-    OnConflict,
-    RangeColumns,
-    StreamObjectColumns,
-    column,
-)
 from streammeta.controller.records.codec import decode_records, encode_records
 from streammeta.controller.records.record import ObjectsDestroyed, Record, StreamSetObjectsCommitted
 
-NODE = NodeIdentity(0, 1)
-OTHER = NodeIdentity(1, 1)
+NODE = v.NodeIdentity(0, 1)
+OTHER = v.NodeIdentity(1, 1)
 NOW = 5_000
 
 
@@ -53,13 +25,13 @@ class World:
     def __init__(self, streams: int = 4) -> None:
         self.map = ClusterMap()
         self.log: list[tuple[int, bytes]] = []
-        self.write(RegisterNode(node=NODE))
-        self.write(RegisterNode(node=OTHER))
-        new = (NewStream(),) * streams
-        self.write(CreateStreams(request_id="c", node=NODE, streams=new))
-        items = tuple(StreamToOpen(stream, 1) for stream in range(streams))
-        self.write(OpenStreams(node=NODE, streams=items))
-        self.write(PrepareObjects(request_id="p", node=NODE, count=50, ttl_ms=60_000))
+        self.write(r.RegisterNode(node=NODE))
+        self.write(r.RegisterNode(node=OTHER))
+        new = (r.NewStream(),) * streams
+        self.write(r.CreateStreams(request_id="c", node=NODE, streams=new))
+        items = tuple(r.StreamToOpen(stream, 1) for stream in range(streams))
+        self.write(r.OpenStreams(node=NODE, streams=items))
+        self.write(r.PrepareObjects(request_id="p", node=NODE, count=50, ttl_ms=60_000))
 
     def write(self, request: Any) -> Any:
         offset = self.map.applied_end_offset
@@ -104,60 +76,60 @@ class World:
         return self.write(upload(object_id, *rows, **changes))
 
     def ends(self) -> list[int]:
-        answer: Any = self.map.query(DescribeStreams())
+        answer: Any = self.map.query(r.DescribeStreams())
         return [stream.end_offset for stream in answer.streams]
 
-    def state(self, object_id: int) -> ObjectState:
-        answer: Any = self.map.query(CheckObjects(object_ids=(object_id,)))
-        state: ObjectState = answer.states[0]
+    def state(self, object_id: int) -> v.ObjectState:
+        answer: Any = self.map.query(r.CheckObjects(object_ids=(object_id,)))
+        state: v.ObjectState = answer.states[0]
         return state
 
 
-def upload(object_id: int, *rows: tuple[int, int, int], **changes: Any) -> CommitStreamSetObject:
+def upload(object_id: int, *rows: tuple[int, int, int], **changes: Any) -> r.CommitStreamSetObject:
     streams, starts, ends = zip(*rows, strict=True)
     fields: dict[str, Any] = {
         "node": NODE,
         "object_id": object_id,
         "order_id": object_id,
         "object_size": 100,
-        "ranges": RangeColumns(
-            stream_id=column(streams),
-            stream_epoch=column(changes.pop("epochs", ())),
-            start_offset=column(starts),
-            end_offset=column(ends),
+        "ranges": v.RangeColumns(
+            stream_id=v.column(streams),
+            stream_epoch=v.column(changes.pop("epochs", ())),
+            start_offset=v.column(starts),
+            end_offset=v.column(ends),
         ),
     }
-    return CommitStreamSetObject(**(fields | changes))
+    return r.CommitStreamSetObject(**(fields | changes))
 
 
-def batch(*uploads: tuple[Any, ...], **changes: Any) -> CommitUploads:
+def batch(*uploads: tuple[Any, ...], **changes: Any) -> r.CommitUploads:
     """Uploads of (object, (stream, start, end), (stream, start, end), ...)."""
     rows = [row for _, *held in uploads for row in held]
     streams, starts, ends = zip(*rows, strict=True)
     fields: dict[str, Any] = {
         "node": NODE,
-        "object_id": column([object_id for object_id, *_ in uploads]),
-        "object_size": column([100] * len(uploads)),
-        "range_count": column([len(held) for _, *held in uploads]),
-        "ranges": RangeColumns(
-            stream_id=column(streams),
-            stream_epoch=column(changes.pop("epochs", ())),
-            start_offset=column(starts),
-            end_offset=column(ends),
+        "object_id": v.column([object_id for object_id, *_ in uploads]),
+        "object_size": v.column([100] * len(uploads)),
+        "range_count": v.column([len(held) for _, *held in uploads]),
+        "ranges": v.RangeColumns(
+            stream_id=v.column(streams),
+            stream_epoch=v.column(changes.pop("epochs", ())),
+            start_offset=v.column(starts),
+            end_offset=v.column(ends),
         ),
     }
-    return CommitUploads(**(fields | changes))
+    return r.CommitUploads(**(fields | changes))
 
 
-def stream_objects(*rows: tuple[int, int, int, int]) -> StreamObjectColumns:
+def stream_objects(*rows: tuple[int, int, int, int]) -> v.StreamObjectColumns:
     """Rows of (object, stream, start, end)."""
     ids, streams, starts, ends = zip(*rows, strict=True)
-    return StreamObjectColumns(
-        object_id=column(ids),
-        object_size=column([10] * len(ids)),
-        stream_id=column(streams),
-        start_offset=column(starts),
-        end_offset=column(ends),
+    return v.StreamObjectColumns(
+        object_id=v.column(ids),
+        object_size=v.column([10] * len(ids)),
+        stream_id=v.column(streams),
+        start_offset=v.column(starts),
+        end_offset=v.column(ends),
     )
 
 
@@ -196,13 +168,13 @@ def _arrange(world: World, start: int, end: int, affairs: str) -> int:
     if end > start:
         world.commit(40, (0, 0, end))
     if start:
-        world.write(TrimStreams(node=NODE, streams=(StreamToTrim(0, 1, start),)))
+        world.write(r.TrimStreams(node=NODE, streams=(r.StreamToTrim(0, 1, start),)))
     if affairs in ("closed", "taken over", "deleted"):
-        world.write(CloseStreams(node=NODE, streams=(StreamToClose(0, 1),)))
+        world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1),)))
     if affairs == "taken over":
-        world.write(OpenStreams(node=OTHER, streams=(StreamToOpen(0, 2),)))
+        world.write(r.OpenStreams(node=OTHER, streams=(r.StreamToOpen(0, 2),)))
     if affairs == "deleted":
-        world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(0, 1),)))
+        world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(0, 1),)))
     return 77 if affairs == "never created" else 0
 
 
@@ -226,11 +198,8 @@ def test_continuity(
     request = upload(7, (stream, *offered), epochs=epochs)
     if as_stream_object:
         rows = stream_objects((7, stream, *offered))
-        rows = StreamObjectColumns(
-            **{name: getattr(rows, name) for name in rows.__slots__ if name != "stream_epoch"},
-            stream_epoch=column(epochs),
-        )
-        request = CommitStreamSetObject(
+        rows = replace(rows, stream_epoch=v.column(epochs))
+        request = r.CommitStreamSetObject(
             node=NODE, object_id=-1, order_id=-1, object_size=0, stream_objects=rows
         )
     answer = world.write(request)
@@ -257,7 +226,7 @@ def test_accept_valid_commits_the_others_and_a_repeat_is_answered_alike() -> Non
         (0, 0, 10),
         (1, 5, 10),
         stream_objects=stream_objects((1, 2, 0, 5), (2, 3, 9, 10)),
-        on_conflict=OnConflict.ACCEPT_VALID,
+        on_conflict=v.OnConflict.ACCEPT_VALID,
     )
     first = world.write(request)
     assert first.error is ErrorCode.NONE
@@ -274,27 +243,27 @@ def test_accept_valid_commits_the_others_and_a_repeat_is_answered_alike() -> Non
 
 def test_accept_valid_with_nothing_valid_commits_nothing() -> None:
     world = World()
-    answer = world.commit(0, (0, 5, 10), on_conflict=OnConflict.ACCEPT_VALID)
+    answer = world.commit(0, (0, 5, 10), on_conflict=v.OnConflict.ACCEPT_VALID)
     assert answer.error is ErrorCode.OFFSET_NOT_MATCHED
-    assert world.state(0) is ObjectState.PREPARED
+    assert world.state(0) is v.ObjectState.PREPARED
 
 
 @pytest.mark.parametrize("removed", [False, True])
 def test_a_repeat_is_answered_after_the_object_is_gone(removed: bool) -> None:
     world = World()
     assert world.commit(0, (0, 0, 10)).error is ErrorCode.NONE
-    destroyed = ObjectsDestroyed(object_id=column([0]), marked_at_ms=NOW)
+    destroyed = ObjectsDestroyed(object_id=v.column([0]), marked_at_ms=NOW)
     world.map.apply(world.map.applied_end_offset, (destroyed,))
     if removed:
-        assert world.write(RemoveObjects(object_ids=(0,))).removed == 1
-        assert world.state(0) is ObjectState.REMOVED
+        assert world.write(r.RemoveObjects(object_ids=(0,))).removed == 1
+        assert world.state(0) is v.ObjectState.REMOVED
     assert world.commit(0, (0, 0, 10)).error is ErrorCode.NONE
     assert world.ends()[0] == 10
 
 
 def test_an_expired_object_does_not_commit() -> None:
     world = World()
-    destroyed = ObjectsDestroyed(object_id=column([0]), marked_at_ms=NOW)
+    destroyed = ObjectsDestroyed(object_id=v.column([0]), marked_at_ms=NOW)
     world.map.apply(world.map.applied_end_offset, (destroyed,))
     assert world.commit(0, (0, 0, 10)).error is ErrorCode.OBJECT_NOT_EXIST
     assert world.commit(50, (0, 0, 10)).error is ErrorCode.OBJECT_NOT_EXIST
@@ -302,11 +271,11 @@ def test_an_expired_object_does_not_commit() -> None:
 
 def test_a_stream_object_of_a_deleted_stream_is_destroyed_at_once() -> None:
     world = World()
-    world.write(CloseStreams(node=NODE, streams=(StreamToClose(1, 1),)))
-    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(1, 1),)))
+    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(1, 1),)))
+    world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(1, 1),)))
     answer = world.commit(0, (0, 0, 10), stream_objects=stream_objects((1, 1, 0, 10)))
     assert answer.error is ErrorCode.NONE
-    assert world.state(1) is ObjectState.MARK_DESTROYED
+    assert world.state(1) is v.ObjectState.MARK_DESTROYED
 
 
 def test_a_committed_stream_object_is_not_committed_twice() -> None:
@@ -319,13 +288,13 @@ def test_a_committed_stream_object_is_not_committed_twice() -> None:
 
 def test_fencing_comes_before_everything_else() -> None:
     world = World()
-    world.write(GetOpeningStreams(node=NodeIdentity(0, 1), failover=True))
+    world.write(r.GetOpeningStreams(node=v.NodeIdentity(0, 1), failover=True))
     assert world.commit(0, (0, 0, 10)).error is ErrorCode.NODE_FENCED
     assert world.commit(0, (0, 0, 10), failover=True).error is ErrorCode.NONE
-    stale = world.commit(0, (0, 0, 10), node=NodeIdentity(0, 0), failover=True)
+    stale = world.commit(0, (0, 0, 10), node=v.NodeIdentity(0, 0), failover=True)
     assert stale.error is ErrorCode.NODE_EPOCH_EXPIRED
     assert stale.range_errors.tolist() == [ErrorCode.NODE_EPOCH_EXPIRED]
-    unknown = world.commit(0, (0, 0, 10), node=NodeIdentity(9, 0))
+    unknown = world.commit(0, (0, 0, 10), node=v.NodeIdentity(9, 0))
     assert unknown.error is ErrorCode.NODE_EPOCH_NOT_EXIST
 
 
@@ -345,8 +314,8 @@ def test_many_commits_over_many_streams_are_found_again() -> None:
         for stream in streams.tolist():
             expected[stream].append(object_id)
     assert world.ends() == ends.tolist()
-    queries = tuple(ObjectQuery(stream, 0, -1, 100) for stream in range(300))
-    results: Any = world.map.query(GetObjects(queries=queries))
+    queries = tuple(r.ObjectQuery(stream, 0, -1, 100) for stream in range(300))
+    results: Any = world.map.query(r.GetObjects(queries=queries))
     found = [[item.object_id for item in result.objects] for result in results.results]
     assert found == expected, f"seed {seed}"
 
@@ -361,7 +330,7 @@ def test_a_batch_is_one_record_and_every_object_holds_its_own_ranges() -> None:
     assert [type(record) for record in decision.records] == [StreamSetObjectsCommitted]
     answer = world.write(request)
     assert (answer.errors.tolist(), answer.range_errors.tolist()) == ([0] * 3, [0] * 4)
-    described: Any = world.map.query(DescribeObjects(object_ids=(1, 2, 3)))
+    described: Any = world.map.query(r.DescribeObjects(object_ids=(1, 2, 3)))
     held = [(item.object_id, item.ranges.stream_id.tolist()) for item in described.objects]
     assert held == [(1, [1]), (2, [3]), (3, [0, 2])]
     assert world.ends() == [5, 9, 7, 1]
@@ -376,9 +345,9 @@ def test_uploads_of_a_batch_continue_each_other(others: bool) -> None:
     answer = world.write(batch(*uploads))
     assert np.count_nonzero(answer.errors) == len(bad)
     assert world.ends() == [10, 4, 0, 0]
-    queries = (ObjectQuery(0, 0, -1), ObjectQuery(1, 0, -1))
-    results: Any = world.map.query(GetObjects(queries=queries))
-    assert [[s.object_id for s in r.objects] for r in results.results] == [[1, 2, 3], [2, 4]]
+    queries = (r.ObjectQuery(0, 0, -1), r.ObjectQuery(1, 0, -1))
+    results: Any = world.map.query(r.GetObjects(queries=queries))
+    assert [[s.object_id for s in one.objects] for one in results.results] == [[1, 2, 3], [2, 4]]
 
 
 def test_two_uploads_of_a_batch_that_begin_at_the_same_offset_are_not_both_accepted() -> None:
@@ -386,7 +355,7 @@ def test_two_uploads_of_a_batch_that_begin_at_the_same_offset_are_not_both_accep
     answer = world.write(batch((1, (0, 0, 5)), (2, (0, 0, 5)), (3, (0, 5, 6))))
     assert answer.errors.tolist() == [0, ErrorCode.OFFSET_NOT_MATCHED, 0]
     assert world.ends()[0] == 6
-    assert world.state(2) is ObjectState.PREPARED
+    assert world.state(2) is v.ObjectState.PREPARED
 
 
 def test_a_bad_range_rejects_its_own_upload_and_what_builds_on_it() -> None:
@@ -418,7 +387,7 @@ def test_a_repeated_batch_is_answered_alike_and_changes_nothing() -> None:
 def test_a_batch_is_fenced_as_a_whole() -> None:
     world = World()
     request = batch((1, (0, 0, 5), (1, 0, 5)), (2, (2, 0, 5)))
-    world.write(GetOpeningStreams(node=NODE, failover=True))
+    world.write(r.GetOpeningStreams(node=NODE, failover=True))
     answer = world.write(request)
     assert answer.errors.tolist() == [ErrorCode.NODE_FENCED] * 2
     assert answer.range_errors.tolist() == [ErrorCode.NODE_FENCED] * 3
@@ -430,8 +399,8 @@ def test_a_batch_equals_its_uploads_one_by_one() -> None:
         worlds = [World(), World()]
         for world in worlds:
             world.commit(40, (0, 0, 10), (1, 0, 10), (2, 0, 10))
-            world.write(CloseStreams(node=NODE, streams=(StreamToClose(1, 1, 20),)))
-            world.write(TrimStreams(node=NODE, streams=(StreamToTrim(2, 1, 12),)))
+            world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(1, 1, 20),)))
+            world.write(r.TrimStreams(node=NODE, streams=(r.StreamToTrim(2, 1, 12),)))
         offered, high = [], np.array([10, 10, 12, 0])
         for object_id in rng.choice(8, 6, replace=False).tolist():
             streams = np.sort(rng.choice(4, int(rng.integers(1, 4)), replace=False))

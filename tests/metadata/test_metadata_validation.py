@@ -6,46 +6,7 @@ from typing import Any
 import pytest
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError, LimitExceededError
-from streammeta.controller.metadata.requests import (
-    AbandonUploads,
-    AssignRecoveries,
-    CheckObjects,
-    CloseStreams,
-    CommitStreamObject,
-    CommitStreamSetObject,
-    CommitUploads,
-    CreateStreams,
-    DeleteKVs,
-    DeleteStreams,
-    DescribeObjects,
-    DescribeStreams,
-    ExpireObjects,
-    GetKVs,
-    GetNextNodeId,
-    GetNodes,
-    GetObjects,
-    GetOpeningStreams,
-    KVKey,
-    KVToPut,
-    ListKVs,
-    ListStreamSetObjects,
-    NewStream,
-    ObjectQuery,
-    OpenStreams,
-    PrepareObjects,
-    PutKVs,
-    RecoveryTarget,
-    RegisterNode,
-    RemoveObjects,
-    SetNodeLock,
-    StreamToClose,
-    StreamToDelete,
-    StreamToOpen,
-    StreamToTrim,
-    SuperviseNode,
-    TrimStreams,
-    UnregisterNode,
-)
+from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.values import (
     NodeIdentity,
     PageRequest,
@@ -54,11 +15,11 @@ from streammeta.controller.metadata.values import (
 )
 from tests.metadata.test_metadata_uploads import NODE, NOW, World, batch, stream_objects, upload
 
-STREAM = (NewStream(),)
+STREAM = (r.NewStream(),)
 MANY = 10_001
 
 
-def _ranges(**changes: Any) -> CommitStreamSetObject:
+def _ranges(**changes: Any) -> r.CommitStreamSetObject:
     columns = {"stream_id": (0, 1), "start_offset": (0, 0), "end_offset": (1, 1)} | changes
     return upload(
         0,
@@ -67,19 +28,19 @@ def _ranges(**changes: Any) -> CommitStreamSetObject:
     )
 
 
-def _objects(*rows: tuple[int, int, int, int], **changes: Any) -> CommitStreamSetObject:
+def _objects(*rows: tuple[int, int, int, int], **changes: Any) -> r.CommitStreamSetObject:
     return upload(0, (0, 0, 1), stream_objects=stream_objects(*rows), **changes)
 
 
 def _results(
     *rows: tuple[int, int, int], others: tuple[tuple[int, int, int, int], ...] = ()
-) -> CommitStreamSetObject:
+) -> r.CommitStreamSetObject:
     """What set object 9 is compacted to: set object 0, and stream objects."""
     more = {"stream_objects": stream_objects(*others)} if others else {}
     return upload(0, *rows, compacted_object_ids=column([9]), **more)
 
 
-def _without_set_object(**changes: Any) -> CommitStreamSetObject:
+def _without_set_object(**changes: Any) -> r.CommitStreamSetObject:
     return upload(
         -1,
         (0, 0, 1),
@@ -89,12 +50,12 @@ def _without_set_object(**changes: Any) -> CommitStreamSetObject:
     )
 
 
-def _facts_of_rows(**facts: tuple[int, ...]) -> CommitStreamSetObject:
+def _facts_of_rows(**facts: tuple[int, ...]) -> r.CommitStreamSetObject:
     rows = replace(stream_objects((1, 1, 0, 5), (2, 2, 0, 5)), **_columns(facts))
     return upload(0, (0, 0, 1), stream_objects=rows)
 
 
-def _facts_of_batch(**facts: tuple[int, ...]) -> CommitUploads:
+def _facts_of_batch(**facts: tuple[int, ...]) -> r.CommitUploads:
     return batch((0, (0, 0, 1)), (1, (1, 0, 1)), **_columns(facts))
 
 
@@ -102,10 +63,10 @@ def _columns(facts: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     return {name: column(values) for name, values in facts.items()}
 
 
-def _compaction(**changes: Any) -> CommitStreamObject:
+def _compaction(**changes: Any) -> r.CommitStreamObject:
     fields: dict[str, Any] = {"node": NODE, "object_id": 1, "object_size": 5, "stream_id": 0}
     fields |= {"stream_epoch": 1, "start_offset": 0, "end_offset": 5}
-    return CommitStreamObject(**(fields | {"source_object_ids": column([0])} | changes))
+    return r.CommitStreamObject(**(fields | {"source_object_ids": column([0])} | changes))
 
 
 def _tags(count: int) -> tuple[tuple[str, str], ...]:
@@ -113,26 +74,28 @@ def _tags(count: int) -> tuple[tuple[str, str], ...]:
 
 
 INVALID: list[tuple[Any, str]] = [
-    (CreateStreams(request_id="", node=NODE, streams=STREAM), "request_id"),
-    (CreateStreams(request_id="x" * 65, node=NODE, streams=STREAM), "request_id"),
-    (CreateStreams(request_id="x", node=NodeIdentity(-1, 0), streams=STREAM), "node.node_id"),
-    (CreateStreams(request_id="x", node=NodeIdentity(0, -1), streams=STREAM), "node.node_epoch"),
-    (CreateStreams(request_id="x", node=NODE, streams=()), "streams"),
-    (CreateStreams(request_id="c", node=NODE, streams=STREAM), "request_id"),
+    (r.CreateStreams(request_id="", node=NODE, streams=STREAM), "request_id"),
+    (r.CreateStreams(request_id="x" * 65, node=NODE, streams=STREAM), "request_id"),
+    (r.CreateStreams(request_id="x", node=NodeIdentity(-1, 0), streams=STREAM), "node.node_id"),
+    (r.CreateStreams(request_id="x", node=NodeIdentity(0, -1), streams=STREAM), "node.node_epoch"),
+    (r.CreateStreams(request_id="x", node=NODE, streams=()), "streams"),
+    (r.CreateStreams(request_id="c", node=NODE, streams=STREAM), "request_id"),
     (
-        CreateStreams(request_id="x", node=NODE, streams=(NewStream((("k", "1"), ("k", "2"))),)),
+        r.CreateStreams(
+            request_id="x", node=NODE, streams=(r.NewStream((("k", "1"), ("k", "2"))),)
+        ),
         "streams[0].tags.key",
     ),
-    (OpenStreams(node=NODE, streams=(StreamToOpen(0, 1),) * 2), "streams.stream_id"),
-    (OpenStreams(node=NODE, streams=(StreamToOpen(-1, 1),)), "streams[0].stream_id"),
-    (OpenStreams(node=NODE, streams=(StreamToOpen(0, -1),)), "streams[0].stream_epoch"),
-    (CloseStreams(node=NODE, streams=(StreamToClose(0, 1),) * 2), "streams.stream_id"),
-    (CloseStreams(node=NODE, streams=()), "streams"),
-    (CloseStreams(node=NODE, streams=(StreamToClose(0, 1, -1),)), "streams[0].end_offset"),
-    (CloseStreams(node=NODE, streams=(StreamToClose(0, 1, 2**63),)), "streams[0].end_offset"),
-    (AbandonUploads(node_id=-1), "node_id"),
-    (AbandonUploads(node_id=0, stream_ids=(-1,)), "stream_ids"),
-    (AbandonUploads(node_id=0, stream_ids=(1, 1)), "stream_ids"),
+    (r.OpenStreams(node=NODE, streams=(r.StreamToOpen(0, 1),) * 2), "streams.stream_id"),
+    (r.OpenStreams(node=NODE, streams=(r.StreamToOpen(-1, 1),)), "streams[0].stream_id"),
+    (r.OpenStreams(node=NODE, streams=(r.StreamToOpen(0, -1),)), "streams[0].stream_epoch"),
+    (r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1),) * 2), "streams.stream_id"),
+    (r.CloseStreams(node=NODE, streams=()), "streams"),
+    (r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1, -1),)), "streams[0].end_offset"),
+    (r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1, 2**63),)), "streams[0].end_offset"),
+    (r.AbandonUploads(node_id=-1), "node_id"),
+    (r.AbandonUploads(node_id=0, stream_ids=(-1,)), "stream_ids"),
+    (r.AbandonUploads(node_id=0, stream_ids=(1, 1)), "stream_ids"),
     (batch((0, (0, 0, 1)), object_id=column()), "object_id"),
     (batch((0, (0, 0, 1)), (0, (1, 0, 1))), "object_id"),
     (batch((1, (0, 0, 1)), (-1, (1, 0, 1))), "object_id[1]"),
@@ -151,16 +114,16 @@ INVALID: list[tuple[Any, str]] = [
     (batch((0, (0, 0, 1)), node=NodeIdentity(-1, 1)), "node.node_id"),
     (upload(0, (0, 0, 1), on_conflict=0), "on_conflict"),
     (_compaction(operations=(0,)), "operations[0]"),
-    (TrimStreams(node=NODE, streams=(StreamToTrim(0, 1, -1),)), "streams[0].new_start_offset"),
-    (TrimStreams(node=NODE, streams=(StreamToTrim(0, 2**63, 1),)), "streams[0].stream_epoch"),
-    (DeleteStreams(node=NODE, streams=(StreamToDelete(0, -2),)), "streams[0].stream_epoch"),
-    (GetOpeningStreams(node=NODE, page=PageRequest(page_token="x")), "page.page_token"),
-    (GetOpeningStreams(node=NODE, page=PageRequest(page_size=MANY)), "page.page_size"),
-    (PrepareObjects(request_id="x", node=NODE, count=0, ttl_ms=1_000), "count"),
-    (PrepareObjects(request_id="x", node=NODE, count=MANY, ttl_ms=1_000), "count"),
-    (PrepareObjects(request_id="x", node=NODE, count=1, ttl_ms=999), "ttl_ms"),
-    (PrepareObjects(request_id="x", node=NODE, count=1, ttl_ms=604_800_001), "ttl_ms"),
-    (PrepareObjects(request_id="p", node=NODE, count=1, ttl_ms=1_000), "request_id"),
+    (r.TrimStreams(node=NODE, streams=(r.StreamToTrim(0, 1, -1),)), "streams[0].new_start_offset"),
+    (r.TrimStreams(node=NODE, streams=(r.StreamToTrim(0, 2**63, 1),)), "streams[0].stream_epoch"),
+    (r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(0, -2),)), "streams[0].stream_epoch"),
+    (r.GetOpeningStreams(node=NODE, page=PageRequest(page_token="x")), "page.page_token"),
+    (r.GetOpeningStreams(node=NODE, page=PageRequest(page_size=MANY)), "page.page_size"),
+    (r.PrepareObjects(request_id="x", node=NODE, count=0, ttl_ms=1_000), "count"),
+    (r.PrepareObjects(request_id="x", node=NODE, count=MANY, ttl_ms=1_000), "count"),
+    (r.PrepareObjects(request_id="x", node=NODE, count=1, ttl_ms=999), "ttl_ms"),
+    (r.PrepareObjects(request_id="x", node=NODE, count=1, ttl_ms=604_800_001), "ttl_ms"),
+    (r.PrepareObjects(request_id="p", node=NODE, count=1, ttl_ms=1_000), "request_id"),
     (_ranges(stream_id=(0, 0)), "ranges.stream_id[1]"),
     (_ranges(stream_id=(1, 0)), "ranges.stream_id[1]"),
     (_ranges(stream_id=(-1, 0)), "ranges.stream_id[0]"),
@@ -213,57 +176,57 @@ INVALID: list[tuple[Any, str]] = [
     (_compaction(max_timestamp_ms=7), "max_timestamp_ms"),
     (_compaction(crc32c=2**32), "crc32c"),
     (_compaction(object_id=-1, start_offset=-1, end_offset=-1, crc32c=1), "crc32c"),
-    (ExpireObjects(limit=0), "limit"),
-    (RemoveObjects(object_ids=()), "object_ids"),
-    (RegisterNode(node=NodeIdentity(2**31, 0)), "node.node_id"),
-    (UnregisterNode(node=NodeIdentity(-1, 0)), "node.node_id"),
-    (SuperviseNode(node=NodeIdentity(0, -1)), "node.node_epoch"),
-    (GetNextNodeId(request_id=""), "request_id"),
-    (SetNodeLock(node_id=2**31, locked=True), "node_id"),
-    (AssignRecoveries(targets=()), "targets"),
-    (AssignRecoveries(targets=(RecoveryTarget(-1, 0, 1),)), "targets[0].node_id"),
-    (AssignRecoveries(targets=(RecoveryTarget(0, -1, 1),)), "targets[0].node_epoch"),
-    (AssignRecoveries(targets=(RecoveryTarget(0, 0, -2),)), "targets[0].target_id"),
-    (AssignRecoveries(targets=(RecoveryTarget(0, 0, 0),)), "targets[0].target_id"),
-    (AssignRecoveries(targets=(RecoveryTarget(0, 0, 1),) * 2), "targets.node_id"),
-    (PutKVs(items=(KVToPut(key="", value=b""),)), "items[0].key"),
-    (PutKVs(items=(KVToPut(key="k", value=b""),) * 2), "items.key"),
+    (r.ExpireObjects(limit=0), "limit"),
+    (r.RemoveObjects(object_ids=()), "object_ids"),
+    (r.RegisterNode(node=NodeIdentity(2**31, 0)), "node.node_id"),
+    (r.UnregisterNode(node=NodeIdentity(-1, 0)), "node.node_id"),
+    (r.SuperviseNode(node=NodeIdentity(0, -1)), "node.node_epoch"),
+    (r.GetNextNodeId(request_id=""), "request_id"),
+    (r.SetNodeLock(node_id=2**31, locked=True), "node_id"),
+    (r.AssignRecoveries(targets=()), "targets"),
+    (r.AssignRecoveries(targets=(r.RecoveryTarget(-1, 0, 1),)), "targets[0].node_id"),
+    (r.AssignRecoveries(targets=(r.RecoveryTarget(0, -1, 1),)), "targets[0].node_epoch"),
+    (r.AssignRecoveries(targets=(r.RecoveryTarget(0, 0, -2),)), "targets[0].target_id"),
+    (r.AssignRecoveries(targets=(r.RecoveryTarget(0, 0, 0),)), "targets[0].target_id"),
+    (r.AssignRecoveries(targets=(r.RecoveryTarget(0, 0, 1),) * 2), "targets.node_id"),
+    (r.PutKVs(items=(r.KVToPut(key="", value=b""),)), "items[0].key"),
+    (r.PutKVs(items=(r.KVToPut(key="k", value=b""),) * 2), "items.key"),
     (
-        PutKVs(items=(KVToPut(key="k", value=b"", expected_version=-1),)),
+        r.PutKVs(items=(r.KVToPut(key="k", value=b"", expected_version=-1),)),
         "items[0].expected_version",
     ),
-    (DeleteKVs(keys=(KVKey(key="k"),) * 2), "keys.key"),
+    (r.DeleteKVs(keys=(r.KVKey(key="k"),) * 2), "keys.key"),
 ]
 INVALID_READS: list[tuple[Any, str]] = [
-    (GetKVs(keys=()), "keys"),
-    (GetObjects(queries=()), "queries"),
-    (GetObjects(queries=(ObjectQuery(0, 5, 4),)), "queries[0].end_offset"),
-    (GetObjects(queries=(ObjectQuery(0, -1, 4),)), "queries[0].start_offset"),
-    (GetObjects(queries=(ObjectQuery(0, 0, -1, MANY),)), "queries[0].limit"),
-    (CheckObjects(object_ids=(-1,)), "object_ids"),
-    (DescribeStreams(owner_node_id=-1), "owner_node_id"),
-    (DescribeStreams(page=PageRequest(page_token="-1")), "page.page_token"),
-    (DescribeStreams(page=PageRequest(page_token=str(2**63))), "page.page_token"),
-    (DescribeStreams(page=PageRequest(page_token="9" * 5_000)), "page.page_token"),
-    (DescribeObjects(page=PageRequest(page_token="0" * 5_000)), "page.page_token"),
-    (DescribeObjects(object_ids=(2**63,)), "object_ids"),
-    (GetNodes(node_ids=(-1,)), "node_ids"),
-    (ListStreamSetObjects(node_id=-1), "node_id"),
-    (ListStreamSetObjects(node_id=0, page=PageRequest(page_token="x")), "page.page_token"),
-    (ListKVs(page=PageRequest(page_size=-1)), "page.page_size"),
+    (r.GetKVs(keys=()), "keys"),
+    (r.GetObjects(queries=()), "queries"),
+    (r.GetObjects(queries=(r.ObjectQuery(0, 5, 4),)), "queries[0].end_offset"),
+    (r.GetObjects(queries=(r.ObjectQuery(0, -1, 4),)), "queries[0].start_offset"),
+    (r.GetObjects(queries=(r.ObjectQuery(0, 0, -1, MANY),)), "queries[0].limit"),
+    (r.CheckObjects(object_ids=(-1,)), "object_ids"),
+    (r.DescribeStreams(owner_node_id=-1), "owner_node_id"),
+    (r.DescribeStreams(page=PageRequest(page_token="-1")), "page.page_token"),
+    (r.DescribeStreams(page=PageRequest(page_token=str(2**63))), "page.page_token"),
+    (r.DescribeStreams(page=PageRequest(page_token="9" * 5_000)), "page.page_token"),
+    (r.DescribeObjects(page=PageRequest(page_token="0" * 5_000)), "page.page_token"),
+    (r.DescribeObjects(object_ids=(2**63,)), "object_ids"),
+    (r.GetNodes(node_ids=(-1,)), "node_ids"),
+    (r.ListStreamSetObjects(node_id=-1), "node_id"),
+    (r.ListStreamSetObjects(node_id=0, page=PageRequest(page_token="x")), "page.page_token"),
+    (r.ListKVs(page=PageRequest(page_size=-1)), "page.page_size"),
 ]
 TOO_LARGE: list[Any] = [
-    CreateStreams(request_id="x", node=NODE, streams=STREAM * MANY),
-    CreateStreams(request_id="x", node=NODE, streams=(NewStream(_tags(17)),)),
+    r.CreateStreams(request_id="x", node=NODE, streams=STREAM * MANY),
+    r.CreateStreams(request_id="x", node=NODE, streams=(r.NewStream(_tags(17)),)),
     upload(0, *((stream, 0, 1) for stream in range(20_001))),
     batch((0, *((stream, 0, 1) for stream in range(20_001)))),
     batch(*((number, (0, number, number + 1)) for number in range(MANY))),
-    AbandonUploads(node_id=0, stream_ids=tuple(range(MANY))),
-    AssignRecoveries(targets=(RecoveryTarget(0, 0, 1),) * MANY),
-    PutKVs(items=(KVToPut(key="k" * 1_025, value=b""),)),
-    PutKVs(items=(KVToPut(key="k", value=b"v" * (2**20 + 1)),)),
-    RegisterNode(node=NODE, tags=_tags(17)),
-    RemoveObjects(object_ids=(0,) * MANY),
+    r.AbandonUploads(node_id=0, stream_ids=tuple(range(MANY))),
+    r.AssignRecoveries(targets=(r.RecoveryTarget(0, 0, 1),) * MANY),
+    r.PutKVs(items=(r.KVToPut(key="k" * 1_025, value=b""),)),
+    r.PutKVs(items=(r.KVToPut(key="k", value=b"v" * (2**20 + 1)),)),
+    r.RegisterNode(node=NODE, tags=_tags(17)),
+    r.RemoveObjects(object_ids=(0,) * MANY),
 ]
 
 

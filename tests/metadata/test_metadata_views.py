@@ -9,26 +9,8 @@ import pytest
 
 from streammeta.controller.errors import InvariantError
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
+from streammeta.controller.metadata import requests as r
 from streammeta.controller.metadata.cluster_map import ClusterMap
-from streammeta.controller.metadata.requests import (
-    AbandonUploads,
-    ClaimBucket,
-    CloseStreams,
-    CreateStreams,
-    DeleteStreams,
-    HoldDeletions,
-    KVToPut,
-    NewStream,
-    OpenStreams,
-    PutKVs,
-    RegisterNode,
-    RemoveObjects,
-    SetNodeLock,
-    StreamToClose,
-    StreamToDelete,
-    StreamToOpen,
-    UnregisterNode,
-)
 from streammeta.controller.metadata.tables import Table, Undo
 from streammeta.controller.metadata.values import NodeIdentity, OnConflict
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
@@ -38,24 +20,24 @@ from tests.metadata.test_metadata_uploads import NODE, NOW, OTHER, World, stream
 def _full_world() -> World:
     """A map with something in every section."""
     world = World(streams=6)
-    tagged = NewStream((("partition", "1"), ("topic", "t")))
-    world.write(CreateStreams(request_id="tags", node=NODE, streams=(tagged,)))
+    tagged = r.NewStream((("partition", "1"), ("topic", "t")))
+    world.write(r.CreateStreams(request_id="tags", node=NODE, streams=(tagged,)))
     world.commit(0, (0, 0, 10), (1, 0, 20), stream_objects=stream_objects((1, 2, 0, 5)))
     world.commit(2, (0, 10, 20), (3, 9, 20), on_conflict=OnConflict.ACCEPT_VALID, crc32c=7)
-    world.write(CloseStreams(node=NODE, streams=(StreamToClose(0, 1), StreamToClose(2, 1))))
-    world.write(OpenStreams(node=OTHER, streams=(StreamToOpen(0, 4, (("k", "v"),)),)))
-    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(2, 1),)))
-    world.write(RemoveObjects(object_ids=(1,)))
-    world.write(RegisterNode(node=OTHER, wal_config="w", tags=(("rack", "r"),)))
-    world.write(PutKVs(items=(KVToPut(namespace="n", key="k", value=b"\xff\x00"),)))
-    owed = (StreamToClose(3, 1, end_offset=5), StreamToClose(4, 1, end_offset=6))
-    world.write(CloseStreams(node=NODE, streams=owed))
-    world.write(AbandonUploads(node_id=NODE.node_id, stream_ids=(4,)))
-    world.write(RegisterNode(node=NodeIdentity(1_000, 1)))
-    world.write(UnregisterNode(node=NodeIdentity(1_000, 1)))
-    world.write(SetNodeLock(node_id=OTHER.node_id, locked=True))
-    world.write(HoldDeletions(hold_ms=1_000))
-    world.write(ClaimBucket(cluster_uuid="u-1", issued_below=1_000))
+    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(0, 1), r.StreamToClose(2, 1))))
+    world.write(r.OpenStreams(node=OTHER, streams=(r.StreamToOpen(0, 4, (("k", "v"),)),)))
+    world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(2, 1),)))
+    world.write(r.RemoveObjects(object_ids=(1,)))
+    world.write(r.RegisterNode(node=OTHER, wal_config="w", tags=(("rack", "r"),)))
+    world.write(r.PutKVs(items=(r.KVToPut(namespace="n", key="k", value=b"\xff\x00"),)))
+    owed = (r.StreamToClose(3, 1, end_offset=5), r.StreamToClose(4, 1, end_offset=6))
+    world.write(r.CloseStreams(node=NODE, streams=owed))
+    world.write(r.AbandonUploads(node_id=NODE.node_id, stream_ids=(4,)))
+    world.write(r.RegisterNode(node=NodeIdentity(1_000, 1)))
+    world.write(r.UnregisterNode(node=NodeIdentity(1_000, 1)))
+    world.write(r.SetNodeLock(node_id=OTHER.node_id, locked=True))
+    world.write(r.HoldDeletions(hold_ms=1_000))
+    world.write(r.ClaimBucket(cluster_uuid="u-1", issued_below=1_000))
     world.map.forget_undo(world.map.applied_end_offset)
     return world
 
@@ -91,9 +73,9 @@ def test_a_view_does_not_see_later_writes() -> None:
     frozen = world.map.freeze()
     before = frozen.digest()
     world.commit(5, (0, 20, 25), (1, 20, 30), node=NODE, on_conflict=OnConflict.ACCEPT_VALID)
-    world.write(CreateStreams(request_id="more", node=NODE, streams=(NewStream(),) * 3_000))
-    world.write(CloseStreams(node=NODE, streams=(StreamToClose(1, 1),)))
-    world.write(DeleteStreams(node=NODE, streams=(StreamToDelete(1, 1),)))
+    world.write(r.CreateStreams(request_id="more", node=NODE, streams=(r.NewStream(),) * 3_000))
+    world.write(r.CloseStreams(node=NODE, streams=(r.StreamToClose(1, 1),)))
+    world.write(r.DeleteStreams(node=NODE, streams=(r.StreamToDelete(1, 1),)))
     assert frozen.digest() == before
     world.map.undo_to(frozen.end_offset)
     assert world.map.state_hash() == before
@@ -128,7 +110,7 @@ def test_an_entry_is_not_replayed_twice() -> None:
 def test_records_that_do_not_fit_leave_no_trace() -> None:
     world = World()
     before = world.map.state_hash()
-    create = CreateStreams(request_id="x", node=NODE, streams=(NewStream(),))
+    create = r.CreateStreams(request_id="x", node=NODE, streams=(r.NewStream(),))
     offset = world.map.applied_end_offset
     records = world.map.decide(create, NOW, offset).records
     with pytest.raises(InvariantError, match="next stream id"):

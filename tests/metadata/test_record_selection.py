@@ -9,25 +9,9 @@ import pytest
 from streammeta.controller.metadata.values import column
 from streammeta.controller.records import record as record_module
 from streammeta.controller.records.codec import decode_records, encode_records
-from streammeta.controller.records.record import (
-    CommitRowsRejected,
-    Int64Column,
-    KVsPut,
-    NodeRegistered,
-    ObjectsDestroyed,
-    Record,
-    RecoveryAssigned,
-    SetObjectRanges,
-    StreamsClosed,
-    StreamsCreated,
-    StreamSetObjectsCommitted,
-    StreamsOpened,
-    StreamsTrimmed,
-    Tags,
-)
 from streammeta.controller.records.selection import _RULES, EntryIndex, Kind, Selection, select
 
-ALL_TYPES = get_args(Record)
+ALL_TYPES = get_args(record_module.Record)
 ROWS = 3
 
 
@@ -37,12 +21,12 @@ def sample(cls: type[Any], node_id: int = 7) -> Any:
         int: 5,
         bool: True,
         str: "text",
-        Int64Column: column(range(ROWS)),
-        SetObjectRanges: SetObjectRanges(
+        record_module.Int64Column: column(range(ROWS)),
+        record_module.SetObjectRanges: record_module.SetObjectRanges(
             stream_id=column([0, 1, 2]), start_offset=column([0] * 3), end_offset=column([9] * 3)
         ),
-        Tags: (("key", "value"),),
-        tuple[Tags, ...]: ((("a", "0"),), (("a", "1"),), (("a", "2"),)),
+        record_module.Tags: (("key", "value"),),
+        tuple[record_module.Tags, ...]: ((("a", "0"),), (("a", "1"),), (("a", "2"),)),
         tuple[str, ...]: ("a", "b", "c"),
         tuple[bytes, ...]: (b"a", b"b", b"c"),
     }
@@ -57,13 +41,13 @@ def sample(cls: type[Any], node_id: int = 7) -> Any:
 
 def stream_ids(record: Any) -> list[int] | None:
     """The streams a record names, None if it has no place for that."""
-    if isinstance(record, StreamsCreated):
+    if isinstance(record, record_module.StreamsCreated):
         return list(range(record.first_stream_id, record.first_stream_id + record.count))
     holder = getattr(record, "ranges", record)
     return holder.stream_id.tolist() if hasattr(holder, "stream_id") else None
 
 
-def chosen(record: Record, **asked: Any) -> tuple[Record, ...]:
+def chosen(record: record_module.Record, **asked: Any) -> tuple[record_module.Record, ...]:
     return select([record], Selection(**asked)) or ()
 
 
@@ -137,7 +121,7 @@ def test_a_record_that_names_another_node_is_left_out_one_that_names_none_of_its
 
 
 def test_a_recovery_concerns_both_nodes() -> None:
-    record = RecoveryAssigned(node_id=7, target_id=8)
+    record = record_module.RecoveryAssigned(node_id=7, target_id=8)
     assert [bool(chosen(record, node_ids=frozenset({node}))) for node in (7, 8, 9)] == [
         *(True, True, False)
     ]
@@ -145,14 +129,14 @@ def test_a_recovery_concerns_both_nodes() -> None:
 
 def test_what_has_no_stream_is_no_change_of_a_stream_but_objects_by_id_may_be() -> None:
     asked = {"stream_ids": frozenset({1})}
-    assert chosen(sample(KVsPut), **asked) == ()
-    assert chosen(sample(NodeRegistered), **asked) == ()
-    destroyed = sample(ObjectsDestroyed)
+    assert chosen(sample(record_module.KVsPut), **asked) == ()
+    assert chosen(sample(record_module.NodeRegistered), **asked) == ()
+    destroyed = sample(record_module.ObjectsDestroyed)
     assert chosen(destroyed, **asked) == (destroyed,)
 
 
 def test_a_set_object_keeps_the_rows_asked_for_and_goes_when_it_has_none() -> None:
-    record = StreamSetObjectsCommitted(
+    record = record_module.StreamSetObjectsCommitted(
         node_id=7,
         committed_at_ms=1,
         data_time_ms=1,
@@ -161,7 +145,7 @@ def test_a_set_object_keeps_the_rows_asked_for_and_goes_when_it_has_none() -> No
         object_size=column([100, 110, 120]),
         attributes=column([0, 1, 2]),
         range_count=column([2, 1, 3]),
-        ranges=SetObjectRanges(
+        ranges=record_module.SetObjectRanges(
             stream_id=column([1, 2, 3, 1, 2, 4]),
             start_offset=column([0, 1, 2, 3, 4, 5]),
             end_offset=column([10, 11, 12, 13, 14, 15]),
@@ -169,7 +153,7 @@ def test_a_set_object_keeps_the_rows_asked_for_and_goes_when_it_has_none() -> No
         crc32c=column([5, 6, -1]),
     )
     (got,) = chosen(record, stream_ids=frozenset({2, 4}))
-    assert isinstance(got, StreamSetObjectsCommitted)
+    assert isinstance(got, record_module.StreamSetObjectsCommitted)
     assert got.object_id.tolist() == [10, 12]
     assert (got.object_size.tolist(), got.attributes.tolist()) == ([100, 120], [0, 2])
     assert got.range_count.tolist() == [1, 2]
@@ -180,7 +164,7 @@ def test_a_set_object_keeps_the_rows_asked_for_and_goes_when_it_has_none() -> No
 
 
 def test_created_streams_stay_apart_where_others_lay_between_and_keep_their_tags() -> None:
-    record = sample(StreamsCreated)
+    record = sample(record_module.StreamsCreated)
     got = chosen(record, stream_ids=frozenset({0, 2}))
     assert [(each.first_stream_id, each.count, each.tags) for each in got] == [  # type: ignore[union-attr]
         (0, 1, ((("a", "0"),),)),
@@ -189,18 +173,22 @@ def test_created_streams_stay_apart_where_others_lay_between_and_keep_their_tags
 
 
 def test_a_column_that_may_be_empty_stays_empty() -> None:
-    closed = StreamsClosed(stream_id=column([1, 2]), end_offset=column())
+    closed = record_module.StreamsClosed(stream_id=column([1, 2]), end_offset=column())
     (got,) = chosen(closed, stream_ids=frozenset({2}))
-    assert isinstance(got, StreamsClosed)
+    assert isinstance(got, record_module.StreamsClosed)
     assert (got.stream_id.tolist(), got.end_offset.tolist()) == ([2], [])
-    opened = StreamsOpened(node_id=7, stream_id=column([1, 2]), stream_epoch=column([3, 4]))
+    opened = record_module.StreamsOpened(
+        node_id=7, stream_id=column([1, 2]), stream_epoch=column([3, 4])
+    )
     (kept,) = chosen(opened, stream_ids=frozenset({2}))
-    assert isinstance(kept, StreamsOpened)
+    assert isinstance(kept, record_module.StreamsOpened)
     assert (kept.stream_epoch.tolist(), kept.tags) == ([4], ())
 
 
 def test_many_streams_asked_for_are_found_as_few_are() -> None:
-    trimmed = StreamsTrimmed(stream_id=column(range(1000)), start_offset=column(range(1000)))
+    trimmed = record_module.StreamsTrimmed(
+        stream_id=column(range(1000)), start_offset=column(range(1000))
+    )
     few, many = frozenset({3, 700}), frozenset({3, 700, *range(2_000, 9_000)})
     for asked in (few, many):
         (got,) = chosen(trimmed, stream_ids=asked)
@@ -214,7 +202,10 @@ def test_order_is_kept_and_nothing_is_none() -> None:
     assert of_objects is not None
     places = [records.index(each) for each in of_objects]
     assert places == sorted(places)
-    assert select([sample(CommitRowsRejected)], Selection(kinds=frozenset({Kind.KV}))) is None
+    assert (
+        select([sample(record_module.CommitRowsRejected)], Selection(kinds=frozenset({Kind.KV})))
+        is None
+    )
 
 
 @pytest.mark.parametrize("cls", ALL_TYPES, ids=lambda cls: cls.__name__)
@@ -230,10 +221,15 @@ def test_the_index_of_an_entry_never_hides_what_a_selection_would_find(cls: type
 
 
 def test_the_index_of_an_entry_leaves_out_other_streams_and_other_nodes() -> None:
-    index = EntryIndex([sample(StreamSetObjectsCommitted, node_id=7), sample(StreamsTrimmed)])
+    index = EntryIndex(
+        [
+            sample(record_module.StreamSetObjectsCommitted, node_id=7),
+            sample(record_module.StreamsTrimmed),
+        ]
+    )
     assert index.may_concern(Selection(stream_ids=frozenset({2, 9})))
     assert not index.may_concern(Selection(stream_ids=frozenset({9})))
     assert not index.may_concern(Selection(kinds=frozenset({Kind.NODE})))
-    locked = EntryIndex([sample(NodeRegistered, node_id=7)])
+    locked = EntryIndex([sample(record_module.NodeRegistered, node_id=7)])
     assert not locked.may_concern(Selection(node_ids=frozenset({8})))
     assert not locked.may_concern(Selection(stream_ids=frozenset({2})))

@@ -35,8 +35,8 @@ STATE = (
         "a field added to the state and forgotten in the snapshot; KAFKA-14894 is of this family",
         """
         streammeta.controller.metadata.frozen:
-        - "recovered_by": column([node.recovered_by for node in parts.nodes.in_order]),
-        + "recovered_by": column([-1 for node in parts.nodes.in_order]),
+        - values = [getattr(node, name) for node in nodes]
+        + values = [getattr(node, name) if name != "recovered_by" else -1 for node in nodes]
         """,
         Tested(f"{_TESTS}::test_whatever_the_map_hands_over_is_in_the_digest"),
     ),
@@ -46,8 +46,8 @@ STATE = (
         "a field that is back at its default after a restart",
         """
         streammeta.controller.metadata.restore:
-        - supervised=bool(supervised),
-        + supervised=False,
+        - return bool(cell) if name in FLAGS else int(cell)
+        + return bool(cell) and name != "supervised" if name in FLAGS else int(cell)
         """,
         Tested(f"{_TESTS}::test_a_map_from_a_checkpoint_file_has_every_section_as_it_was"),
     ),

@@ -57,7 +57,7 @@ async def test_a_leader_with_a_full_disk_hands_over_to_a_voter_with_room(
     assert cluster.nodes[successor].driver.epoch == began + 1, "by one election"
     assert stream_ids(await cluster.write(create("by-the-next"))) == (3,)
     answered = await cluster.nodes[successor].controller.read(DescribeStreams())
-    assert answered.answer.total == 4  # type: ignore[union-attr]
+    assert answered.answer.total == 4  # type: ignore[attr-defined]
 
     node.files.is_full = False
     last = await cluster.write(create("again"))
@@ -103,9 +103,9 @@ async def test_a_leader_alone_with_room_refuses_writes_at_once_and_holds_up_no_r
         await node.controller.write(create("refused"))
     assert node.driver.next_offset == end_offset, "nothing is appended"
     for read in (read_before, node.controller.read(DescribeStreams())):
-        assert (await read).answer.total == 2  # type: ignore[union-attr]
+        assert (await read).answer.total == 2  # type: ignore[attr-defined]
     session = await node.controller.read(DescribeStreams(), at_least=before.offset)
-    assert session.answer.total == 2  # type: ignore[union-attr]
+    assert session.answer.total == 2  # type: ignore[attr-defined]
     with pytest.raises(OutcomeUnknownError, match="repeat it with the same id"):
         await under_way
     assert (node.driver.is_leader, node.driver.epoch) == (True, epoch)

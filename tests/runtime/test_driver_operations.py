@@ -201,7 +201,7 @@ async def test_a_session_sees_its_own_write_on_every_controller(cluster: MemoryC
                 DescribeStreams(), at_least=written.offset, timeout_ms=SOON_MS
             )
             assert seen.offset >= written.offset
-            assert seen.answer.total == 2 + round_  # type: ignore[union-attr]
+            assert seen.answer.total == 2 + round_  # type: ignore[attr-defined]
     lonely = next(i for i, n in cluster.nodes.items() if not n.driver.is_leader)
     cluster.isolate(lonely)
     written = await cluster.write(create("c"))

@@ -80,7 +80,7 @@ async def test_with_a_full_disk_a_read_does_not_wait_for_what_may_never_be_commi
     read = await controller.read(DescribeStreams())
 
     assert read.offset == log.committed
-    assert [stream.stream_id for stream in read.answer.streams] == [0]  # type: ignore[union-attr]
+    assert [stream.stream_id for stream in read.answer.streams] == [0]  # type: ignore[attr-defined]
     log.commit()
     created = [(await task).answer for task in waiting]
     assert [answer.stream_ids for answer in created] == [(1,), (2,)]
@@ -109,7 +109,7 @@ async def test_reads_that_wait_when_disks_become_full_are_answered_from_what_is_
         await writing
     log.is_short_of_space = False
     log.commit()
-    assert (await controller.write(create("a"))).answer.stream_ids == (0,)  # type: ignore[union-attr]
+    assert (await controller.write(create("a"))).answer.stream_ids == (0,)  # type: ignore[attr-defined]
 
 
 async def test_a_read_never_shows_what_is_not_committed() -> None:

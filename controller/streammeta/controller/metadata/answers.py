@@ -6,7 +6,7 @@ values; a request that fails as a whole raises instead.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias, overload
+from typing import NamedTuple, overload
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.values import (
@@ -20,8 +20,14 @@ from streammeta.controller.metadata.values import (
 )
 
 
+class Answer:
+    """Answers of the map as a whole; the other classes are parts of them."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreateStreamsAnswer:
+class CreateStreamsAnswer(Answer):
     """All streams were created, or none and `stream_ids` is empty."""
 
     error: ErrorCode
@@ -38,14 +44,14 @@ class OpenedStream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenStreamsAnswer:
+class OpenStreamsAnswer(Answer):
     """Outcomes in request order."""
 
     streams: tuple[OpenedStream, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamErrorsAnswer:
+class StreamErrorsAnswer(Answer):
     """Answer to Close-, Trim- and DeleteStreams: one outcome a stream, in request order."""
 
     errors: tuple[ErrorCode, ...]
@@ -66,7 +72,7 @@ class OpeningStream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetOpeningStreamsAnswer:
+class GetOpeningStreamsAnswer(Answer):
     """One page, in stream id order; `next_page_token` is empty on the last."""
 
     error: ErrorCode
@@ -105,7 +111,7 @@ class PendingUpload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbandonUploadsAnswer:
+class AbandonUploadsAnswer(Answer):
     """The uploads given up now; NODE_EPOCH_NOT_EXIST if the node is unknown."""
 
     error: ErrorCode
@@ -131,7 +137,7 @@ class StreamDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeStreamsAnswer:
+class DescribeStreamsAnswer(Answer):
     """One page; `total` counts all streams of the map."""
 
     streams: tuple[StreamDescription, ...]
@@ -140,7 +146,7 @@ class DescribeStreamsAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareObjectsAnswer:
+class PrepareObjectsAnswer(Answer):
     """Ids are `first_object_id` and those after it; -1 on error."""
 
     error: ErrorCode
@@ -149,7 +155,7 @@ class PrepareObjectsAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CommitStreamSetObjectAnswer:
+class CommitStreamSetObjectAnswer(Answer):
     """`error` for the whole, and one verdict (an `ErrorCode` number) a row.
 
     When the call fails before rows are looked at, every verdict equals `error`.
@@ -161,7 +167,7 @@ class CommitStreamSetObjectAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CommitUploadsAnswer:
+class CommitUploadsAnswer(Answer):
     """One `ErrorCode` number an upload, and one a row of ranges, in request order.
 
     The rows of an upload that failed before they were looked at have its error.
@@ -172,7 +178,7 @@ class CommitUploadsAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorAnswer:
+class ErrorAnswer(Answer):
     """The outcome of a call that answers nothing else."""
 
     error: ErrorCode
@@ -254,7 +260,7 @@ class ObjectList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetObjectsAnswer:
+class GetObjectsAnswer(Answer):
     """Results in request order."""
 
     results: tuple[ObjectList, ...]
@@ -281,7 +287,7 @@ class ObjectDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeObjectsAnswer:
+class DescribeObjectsAnswer(Answer):
     """One page; `total` counts all objects of the map."""
 
     objects: tuple[ObjectDescription, ...]
@@ -290,7 +296,7 @@ class DescribeObjectsAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckObjectsAnswer:
+class CheckObjectsAnswer(Answer):
     """States in request order; ids below `next_object_id` have been issued.
 
     `cluster_uuid` ("": none yet) and `issued_below` are the cluster's claim on its bucket.
@@ -303,28 +309,28 @@ class CheckObjectsAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpireObjectsAnswer:
+class ExpireObjectsAnswer(Answer):
     """The number of objects marked destroyed."""
 
     expired: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveObjectsAnswer:
+class RemoveObjectsAnswer(Answer):
     """The number of objects removed."""
 
     removed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepAnswer:
+class SweepAnswer(Answer):
     """The number of objects marked destroyed."""
 
     destroyed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DestroyDeadSetObjectsAnswer:
+class DestroyDeadSetObjectsAnswer(Answer):
     """The number of objects destroyed, and the largest id looked at; -1: it was the last."""
 
     destroyed: int
@@ -332,14 +338,14 @@ class DestroyDeadSetObjectsAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldDeletionsAnswer:
+class HoldDeletionsAnswer(Answer):
     """The end of the hold, by the leader's clock."""
 
     until_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimBucketAnswer:
+class ClaimBucketAnswer(Answer):
     """The cluster's UUID and bound of object ids, as they are now."""
 
     cluster_uuid: str
@@ -347,14 +353,14 @@ class ClaimBucketAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeIdAnswer:
+class NodeIdAnswer(Answer):
     """The issued id."""
 
     node_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AssignRecoveriesAnswer:
+class AssignRecoveriesAnswer(Answer):
     """The number of assignments made."""
 
     assigned: int
@@ -394,14 +400,14 @@ class NodeDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetNodesAnswer:
+class GetNodesAnswer(Answer):
     """In node id order."""
 
     nodes: tuple[NodeDescription, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListStreamSetObjectsAnswer:
+class ListStreamSetObjectsAnswer(Answer):
     """One page in object id order; `total` is how many the node holds."""
 
     error: ErrorCode
@@ -421,7 +427,7 @@ class KVResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVResultsAnswer:
+class KVResultsAnswer(Answer):
     """Answer to Put-, Get- and DeleteKVs, in request order."""
 
     results: tuple[KVResult, ...]
@@ -437,7 +443,7 @@ class KVEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListKVsAnswer:
+class ListKVsAnswer(Answer):
     """One page; `namespace_names` is filled only when namespaces were asked for."""
 
     entries: tuple[KVEntry, ...] = ()
@@ -458,32 +464,3 @@ class MapSize:
     nodes: int
     keys: int
     committed_bytes: int
-
-
-Answer: TypeAlias = (
-    CreateStreamsAnswer
-    | OpenStreamsAnswer
-    | StreamErrorsAnswer
-    | GetOpeningStreamsAnswer
-    | DescribeStreamsAnswer
-    | PrepareObjectsAnswer
-    | CommitStreamSetObjectAnswer
-    | CommitUploadsAnswer
-    | AbandonUploadsAnswer
-    | ErrorAnswer
-    | SweepAnswer
-    | DestroyDeadSetObjectsAnswer
-    | HoldDeletionsAnswer
-    | ClaimBucketAnswer
-    | NodeIdAnswer
-    | AssignRecoveriesAnswer
-    | GetObjectsAnswer
-    | DescribeObjectsAnswer
-    | CheckObjectsAnswer
-    | ExpireObjectsAnswer
-    | RemoveObjectsAnswer
-    | GetNodesAnswer
-    | ListStreamSetObjectsAnswer
-    | KVResultsAnswer
-    | ListKVsAnswer
-)

@@ -14,15 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streammeta.controller.errors import ErrorCode, InvariantError
-from streammeta.controller.metadata import requests
-from streammeta.controller.metadata.answers import (
-    Answer,
-    CommitStreamSetObjectAnswer,
-    ErrorAnswer,
-    GetOpeningStreamsAnswer,
-    MapSize,
-    PrepareObjectsAnswer,
-)
+from streammeta.controller.metadata import answers, requests
 from streammeta.controller.metadata.commit_rules import Repeats
 from streammeta.controller.metadata.compactions import Compactions
 from streammeta.controller.metadata.frozen import FrozenMap, FrozenParts
@@ -52,7 +44,7 @@ class Decision:
     """
 
     records: tuple[Record, ...]
-    answer: Answer
+    answer: answers.Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +120,7 @@ class ClusterMap:
         records, answer = self._deciders[type(request)](request, now_ms, offset)
         return Decision(tuple(records), answer)
 
-    def query(self, request: requests.ReadRequest) -> Answer:
+    def query(self, request: requests.ReadRequest) -> answers.Answer:
         """Read the latest state; raises as `decide` does."""
         validate(request)
         return self._readers[type(request)](request)
@@ -186,14 +178,7 @@ class ClusterMap:
 
         Publish it only once everything below `applied_end_offset` is committed.
         """
-        return FrozenMap(self.applied_end_offset, self._parts())
-
-    def state_hash(self) -> bytes:
-        """Return 32 bytes: maps that answer alike have equal hashes. Looks at the whole map."""
-        return self.freeze().digest()
-
-    def _parts(self) -> FrozenParts:
-        return FrozenParts(
+        parts = FrozenParts(
             streams=self._streams.view(),
             objects=self._objects.view(),
             nodes=self._nodes.view(),
@@ -202,11 +187,16 @@ class ClusterMap:
             bucket_claim=self._bucket_claim.current,
             rejected=self._repeats.view(),
         )
+        return FrozenMap(self.applied_end_offset, parts)
 
-    def size(self) -> MapSize:
+    def state_hash(self) -> bytes:
+        """Return 32 bytes: maps that answer alike have equal hashes. Looks at the whole map."""
+        return self.freeze().digest()
+
+    def size(self) -> answers.MapSize:
         """Count what the map holds."""
         objects = self._objects
-        return MapSize(
+        return answers.MapSize(
             streams=self._streams.live_count(),
             objects=len(objects),
             prepared_objects=objects.count(ObjectState.PREPARED),
@@ -256,7 +246,7 @@ class ClusterMap:
 
     # ---- deciding ----
 
-    def _make_deciders(self) -> dict[type, Callable[..., tuple[Sequence[Record], Answer]]]:
+    def _make_deciders(self) -> dict[type, Callable[..., tuple[Sequence[Record], answers.Answer]]]:
         # Each value takes exactly its key's type, which a dictionary's type can't say.
         streams, uploads, compactions = self._stream_decisions, self._uploads, self._compactions
         upkeep, nodes = self._upkeep, self._nodes
@@ -290,21 +280,21 @@ class ClusterMap:
 
     def _decide_opening(
         self, request: requests.GetOpeningStreams
-    ) -> tuple[Sequence[Record], GetOpeningStreamsAnswer]:
+    ) -> tuple[Sequence[Record], answers.GetOpeningStreamsAnswer]:
         record: rec.NodeEpochSet | None = None
         if request.page.page_token:
             error = self._nodes.check(request.node, fence_failover=False)
         else:
             record, error = self._nodes.decide_epoch(request.node, failover=request.failover)
         if error is not ErrorCode.NONE:
-            return (), GetOpeningStreamsAnswer(error=error)
+            return (), answers.GetOpeningStreamsAnswer(error=error)
         answer = self._reads.opening_streams(request.node.node_id, request.page)
         changes = record is not None and answer.error is ErrorCode.NONE
         return (record,) if record is not None and changes else (), answer
 
     def _decide_unregister(
         self, request: requests.UnregisterNode
-    ) -> tuple[rec.NodeUnregistered | None, ErrorAnswer]:
+    ) -> tuple[rec.NodeUnregistered | None, answers.ErrorAnswer]:
         node_id = request.node.node_id
         owes = self._streams.open_count(node_id) > 0
         owes = owes or len(self._streams.active_uploads(node_id)) > 0
@@ -312,22 +302,22 @@ class ClusterMap:
 
     def _decide_prepare(
         self, request: requests.PrepareObjects, now_ms: int
-    ) -> tuple[Sequence[Record], PrepareObjectsAnswer]:
+    ) -> tuple[Sequence[Record], answers.PrepareObjectsAnswer]:
         error = self._nodes.check(request.node)
         if error is not ErrorCode.NONE:
-            return (), PrepareObjectsAnswer(error=error)
+            return (), answers.PrepareObjectsAnswer(error=error)
         return self._objects.decide_prepare(request, now_ms)
 
     def _decide_set_object(
         self, request: requests.CommitStreamSetObject, now_ms: int
-    ) -> tuple[Sequence[Record], CommitStreamSetObjectAnswer]:
+    ) -> tuple[Sequence[Record], answers.CommitStreamSetObjectAnswer]:
         if len(request.compacted_object_ids):
             return self._compactions.decide_set_object(request, now_ms)
         return self._uploads.decide(request, now_ms)
 
     # ---- reading and replaying ----
 
-    def _make_readers(self) -> dict[type, Callable[..., Answer]]:
+    def _make_readers(self) -> dict[type, Callable[..., answers.Answer]]:
         return {
             requests.DescribeStreams: self._reads.describe_streams,
             requests.GetObjects: self._reads.get_objects,

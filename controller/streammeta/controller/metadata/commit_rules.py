@@ -36,29 +36,17 @@ from streammeta.controller.metadata.values import (
     INT64_MAX,
     Int64Column,
     Mask,
+    ObjectState,
     OnConflict,
+    RangeColumns,
     StreamState,
 )
 from streammeta.controller.records.record import CommitRowsRejected
 
 # Members of an enum are slow to look up; these are looked up for every commit.
 _OPENED = int(StreamState.OPENED)
+_PREPARED = int(ObjectState.PREPARED)
 _STREAM_NOT_EXIST = int(ErrorCode.STREAM_NOT_EXIST)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UploadRows:
-    """Offered ranges of streams, no stream twice; `epoch` is empty if none was given."""
-
-    stream_id: Int64Column
-    start: Int64Column
-    end: Int64Column
-    epoch: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-
-    def take(self, rows: Mask | slice) -> "UploadRows":
-        """Return some of the rows."""
-        epoch = self.epoch[rows] if len(self.epoch) else self.epoch
-        return UploadRows(self.stream_id[rows], self.start[rows], self.end[rows], epoch)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,12 +61,12 @@ class Ahead:
 
 
 class Continuity:
-    """Judges rows against the streams."""
+    """Judges ranges, no stream twice, against the streams; epochs may be missing."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
 
-    def all_continue(self, node_id: int, rows: UploadRows, *, repeats: bool) -> bool:
+    def all_continue(self, node_id: int, rows: RangeColumns, *, repeats: bool) -> bool:
         """Return whether every row continues a stream of a node that owes nothing.
 
         With `repeats` a stream may have several rows, each to continue the one before.
@@ -88,15 +76,15 @@ class Continuity:
             return False
         ends = streams.end_offsets(ids)
         good = streams.opened_by(node_id, ids)
-        if len(rows.epoch):
-            good &= streams.epochs(ids) == rows.epoch
+        if len(rows.stream_epoch):
+            good &= streams.epochs(ids) == rows.stream_epoch
         if np.count_nonzero(good) < len(ids):
             return False
         if repeats:
             return _chains(rows, ends)
-        return bool(np.count_nonzero(rows.start == ends) == len(ids))
+        return bool(np.count_nonzero(rows.start_offset == ends) == len(ids))
 
-    def judge(self, node_id: int, rows: UploadRows, ahead: Ahead) -> Int64Column:
+    def judge(self, node_id: int, rows: RangeColumns, ahead: Ahead) -> Int64Column:
         """Return one verdict a row."""
         ids = rows.stream_id
         if not len(ids):
@@ -106,30 +94,31 @@ class Continuity:
             return self._judge_issued(node_id, rows, ahead)
         # A stream that was never created is an error; one that is gone is not.
         verdicts = np.full(len(ids), _STREAM_NOT_EXIST)
-        verdicts[issued] = self._judge_issued(node_id, rows.take(issued), ahead)
+        verdicts[issued] = self._judge_issued(node_id, rows.ranges_at(issued), ahead)
         return verdicts
 
-    def _judge_issued(self, node_id: int, rows: UploadRows, ahead: Ahead) -> Int64Column:
+    def _judge_issued(self, node_id: int, rows: RangeColumns, ahead: Ahead) -> Int64Column:
         at = rows.stream_id
         epochs, state, owner, low, high = self._streams.head_columns(at)
         if ahead.ends:
             pairs = zip(at.tolist(), high.tolist(), strict=True)
             high = np.array([ahead.ends.get(stream, end) for stream, end in pairs], np.int64)
-        given = rows.epoch if len(rows.epoch) else epochs
-        crosses_trim = (high == low) & (rows.start < low)
+        given = rows.stream_epoch if len(rows.stream_epoch) else epochs
+        start, end = rows.start_offset, rows.end_offset
+        crosses_trim = (high == low) & (start < low)
         # The last one that holds is the verdict.
         return _last_of(
-            (~((rows.start == high) | crosses_trim), ErrorCode.OFFSET_NOT_MATCHED),
+            (~((start == high) | crosses_trim), ErrorCode.OFFSET_NOT_MATCHED),
             (owner != node_id, ErrorCode.STREAM_FENCED),
             (state != _OPENED, ErrorCode.STREAM_NOT_OPENED),
             (epochs < given, ErrorCode.STREAM_INNER_ERROR),
             (epochs > given, ErrorCode.STREAM_FENCED),
             *self._owed_cases(rows, low, ahead.owed),
-            ((state == DELETED) | (rows.end <= low), ErrorCode.NONE),
+            ((state == DELETED) | (end <= low), ErrorCode.NONE),
         )
 
     def _owed_cases(
-        self, rows: UploadRows, low: Int64Column, owed: StreamSpans
+        self, rows: RangeColumns, low: Int64Column, owed: StreamSpans
     ) -> tuple[tuple[Mask, ErrorCode], ...]:
         """Let the node upload what it owes of a stream, whichever node has the stream now."""
         if not len(owed):
@@ -137,9 +126,9 @@ class Continuity:
         at = owed.row_of(rows.stream_id)
         first, end = owed.start_offset[at], owed.end_offset[at]
         active = (at >= 0) & (np.maximum(low, first) < end)
-        formed_before_trim = (first <= low) & (rows.start < low)
-        right = (rows.start == np.maximum(low, first)) | formed_before_trim
-        right &= rows.end <= end
+        formed_before_trim = (first <= low) & (rows.start_offset < low)
+        right = (rows.start_offset == np.maximum(low, first)) | formed_before_trim
+        right &= rows.end_offset <= end
         return (
             (active & ~right, ErrorCode.OFFSET_NOT_MATCHED),
             (active & right, ErrorCode.NONE),
@@ -168,15 +157,15 @@ def has_twins(ids: Int64Column) -> bool:
     return bool(np.count_nonzero(ordered[1:] == ordered[:-1]))
 
 
-def _chains(rows: UploadRows, ends: Int64Column) -> bool:
+def _chains(rows: RangeColumns, ends: Int64Column) -> bool:
     """Return whether each row continues its stream: the row before it, or else the stream's end."""
     if not has_twins(rows.stream_id):
-        return bool(np.count_nonzero(rows.start == ends) == len(ends))
+        return bool(np.count_nonzero(rows.start_offset == ends) == len(ends))
     order = np.argsort(rows.stream_id, kind="stable")
     ids, expected = rows.stream_id[order], ends[order]
     again = ids[1:] == ids[:-1]
-    expected[1:][again] = rows.end[order[:-1]][again]
-    return bool(np.count_nonzero(rows.start[order] == expected) == len(ids))
+    expected[1:][again] = rows.end_offset[order[:-1]][again]
+    return bool(np.count_nonzero(rows.start_offset[order] == expected) == len(ids))
 
 
 def _last_of(*cases: tuple[Mask, ErrorCode]) -> Int64Column:
@@ -240,11 +229,44 @@ def _judge_by_runs(outputs: StreamSpans, sources: StreamSpans) -> tuple[Mask, bo
 
 
 class Repeat(Enum):
-    """Relation of a commit to those made before."""
+    """Relation of a commit to those made before, and to the objects it names."""
 
     NEW = 0
     SAME = 1
     OTHER_CONTENT = 2
+    NO_OBJECT = 3
+
+
+REFUSED = {
+    Repeat.OTHER_CONTENT: ErrorCode.OBJECT_CONTENT_MISMATCH,
+    Repeat.NO_OBJECT: ErrorCode.OBJECT_NOT_EXIST,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdicts:
+    """One `ErrorCode` number a row; `covered`: the results hold all that their sources do."""
+
+    ranges: Int64Column
+    stream_objects: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+    covered: bool = True
+
+    def error(self) -> ErrorCode:
+        """Return the first row's error that is one; without one, that something is missing."""
+        for verdicts in (self.ranges, self.stream_objects):
+            if np.count_nonzero(verdicts):
+                return ErrorCode(int(verdicts[np.argmax(verdicts != 0)]))
+        return ErrorCode.NONE if self.covered else ErrorCode.OFFSET_NOT_MATCHED
+
+    def any_valid(self) -> bool:
+        """Return whether some row is accepted."""
+        return not (self.ranges.all() and self.stream_objects.all())
+
+    def answer(self, error: ErrorCode) -> CommitStreamSetObjectAnswer:
+        """Return the answer to the commit."""
+        return CommitStreamSetObjectAnswer(
+            error=error, range_errors=self.ranges, stream_object_errors=self.stream_objects
+        )
 
 
 class Repeats:
@@ -265,6 +287,21 @@ class Repeats:
         if not known:
             return Repeat.NEW
         return Repeat.SAME if digest in known or NO_DIGEST in known else Repeat.OTHER_CONTENT
+
+    def of_object(self, object_id: int, digest: int) -> Repeat:
+        """Compare the commit of an object, which must be prepared, with the one it had."""
+        if self._objects.is_prepared(object_id):
+            return Repeat.NEW
+        repeat = self.judge((object_id,), digest)
+        return Repeat.NO_OBJECT if repeat is Repeat.NEW else repeat
+
+    def refuse_unusable(self, object_id: Int64Column, verdicts: Int64Column) -> None:
+        """Overwrite the verdicts of rows whose stream object can't be committed.
+
+        The object comes before the stream: a row without an object can't be committed at all.
+        """
+        verdicts[self._objects.states(object_id) != _PREPARED] = ErrorCode.OBJECT_NOT_EXIST
+        verdicts[self._objects.was_committed(object_id)] = ErrorCode.INVALID_REQUEST
 
     def first_answer(self, request: CommitStreamSetObject) -> CommitStreamSetObjectAnswer:
         """Return what this commit was answered when it was made.

@@ -7,6 +7,7 @@ the set object and of stream objects, as long as each offset is in one. Errors n
 
 from collections import Counter
 from collections.abc import Sequence, Set
+from dataclasses import fields
 
 import numpy as np
 
@@ -324,7 +325,7 @@ def _check_no_twin(field: str, ids: Int64Column) -> None:
 def _check_columns(
     field: str, columns: RangeColumns | StreamObjectColumns, rows: int, optional: Set[str]
 ) -> None:
-    for name in columns.__slots__:
+    for name in (field.name for field in fields(columns)):
         length = len(getattr(columns, name))
         if length != rows and not (length == 0 and name in optional):
             raise InvalidRequestError(

@@ -18,7 +18,14 @@ import numpy as np
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, ErrorAnswer
-from streammeta.controller.metadata.commit_rules import Repeat, Repeats, failed_commit, judge
+from streammeta.controller.metadata.commit_rules import (
+    REFUSED,
+    Repeat,
+    Repeats,
+    Verdicts,
+    failed_commit,
+    judge,
+)
 from streammeta.controller.metadata.nodes import Nodes
 from streammeta.controller.metadata.object_facts import UNKNOWN, Facts, facts_of_one
 from streammeta.controller.metadata.object_queries import ObjectQueries
@@ -26,7 +33,7 @@ from streammeta.controller.metadata.request_identity import digest_of_commit, di
 from streammeta.controller.metadata.requests import CommitStreamObject, CommitStreamSetObject
 from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import Streams
-from streammeta.controller.metadata.uploads import Uploads
+from streammeta.controller.metadata.uploads import Uploads, set_object_record
 from streammeta.controller.metadata.values import (
     COMPOSITE_BITS,
     EMPTY_COLUMN,
@@ -39,42 +46,10 @@ from streammeta.controller.metadata.values import (
     StreamObjectColumns,
     column,
 )
-from streammeta.controller.records.record import (
-    ObjectAttributesSet,
-    ObjectsDestroyed,
-    ObjectsLinked,
-    Record,
-    SetObjectRanges,
-    StreamObjectsCommitted,
-    StreamSetObjectsCommitted,
-)
+from streammeta.controller.records import record as rec
 
 _NONE = ErrorCode.NONE
 _NOT_FOUND = ErrorCode.COMPACTED_OBJECTS_NOT_FOUND
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Verdicts:
-    """One `ErrorCode` number a row, and whether the results hold all that the sources do."""
-
-    ranges: Int64Column
-    stream_objects: Int64Column
-    covered: bool
-
-    def error(self) -> ErrorCode:
-        """Return the first row's error that is one; without one, that something is missing."""
-        for verdicts in (self.ranges, self.stream_objects):
-            if np.count_nonzero(verdicts):
-                return ErrorCode(int(verdicts[np.argmax(verdicts != 0)]))
-        return _NONE if self.covered else ErrorCode.OFFSET_NOT_MATCHED
-
-    def answer(self) -> CommitStreamSetObjectAnswer:
-        """Return the answer to the commit."""
-        return CommitStreamSetObjectAnswer(
-            error=self.error(),
-            range_errors=self.ranges,
-            stream_object_errors=self.stream_objects,
-        )
 
 
 class Compactions:
@@ -98,45 +73,35 @@ class Compactions:
 
     def decide_set_object(
         self, request: CommitStreamSetObject, now_ms: int
-    ) -> tuple[list[Record], CommitStreamSetObjectAnswer]:
+    ) -> tuple[list[rec.Record], CommitStreamSetObjectAnswer]:
         """Judge a compaction of set objects; the request is well-formed."""
         error = self._nodes.check(request.node, fence_failover=not request.failover)
         if error is not _NONE:
             return [], failed_commit(request, error)
-        ids, rows = _looked_up(self._objects, request.compacted_object_ids)
+        ids = request.compacted_object_ids
+        rows = self._objects.rows(ids)
         fit = self._objects.are_set_objects_of(rows, request.node.node_id)
         if ids.tolist() == [request.object_id]:
             records, error = self._replace_attributes(request, rows, fit)
             return records, failed_commit(request, error)
-        error = self._result_error(request.object_id)
-        if error is not _NONE:
-            return [], failed_commit(request, error)
         digest = digest_of_commit(request)
         repeat = self._set_repeat(request, digest)
         if repeat is Repeat.SAME:
             return [], self._repeats.first_answer(request)
-        if repeat is Repeat.OTHER_CONTENT:
-            return [], failed_commit(request, ErrorCode.OBJECT_CONTENT_MISMATCH)
+        if repeat in REFUSED:
+            return [], failed_commit(request, REFUSED[repeat])
         if not fit.all() or not _usable(ids, request.object_id):
             return [], failed_commit(request, _NOT_FOUND)
         verdicts = self._judge_set(request, rows)
-        if verdicts.error() is not _NONE:
-            return [], verdicts.answer()
+        error = verdicts.error()
+        if error is not _NONE:
+            return [], verdicts.answer(error)
         self._objects.require_room(request.object_size, request.stream_objects.object_size)
-        return list(self._set_records(request, rows, digest, now_ms)), verdicts.answer()
-
-    def _result_error(self, object_id: int) -> ErrorCode:
-        """Return OBJECT_NOT_EXIST if there is, and was, no such object to commit."""
-        if object_id < 0 or self._objects.is_prepared(object_id) or self._was_committed(object_id):
-            return _NONE
-        return ErrorCode.OBJECT_NOT_EXIST
-
-    def _was_committed(self, object_id: int) -> bool:
-        return bool(self._objects.was_committed(np.array([object_id]))[0])
+        return list(self._set_records(request, rows, digest, now_ms)), verdicts.answer(error)
 
     def _set_repeat(self, request: CommitStreamSetObject, digest: int) -> Repeat:
         if request.object_id >= 0:
-            return self._repeats.judge((request.object_id,), digest)
+            return self._repeats.of_object(request.object_id, digest)
         results = request.stream_objects.object_id
         if len(results):
             # All results are committed together, so the first one tells.
@@ -155,7 +120,7 @@ class Compactions:
         excused = (states == ObjectState.MARK_DESTROYED) & np.isin(ids, dropped)
         return bool(gone.all() and committed.any() and (committed | excused).all())
 
-    def _judge_set(self, request: CommitStreamSetObject, rows: Int64Column) -> _Verdicts:
+    def _judge_set(self, request: CommitStreamSetObject, rows: Int64Column) -> Verdicts:
         ranges, others = request.ranges, request.stream_objects
         stream_id = np.concatenate((ranges.stream_id, others.stream_id))
         outputs = StreamSpans(
@@ -166,11 +131,8 @@ class Compactions:
         verdicts, covered = self._judge_outputs(outputs, self._live_parts(rows))
         of_ranges, of_others = np.split(verdicts, [len(ranges.stream_id)])
         if len(others.object_id):
-            states = self._objects.states(others.object_id)
-            of_others[states != ObjectState.PREPARED] = ErrorCode.OBJECT_NOT_EXIST
-            committed = self._objects.was_committed(others.object_id)
-            of_others[committed] = ErrorCode.INVALID_REQUEST
-        return _Verdicts(of_ranges, of_others, covered)
+            self._repeats.refuse_unusable(others.object_id, of_others)
+        return Verdicts(of_ranges, of_others, covered)
 
     def _judge_outputs(
         self, outputs: StreamSpans, sources: StreamSpans
@@ -201,69 +163,51 @@ class Compactions:
 
     def _set_records(
         self, request: CommitStreamSetObject, rows: Int64Column, digest: int, now_ms: int
-    ) -> Iterator[Record]:
-        ranges = request.ranges
+    ) -> Iterator[rec.Record]:
         bounds = self._objects.time_bounds(rows)
         if request.object_id >= 0:
+            if request.order_id < 0:
+                request = replace(request, order_id=self._objects.least_order_id(rows))
             facts = _result_facts(request, bounds)
-            named = request.order_id >= 0
-            order_id = request.order_id if named else self._objects.least_order_id(rows)
-            yield StreamSetObjectsCommitted(
-                node_id=request.node.node_id,
-                committed_at_ms=now_ms,
-                data_time_ms=self._objects.least_data_time_ms(rows),
-                object_id=column([request.object_id]),
-                order_id=column([order_id]),
-                object_size=column([request.object_size]),
-                attributes=column([request.attributes]),
-                range_count=column([len(ranges.stream_id)]),
-                ranges=SetObjectRanges(
-                    stream_id=ranges.stream_id,
-                    start_offset=ranges.start_offset,
-                    end_offset=ranges.end_offset,
-                ),
-                min_timestamp_ms=facts.min_timestamp_ms,
-                max_timestamp_ms=facts.max_timestamp_ms,
-                crc32c=facts.crc32c,
-                content_digest=column([digest]),
+            oldest = self._objects.least_data_time_ms(rows)
+            yield set_object_record(
+                request, request.ranges, facts, digest, now_ms, data_time_ms=oldest
             )
         others = _bounded(request.stream_objects, bounds)
         every = np.ones(len(others.stream_id), dtype=np.bool_)
         yield from self._uploads.stream_object_records(others, every, digest, now_ms)
-        yield ObjectsDestroyed(object_id=request.compacted_object_ids, marked_at_ms=now_ms)
+        yield rec.ObjectsDestroyed(object_id=request.compacted_object_ids, marked_at_ms=now_ms)
 
     # ---- stream objects ----
 
     def decide_stream_object(
         self, request: CommitStreamObject, now_ms: int
-    ) -> tuple[list[Record], ErrorAnswer]:
+    ) -> tuple[list[rec.Record], ErrorAnswer]:
         """Judge a compaction of stream objects; the request is well-formed."""
         records, error = self._decide_stream_object(request, now_ms)
         return records, ErrorAnswer(error=error)
 
     def _decide_stream_object(
         self, request: CommitStreamObject, now_ms: int
-    ) -> tuple[list[Record], ErrorCode]:
+    ) -> tuple[list[rec.Record], ErrorCode]:
         node_id = request.node.node_id
         error = self._nodes.check(request.node)
         if error is _NONE:
             error = self._streams.ownership(request.stream_id, request.stream_epoch, node_id)
         if error is not _NONE:
             return [], error
-        ids, rows = _looked_up(self._objects, request.source_object_ids)
+        ids = request.source_object_ids
+        rows = self._objects.rows(ids)
         fit = self._objects.are_objects_of_stream(rows, request.stream_id)
         if ids.tolist() == [request.object_id]:
             return self._replace_attributes(request, rows, fit)
         sources = _Sources(ids, rows, _operations(request))
-        error = self._result_error(request.object_id)
-        if error is not _NONE:
-            return [], error
         digest = digest_of_merge(request)
         repeat = self._merge_repeat(request, sources, digest)
         if repeat is Repeat.SAME:
             return [], _NONE
-        if repeat is Repeat.OTHER_CONTENT:
-            return [], ErrorCode.OBJECT_CONTENT_MISMATCH
+        if repeat in REFUSED:
+            return [], REFUSED[repeat]
         error = self._source_error(request, sources, fit)
         if error is not _NONE:
             return [], error
@@ -274,7 +218,7 @@ class Compactions:
         self, request: CommitStreamObject, sources: "_Sources", digest: int
     ) -> Repeat:
         if request.object_id >= 0:
-            return self._repeats.judge((request.object_id,), digest)
+            return self._repeats.of_object(request.object_id, digest)
         dropped = sources.ids[sources.operations == SourceOperation.DELETE]
         return Repeat.SAME if self._were_destroyed(sources.ids, dropped) else Repeat.NEW
 
@@ -301,7 +245,7 @@ class Compactions:
 
     def _stream_object_records(
         self, request: CommitStreamObject, sources: "_Sources", digest: int, now_ms: int
-    ) -> Iterator[Record]:
+    ) -> Iterator[rec.Record]:
         composite = False
         if request.object_id >= 0:
             composite = request.attributes & KIND_MASK == COMPOSITE_BITS
@@ -309,7 +253,7 @@ class Compactions:
                 self._objects.are_in_state(sources.rows, ObjectState.COMMITTED)
             ]
             facts = _result_facts(request, self._objects.time_bounds(committed))
-            yield StreamObjectsCommitted(
+            yield rec.StreamObjectsCommitted(
                 committed_at_ms=now_ms,
                 object_id=column([request.object_id]),
                 object_size=column([request.object_size]),
@@ -317,14 +261,12 @@ class Compactions:
                 stream_id=column([request.stream_id]),
                 start_offset=column([request.start_offset]),
                 end_offset=column([request.end_offset]),
-                min_timestamp_ms=facts.min_timestamp_ms,
-                max_timestamp_ms=facts.max_timestamp_ms,
-                crc32c=facts.crc32c,
                 content_digest=digest,
+                **facts.columns(),
             )
         kept_above = request.start_offset if composite else None
         linked = [sources.with_operation(SourceOperation.KEEP_DATA)]
-        destroyed: list[ObjectsDestroyed] = []
+        destroyed: list[rec.ObjectsDestroyed] = []
         for operation in (SourceOperation.DELETE, SourceOperation.DEEP_DELETE):
             named = sources.with_operation(operation)
             kept, gone = self._links_of(named, kept_above)
@@ -332,10 +274,12 @@ class Compactions:
             ids = np.concatenate((named, gone))
             if len(ids):
                 deep = operation is SourceOperation.DEEP_DELETE
-                destroyed.append(ObjectsDestroyed(object_id=ids, marked_at_ms=now_ms, deep=deep))
+                destroyed.append(
+                    rec.ObjectsDestroyed(object_id=ids, marked_at_ms=now_ms, deep=deep)
+                )
         held = np.concatenate(linked)
         if len(held):
-            yield ObjectsLinked(composite_id=request.object_id, object_id=held)
+            yield rec.ObjectsLinked(composite_id=request.object_id, object_id=held)
         yield from destroyed
 
     def _links_of(
@@ -356,7 +300,7 @@ class Compactions:
         request: CommitStreamSetObject | CommitStreamObject,
         rows: Int64Column,
         fit: Mask,
-    ) -> tuple[list[Record], ErrorCode]:
+    ) -> tuple[list[rec.Record], ErrorCode]:
         if rows[0] < 0:
             return [], ErrorCode.OBJECT_NOT_EXIST
         if not self._objects.are_in_state(rows, ObjectState.COMMITTED)[0]:
@@ -365,7 +309,7 @@ class Compactions:
             return [], _NOT_FOUND
         if self._objects.attributes(rows)[0] == request.attributes:
             return [], _NONE
-        record = ObjectAttributesSet(object_id=request.object_id, attributes=request.attributes)
+        record = rec.ObjectAttributesSet(object_id=request.object_id, attributes=request.attributes)
         return [record], _NONE
 
 
@@ -405,12 +349,6 @@ def _bounded(rows: StreamObjectColumns, bounds: tuple[int, int]) -> StreamObject
         min_timestamp_ms=np.where(missing, low, rows.min_timestamp_ms),
         max_timestamp_ms=np.where(missing, high, rows.max_timestamp_ms),
     )
-
-
-def _looked_up(objects: ObjectQueries, ids: Int64Column) -> tuple[Int64Column, Int64Column]:
-    """Return ids with their rows, -1 where there is none."""
-    rows: Int64Column = np.maximum(objects.rows(ids), -1)
-    return ids, rows
 
 
 def _operations(request: CommitStreamObject) -> Int64Column:

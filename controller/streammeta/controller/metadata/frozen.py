@@ -36,15 +36,15 @@ import numpy.typing as npt
 
 from streammeta.controller.metadata.kv import StoredValue
 from streammeta.controller.metadata.maintenance import Claim, DeletionHold
-from streammeta.controller.metadata.nodes import NodesView
+from streammeta.controller.metadata.nodes import Node, NodesView
 from streammeta.controller.metadata.object_facts import facts_in_view
 from streammeta.controller.metadata.object_queries import UNUSED, ObjectsView
+from streammeta.controller.metadata.section_rules import COLUMNS, FLAGS, TEXTS
 from streammeta.controller.metadata.shared_views import SharedDictView, WindowView
 from streammeta.controller.metadata.stream_index import range_rows
 from streammeta.controller.metadata.stream_ranges import RANGE_COLUMNS
 from streammeta.controller.metadata.streams import DELETED, StreamsView
 from streammeta.controller.metadata.values import Int64Column, ObjectState, column
-from streammeta.controller.records.record import FACT_COLUMNS
 
 SectionColumn: TypeAlias = npt.NDArray[Any] | Sequence[Any]
 Section: TypeAlias = dict[str, SectionColumn]
@@ -113,10 +113,9 @@ def _counters(parts: FrozenParts) -> Section:
 
 def _streams(parts: FrozenParts) -> Section:
     live = parts.streams.rows.column("state") != DELETED
-    section: Section = {"stream_id": np.flatnonzero(live)}
-    for name in ("epoch", "range_index", "start_offset", "end_offset", "state", "node_id"):
-        section[name] = parts.streams.rows.column(name)[live]
-    return section
+    _, *names = COLUMNS["streams"]
+    columns = {name: parts.streams.rows.column(name)[live] for name in names}
+    return {"stream_id": np.flatnonzero(live), **columns}
 
 
 def _stream_tags(parts: FrozenParts) -> Section:
@@ -147,24 +146,12 @@ def _current_ranges(parts: FrozenParts) -> dict[str, Int64Column]:
 
 
 _SPAN_COLUMNS = ("stream_id", "start_offset", "end_offset")
-_OBJECT_SECTION = (
-    "object_id",
-    "state",
-    "kind",
-    "attributes",
-    "node_id",
-    "object_size",
-    "timestamp_ms",
-    "order_id",
-    "data_time_ms",
-    "range_count",
-    "content_digest",
-)
 
 
 def _objects(parts: FrozenParts) -> Section:
     rows = _object_rows(parts)
-    return {name: parts.objects.rows.column(name)[rows] for name in _OBJECT_SECTION}
+    names = (*COLUMNS["objects"], "content_digest")
+    return {name: parts.objects.rows.column(name)[rows] for name in names}
 
 
 def _object_ranges(parts: FrozenParts) -> Section:
@@ -173,8 +160,8 @@ def _object_ranges(parts: FrozenParts) -> Section:
         parts.objects.rows.column(name)[held_by] for name in ("first_range", "range_count")
     )
     rows = range_rows(first, count)
-    names = ("object_id", "stream_id", "start_offset", "end_offset")
-    return {name: parts.objects.ranges.column(name)[rows].astype(np.int64) for name in names}
+    columns = parts.objects.ranges
+    return {name: columns.column(name)[rows].astype(np.int64) for name in COLUMNS["object_ranges"]}
 
 
 def _object_facts(parts: FrozenParts) -> Section:
@@ -182,7 +169,7 @@ def _object_facts(parts: FrozenParts) -> Section:
     found, facts = facts_in_view(parts.objects.facts, rows)
     return {
         "object_id": parts.objects.rows.column("object_id")[rows[found]],
-        **{name: getattr(facts, name) for name in FACT_COLUMNS},
+        **facts.columns(),
     }
 
 
@@ -195,18 +182,13 @@ def _object_rows(parts: FrozenParts) -> Int64Column:
 
 
 def _pending_uploads(parts: FrozenParts) -> Section:
-    nothing = column()
-    return {
-        "node_id": np.concatenate(
-            [nothing, *(np.full(len(spans), node_id) for node_id, spans in parts.streams.pending)]
-        ),
-        **{
-            name: np.concatenate(
-                [nothing, *(getattr(spans, name) for _, spans in parts.streams.pending)]
-            )
-            for name in _SPAN_COLUMNS
-        },
+    pending = parts.streams.pending
+    owners = [np.full(len(spans), node_id) for node_id, spans in pending]
+    columns = {
+        name: np.concatenate([column(), *(getattr(spans, name) for _, spans in pending)])
+        for name in _SPAN_COLUMNS
     }
+    return {"node_id": np.concatenate([column(), *owners]), **columns}
 
 
 def _lost_ranges(parts: FrozenParts) -> Section:
@@ -214,16 +196,14 @@ def _lost_ranges(parts: FrozenParts) -> Section:
 
 
 def _nodes(parts: FrozenParts) -> Section:
-    return {
-        "node_id": column([node.node_id for node in parts.nodes.in_order]),
-        "node_epoch": column([node.node_epoch for node in parts.nodes.in_order]),
-        "failover": np.array([node.failover for node in parts.nodes.in_order], dtype=np.bool_),
-        "wal_config": [node.wal_config for node in parts.nodes.in_order],
-        "locked": np.array([node.locked for node in parts.nodes.in_order], dtype=np.bool_),
-        "departed": np.array([node.departed for node in parts.nodes.in_order], dtype=np.bool_),
-        "recovered_by": column([node.recovered_by for node in parts.nodes.in_order]),
-        "supervised": np.array([node.supervised for node in parts.nodes.in_order], dtype=np.bool_),
-    }
+    return {name: _node_column(name, parts.nodes.in_order) for name in COLUMNS["nodes"]}
+
+
+def _node_column(name: str, nodes: Sequence[Node]) -> SectionColumn:
+    values = [getattr(node, name) for node in nodes]
+    if name in TEXTS:
+        return values
+    return np.array(values, dtype=np.bool_ if name in FLAGS else np.int64)
 
 
 def _free_node_ids(parts: FrozenParts) -> Section:

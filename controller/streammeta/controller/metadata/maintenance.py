@@ -11,32 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from streammeta.controller.errors import InvariantError
-from streammeta.controller.metadata.answers import (
-    ClaimBucketAnswer,
-    DestroyDeadSetObjectsAnswer,
-    ExpireObjectsAnswer,
-    HoldDeletionsAnswer,
-    RemoveObjectsAnswer,
-    SweepAnswer,
-)
+from streammeta.controller.metadata import answers, requests
 from streammeta.controller.metadata.object_queries import ObjectQueries
-from streammeta.controller.metadata.requests import (
-    ClaimBucket,
-    DestroyDeadSetObjects,
-    ExpireObjects,
-    HoldDeletions,
-    RemoveObjects,
-    SweepDeletedStreams,
-)
 from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import Int64Column, ObjectState, column
-from streammeta.controller.records.record import (
-    BucketClaimed,
-    DeletionsHeld,
-    ObjectsDestroyed,
-    ObjectsRemoved,
-)
+from streammeta.controller.records import record as rec
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +45,31 @@ class ObjectUpkeep:
         self._hold = hold
 
     def decide_expire(
-        self, request: ExpireObjects, now_ms: int
-    ) -> tuple[ObjectsDestroyed | None, ExpireObjectsAnswer]:
+        self, request: requests.ExpireObjects, now_ms: int
+    ) -> tuple[rec.ObjectsDestroyed | None, answers.ExpireObjectsAnswer]:
         """Mark prepared objects past their deadline."""
         ids = column(self._objects.expired_before(now_ms, request.limit))
-        return _destroyed(ids, now_ms), ExpireObjectsAnswer(expired=len(ids))
+        return _destroyed(ids, now_ms), answers.ExpireObjectsAnswer(expired=len(ids))
 
     def decide_remove(
-        self, request: RemoveObjects
-    ) -> tuple[ObjectsRemoved | None, RemoveObjectsAnswer]:
+        self, request: requests.RemoveObjects
+    ) -> tuple[rec.ObjectsRemoved | None, answers.RemoveObjectsAnswer]:
         """Forget destroyed objects whose bytes are gone."""
         ids = column(sorted(set(request.object_ids)))
         ids = ids[self._objects.states(ids) == ObjectState.MARK_DESTROYED]
-        record = ObjectsRemoved(object_id=ids) if len(ids) else None
-        return record, RemoveObjectsAnswer(removed=len(ids))
+        record = rec.ObjectsRemoved(object_id=ids) if len(ids) else None
+        return record, answers.RemoveObjectsAnswer(removed=len(ids))
 
     def decide_sweep(
-        self, request: SweepDeletedStreams, now_ms: int
-    ) -> tuple[ObjectsDestroyed | None, SweepAnswer]:
+        self, request: requests.SweepDeletedStreams, now_ms: int
+    ) -> tuple[rec.ObjectsDestroyed | None, answers.SweepAnswer]:
         """Destroy what deleted streams have left."""
         ids = self._objects.sweepings(request.limit)
-        return _destroyed(ids, now_ms, deep=True), SweepAnswer(destroyed=len(ids))
+        return _destroyed(ids, now_ms, deep=True), answers.SweepAnswer(destroyed=len(ids))
 
     def decide_destroy_dead(
-        self, request: DestroyDeadSetObjects, now_ms: int
-    ) -> tuple[ObjectsDestroyed | None, DestroyDeadSetObjectsAnswer]:
+        self, request: requests.DestroyDeadSetObjects, now_ms: int
+    ) -> tuple[rec.ObjectsDestroyed | None, answers.DestroyDeadSetObjectsAnswer]:
         """Destroy those of a node's set objects that hold nothing live."""
         objects = self._objects
         limit = request.limit
@@ -101,27 +81,25 @@ class ObjectUpkeep:
         live = self._streams.live_starts(spans) < spans.end_offset
         owners = np.repeat(np.arange(len(ids)), objects.range_counts(rows))
         dead = ids[np.bincount(owners[live], minlength=len(ids)) == 0]
-        answer = DestroyDeadSetObjectsAnswer(destroyed=len(dead), next_after=next_after)
+        answer = answers.DestroyDeadSetObjectsAnswer(destroyed=len(dead), next_after=next_after)
         return _destroyed(dead, now_ms), answer
 
     def decide_hold(
-        self, request: HoldDeletions, now_ms: int
-    ) -> tuple[DeletionsHeld | None, HoldDeletionsAnswer]:
+        self, request: requests.HoldDeletions, now_ms: int
+    ) -> tuple[rec.DeletionsHeld | None, answers.HoldDeletionsAnswer]:
         """Begin to hold deletions, or go on for longer; a longer hold stays as it is."""
         since_ms, until_ms = now_ms, now_ms + request.hold_ms
         if now_ms < self._hold.until_ms:
             since_ms = min(since_ms, self._hold.since_ms)
             until_ms = max(until_ms, self._hold.until_ms)
-        answer = HoldDeletionsAnswer(until_ms=until_ms)
+        answer = answers.HoldDeletionsAnswer(until_ms=until_ms)
         if DeletionHold(since_ms, until_ms) == self._hold:
             return None, answer
-        return DeletionsHeld(since_ms=since_ms, until_ms=until_ms), answer
+        return rec.DeletionsHeld(since_ms=since_ms, until_ms=until_ms), answer
 
-    def replay_held(self, record: DeletionsHeld, undo: Undo) -> None:
+    def replay_held(self, record: rec.DeletionsHeld, undo: Undo) -> None:
         """See `DeletionsHeld`."""
-        before = self._hold
-        self._hold = DeletionHold(record.since_ms, record.until_ms)
-        undo.append(lambda: setattr(self, "_hold", before))
+        undo.assign(self, "_hold", DeletionHold(record.since_ms, record.until_ms))
 
     def deletable(self, marked_before_ms: int, limit: int, now_ms: int) -> tuple[int, ...]:
         """Return at most `limit` objects destroyed before a time and not held, oldest first."""
@@ -153,20 +131,24 @@ class BucketClaim:
         """Set the claim of an empty map."""
         self._current = claim
 
-    def decide(self, request: ClaimBucket) -> tuple[BucketClaimed | None, ClaimBucketAnswer]:
+    def decide(
+        self, request: requests.ClaimBucket
+    ) -> tuple[rec.BucketClaimed | None, answers.ClaimBucketAnswer]:
         """Set the UUID if there is none, raise the bound; None if neither changes."""
         before = self._current
         claim = Claim(
             before.cluster_uuid or request.cluster_uuid,
             max(before.issued_below, request.issued_below),
         )
-        answer = ClaimBucketAnswer(cluster_uuid=claim.cluster_uuid, issued_below=claim.issued_below)
+        answer = answers.ClaimBucketAnswer(
+            cluster_uuid=claim.cluster_uuid, issued_below=claim.issued_below
+        )
         if claim == before:
             return None, answer
-        record = BucketClaimed(cluster_uuid=claim.cluster_uuid, issued_below=claim.issued_below)
+        record = rec.BucketClaimed(cluster_uuid=claim.cluster_uuid, issued_below=claim.issued_below)
         return record, answer
 
-    def replay(self, record: BucketClaimed, undo: Undo) -> None:
+    def replay(self, record: rec.BucketClaimed, undo: Undo) -> None:
         """See `BucketClaimed`.
 
         Raises:
@@ -184,13 +166,12 @@ class BucketClaim:
                 f"record lowers the bound of object ids to {claim.issued_below}, "
                 f"but it is {before.issued_below}"
             )
-        self._current = claim
-        undo.append(lambda: setattr(self, "_current", before))
+        undo.assign(self, "_current", claim)
 
 
 def _destroyed(
     ids: Int64Column, marked_at_ms: int, *, deep: bool = False
-) -> ObjectsDestroyed | None:
+) -> rec.ObjectsDestroyed | None:
     if not len(ids):
         return None
-    return ObjectsDestroyed(object_id=ids, marked_at_ms=marked_at_ms, deep=deep)
+    return rec.ObjectsDestroyed(object_id=ids, marked_at_ms=marked_at_ms, deep=deep)

@@ -272,7 +272,7 @@ class Nodes:
             self._write(node_id, None, undo)
         free = [node_id for node_id in gone if node_id >= NODE_ID_MIN]
         if free:
-            self._set_free_ids(self._free_ids.union(free), undo)
+            undo.assign(self, "_free_ids", self._free_ids.union(free))
 
     def replay_locked(self, record: NodeLocked, undo: Undo) -> None:
         """See `NodeLocked`."""
@@ -288,10 +288,8 @@ class Nodes:
 
     def replay_id_issued(self, record: NodeIdIssued, undo: Undo) -> None:
         """See `NodeIdIssued`."""
-        before = self._last_issued_id
-        self._last_issued_id = max(before, record.node_id)
-        undo.append(lambda: setattr(self, "_last_issued_id", before))
-        self._set_free_ids(self._free_ids - {record.node_id}, undo)
+        undo.assign(self, "_last_issued_id", max(self._last_issued_id, record.node_id))
+        undo.assign(self, "_free_ids", self._free_ids - {record.node_id})
         self._requests.put(_request_key(record.request_id), IssuedIds(record.node_id, 1), undo)
 
     def load(
@@ -311,7 +309,7 @@ class Nodes:
     def _set(self, node: Node, undo: Undo) -> None:
         self._write(node.node_id, node, undo)
         if node.node_id in self._free_ids:
-            self._set_free_ids(self._free_ids - {node.node_id}, undo)
+            undo.assign(self, "_free_ids", self._free_ids - {node.node_id})
 
     def _write(self, node_id: int, node: Node | None, undo: Undo) -> None:
         before = self._nodes.get(node_id)
@@ -327,11 +325,6 @@ class Nodes:
             self._nodes.pop(node_id, None)
         else:
             self._nodes[node_id] = node
-
-    def _set_free_ids(self, free_ids: frozenset[int], undo: Undo) -> None:
-        before = self._free_ids
-        self._free_ids = free_ids
-        undo.append(lambda: setattr(self, "_free_ids", before))
 
 
 def _request_key(request_id: str) -> RequestKey:

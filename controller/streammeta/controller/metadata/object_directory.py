@@ -141,12 +141,8 @@ class ObjectDirectory:
             rows = last.rows[:kept]
             self._replace(len(self._segments) - 1, _Segment(last.ids[:kept], rows, _live(rows)))
 
-    def hide(self, object_ids: Int64Column) -> None:
-        """Find ids no longer, for now; none twice."""
-        self._put(object_ids, _HIDDEN - self.rows(object_ids))
-
-    def show(self, object_ids: Int64Column) -> None:
-        """Find hidden ids again."""
+    def toggle(self, object_ids: Int64Column) -> None:
+        """Hide ids, none twice; those that are hidden are found again."""
         self._put(object_ids, _HIDDEN - self.rows(object_ids))
 
     def remove(self, object_ids: Int64Column) -> None:

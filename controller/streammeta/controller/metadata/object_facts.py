@@ -16,11 +16,7 @@ import numpy.typing as npt
 
 from streammeta.controller.metadata.tables import Table, TableView
 from streammeta.controller.metadata.values import EMPTY_COLUMN, Int64Column, Mask, column
-from streammeta.controller.records.record import (
-    FACT_COLUMNS,
-    StreamObjectsCommitted,
-    StreamSetObjectsCommitted,
-)
+from streammeta.controller.records import record as rec
 
 UNKNOWN = -1
 CRC32C_MAX = 2**32 - 1
@@ -40,6 +36,10 @@ class Facts:
     min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     crc32c: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
+
+    def columns(self) -> dict[str, Int64Column]:
+        """Return the columns by name, as commits and their records have them."""
+        return {name: getattr(self, name) for name in rec.FACT_COLUMNS}
 
 
 NO_FACTS = Facts()
@@ -87,10 +87,10 @@ class ObjectFacts:
     def put(
         self,
         rows: Int64Column,
-        known: StreamSetObjectsCommitted | StreamObjectsCommitted | Facts,
+        known: rec.StreamSetObjectsCommitted | rec.StreamObjectsCommitted | Facts,
     ) -> None:
         """Set the facts of objects that had none; empty columns are passed over."""
-        for name in FACT_COLUMNS:
+        for name in rec.FACT_COLUMNS:
             values: Int64Column = getattr(known, name)
             if len(values):
                 self._cover(rows)
@@ -125,7 +125,7 @@ def facts_in_view(view: TableView, rows: Int64Column) -> tuple[Int64Column, Fact
         return EMPTY_COLUMN, NO_FACTS
     facts = _facts(view.column, size, rows)
     found = np.flatnonzero((facts.min_timestamp_ms != UNKNOWN) | (facts.crc32c != UNKNOWN))
-    return found, Facts(**{name: getattr(facts, name)[found] for name in FACT_COLUMNS})
+    return found, Facts(**{name: getattr(facts, name)[found] for name in rec.FACT_COLUMNS})
 
 
 def known_columns(columns: object, chosen: Mask | None = None) -> Facts:
@@ -133,7 +133,7 @@ def known_columns(columns: object, chosen: Mask | None = None) -> Facts:
 
     `chosen` says of which rows; None: of all.
     """
-    return Facts(**{name: _known(getattr(columns, name), chosen) for name in FACT_COLUMNS})
+    return Facts(**{name: _known(getattr(columns, name), chosen) for name in rec.FACT_COLUMNS})
 
 
 def _known(values: Int64Column, chosen: Mask | None) -> Int64Column:

@@ -11,6 +11,7 @@ linked to a composite, `ObjectCounts` counts objects by state.
 
 import bisect
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -137,16 +138,16 @@ class NodeObjects:
     """Counts of objects by node and span; nodes that never held any hold none."""
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
+        self._counts: Counter[int] = Counter()
         self._spans: dict[int, dict[int, int]] = {}
 
     def get(self, node_id: int) -> int:
         """Return how many objects a node holds."""
-        return self._counts.get(node_id, 0)
+        return self._counts[node_id]
 
     def total(self) -> int:
         """Return how many there are."""
-        return sum(self._counts.values())
+        return self._counts.total()
 
     def spans_from(self, node_id: int, first_id: int) -> Int64Column:
         """Return the numbers of a node's spans, ascending, from the one of an id on."""
@@ -176,7 +177,7 @@ class NodeObjects:
             self._change(node_id, object_ids[node_ids == node_id], 1)
 
     def _change(self, node_id: int, object_ids: Int64Column, sign: int) -> None:
-        _add(self._counts, node_id, sign * len(object_ids))
+        self._counts[node_id] += sign * len(object_ids)
         spans = self._spans.setdefault(node_id, {})
         if len(object_ids) == 1:
             _add(spans, int(object_ids[0]) >> _SPAN_SHIFT, sign)
@@ -214,14 +215,14 @@ class ObjectLinks:
 
     def add(self, composite_id: int, object_ids: Int64Column, undo: Undo) -> None:
         """Link objects that are linked to no other."""
-        self._set(composite_id, np.union1d(self.of(composite_id), object_ids), undo)
+        undo.put(self._linked, composite_id, np.union1d(self.of(composite_id), object_ids))
 
     def remove(self, composite_ids: Int64Column, object_ids: Int64Column, undo: Undo) -> None:
         """Take links away, given as pairs."""
         for composite_id in np.unique(composite_ids).tolist():
             gone = object_ids[composite_ids == composite_id]
             left = np.setdiff1d(self.of(composite_id), gone, assume_unique=True)
-            self._set(composite_id, left, undo)
+            undo.put(self._linked, composite_id, left if len(left) else None)
 
     def load(self, composite_ids: Int64Column, object_ids: Int64Column) -> None:
         """Fill with pairs, in object id order."""
@@ -229,17 +230,6 @@ class ObjectLinks:
         composites, first = np.unique(composite_ids[order], return_index=True)
         parts = np.split(object_ids[order], first[1:]) if len(composites) else []
         self._linked = dict(zip(composites.tolist(), parts, strict=True))
-
-    def _set(self, composite_id: int, object_ids: Int64Column, undo: Undo) -> None:
-        before = self.of(composite_id)
-        self._put(composite_id, object_ids)
-        undo.append(lambda: self._put(composite_id, before))
-
-    def _put(self, composite_id: int, object_ids: Int64Column) -> None:
-        if len(object_ids):
-            self._linked[composite_id] = object_ids
-        else:
-            self._linked.pop(composite_id, None)
 
 
 COMMITTED_BYTES_MAX = 1 << 62

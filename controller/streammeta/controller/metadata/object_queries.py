@@ -12,11 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from streammeta.controller.metadata.answers import (
-    ObjectDescription,
-    ObjectSlices,
-    StreamSetObject,
-)
+from streammeta.controller.metadata import answers
 from streammeta.controller.metadata.object_directory import ObjectDirectory
 from streammeta.controller.metadata.object_facts import UNKNOWN, ObjectFacts
 from streammeta.controller.metadata.object_indexes import (
@@ -297,7 +293,7 @@ class ObjectQueries:
 
     # ---- streams ----
 
-    def slices(self, stream_id: int, start: int, end: int, limit: int) -> ObjectSlices:
+    def slices(self, stream_id: int, start: int, end: int, limit: int) -> answers.ObjectSlices:
         """Return the objects that hold a stream contiguously from `start` on.
 
         Stops at a gap, after `limit` objects, or at `end`; -1: no end.
@@ -305,7 +301,7 @@ class ObjectQueries:
         ids, starts, ends = self._ranges.rows_from(stream_id, start, end, limit)
         rows, table = self.rows(ids), self._table
         facts = self._facts.of(rows)
-        return ObjectSlices(
+        return answers.ObjectSlices(
             ids,
             table["kind"][rows],
             starts,
@@ -335,14 +331,14 @@ class ObjectQueries:
 
     # ---- descriptions ----
 
-    def describe(self, row: int) -> ObjectDescription:
+    def describe(self, row: int) -> answers.ObjectDescription:
         """Describe the object in a row."""
         table = self._table
         kind, state = ObjectKind(int(table["kind"][row])), ObjectState(int(table["state"][row]))
         held = self.spans(np.array([row]))
         one_stream = kind in (ObjectKind.STREAM, ObjectKind.COMPOSITE) and len(held) == 1
         low, high, crc32c = self._facts.of_one(row)
-        return ObjectDescription(
+        return answers.ObjectDescription(
             object_id=int(table["object_id"][row]),
             state=state,
             kind=kind,
@@ -363,7 +359,7 @@ class ObjectQueries:
 
     def describe_set_objects(
         self, object_ids: Int64Column, *, by_order: bool = False
-    ) -> tuple[StreamSetObject, ...]:
+    ) -> tuple[answers.StreamSetObject, ...]:
         """Describe set objects, in the order named or in that of the node that holds them."""
         rows = self.rows(object_ids)
         if by_order:
@@ -375,7 +371,7 @@ class ObjectQueries:
             *(self._table[name][rows] for name in _SET_OBJECT_COLUMNS),
             *(values if len(values) else unknown for values in known),
         )
-        return tuple(map(StreamSetObject, *(values.tolist() for values in columns)))
+        return tuple(map(answers.StreamSetObject, *(values.tolist() for values in columns)))
 
     def set_objects_of(self, node_id: int, after_id: int, limit: int) -> Int64Column:
         """Return the ids of a node's first `limit` committed set objects above an id."""

@@ -12,9 +12,7 @@ import numpy.typing as npt
 from streammeta.controller.errors import ErrorCode, InvariantError
 from streammeta.controller.metadata.answers import PrepareObjectsAnswer
 from streammeta.controller.metadata.object_facts import Facts
-from streammeta.controller.metadata.object_indexes import (
-    exact_sum,
-)
+from streammeta.controller.metadata.object_indexes import exact_sum
 from streammeta.controller.metadata.object_queries import UNUSED, ObjectQueries
 from streammeta.controller.metadata.request_identity import (
     NO_DIGEST,
@@ -33,15 +31,7 @@ from streammeta.controller.metadata.values import (
     ObjectKind,
     ObjectState,
 )
-from streammeta.controller.records.record import (
-    ObjectAttributesSet,
-    ObjectsDestroyed,
-    ObjectsLinked,
-    ObjectsPrepared,
-    ObjectsRemoved,
-    StreamObjectsCommitted,
-    StreamSetObjectsCommitted,
-)
+from streammeta.controller.records import record as rec
 
 DEEP_DELETE_BIT = 1 << 18
 """In the attributes word: destroying a composite destroys what it links."""
@@ -77,12 +67,12 @@ class Objects(ObjectQueries):
 
     def decide_prepare(
         self, request: PrepareObjects, now_ms: int
-    ) -> tuple[Sequence[ObjectsPrepared], PrepareObjectsAnswer]:
+    ) -> tuple[Sequence[rec.ObjectsPrepared], PrepareObjectsAnswer]:
         """Issue ids; a repeat gets those of the first request. The node has been checked."""
         key = RequestKey(RequestKind.PREPARE_OBJECTS, request.node.node_id, request.request_id)
         issued = self.issued(key)
         if issued is None:
-            record = ObjectsPrepared(
+            record = rec.ObjectsPrepared(
                 request_id=request.request_id,
                 node_id=request.node.node_id,
                 first_object_id=self.next_object_id,
@@ -100,7 +90,7 @@ class Objects(ObjectQueries):
 
     # ---- replaying ----
 
-    def replay_prepared(self, record: ObjectsPrepared, undo: Undo) -> None:
+    def replay_prepared(self, record: rec.ObjectsPrepared, undo: Undo) -> None:
         """See `ObjectsPrepared`."""
         first, count = record.first_object_id, record.count
         if first != self.next_object_id:
@@ -129,7 +119,7 @@ class Objects(ObjectQueries):
         self._directory.truncate(first_id)
         self._counts.change(_PREPARED, -len(rows))
 
-    def replay_set_objects(self, record: StreamSetObjectsCommitted, undo: Undo) -> Int64Column:
+    def replay_set_objects(self, record: rec.StreamSetObjectsCommitted, undo: Undo) -> Int64Column:
         """Commit set objects with their ranges; return the row of every range."""
         rows = self._rows_of_record(record.object_id)
         firsts, range_rows_ = self._ranges.add(
@@ -147,7 +137,7 @@ class Objects(ObjectQueries):
         self._set_objects.add(record.node_id, record.object_id, undo)
         return range_rows_
 
-    def replay_stream_objects(self, record: StreamObjectsCommitted, undo: Undo) -> Int64Column:
+    def replay_stream_objects(self, record: rec.StreamObjectsCommitted, undo: Undo) -> Int64Column:
         """Commit stream objects with their ranges; return their range rows."""
         rows = self._rows_of_record(record.object_id)
         ones = np.ones(len(rows), dtype=np.int64)
@@ -178,7 +168,7 @@ class Objects(ObjectQueries):
             self._ranges.link_last(streams[newest], rows[newest], undo)
         self._ranges.link_many(streams[~newest], rows[~newest], undo)
 
-    def replay_linked(self, record: ObjectsLinked, undo: Undo) -> None:
+    def replay_linked(self, record: rec.ObjectsLinked, undo: Undo) -> None:
         """See `ObjectsLinked`."""
         ids = record.object_id
         rows = self._rows_of_record(ids)
@@ -193,11 +183,11 @@ class Objects(ObjectQueries):
         self._recount(rows, before, undo)
         self._links.add(record.composite_id, ids, undo)
 
-    def replay_attributes(self, record: ObjectAttributesSet, undo: Undo) -> None:
+    def replay_attributes(self, record: rec.ObjectAttributesSet, undo: Undo) -> None:
         """See `ObjectAttributesSet`."""
         self._table.put("attributes", self.row(record.object_id), record.attributes, undo)
 
-    def replay_destroyed(self, record: ObjectsDestroyed, undo: Undo) -> None:
+    def replay_destroyed(self, record: rec.ObjectsDestroyed, undo: Undo) -> None:
         """See `ObjectsDestroyed`."""
         rows = self._rows_of_record(record.object_id)
         before = self._cells(rows, _DESTROYED_CELLS)
@@ -253,7 +243,7 @@ class Objects(ObjectQueries):
             self._swept -= ended
             undo.append(lambda: self._swept.update(ended))
 
-    def replay_removed(self, record: ObjectsRemoved, undo: Undo) -> None:
+    def replay_removed(self, record: rec.ObjectsRemoved, undo: Undo) -> None:
         """See `ObjectsRemoved`."""
         ids = record.object_id
         rows = self._rows_of_record(ids)
@@ -262,14 +252,14 @@ class Objects(ObjectQueries):
         for object_id, digest in zip(ids[committed].tolist(), digests.tolist(), strict=True):
             self._removed.put(object_id, digest, undo)
         self._table.write("state", rows, ObjectState.REMOVED)
-        self._directory.hide(ids)
+        self._directory.toggle(ids)
         self._counts.change(_DESTROYED, -len(rows))
         undo.append(lambda: self._bring_back(ids, rows))
         undo.when_committed.append(lambda: self._forget(ids, rows))
 
     def _bring_back(self, ids: Int64Column, rows: Int64Column) -> None:
         self._table.write("state", rows, _DESTROYED)
-        self._directory.show(ids)
+        self._directory.toggle(ids)
         self._counts.change(_DESTROYED, len(rows))
         self._file_again(rows)
 
@@ -338,7 +328,7 @@ class Objects(ObjectQueries):
         rows: Int64Column,
         kind: int | Int64Column,
         first_range: Int64Column,
-        record: StreamSetObjectsCommitted | StreamObjectsCommitted,
+        record: rec.StreamSetObjectsCommitted | rec.StreamObjectsCommitted,
     ) -> None:
         table = self._table
         table.write("state", rows, _COMMITTED)

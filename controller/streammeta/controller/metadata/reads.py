@@ -6,34 +6,10 @@ Listings look at columns in id order from the page's token on, and at no more th
 import numpy as np
 
 from streammeta.controller.errors import ErrorCode
-from streammeta.controller.metadata.answers import (
-    CheckObjectsAnswer,
-    DescribeObjectsAnswer,
-    DescribeStreamsAnswer,
-    GetNodesAnswer,
-    GetObjectsAnswer,
-    GetOpeningStreamsAnswer,
-    ListStreamSetObjectsAnswer,
-    NodeDescription,
-    ObjectList,
-    OpeningStream,
-    PendingUpload,
-    StreamDescription,
-    StreamObjectRange,
-    StreamSetObject,
-)
+from streammeta.controller.metadata import answers, requests
 from streammeta.controller.metadata.maintenance import BucketClaim
 from streammeta.controller.metadata.nodes import Node, Nodes
 from streammeta.controller.metadata.object_queries import ObjectQueries
-from streammeta.controller.metadata.requests import (
-    CheckObjects,
-    DescribeObjects,
-    DescribeStreams,
-    GetNodes,
-    GetObjects,
-    ListStreamSetObjects,
-    ObjectQuery,
-)
 from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.values import (
@@ -65,21 +41,23 @@ class Reads:
 
     # ---- which objects hold a range ----
 
-    def get_objects(self, request: GetObjects) -> GetObjectsAnswer:
+    def get_objects(self, request: requests.GetObjects) -> answers.GetObjectsAnswer:
         """Return what holds each queried range."""
-        return GetObjectsAnswer(results=tuple(self._slices(query) for query in request.queries))
+        return answers.GetObjectsAnswer(
+            results=tuple(self._slices(query) for query in request.queries)
+        )
 
-    def _slices(self, query: ObjectQuery) -> ObjectList:
+    def _slices(self, query: requests.ObjectQuery) -> answers.ObjectList:
         stream_id = query.stream_id
         if not self._streams.exists(stream_id):
-            return ObjectList(error=ErrorCode.STREAM_NOT_EXIST)
+            return answers.ObjectList(error=ErrorCode.STREAM_NOT_EXIST)
         low, high = self._streams.offsets(stream_id)
         if query.start_offset < low:
             error = ErrorCode.OFFSET_NOT_MATCHED
-            return ObjectList(error=error, stream_start_offset=low, stream_end_offset=high)
+            return answers.ObjectList(error=error, stream_start_offset=low, stream_end_offset=high)
         lost_end = self._streams.lost_end(stream_id, query.start_offset)
         if lost_end >= 0:
-            return ObjectList(
+            return answers.ObjectList(
                 error=ErrorCode.NONE,
                 stream_start_offset=low,
                 stream_end_offset=high,
@@ -88,7 +66,7 @@ class Reads:
         slices = self._objects.slices(
             stream_id, query.start_offset, query.end_offset, query.limit or OBJECTS_LIMIT_DEFAULT
         )
-        return ObjectList(
+        return answers.ObjectList(
             error=ErrorCode.NONE,
             objects=slices,
             stream_start_offset=low,
@@ -97,7 +75,7 @@ class Reads:
 
     # ---- objects ----
 
-    def describe_objects(self, request: DescribeObjects) -> DescribeObjectsAnswer:
+    def describe_objects(self, request: requests.DescribeObjects) -> answers.DescribeObjectsAnswer:
         """Return one page of objects."""
         if request.object_ids:
             ids, token = page_of_ids(request.object_ids, request.page)
@@ -106,16 +84,16 @@ class Reads:
         else:
             found, after = self._objects.page_rows(first_id(request.page), page_size(request.page))
             token = token_of(after)
-        return DescribeObjectsAnswer(
+        return answers.DescribeObjectsAnswer(
             objects=tuple(self._objects.describe(row) for row in found.tolist()),
             next_page_token=token,
             total=len(self._objects),
         )
 
-    def check_objects(self, request: CheckObjects) -> CheckObjectsAnswer:
+    def check_objects(self, request: requests.CheckObjects) -> answers.CheckObjectsAnswer:
         """Return the states of ids."""
         states = self._objects.states(column(request.object_ids))
-        return CheckObjectsAnswer(
+        return answers.CheckObjectsAnswer(
             states=tuple(ObjectState(state) for state in states.tolist()),
             next_object_id=self._objects.next_object_id,
             cluster_uuid=self._bucket_claim.current.cluster_uuid,
@@ -124,7 +102,7 @@ class Reads:
 
     # ---- nodes ----
 
-    def get_nodes(self, request: GetNodes) -> GetNodesAnswer:
+    def get_nodes(self, request: requests.GetNodes) -> answers.GetNodesAnswer:
         """Return nodes with what they own."""
         if request.node_ids:
             asked = [self._nodes.get(node_id) for node_id in sorted(set(request.node_ids))]
@@ -132,12 +110,12 @@ class Reads:
         else:
             nodes = self._nodes.in_order()
         with_objects = request.include_stream_set_objects
-        return GetNodesAnswer(
+        return answers.GetNodesAnswer(
             nodes=tuple(self._describe_node(node, with_objects=with_objects) for node in nodes)
         )
 
-    def _describe_node(self, node: Node, *, with_objects: bool) -> NodeDescription:
-        return NodeDescription(
+    def _describe_node(self, node: Node, *, with_objects: bool) -> answers.NodeDescription:
+        return answers.NodeDescription(
             node_id=node.node_id,
             node_epoch=node.node_epoch,
             failover=node.failover,
@@ -153,18 +131,20 @@ class Reads:
             supervised=node.supervised,
         )
 
-    def _set_objects(self, node_id: int) -> tuple[StreamSetObject, ...]:
+    def _set_objects(self, node_id: int) -> tuple[answers.StreamSetObject, ...]:
         """Return all set objects of a node, in its order."""
         ids = self._objects.set_objects_of(node_id, -1, self._nodes.set_object_count(node_id))
         return self._objects.describe_set_objects(ids, by_order=True)
 
-    def list_set_objects(self, request: ListStreamSetObjects) -> ListStreamSetObjectsAnswer:
+    def list_set_objects(
+        self, request: requests.ListStreamSetObjects
+    ) -> answers.ListStreamSetObjectsAnswer:
         """Return one page of a node's set objects."""
         node_id, size = request.node_id, page_size(request.page)
         if self._nodes.get(node_id) is None:
-            return ListStreamSetObjectsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
+            return answers.ListStreamSetObjectsAnswer(error=ErrorCode.NODE_EPOCH_NOT_EXIST)
         ids = self._objects.set_objects_of(node_id, first_id(request.page) - 1, size + 1)
-        return ListStreamSetObjectsAnswer(
+        return answers.ListStreamSetObjectsAnswer(
             error=ErrorCode.NONE,
             objects=self._objects.describe_set_objects(ids[:size]),
             next_page_token=token_of(int(ids[size]) if len(ids) > size else -1),
@@ -173,7 +153,7 @@ class Reads:
 
     # ---- streams ----
 
-    def describe_streams(self, request: DescribeStreams) -> DescribeStreamsAnswer:
+    def describe_streams(self, request: requests.DescribeStreams) -> answers.DescribeStreamsAnswer:
         """Return one page of streams."""
         owner = request.owner_node_id
         if request.stream_ids:
@@ -193,27 +173,30 @@ class Reads:
             self._describe_stream(stream_id, request, tuple(pending.get(stream_id, ())))
             for stream_id in found
         )
-        return DescribeStreamsAnswer(
+        return answers.DescribeStreamsAnswer(
             streams=described, next_page_token=token, total=self._streams.live_count()
         )
 
-    def _pending_of(self, stream_id: Int64Column) -> dict[int, list[PendingUpload]]:
+    def _pending_of(self, stream_id: Int64Column) -> dict[int, list[answers.PendingUpload]]:
         """Return what is owed of these streams, by start offset."""
-        found: dict[int, list[PendingUpload]] = {}
+        found: dict[int, list[answers.PendingUpload]] = {}
         for node_id in self._streams.nodes_with_pending():
             spans = self._streams.active_uploads(node_id).of_streams(stream_id)
             for cells in spans.rows():
-                found.setdefault(cells[0], []).append(PendingUpload(node_id, *cells))
+                found.setdefault(cells[0], []).append(answers.PendingUpload(node_id, *cells))
         for uploads in found.values():
             uploads.sort(key=lambda upload: upload.start_offset)
         return found
 
     def _describe_stream(
-        self, stream_id: int, request: DescribeStreams, pending: tuple[PendingUpload, ...]
-    ) -> StreamDescription:
+        self,
+        stream_id: int,
+        request: requests.DescribeStreams,
+        pending: tuple[answers.PendingUpload, ...],
+    ) -> answers.StreamDescription:
         streams, ids = self._streams, np.array([stream_id])
         head = streams.head_columns(ids)
-        return StreamDescription(
+        return answers.StreamDescription(
             stream_id=stream_id,
             epoch=int(head.epoch[0]),
             range_index=int(streams.range_indexes(ids)[0]),
@@ -230,13 +213,13 @@ class Reads:
             lost=streams.lost_of(stream_id),
         )
 
-    def _stream_objects(self, stream_id: int) -> tuple[StreamObjectRange, ...]:
+    def _stream_objects(self, stream_id: int) -> tuple[answers.StreamObjectRange, ...]:
         columns = (values.tolist() for values in self._objects.stream_objects(stream_id))
-        return tuple(map(StreamObjectRange, *columns))
+        return tuple(map(answers.StreamObjectRange, *columns))
 
     # ---- what a node has open or owes ----
 
-    def opening_streams(self, node_id: int, page: PageRequest) -> GetOpeningStreamsAnswer:
+    def opening_streams(self, node_id: int, page: PageRequest) -> answers.GetOpeningStreamsAnswer:
         """Return one page of the streams open on the node and of the uploads it owes.
 
         STREAM_INNER_ERROR, and nothing listed, if an upload is of no range of the node, or of a
@@ -246,7 +229,7 @@ class Reads:
         opened, after = self._streams.page_opened_by(node_id, first, size)
         owed = self._streams.active_uploads(node_id)
         if not len(owed):
-            return GetOpeningStreamsAnswer(
+            return answers.GetOpeningStreamsAnswer(
                 error=ErrorCode.NONE,
                 streams=self._open_streams(opened),
                 next_page_token=token_of(after),
@@ -255,7 +238,7 @@ class Reads:
         epochs = self._streams.owed_epochs(node_id, owed)
         ids = np.concatenate((opened, owed.stream_id))
         if epochs is None:
-            return GetOpeningStreamsAnswer(error=ErrorCode.STREAM_INNER_ERROR)
+            return answers.GetOpeningStreamsAnswer(error=ErrorCode.STREAM_INNER_ERROR)
         # The page ends where `size` streams of both kinds are on it.
         listed = np.sort(ids if after < 0 else np.append(ids, after))
         end = int(listed[size]) if len(listed) > size else -1
@@ -264,17 +247,19 @@ class Reads:
             owed, epochs = owed.take(chosen), epochs[chosen]
         streams = (*self._open_streams(opened), *self._owed_streams(owed, epochs))
         by_id = tuple(sorted(streams, key=lambda stream: stream.stream_id))
-        return GetOpeningStreamsAnswer(
+        return answers.GetOpeningStreamsAnswer(
             error=ErrorCode.NONE, streams=by_id, next_page_token=token_of(end)
         )
 
-    def _open_streams(self, ids: Int64Column) -> tuple[OpeningStream, ...]:
+    def _open_streams(self, ids: Int64Column) -> tuple[answers.OpeningStream, ...]:
         head = self._streams.head_columns(ids)
         columns = (ids, head.epoch, head.start_offset, head.end_offset)
-        return tuple(map(OpeningStream, *(values.tolist() for values in columns)))
+        return tuple(map(answers.OpeningStream, *(values.tolist() for values in columns)))
 
-    def _owed_streams(self, owed: StreamSpans, epochs: Int64Column) -> tuple[OpeningStream, ...]:
+    def _owed_streams(
+        self, owed: StreamSpans, epochs: Int64Column
+    ) -> tuple[answers.OpeningStream, ...]:
         low = self._streams.start_offsets(owed.stream_id)
         columns = (owed.stream_id, epochs, low, owed.start_offset, owed.end_offset)
         cells = zip(*(values.tolist() for values in columns), strict=True)
-        return tuple(OpeningStream(*cell) for cell in cells)
+        return tuple(answers.OpeningStream(*cell) for cell in cells)

@@ -20,11 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streammeta.controller.errors import InvalidRequestError
-from streammeta.controller.metadata.requests import (
-    CommitStreamObject,
-    CommitStreamSetObject,
-    CommitUploads,
-)
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.values import Int64Column, StreamObjectColumns, Tags
 from streammeta.controller.records.record import FACT_COLUMNS
 
@@ -125,7 +121,7 @@ _STREAM_OBJECT = _multipliers(5, 9)
 _SOURCE = _multipliers(6, 2)
 
 
-def digest_of_commit(request: CommitStreamSetObject) -> int:
+def digest_of_commit(request: requests.CommitStreamSetObject) -> int:
     """Return the digest of an upload, or of what set objects were compacted to."""
     compacts = len(request.compacted_object_ids) > 0
     head = _of_cells(
@@ -152,7 +148,7 @@ def digest_of_commit(request: CommitStreamSetObject) -> int:
     return _signed(total)
 
 
-def digest_of_merge(request: CommitStreamObject) -> int:
+def digest_of_merge(request: requests.CommitStreamObject) -> int:
     """Return the digest of what stream objects were compacted to."""
     total = _of_cells(
         _MERGE,
@@ -173,7 +169,7 @@ def digest_of_merge(request: CommitStreamObject) -> int:
     return _signed(total + _of_sources(ids, operations))
 
 
-def digests_of_uploads(request: CommitUploads) -> Int64Column:
+def digests_of_uploads(request: requests.CommitUploads) -> Int64Column:
     """Return the digest of each upload: that of the same upload as a commit of its own."""
     ids, ranges = request.object_id, request.ranges
     count = len(ids)

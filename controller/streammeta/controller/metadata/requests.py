@@ -6,7 +6,6 @@ at its state.
 """
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from streammeta.controller.metadata.values import (
     EMPTY_COLUMN,
@@ -21,6 +20,18 @@ from streammeta.controller.metadata.values import (
 )
 
 
+class WriteRequest:
+    """Requests that may change the map; `ClusterMap.decide` takes them."""
+
+    __slots__ = ()
+
+
+class ReadRequest:
+    """Requests that read the map; `ClusterMap.query` takes them."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class NewStream:
     """A stream to create."""
@@ -29,7 +40,7 @@ class NewStream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreateStreams:
+class CreateStreams(WriteRequest):
     """Create closed, empty streams; a repeated `request_id` gets the first answer."""
 
     request_id: str
@@ -47,12 +58,11 @@ class StreamToOpen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenStreams:
+class OpenStreams(WriteRequest):
     """Take ownership of streams."""
 
     node: NodeIdentity
     streams: tuple[StreamToOpen, ...]
-    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +79,11 @@ class StreamToClose:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CloseStreams:
+class CloseStreams(WriteRequest):
     """Give up ownership of streams."""
 
     node: NodeIdentity
     streams: tuple[StreamToClose, ...]
-    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +96,11 @@ class StreamToTrim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrimStreams:
+class TrimStreams(WriteRequest):
     """Move streams' visible start forward."""
 
     node: NodeIdentity
     streams: tuple[StreamToTrim, ...]
-    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +112,15 @@ class StreamToDelete:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteStreams:
+class DeleteStreams(WriteRequest):
     """Delete closed streams for good."""
 
     node: NodeIdentity
     streams: tuple[StreamToDelete, ...]
-    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetOpeningStreams:
+class GetOpeningStreams(WriteRequest):
     """Register a node's epoch for fencing (first page only) and list the streams it has open."""
 
     node: NodeIdentity
@@ -122,7 +129,7 @@ class GetOpeningStreams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeStreams:
+class DescribeStreams(ReadRequest):
     """Read streams by id, by owner, or all of them, in id order."""
 
     stream_ids: tuple[int, ...] = ()
@@ -133,7 +140,7 @@ class DescribeStreams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareObjects:
+class PrepareObjects(WriteRequest):
     """Issue consecutive object ids; a repeated `request_id` gets the first answer."""
 
     request_id: str
@@ -143,7 +150,7 @@ class PrepareObjects:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CommitStreamSetObject:
+class CommitStreamSetObject(WriteRequest):
     """Register an upload, or with `compacted_object_ids` what these set objects were compacted to.
 
     A repeated `object_id` gets the first answer. `object_id` -1: there is no set object, as when
@@ -161,14 +168,13 @@ class CommitStreamSetObject:
     compacted_object_ids: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     failover: bool = False
     on_conflict: OnConflict = OnConflict.REJECT_ALL
-    request_id: str = ""
     min_timestamp_ms: int = -1
     max_timestamp_ms: int = -1
     crc32c: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CommitUploads:
+class CommitUploads(WriteRequest):
     """Register uploads, one row a set object, judged one after the other.
 
     The first `range_count[0]` rows of `ranges` are the first object's, and so on. A bad range
@@ -187,7 +193,7 @@ class CommitUploads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CommitStreamObject:
+class CommitStreamObject(WriteRequest):
     """Register what stream objects of one stream were compacted to; `object_id` -1: to nothing.
 
     `operations` has one entry a source, or is empty: DELETE for each. Offsets are -1 without a
@@ -204,19 +210,17 @@ class CommitStreamObject:
     attributes: int = 0
     source_object_ids: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     operations: tuple[SourceOperation, ...] = ()
-    request_id: str = ""
     min_timestamp_ms: int = -1
     max_timestamp_ms: int = -1
     crc32c: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbandonUploads:
+class AbandonUploads(WriteRequest):
     """Give up what a node owes of these streams, or with none of all."""
 
     node_id: int
     stream_ids: tuple[int, ...] = ()
-    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,14 +234,14 @@ class ObjectQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetObjects:
+class GetObjects(ReadRequest):
     """Read which objects hold ranges of streams."""
 
     queries: tuple[ObjectQuery, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeObjects:
+class DescribeObjects(ReadRequest):
     """Read objects by id or page by page."""
 
     object_ids: tuple[int, ...] = ()
@@ -245,35 +249,35 @@ class DescribeObjects:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckObjects:
+class CheckObjects(ReadRequest):
     """Read the states of ids, issued or not."""
 
     object_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpireObjects:
+class ExpireObjects(WriteRequest):
     """Mark prepared objects past their deadline destroyed, at most `limit` of them."""
 
     limit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveObjects:
+class RemoveObjects(WriteRequest):
     """Forget destroyed objects whose bytes are gone; other ids are passed over."""
 
     object_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepDeletedStreams:
+class SweepDeletedStreams(WriteRequest):
     """Destroy stream objects of streams that were deleted, at most `limit` of them."""
 
     limit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DestroyDeadSetObjects:
+class DestroyDeadSetObjects(WriteRequest):
     """Destroy set objects of a node that hold nothing of any stream any more.
 
     Looks at its `limit` committed set objects with the smallest ids above `after_object_id`.
@@ -285,14 +289,14 @@ class DestroyDeadSetObjects:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldDeletions:
+class HoldDeletions(WriteRequest):
     """Keep the bytes of objects destroyed from now on for `hold_ms`; a longer hold stays."""
 
     hold_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimBucket:
+class ClaimBucket(WriteRequest):
     """Give the cluster a UUID unless it has one, and let object ids below a bound be issued.
 
     The UUID that is there stays; so does a higher bound.
@@ -303,31 +307,29 @@ class ClaimBucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnregisterNode:
+class UnregisterNode(WriteRequest):
     """Forget a node that owns nothing."""
 
     node: NodeIdentity
-    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetNextNodeId:
+class GetNextNodeId(WriteRequest):
     """Issue a node id; a repeated `request_id` gets the first answer."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetNodeLock:
+class SetNodeLock(WriteRequest):
     """Lock or unlock a node."""
 
     node_id: int
     locked: bool
-    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuperviseNode:
+class SuperviseNode(WriteRequest):
     """Remember that a node sends heartbeats, so that its silence means something."""
 
     node: NodeIdentity
@@ -343,14 +345,14 @@ class RecoveryTarget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AssignRecoveries:
+class AssignRecoveries(WriteRequest):
     """Assign recoveries of nodes' data; what no longer fits the nodes is passed over."""
 
     targets: tuple[RecoveryTarget, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterNode:
+class RegisterNode(WriteRequest):
     """Register a broker process; a larger epoch fences older ones."""
 
     node: NodeIdentity
@@ -359,7 +361,7 @@ class RegisterNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetNodes:
+class GetNodes(ReadRequest):
     """Read nodes by id or all."""
 
     node_ids: tuple[int, ...] = ()
@@ -367,7 +369,7 @@ class GetNodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListStreamSetObjects:
+class ListStreamSetObjects(ReadRequest):
     """Read one node's committed set objects page by page, in object id order."""
 
     node_id: int
@@ -386,11 +388,10 @@ class KVToPut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutKVs:
+class PutKVs(WriteRequest):
     """Put values, each on its own condition."""
 
     items: tuple[KVToPut, ...]
-    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,22 +404,21 @@ class KVKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetKVs:
+class GetKVs(ReadRequest):
     """Read values."""
 
     keys: tuple[KVKey, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteKVs:
+class DeleteKVs(WriteRequest):
     """Delete keys, each on its own condition."""
 
     keys: tuple[KVKey, ...]
-    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListKVs:
+class ListKVs(ReadRequest):
     """Read keys with a prefix in key order, or with `namespaces` the namespaces."""
 
     namespace: str = ""
@@ -426,42 +426,3 @@ class ListKVs:
     keys_only: bool = False
     namespaces: bool = False
     page: PageRequest = field(default_factory=PageRequest)
-
-
-WriteRequest: TypeAlias = (
-    CreateStreams
-    | OpenStreams
-    | CloseStreams
-    | TrimStreams
-    | DeleteStreams
-    | GetOpeningStreams
-    | PrepareObjects
-    | CommitStreamSetObject
-    | CommitUploads
-    | CommitStreamObject
-    | AbandonUploads
-    | ExpireObjects
-    | RemoveObjects
-    | SweepDeletedStreams
-    | DestroyDeadSetObjects
-    | HoldDeletions
-    | ClaimBucket
-    | RegisterNode
-    | UnregisterNode
-    | GetNextNodeId
-    | SetNodeLock
-    | SuperviseNode
-    | AssignRecoveries
-    | PutKVs
-    | DeleteKVs
-)
-ReadRequest: TypeAlias = (
-    DescribeStreams
-    | GetObjects
-    | DescribeObjects
-    | CheckObjects
-    | GetNodes
-    | ListStreamSetObjects
-    | GetKVs
-    | ListKVs
-)

@@ -20,7 +20,7 @@ from streammeta.controller.metadata.object_facts import Facts
 from streammeta.controller.metadata.objects import Objects
 from streammeta.controller.metadata.request_identity import IssuedIds, RequestKey, RequestKind
 from streammeta.controller.metadata.section_checks import check_ends
-from streammeta.controller.metadata.section_rules import SectionChecker
+from streammeta.controller.metadata.section_rules import COLUMNS, FLAGS, TEXTS, SectionChecker
 from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.values import INT64_MAX, Int64Column
@@ -51,9 +51,11 @@ def restore(
     tags = dict(_flat_tags(checked["stream_tags"], "stream_id"))
     streams.load(int(counters["next_stream_id"][0]), stream_rows, dict(checked["ranges"]), tags)
     _restore_objects(checked, streams, objects, int(counters["next_object_id"][0]))
-    upkeep.load(_hold(counters))
+    hold = (int(counters[f"deletions_held_{name}"][0]) for name in ("since_ms", "until_ms"))
+    upkeep.load(DeletionHold(*hold))
     if "bucket_claim" in sections:  # older versions claimed nothing
-        bucket_claim.load(_claim(checked["bucket_claim"]))
+        claim = checked["bucket_claim"]
+        bucket_claim.load(Claim(str(claim["cluster_uuid"][0]), int(claim["issued_below"][0])))
     pending, lost = _pending(checked["pending_uploads"]), _spans(checked["lost_ranges"])
     kvs.load(_kvs(checked["kvs"]))
     requests = _requests(checked["requests"])
@@ -80,7 +82,7 @@ class _Checked:
         if name not in self._sections:
             raise DamagedMapError(name, -1, "its columns", "no such section", "there")
         columns: dict[str, Any] = {
-            column: values if column in _TEXTS else np.asarray(values, dtype=np.int64)
+            column: values if column in TEXTS else np.asarray(values, dtype=np.int64)
             for column, values in self._sections[name].items()
         }
         self._checker.check(name, columns)
@@ -106,17 +108,6 @@ def _restore_objects(
         objects.load_facts(known["object_id"], facts)
 
 
-def _hold(counters: Mapping[str, Any]) -> DeletionHold:
-    return DeletionHold(
-        since_ms=int(counters["deletions_held_since_ms"][0]),
-        until_ms=int(counters["deletions_held_until_ms"][0]),
-    )
-
-
-def _claim(section: Mapping[str, Any]) -> Claim:
-    return Claim(str(section["cluster_uuid"][0]), int(section["issued_below"][0]))
-
-
 def _flat_tags(section: Mapping[str, Any], owner: str) -> list[tuple[int, tuple[str, ...]]]:
     rows = zip(
         (int(item) for item in section[owner]), section["key"], section["value"], strict=True
@@ -129,23 +120,18 @@ def _flat_tags(section: Mapping[str, Any], owner: str) -> list[tuple[int, tuple[
 
 def _nodes(section: Mapping[str, Any], tags: Mapping[str, Any]) -> list[Node]:
     flat = dict(_flat_tags(tags, "node_id"))
-    result = []
-    cells = zip(*(section[name] for name in _NODE_COLUMNS), strict=True)
-    for node_id, epoch, failover, wal_config, locked, departed, recovered_by, supervised in cells:
-        texts = flat.get(int(node_id), ())
-        node = Node(
-            node_id=int(node_id),
-            node_epoch=int(epoch),
-            failover=bool(failover),
-            wal_config=wal_config,
-            tags=tuple(zip(texts[::2], texts[1::2], strict=True)),
-            locked=bool(locked),
-            departed=bool(departed),
-            recovered_by=int(recovered_by),
-            supervised=bool(supervised),
-        )
-        result.append(node)
-    return result
+    nodes = []
+    for cells in zip(*(section[name] for name in COLUMNS["nodes"]), strict=True):
+        fields = dict(zip(COLUMNS["nodes"], map(_plain, COLUMNS["nodes"], cells), strict=True))
+        texts = flat.get(fields["node_id"], ())
+        nodes.append(Node(**fields, tags=tuple(zip(texts[::2], texts[1::2], strict=True))))
+    return nodes
+
+
+def _plain(name: str, cell: Any) -> Any:
+    if name in TEXTS:
+        return cell
+    return bool(cell) if name in FLAGS else int(cell)
 
 
 def _spans(section: Mapping[str, Int64Column]) -> StreamSpans:
@@ -176,7 +162,7 @@ def _requests(section: Mapping[str, Any]) -> dict[RequestKind, list[tuple[Reques
             IssuedIds(int(first_id), int(count), int(deadline_ms), int(digest)),
         )
         for kind, node_id, request_id, first_id, count, deadline_ms, digest in zip(
-            *(section[name] for name in _REQUEST_COLUMNS), digests, strict=True
+            *(section[name] for name in COLUMNS["requests"]), digests, strict=True
         )
     ]
     return {kind: [entry for entry in entries if entry[0].kind is kind] for kind in RequestKind}
@@ -193,18 +179,3 @@ def _removed(section: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     # Older versions kept no digests.
     digests = section["content_digest"].tolist() if "content_digest" in section else [0] * len(ids)
     return zip(ids, digests, strict=True)
-
-
-_NODE_COLUMNS = (
-    "node_id",
-    "node_epoch",
-    "failover",
-    "wal_config",
-    "locked",
-    "departed",
-    "recovered_by",
-    "supervised",
-)
-_TEXTS = frozenset(("cluster_uuid", "key", "value", "namespace", "wal_config", "request_id"))
-"""Columns that hold no numbers, in whichever section."""
-_REQUEST_COLUMNS = ("kind", "node_id", "request_id", "first_id", "count", "deadline_ms")

@@ -67,11 +67,6 @@ class SectionChecker:
             rule.check(section, self._loaded)
 
 
-def _opened(streams: Columns) -> Mask:
-    found: Mask = streams["state"] == _OPENED
-    return found
-
-
 def _in_set(objects: Columns) -> Mask:
     found: Mask = (objects["state"] == _COMMITTED) & (objects["kind"] == _SET)
     return found
@@ -240,12 +235,6 @@ def _within_stream_if_it_exists(spans: Columns, loaded: Loaded) -> Mask:
     return good
 
 
-def _hold_ends_later(counters: Columns, _: Loaded) -> Mask:
-    return np.asarray(
-        counters["deletions_held_until_ms"] >= counters["deletions_held_since_ms"], dtype=np.bool_
-    )
-
-
 def _not_registered(ids: Columns, loaded: Loaded) -> Mask:
     return np.isin(ids["node_id"], loaded["nodes"]["node_id"], invert=True)
 
@@ -282,7 +271,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             Between("next_stream_id", 0, INT32_MAX),
             Between("next_object_id", 0, INT64_MAX),
             Between("last_node_id", -1, INT32_MAX),
-            Holds("deletions_held_until_ms", "deletions_held_since_ms or later", _hold_ends_later),
+            _not_below("deletions_held_since_ms", "deletions_held_until_ms"),
         ),
     ),
     "bucket_claim": (
@@ -333,7 +322,7 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
             Holds(
                 "range_index", "-1 as epoch and node_id are, or none of the three", _owned_at_all
             ),
-            Refers("node_id", "nodes", only=_opened),
+            Refers("node_id", "nodes", only=lambda streams: streams["state"] == _OPENED),
         ),
     ),
     "stream_tags": (
@@ -464,3 +453,10 @@ SECTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Rule, ...]]] = {
     ),
 }
 """Per section its columns and what must hold for them, in the order in which they are loaded."""
+
+COLUMNS = {name: columns for name, (columns, _) in SECTIONS.items()}
+"""The columns of each section. Those added later, which have no rule, are left out."""
+TEXTS = frozenset(("cluster_uuid", "key", "value", "namespace", "wal_config", "request_id"))
+"""Columns that hold no numbers, in whichever section."""
+FLAGS = frozenset(("failover", "locked", "departed", "supervised"))
+"""Columns of truth values."""

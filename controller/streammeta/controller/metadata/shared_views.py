@@ -37,17 +37,16 @@ class SharedDictView(Generic[_K, _V]):
             yield from page.items()
 
 
-class SharedDict(Generic[_K, _V]):
-    """Values by key. Iteration is in no particular order: sort where order matters."""
+class SharedDict(SharedDictView[_K, _V]):
+    """Values by key. Iteration is in no particular order: sort where order matters.
+
+    It must not be written while it is iterated over.
+    """
 
     def __init__(self) -> None:
         nothing: dict[_K, _V] = {}
-        self._pages = [nothing] * _PAGES
+        super().__init__([nothing] * _PAGES, 0)
         self._owned = bytearray(_PAGES)
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
 
     def __contains__(self, key: _K) -> bool:
         return key in self._pages[hash(key) & _MASK]
@@ -72,13 +71,8 @@ class SharedDict(Generic[_K, _V]):
         self._size -= 1
         return self._page_to_write(key).pop(key)
 
-    def items(self) -> Iterator[tuple[_K, _V]]:
-        """Yield (key, value) pairs; the dictionary must not be written meanwhile."""
-        for page in self._pages:
-            yield from page.items()
-
     def keys(self) -> Iterator[_K]:
-        """Yield keys; the dictionary must not be written meanwhile."""
+        """Yield keys."""
         for page in self._pages:
             yield from page
 
@@ -116,7 +110,7 @@ class WindowView(Generic[_K, _V]):
             yield self._pages[place >> _PAGE_SHIFT][place & _PAGE_MASK]
 
 
-class Window(Generic[_K, _V]):
+class Window(WindowView[_K, _V]):
     """The last `size` entries put in, oldest out first. Putting a key again keeps its place.
 
     Entries are in pages by the order they came in. A view shares the pages, and the first write to
@@ -124,15 +118,10 @@ class Window(Generic[_K, _V]):
     """
 
     def __init__(self, size: int) -> None:
+        super().__init__({}, 0, 0)
         self._size = size
         self._places: dict[_K, int] = {}
-        self._pages: dict[int, list[tuple[_K, _V]]] = {}
         self._shared: set[int] = set()
-        self._first = 0
-        self._end = 0
-
-    def __len__(self) -> int:
-        return self._end - self._first
 
     def __contains__(self, key: _K) -> bool:
         return key in self._places

@@ -5,9 +5,11 @@ is the answer: does the stream exist, its epoch, its state, its owner, then offs
 `streams`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from streammeta.controller.errors import ErrorCode, InvalidRequestError
+from streammeta.controller.metadata import requests
 from streammeta.controller.metadata.answers import (
     AbandonUploadsAnswer,
     CreateStreamsAnswer,
@@ -24,30 +26,9 @@ from streammeta.controller.metadata.request_identity import (
     RequestKind,
     digest_of_tags,
 )
-from streammeta.controller.metadata.requests import (
-    AbandonUploads,
-    CloseStreams,
-    CreateStreams,
-    DeleteStreams,
-    OpenStreams,
-    StreamToClose,
-    StreamToTrim,
-    TrimStreams,
-)
 from streammeta.controller.metadata.streams import Head, Streams, epoch_check, ownership
 from streammeta.controller.metadata.values import EMPTY_COLUMN, Int64Column, StreamState, column
-from streammeta.controller.records.record import (
-    ObjectsDestroyed,
-    RangesRemoved,
-    Record,
-    StreamsClosed,
-    StreamsCreated,
-    StreamsDeleted,
-    StreamsOpened,
-    StreamsReopened,
-    StreamsTrimmed,
-    UploadsAbandoned,
-)
+from streammeta.controller.records import record as rec
 
 DESTROYED_AT_ONCE_MAX = 10_000
 """Objects destroyed together with their stream; the others are swept later."""
@@ -61,7 +42,9 @@ class StreamDecisions:
         self._objects = objects
         self._nodes = nodes
 
-    def create(self, request: CreateStreams) -> tuple[list[Record], CreateStreamsAnswer]:
+    def create(
+        self, request: requests.CreateStreams
+    ) -> tuple[list[rec.Record], CreateStreamsAnswer]:
         """Issue ids for new streams; a repeat gets those of the first request."""
         error = self._nodes.check(request.node)
         if error is not ErrorCode.NONE:
@@ -72,7 +55,7 @@ class StreamDecisions:
             return [], _first_answer(request, key, issued)
         first, count = len(self._streams), len(request.streams)
         tags = tuple(tuple(sorted(stream.tags)) for stream in request.streams)
-        record = StreamsCreated(
+        record = rec.StreamsCreated(
             request_id=request.request_id,
             node_id=request.node.node_id,
             first_stream_id=first,
@@ -84,7 +67,7 @@ class StreamDecisions:
 
     # ---- open ----
 
-    def open(self, request: OpenStreams) -> tuple[list[Record], OpenStreamsAnswer]:
+    def open(self, request: requests.OpenStreams) -> tuple[list[rec.Record], OpenStreamsAnswer]:
         """Give streams to the node."""
         error = self._nodes.check(request.node)
         if error is not ErrorCode.NONE:
@@ -103,21 +86,25 @@ class StreamDecisions:
             elif head.state == StreamState.CLOSED:
                 reopened.append(item.stream_id)
             answers.append(OpenedStream(error, head.start_offset, head.end_offset))
-        records: list[Record] = []
+        records: list[rec.Record] = []
         if opened:
             tags = tuple(tuple(sorted(item.tags)) for item in opened)
             ids = column([item.stream_id for item in opened])
             epochs = column([item.stream_epoch for item in opened])
             tag_sets = tags if any(tags) else ()
             records.append(
-                StreamsOpened(node_id=node_id, stream_id=ids, stream_epoch=epochs, tags=tag_sets)
+                rec.StreamsOpened(
+                    node_id=node_id, stream_id=ids, stream_epoch=epochs, tags=tag_sets
+                )
             )
             records.extend(self._removable_ranges(ids))
         if reopened:
-            records.append(StreamsReopened(stream_id=column(reopened)))
+            records.append(rec.StreamsReopened(stream_id=column(reopened)))
         return records, OpenStreamsAnswer(streams=tuple(answers))
 
-    def _open_verdict(self, head: Head | None, epoch: int, node_id: int, owed: bool) -> ErrorCode:
+    def _open_verdict(
+        self, head: Head[int] | None, epoch: int, node_id: int, owed: bool
+    ) -> ErrorCode:
         if head is None:
             return ErrorCode.STREAM_NOT_EXIST
         if head.epoch > epoch:
@@ -134,7 +121,7 @@ class StreamDecisions:
             return ErrorCode.NODE_LOCKED
         return ErrorCode.NONE
 
-    def _removable_ranges(self, stream_ids: Int64Column) -> list[Record]:
+    def _removable_ranges(self, stream_ids: Int64Column) -> list[rec.Record]:
         # What stream objects cover needs no range: nobody will look for its node's set objects.
         removed: list[tuple[int, int]] = []
         for stream_id in self._streams.with_past_ranges(stream_ids).tolist():
@@ -148,31 +135,45 @@ class StreamDecisions:
         if not removed:
             return []
         ids, indexes = zip(*sorted(removed), strict=True)
-        return [RangesRemoved(stream_id=column(ids), range_index=column(indexes))]
+        return [rec.RangesRemoved(stream_id=column(ids), range_index=column(indexes))]
 
     # ---- close ----
 
-    def close(self, request: CloseStreams) -> tuple[list[Record], StreamErrorsAnswer]:
+    def close(self, request: requests.CloseStreams) -> tuple[list[rec.Record], StreamErrorsAnswer]:
         """Take streams from the node; closing a closed one is harmless."""
         # A recovery closes streams on behalf of a fenced node.
-        error = self._nodes.check(request.node, fence_failover=False)
-        if error is not ErrorCode.NONE:
-            return [], StreamErrorsAnswer(errors=(error,) * len(request.streams))
-        errors, closed = [], []
-        heads = self._streams.heads([item.stream_id for item in request.streams])
-        for item, head in zip(request.streams, heads, strict=True):
-            error = _close_verdict(head, item, request.node.node_id)
-            errors.append(error)
-            if error is ErrorCode.NONE and head is not None and head.state == StreamState.OPENED:
-                closed.append((item.stream_id, -1 if item.end_offset is None else item.end_offset))
-        answer = StreamErrorsAnswer(errors=tuple(errors))
+        answer, accepted = self._judge(request, _close_verdict, fence_failover=False)
+        closed = [item for item, head in accepted if head.state == StreamState.OPENED]
         if not closed:
             return [], answer
-        ids, ends = zip(*closed, strict=True)
+        ids = column([item.stream_id for item in closed])
+        ends = [-1 if item.end_offset is None else item.end_offset for item in closed]
         end_offset = column(ends) if max(ends) >= 0 else EMPTY_COLUMN
-        return [StreamsClosed(stream_id=column(ids), end_offset=end_offset)], answer
+        return [rec.StreamsClosed(stream_id=ids, end_offset=end_offset)], answer
 
-    def abandon(self, request: AbandonUploads) -> tuple[list[Record], AbandonUploadsAnswer]:
+    def _judge(
+        self,
+        request: requests.CloseStreams | requests.TrimStreams | requests.DeleteStreams,
+        verdict: Callable[[Head[int] | None, Any, int], ErrorCode],
+        *,
+        fence_failover: bool = True,
+    ) -> tuple[StreamErrorsAnswer, list[tuple[Any, Head[int]]]]:
+        """Return the answer, and those accepted of the streams that exist."""
+        error = self._nodes.check(request.node, fence_failover=fence_failover)
+        if error is not ErrorCode.NONE:
+            return StreamErrorsAnswer(errors=(error,) * len(request.streams)), []
+        heads = self._streams.heads([item.stream_id for item in request.streams])
+        errors, accepted = [], []
+        for item, head in zip(request.streams, heads, strict=True):
+            error = verdict(head, item, request.node.node_id)
+            errors.append(error)
+            if error is ErrorCode.NONE and head is not None:
+                accepted.append((item, head))
+        return StreamErrorsAnswer(errors=tuple(errors)), accepted
+
+    def abandon(
+        self, request: requests.AbandonUploads
+    ) -> tuple[list[rec.Record], AbandonUploadsAnswer]:
         """Give up uploads a node can never make; what it owes no more is passed over."""
         node_id = request.node_id
         if self._nodes.get(node_id) is None:
@@ -184,63 +185,40 @@ class StreamDecisions:
         answer = AbandonUploadsAnswer(error=ErrorCode.NONE, abandoned=abandoned)
         if not abandoned:
             return [], answer
-        return [UploadsAbandoned(node_id=node_id, stream_id=owed.stream_id)], answer
+        return [rec.UploadsAbandoned(node_id=node_id, stream_id=owed.stream_id)], answer
 
     # ---- trim and delete ----
 
-    def trim(self, request: TrimStreams) -> tuple[list[Record], StreamErrorsAnswer]:
+    def trim(self, request: requests.TrimStreams) -> tuple[list[rec.Record], StreamErrorsAnswer]:
         """Raise streams' starts."""
-        error = self._nodes.check(request.node)
-        if error is not ErrorCode.NONE:
-            return [], StreamErrorsAnswer(errors=(error,) * len(request.streams))
-        errors, trimmed = [], []
-        heads = self._streams.heads([item.stream_id for item in request.streams])
-        for item, head in zip(request.streams, heads, strict=True):
-            error = _trim_verdict(head, item, request.node.node_id)
-            errors.append(error)
-            moves = head is not None and item.new_start_offset > head.start_offset
-            if error is ErrorCode.NONE and moves:
-                trimmed.append((item.stream_id, item.new_start_offset))
-        answer = StreamErrorsAnswer(errors=tuple(errors))
+        answer, accepted = self._judge(request, _trim_verdict)
+        trimmed = [item for item, head in accepted if item.new_start_offset > head.start_offset]
         if not trimmed:
             return [], answer
-        ids, starts = zip(*trimmed, strict=True)
-        return [StreamsTrimmed(stream_id=column(ids), start_offset=column(starts))], answer
+        ids = column([item.stream_id for item in trimmed])
+        starts = column([item.new_start_offset for item in trimmed])
+        return [rec.StreamsTrimmed(stream_id=ids, start_offset=starts)], answer
 
     def delete(
-        self, request: DeleteStreams, now_ms: int
-    ) -> tuple[list[Record], StreamErrorsAnswer]:
+        self, request: requests.DeleteStreams, now_ms: int
+    ) -> tuple[list[rec.Record], StreamErrorsAnswer]:
         """Delete closed streams and destroy their stream objects; set objects stay.
 
         Where a stream has very many, the rest is left to sweeps.
         """
-        error = self._nodes.check(request.node)
-        if error is not ErrorCode.NONE:
-            return [], StreamErrorsAnswer(errors=(error,) * len(request.streams))
-        errors, deleted = [], []
-        heads = self._streams.heads([item.stream_id for item in request.streams])
-        for item, head in zip(request.streams, heads, strict=True):
-            error = epoch_check(head, item.stream_epoch)
-            if error is ErrorCode.STREAM_NOT_EXIST:
-                errors.append(ErrorCode.NONE)
-                continue
-            if error is ErrorCode.NONE and head is not None and head.state != StreamState.CLOSED:
-                error = ErrorCode.STREAM_NOT_CLOSED
-            errors.append(error)
-            if error is ErrorCode.NONE:
-                deleted.append(item.stream_id)
-        answer = StreamErrorsAnswer(errors=tuple(errors))
+        answer, accepted = self._judge(request, _delete_verdict)
+        deleted = [item.stream_id for item, _ in accepted]
         return list(self._deletion(deleted, now_ms)) if deleted else [], answer
 
-    def _deletion(self, stream_ids: Sequence[int], now_ms: int) -> Iterator[Record]:
-        yield StreamsDeleted(stream_id=column(stream_ids))
+    def _deletion(self, stream_ids: Sequence[int], now_ms: int) -> Iterator[rec.Record]:
+        yield rec.StreamsDeleted(stream_id=column(stream_ids))
         held = self._objects.to_destroy(stream_ids, DESTROYED_AT_ONCE_MAX)
         if len(held):
-            yield ObjectsDestroyed(object_id=held, marked_at_ms=now_ms, deep=True)
+            yield rec.ObjectsDestroyed(object_id=held, marked_at_ms=now_ms, deep=True)
 
 
 def _first_answer(
-    request: CreateStreams, key: RequestKey, issued: IssuedIds
+    request: requests.CreateStreams, key: RequestKey, issued: IssuedIds
 ) -> CreateStreamsAnswer:
     issued.require_count(key, len(request.streams))
     if issued.content_digest not in (0, digest_of_tags([one.tags for one in request.streams])):
@@ -253,7 +231,7 @@ def _first_answer(
     return CreateStreamsAnswer(error=ErrorCode.NONE, stream_ids=ids)
 
 
-def _close_verdict(head: Head | None, item: StreamToClose, node_id: int) -> ErrorCode:
+def _close_verdict(head: Head[int] | None, item: requests.StreamToClose, node_id: int) -> ErrorCode:
     error = ownership(head, item.stream_epoch, node_id)
     if error is not ErrorCode.NONE or head is None or item.end_offset is None:
         return error
@@ -263,7 +241,7 @@ def _close_verdict(head: Head | None, item: StreamToClose, node_id: int) -> Erro
     return ErrorCode.OFFSET_NOT_MATCHED if wrong else ErrorCode.NONE
 
 
-def _trim_verdict(head: Head | None, item: StreamToTrim, node_id: int) -> ErrorCode:
+def _trim_verdict(head: Head[int] | None, item: requests.StreamToTrim, node_id: int) -> ErrorCode:
     error = ownership(head, item.stream_epoch, node_id)
     if error is not ErrorCode.NONE or head is None:
         return error
@@ -271,3 +249,14 @@ def _trim_verdict(head: Head | None, item: StreamToTrim, node_id: int) -> ErrorC
         return ErrorCode.STREAM_NOT_OPENED
     below = item.new_start_offset < head.start_offset
     return ErrorCode.OFFSET_NOT_MATCHED if below else ErrorCode.NONE
+
+
+def _delete_verdict(
+    head: Head[int] | None, item: requests.StreamToDelete, _node_id: int
+) -> ErrorCode:
+    error = epoch_check(head, item.stream_epoch)
+    if error is ErrorCode.STREAM_NOT_EXIST:  # it is deleted already
+        return ErrorCode.NONE
+    if error is ErrorCode.NONE and head is not None and head.state != StreamState.CLOSED:
+        return ErrorCode.STREAM_NOT_CLOSED
+    return error

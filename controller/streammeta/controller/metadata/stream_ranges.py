@@ -96,27 +96,16 @@ class PendingUploads:
         """Set a node's entries of these streams; empty ranges take them off the list."""
         kept = self.of_node(node_id).without(changed.stream_id)
         owed = changed.take(changed.start_offset < changed.end_offset)
-        self._replace(node_id, kept.joined(owed), undo)
+        joined = kept.joined(owed)
+        undo.put(self._lists, node_id, joined if len(joined) else None)
 
     def drop(self, node_id: int, undo: Undo) -> None:
         """Forget a node's list."""
-        if node_id in self._lists:
-            self._replace(node_id, NO_SPANS, undo)
+        undo.put(self._lists, node_id, None)
 
     def load(self, lists: Iterable[tuple[int, StreamSpans]]) -> None:
         """Fill an empty registry."""
         self._lists = dict(lists)
-
-    def _replace(self, node_id: int, spans: StreamSpans, undo: Undo) -> None:
-        before = self.of_node(node_id)
-        self._put(node_id, spans)
-        undo.append(lambda: self._put(node_id, before))
-
-    def _put(self, node_id: int, spans: StreamSpans) -> None:
-        if len(spans):
-            self._lists[node_id] = spans
-        else:
-            self._lists.pop(node_id, None)
 
 
 class LostRanges:
@@ -142,7 +131,7 @@ class LostRanges:
 
     def add(self, spans: StreamSpans, undo: Undo) -> None:
         """Add ranges that overlap none."""
-        self._set(self.spans.joined(spans).merged(), undo)
+        undo.assign(self, "spans", self.spans.joined(spans).merged())
 
     def trim(self, stream_id: Int64Column, start: Int64Column, undo: Undo) -> None:
         """Drop what lies below streams' starts; no stream twice."""
@@ -156,17 +145,12 @@ class LostRanges:
         starts = self.spans.start_offset.copy()
         starts[rows] = np.maximum(starts[rows], start[at])
         clipped = StreamSpans(self.spans.stream_id, starts, self.spans.end_offset)
-        self._set(clipped.take(starts < self.spans.end_offset), undo)
+        undo.assign(self, "spans", clipped.take(starts < self.spans.end_offset))
 
     def drop(self, stream_id: Int64Column, undo: Undo) -> None:
         """Forget streams."""
         if len(self.spans) and np.isin(self.spans.stream_id, stream_id).any():
-            self._set(self.spans.without(stream_id), undo)
-
-    def _set(self, spans: StreamSpans, undo: Undo) -> None:
-        before = self.spans
-        self.spans = spans
-        undo.append(lambda: setattr(self, "spans", before))
+            undo.assign(self, "spans", self.spans.without(stream_id))
 
 
 RANGE_COLUMNS = {

@@ -7,9 +7,10 @@ row holds the stream and its current range; ended ranges, pending uploads and lo
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -45,17 +46,7 @@ from streammeta.controller.metadata.values import (
     Tags,
     page_of_rows,
 )
-from streammeta.controller.records.record import (
-    PendingUploadsSet,
-    RangesRemoved,
-    StreamsClosed,
-    StreamsCreated,
-    StreamsDeleted,
-    StreamsOpened,
-    StreamsReopened,
-    StreamsTrimmed,
-    UploadsAbandoned,
-)
+from streammeta.controller.records import record as rec
 
 DELETED = -1
 """State of a row whose stream is gone."""
@@ -73,24 +64,17 @@ STREAM_COLUMNS = {
 _OPENED = int(StreamState.OPENED)
 
 
-class Head(NamedTuple):
-    """The fields by which requests about a stream are judged."""
-
-    epoch: int
-    state: int
-    node_id: int
-    start_offset: int
-    end_offset: int
+_Cell = TypeVar("_Cell")
 
 
-class HeadColumns(NamedTuple):
-    """The fields of `Head`, for many streams."""
+class Head(NamedTuple, Generic[_Cell]):
+    """The fields by which requests are judged: numbers of a stream, or columns of many."""
 
-    epoch: Int64Column
-    state: Int64Column
-    node_id: Int64Column
-    start_offset: Int64Column
-    end_offset: Int64Column
+    epoch: _Cell
+    state: _Cell
+    node_id: _Cell
+    start_offset: _Cell
+    end_offset: _Cell
 
 
 _HEAD_COLUMNS = Head._fields
@@ -152,15 +136,15 @@ class Streams:
         flat = self._tags.get(stream_id) or ()
         return tuple(zip(flat[::2], flat[1::2], strict=True))
 
-    def heads(self, stream_ids: Sequence[int]) -> list[Head | None]:
+    def heads(self, stream_ids: Sequence[int]) -> list[Head[int] | None]:
         """Return what requests are judged by, None where there is no such stream."""
         ids = np.array(stream_ids, dtype=np.int64)
         issued = ids < len(self._table)
         at = ids[issued]
         columns = (self._table[name][at].tolist() for name in _HEAD_COLUMNS)
         found = (
-            None if head.state == DELETED else head
-            for head in map(Head._make, zip(*columns, strict=True))
+            None if state == DELETED else Head(epoch, state, *others)
+            for epoch, state, *others in zip(*columns, strict=True)
         )
         return [next(found) if known else None for known in issued.tolist()]
 
@@ -234,9 +218,9 @@ class Streams:
         opened: Mask = (table["state"][ids] == _OPENED) & (table["node_id"][ids] == node_id)
         return opened
 
-    def head_columns(self, ids: Int64Column) -> "HeadColumns":
+    def head_columns(self, ids: Int64Column) -> Head[Int64Column]:
         """Return what requests are judged by; the state of a deleted stream is `DELETED`."""
-        return HeadColumns._make(self._table[name][ids] for name in _HEAD_COLUMNS)
+        return Head._make(self._table[name][ids] for name in _HEAD_COLUMNS)
 
     def epochs(self, ids: Int64Column) -> Int64Column:
         """Return streams' epochs."""
@@ -337,7 +321,7 @@ class Streams:
         """Forget what a node owes."""
         self._pending.drop(node_id, undo)
 
-    def replay_created(self, record: StreamsCreated, undo: Undo) -> None:
+    def replay_created(self, record: rec.StreamsCreated, undo: Undo) -> None:
         """See `StreamsCreated`."""
         first = record.first_stream_id
         if first != len(self._table):
@@ -348,14 +332,14 @@ class Streams:
         for name in ("epoch", "range_index", "node_id"):
             self._table.write(name, rows, -1)
         self._table.write("state", rows, StreamState.CLOSED)
-        self._count_live(record.count, undo)
+        undo.assign(self, "_live", self._live + record.count)
         for stream_id, tags in enumerate(record.tags, first):
             self._set_tags(stream_id, tags, undo)
         key = RequestKey(RequestKind.CREATE_STREAMS, record.node_id, record.request_id)
         digest = digest_of_tags(record.tags)
         self._requests.put(key, IssuedIds(first, record.count, content_digest=digest), undo)
 
-    def replay_opened(self, record: StreamsOpened, undo: Undo) -> None:
+    def replay_opened(self, record: rec.StreamsOpened, undo: Undo) -> None:
         """See `StreamsOpened`."""
         rows = record.stream_id
         self._end_ranges(rows[self._table["range_index"][rows] >= 0], undo)
@@ -385,12 +369,12 @@ class Streams:
         heads = self._past.add(ended, self._table["past_head"][rows], undo)
         self._table.put("past_head", rows, heads, undo)
 
-    def replay_reopened(self, record: StreamsReopened, undo: Undo) -> None:
+    def replay_reopened(self, record: rec.StreamsReopened, undo: Undo) -> None:
         """See `StreamsReopened`."""
         self._table.put("state", record.stream_id, _OPENED, undo)
         self._count_open(record.stream_id, 1, undo)
 
-    def replay_closed(self, record: StreamsClosed, undo: Undo) -> None:
+    def replay_closed(self, record: rec.StreamsClosed, undo: Undo) -> None:
         """See `StreamsClosed`."""
         rows = record.stream_id
         self._count_open(rows, -1, undo)
@@ -404,29 +388,24 @@ class Streams:
         for node_id in np.unique(owners[owed]).tolist():
             self._pending.put(node_id, spans.take(owed & (owners == node_id)), undo)
 
-    def _count_live(self, delta: int, undo: Undo) -> None:
-        before = self._live
-        self._live += delta
-        undo.append(lambda: setattr(self, "_live", before))
-
     def _count_open(self, rows: Int64Column, delta: int, undo: Undo) -> None:
         """Count streams that are open now under their owners."""
         opened = rows[self._table["state"][rows] == _OPENED]
         self._open_counts.add_each(self._table["node_id"][opened], delta, undo)
 
-    def replay_pending_set(self, record: PendingUploadsSet, undo: Undo) -> None:
+    def replay_pending_set(self, record: rec.PendingUploadsSet, undo: Undo) -> None:
         """See `PendingUploadsSet`."""
         spans = StreamSpans(record.stream_id, record.start_offset, record.end_offset)
         self._pending.put(record.node_id, spans, undo)
 
-    def replay_abandoned(self, record: UploadsAbandoned, undo: Undo) -> None:
+    def replay_abandoned(self, record: rec.UploadsAbandoned, undo: Undo) -> None:
         """See `UploadsAbandoned`."""
         spans = self.active_uploads(record.node_id).of_streams(record.stream_id)
         self._lost.add(spans, undo)
         nothing = np.zeros_like(record.stream_id)
         self._pending.put(record.node_id, StreamSpans(record.stream_id, nothing, nothing), undo)
 
-    def replay_trimmed(self, record: StreamsTrimmed, undo: Undo) -> None:
+    def replay_trimmed(self, record: rec.StreamsTrimmed, undo: Undo) -> None:
         """See `StreamsTrimmed`."""
         rows, starts = record.stream_id, record.start_offset
         self._table.put("start_offset", rows, starts, undo)
@@ -450,7 +429,7 @@ class Streams:
         if below:
             self._table.put("past_head", stream_id, self._past.remove(head, below, undo), undo)
 
-    def replay_ranges_removed(self, record: RangesRemoved, undo: Undo) -> None:
+    def replay_ranges_removed(self, record: rec.RangesRemoved, undo: Undo) -> None:
         """See `RangesRemoved`."""
         for stream_id in sorted(set(record.stream_id.tolist())):
             indexes = set(record.range_index[record.stream_id == stream_id].tolist())
@@ -460,11 +439,11 @@ class Streams:
             }
             self._table.put("past_head", stream_id, self._past.remove(head, rows, undo), undo)
 
-    def replay_deleted(self, record: StreamsDeleted, undo: Undo) -> None:
+    def replay_deleted(self, record: rec.StreamsDeleted, undo: Undo) -> None:
         """See `StreamsDeleted`."""
         rows = record.stream_id
         self._count_open(rows, -1, undo)
-        self._count_live(-len(rows), undo)
+        undo.assign(self, "_live", self._live - len(rows))
         self._lost.drop(rows, undo)
         for stream_id in rows.tolist():
             head = int(self._table["past_head"][stream_id])
@@ -537,7 +516,7 @@ class Streams:
             undo.append(lambda: self._tags.__setitem__(stream_id, tags))
 
 
-def epoch_check(head: Head | None, epoch: int) -> ErrorCode:
+def epoch_check(head: Head[int] | None, epoch: int) -> ErrorCode:
     """Return NONE if the stream exists and has exactly this epoch."""
     if head is None:
         return ErrorCode.STREAM_NOT_EXIST
@@ -546,7 +525,7 @@ def epoch_check(head: Head | None, epoch: int) -> ErrorCode:
     return ErrorCode.NONE if head.epoch == epoch else ErrorCode.STREAM_INNER_ERROR
 
 
-def ownership(head: Head | None, epoch: int, node_id: int) -> ErrorCode:
+def ownership(head: Head[int] | None, epoch: int, node_id: int) -> ErrorCode:
     """Return NONE if `node_id` owns the stream under exactly this epoch."""
     error = epoch_check(head, epoch)
     if error is ErrorCode.NONE and head is not None and head.node_id != node_id:
@@ -558,16 +537,11 @@ class NodeCounts:
     """One number a node; 0 for nodes that were never counted."""
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
+        self._counts: Counter[int] = Counter()
 
     def get(self, node_id: int) -> int:
         """Return a node's number."""
-        return self._counts.get(node_id, 0)
-
-    def add(self, node_id: int, delta: int, undo: Undo) -> None:
-        """Change one node's number."""
-        self._change(node_id, delta)
-        undo.append(lambda: self._change(node_id, -delta))
+        return self._counts[node_id]
 
     def add_each(self, node_ids: Int64Column, delta: int, undo: Undo) -> None:
         """Change a node's number by `delta` for each time it is named."""
@@ -575,20 +549,17 @@ class NodeCounts:
             return
         first = int(node_ids[0])
         if np.count_nonzero(node_ids == first) == len(node_ids):
-            self.add(first, delta * len(node_ids), undo)
+            self._add(first, delta * len(node_ids), undo)
             return
         names, times = np.unique(node_ids, return_counts=True)
         for node_id, count in zip(names.tolist(), times.tolist(), strict=True):
-            self.add(node_id, delta * count, undo)
+            self._add(node_id, delta * count, undo)
 
     def load(self, node_ids: Int64Column) -> None:
         """Count from nothing: each node as often as it is named."""
         names, times = np.unique(node_ids, return_counts=True)
-        self._counts = dict(zip(names.tolist(), times.tolist(), strict=True))
+        self._counts = Counter(dict(zip(names.tolist(), times.tolist(), strict=True)))
 
-    def _change(self, node_id: int, delta: int) -> None:
-        count = self._counts.get(node_id, 0) + delta
-        if count:
-            self._counts[node_id] = count
-        else:
-            self._counts.pop(node_id, None)
+    def _add(self, node_id: int, delta: int, undo: Undo) -> None:
+        self._counts[node_id] += delta
+        undo.append(lambda: self._counts.subtract({node_id: delta}))

@@ -19,7 +19,7 @@ Knows nothing of streams or objects.
 
 import mmap
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -29,6 +29,7 @@ from streammeta.controller.metadata.values import EMPTY_COLUMN, Int64Column
 
 Array: TypeAlias = npt.NDArray[Any]
 Rows: TypeAlias = Int64Column | slice | int
+_V = TypeVar("_V")
 
 
 class Undo(list[Callable[[], None]]):
@@ -43,6 +44,25 @@ class Undo(list[Callable[[], None]]):
     def __init__(self) -> None:
         super().__init__()
         self.when_committed: list[Callable[[], None]] = []
+
+    def assign(self, owner: object, name: str, value: object) -> None:
+        """Set an attribute; undoing gives it back the value it has now."""
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        self.append(lambda: setattr(owner, name, before))
+
+    def put(self, entries: dict[int, _V], key: int, value: _V | None) -> None:
+        """Set an entry, or with None take it out; undoing puts back what is there now."""
+        before = entries.get(key)
+        _put(entries, key, value)
+        self.append(lambda: _put(entries, key, before))
+
+
+def _put(entries: dict[int, _V], key: int, value: _V | None) -> None:
+    if value is None:
+        entries.pop(key, None)
+    else:
+        entries[key] = value
 
 
 RESERVE_ABOVE = 65_536
@@ -111,11 +131,9 @@ class Table:
 
     def append(self, count: int, undo: Undo) -> slice:
         """Add `count` zeroed rows and return where they are."""
-        first = self._size
-        self._reserve(first + count)
-        self._size = first + count
-        undo.append(lambda: self._truncate(first))
-        return slice(first, first + count)
+        added = self.extend(count)
+        undo.append(lambda: self._truncate(added.start))
+        return added
 
     def put(self, name: str, rows: Rows, values: Any, undo: Undo) -> None:
         """Overwrite `rows` (no row twice) of one column."""

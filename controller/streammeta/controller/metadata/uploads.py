@@ -6,24 +6,24 @@ upload by upload, each with the effects of those before it. What makes a row acc
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 
 import numpy as np
 
 from streammeta.controller.errors import ErrorCode
 from streammeta.controller.metadata.answers import CommitStreamSetObjectAnswer, CommitUploadsAnswer
 from streammeta.controller.metadata.commit_rules import (
+    REFUSED,
     Ahead,
     Continuity,
     Repeat,
     Repeats,
-    UploadRows,
+    Verdicts,
     failed_commit,
     has_twins,
 )
 from streammeta.controller.metadata.nodes import Nodes
-from streammeta.controller.metadata.object_facts import facts_of_one, known_columns
+from streammeta.controller.metadata.object_facts import Facts, facts_of_one, known_columns
 from streammeta.controller.metadata.objects import Objects
 from streammeta.controller.metadata.request_identity import digest_of_commit, digests_of_uploads
 from streammeta.controller.metadata.requests import CommitStreamSetObject, CommitUploads
@@ -31,7 +31,6 @@ from streammeta.controller.metadata.stream_ranges import StreamSpans
 from streammeta.controller.metadata.streams import Streams
 from streammeta.controller.metadata.tables import Undo
 from streammeta.controller.metadata.values import (
-    EMPTY_COLUMN,
     Int64Column,
     Mask,
     ObjectState,
@@ -39,56 +38,11 @@ from streammeta.controller.metadata.values import (
     RangeColumns,
     StreamObjectColumns,
 )
-from streammeta.controller.records.record import (
-    CommitRowsRejected,
-    ObjectsDestroyed,
-    PendingUploadsSet,
-    Record,
-    SetObjectRanges,
-    StreamObjectsCommitted,
-    StreamSetObjectsCommitted,
-)
+from streammeta.controller.records import record as rec
 
 # Members of an enum are slow to look up; these are looked up for every commit.
 _NONE = ErrorCode.NONE
 _PREPARED = int(ObjectState.PREPARED)
-
-
-class _ObjectIs(Enum):
-    PREPARED = 0
-    COMMITTED = 1
-    COMMITTED_WITH_OTHER_CONTENT = 2
-    MISSING = 3
-
-
-_OF_REPEAT = {
-    Repeat.NEW: _ObjectIs.PREPARED,
-    Repeat.SAME: _ObjectIs.COMMITTED,
-    Repeat.OTHER_CONTENT: _ObjectIs.COMMITTED_WITH_OTHER_CONTENT,
-}
-_REFUSED = {
-    _ObjectIs.COMMITTED_WITH_OTHER_CONTENT: ErrorCode.OBJECT_CONTENT_MISMATCH,
-    _ObjectIs.MISSING: ErrorCode.OBJECT_NOT_EXIST,
-}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Verdicts:
-    """One `ErrorCode` number a row."""
-
-    ranges: Int64Column
-    stream_objects: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-
-    def first_error(self) -> ErrorCode:
-        """Return the first row's error that is one, or NONE."""
-        for verdicts in (self.ranges, self.stream_objects):
-            if np.count_nonzero(verdicts):
-                return ErrorCode(int(verdicts[np.argmax(verdicts != 0)]))
-        return _NONE
-
-    def any_valid(self) -> bool:
-        """Return whether some row is accepted."""
-        return not (self.ranges.all() and self.stream_objects.all())
 
 
 class Uploads:
@@ -105,7 +59,7 @@ class Uploads:
 
     def decide(
         self, request: CommitStreamSetObject, now_ms: int
-    ) -> tuple[list[Record], CommitStreamSetObjectAnswer]:
+    ) -> tuple[list[rec.Record], CommitStreamSetObjectAnswer]:
         """Judge an upload; the request is well-formed and no compaction."""
         error = self._nodes.check(request.node, fence_failover=not request.failover)
         if error is not _NONE:
@@ -113,47 +67,36 @@ class Uploads:
         if request.order_id < 0 <= request.object_id:
             request = replace(request, order_id=request.object_id)
         digest = digest_of_commit(request)
-        state = self._state_of(request, digest)
-        if state is _ObjectIs.COMMITTED:
+        repeat = self._repeat_of(request, digest)
+        if repeat is Repeat.SAME:
             return [], self._repeats.first_answer(request)
-        if state is not _ObjectIs.PREPARED:
-            return [], failed_commit(request, _REFUSED[state])
+        if repeat in REFUSED:
+            return [], failed_commit(request, REFUSED[repeat])
         verdicts = self._judge(request)
-        error = verdicts.first_error()
+        error = verdicts.error()
         if error is not _NONE and (
             request.on_conflict is OnConflict.REJECT_ALL or not verdicts.any_valid()
         ):
-            return [], _answer(error, verdicts)
+            return [], verdicts.answer(error)
         self._objects.require_room(request.object_size, request.stream_objects.object_size)
         records = self._records(request, verdicts, digest, now_ms)
-        return list(records), _answer(_NONE, verdicts)
+        return list(records), verdicts.answer(_NONE)
 
-    def _state_of(self, request: CommitStreamSetObject, digest: int) -> _ObjectIs:
-        """Say whether the commit can be made, was made before, or has no object to make it with."""
+    def _repeat_of(self, request: CommitStreamSetObject, digest: int) -> Repeat:
         if request.object_id >= 0:
-            return self._object_is(request.object_id, digest)
-        return _OF_REPEAT[self._repeats.judge(request.stream_objects.object_id.tolist(), digest)]
+            return self._repeats.of_object(request.object_id, digest)
+        return self._repeats.judge(request.stream_objects.object_id.tolist(), digest)
 
-    def _object_is(self, object_id: int, digest: int) -> _ObjectIs:
-        if self._objects.is_prepared(object_id):
-            return _ObjectIs.PREPARED
-        repeat = self._repeats.judge((object_id,), digest)
-        return _ObjectIs.MISSING if repeat is Repeat.NEW else _OF_REPEAT[repeat]
-
-    def _judge(self, request: CommitStreamSetObject) -> _Verdicts:
-        node_id = request.node.node_id
+    def _judge(self, request: CommitStreamSetObject) -> Verdicts:
         rows = request.stream_objects
-        ranges = self._judge_rows(node_id, _rows_of(request.ranges))
+        ranges = self._judge_rows(request.node.node_id, request.ranges)
         if not len(rows.stream_id):
-            return _Verdicts(ranges)
-        verdicts = self._judge_rows(node_id, _rows_of(rows))
-        # The object comes before the stream: a row without an object can't be committed at all.
-        states = self._objects.states(rows.object_id)
-        verdicts[states != _PREPARED] = ErrorCode.OBJECT_NOT_EXIST
-        verdicts[self._objects.was_committed(rows.object_id)] = ErrorCode.INVALID_REQUEST
-        return _Verdicts(ranges, verdicts)
+            return Verdicts(ranges)
+        verdicts = self._judge_rows(request.node.node_id, rows)
+        self._repeats.refuse_unusable(rows.object_id, verdicts)
+        return Verdicts(ranges, verdicts)
 
-    def _judge_rows(self, node_id: int, rows: UploadRows) -> Int64Column:
+    def _judge_rows(self, node_id: int, rows: RangeColumns) -> Int64Column:
         owed = self._streams.pending_of(node_id)
         may_be_simple = len(rows.stream_id) and not len(owed)
         if may_be_simple and self._continuity.all_continue(node_id, rows, repeats=False):
@@ -161,45 +104,29 @@ class Uploads:
         return self._continuity.judge(node_id, rows, Ahead(owed))
 
     def _records(
-        self, request: CommitStreamSetObject, verdicts: _Verdicts, digest: int, now_ms: int
-    ) -> Iterator[Record]:
+        self, request: CommitStreamSetObject, verdicts: Verdicts, digest: int, now_ms: int
+    ) -> Iterator[rec.Record]:
         valid = verdicts.ranges == 0
-        ranges = _rows_of(request.ranges)
+        ranges = request.ranges
         if np.count_nonzero(valid) < len(valid):
-            ranges = ranges.take(valid)
+            ranges = ranges.ranges_at(valid)
         if request.object_id >= 0:
             facts = facts_of_one(request.min_timestamp_ms, request.max_timestamp_ms, request.crc32c)
-            yield StreamSetObjectsCommitted(
-                node_id=request.node.node_id,
-                committed_at_ms=now_ms,
-                data_time_ms=now_ms,
-                object_id=np.array([request.object_id]),
-                order_id=np.array([request.order_id]),
-                object_size=np.array([request.object_size]),
-                attributes=np.array([request.attributes]),
-                range_count=np.array([len(ranges.stream_id)]),
-                ranges=SetObjectRanges(
-                    stream_id=ranges.stream_id, start_offset=ranges.start, end_offset=ranges.end
-                ),
-                min_timestamp_ms=facts.min_timestamp_ms,
-                max_timestamp_ms=facts.max_timestamp_ms,
-                crc32c=facts.crc32c,
-                content_digest=np.array([digest]),
-            )
+            yield set_object_record(request, ranges, facts, digest, now_ms, data_time_ms=now_ms)
         rows, good = request.stream_objects, verdicts.stream_objects == 0
         if len(rows.stream_id):
             yield from self.stream_object_records(rows, good, digest, now_ms)
         owed = self._streams.pending_of(request.node.node_id)
         if len(owed):
             stream_id = np.concatenate((ranges.stream_id, rows.stream_id[good]))
-            end = np.concatenate((ranges.end, rows.end_offset[good]))
+            end = np.concatenate((ranges.end_offset, rows.end_offset[good]))
             after = self._continuity.owed_after(owed, stream_id, end)
             yield from _owed_changes(request.node.node_id, owed, after)
         yield from _rejections(request, verdicts)
 
     def stream_object_records(
         self, rows: StreamObjectColumns, valid: Mask, digest: int, now_ms: int
-    ) -> Iterator[Record]:
+    ) -> Iterator[rec.Record]:
         """Yield what commits the chosen rows; those of streams that are gone are destroyed too.
 
         `digest` is that of the commit they come with.
@@ -208,8 +135,7 @@ class Uploads:
             return
         attributes = rows.attributes if len(rows.attributes) else np.zeros_like(rows.object_id)
         stream_id, object_id = rows.stream_id[valid], rows.object_id[valid]
-        facts = known_columns(rows, valid)
-        yield StreamObjectsCommitted(
+        yield rec.StreamObjectsCommitted(
             committed_at_ms=now_ms,
             object_id=object_id,
             object_size=rows.object_size[valid],
@@ -217,43 +143,42 @@ class Uploads:
             stream_id=stream_id,
             start_offset=rows.start_offset[valid],
             end_offset=rows.end_offset[valid],
-            min_timestamp_ms=facts.min_timestamp_ms,
-            max_timestamp_ms=facts.max_timestamp_ms,
-            crc32c=facts.crc32c,
             content_digest=digest,
+            **known_columns(rows, valid).columns(),
         )
         gone = ~self._streams.existing(stream_id)
         if gone.any():
             # No reader and no compaction will ever need an object of a deleted stream.
-            yield ObjectsDestroyed(object_id=object_id[gone], marked_at_ms=now_ms, deep=True)
+            yield rec.ObjectsDestroyed(object_id=object_id[gone], marked_at_ms=now_ms, deep=True)
 
     # ---- deciding a batch ----
 
     def decide_batch(
         self, request: CommitUploads, now_ms: int
-    ) -> tuple[list[Record], CommitUploadsAnswer]:
+    ) -> tuple[list[rec.Record], CommitUploadsAnswer]:
         """Judge uploads one after the other; the request is well-formed."""
         error = self._nodes.check(request.node)
         if error is not _NONE:
-            return [], _batch_answer(
-                np.full(len(request.object_id), int(error)),
-                np.full(len(request.ranges.stream_id), int(error)),
+            return [], CommitUploadsAnswer(
+                errors=np.full(len(request.object_id), int(error)),
+                range_errors=np.full(len(request.ranges.stream_id), int(error)),
             )
         digests = digests_of_uploads(request)
         if not self._all_can_be_committed(request):
             return self._decide_in_turn(request, digests, now_ms)
         self._objects.require_room(0, request.object_size)
         record = _batch_record(request, digests, now_ms)
-        nothing = np.zeros(len(request.object_id), dtype=np.int64)
-        return [record], _batch_answer(nothing, np.zeros(len(record.ranges.stream_id), np.int64))
+        return [record], CommitUploadsAnswer(
+            errors=np.zeros_like(request.object_id),
+            range_errors=np.zeros_like(request.ranges.stream_id),
+        )
 
     def _all_can_be_committed(self, request: CommitUploads) -> bool:
         node_id, ids = request.node.node_id, request.object_id
         if len(self._streams.pending_of(node_id)):
             return False
         several = len(ids) > 1
-        rows = _rows_of(request.ranges)
-        if not self._continuity.all_continue(node_id, rows, repeats=several):
+        if not self._continuity.all_continue(node_id, request.ranges, repeats=several):
             return False
         if not several:
             return self._objects.is_prepared(int(ids[0]))
@@ -261,11 +186,11 @@ class Uploads:
 
     def _decide_in_turn(
         self, request: CommitUploads, digests: Int64Column, now_ms: int
-    ) -> tuple[list[Record], CommitUploadsAnswer]:
+    ) -> tuple[list[rec.Record], CommitUploadsAnswer]:
         node_id = request.node.node_id
         owed = self._streams.pending_of(node_id)
         turn = Ahead(owed)
-        count, rows = request.range_count, _rows_of(request.ranges)
+        count, rows = request.range_count, request.ranges
         errors = np.zeros(len(count), dtype=np.int64)
         row_errors = np.zeros(len(rows.stream_id), dtype=np.int64)
         accepted = np.zeros(len(count), dtype=np.bool_)
@@ -274,43 +199,43 @@ class Uploads:
             zip(request.object_id.tolist(), stops, strict=True)
         ):
             part = slice(stop - int(count[index]), stop)
-            state = self._object_is(object_id, int(digests[index]))
-            if state in _REFUSED:
-                errors[index] = row_errors[part] = _REFUSED[state]
-            elif state is _ObjectIs.COMMITTED:
+            repeat = self._repeats.of_object(object_id, int(digests[index]))
+            if repeat in REFUSED:
+                errors[index] = row_errors[part] = REFUSED[repeat]
+            elif repeat is Repeat.SAME:
                 owners = np.full(stop - part.start, object_id)
                 row_errors[part] = self._repeats.verdicts(owners, rows.stream_id[part])
             else:
-                verdicts = _Verdicts(self._take_turn(node_id, rows.take(part), turn))
+                verdicts = Verdicts(self._take_turn(node_id, rows.ranges_at(part), turn))
                 row_errors[part] = verdicts.ranges
-                errors[index] = verdicts.first_error()
+                errors[index] = verdicts.error()
                 accepted[index] = not errors[index]
-        records: list[Record] = []
+        records: list[rec.Record] = []
         if accepted.any():
             chosen = _some_uploads(request, accepted)
             self._objects.require_room(0, chosen.object_size)
             records.append(_batch_record(chosen, digests[accepted], now_ms))
             records.extend(_owed_changes(node_id, owed, turn.owed))
-        return records, _batch_answer(errors, row_errors)
+        return records, CommitUploadsAnswer(errors=errors, range_errors=row_errors)
 
-    def _take_turn(self, node_id: int, rows: UploadRows, turn: Ahead) -> Int64Column:
+    def _take_turn(self, node_id: int, rows: RangeColumns, turn: Ahead) -> Int64Column:
         """Judge one upload and, if it is accepted, let those after it see its effects."""
         verdicts = self._continuity.judge(node_id, rows, turn)
         if np.count_nonzero(verdicts):
             return verdicts
         high = self._streams.end_offsets(rows.stream_id)
         for stream_id, end, before in zip(
-            rows.stream_id.tolist(), rows.end.tolist(), high.tolist(), strict=True
+            rows.stream_id.tolist(), rows.end_offset.tolist(), high.tolist(), strict=True
         ):
             if end > turn.ends.get(stream_id, before):
                 turn.ends[stream_id] = end
         if len(turn.owed):
-            turn.owed = self._continuity.owed_after(turn.owed, rows.stream_id, rows.end)
+            turn.owed = self._continuity.owed_after(turn.owed, rows.stream_id, rows.end_offset)
         return verdicts
 
     # ---- replaying ----
 
-    def replay_set_objects(self, record: StreamSetObjectsCommitted, undo: Undo) -> None:
+    def replay_set_objects(self, record: rec.StreamSetObjectsCommitted, undo: Undo) -> None:
         """See `StreamSetObjectsCommitted`."""
         rows = self._objects.replay_set_objects(record, undo)
         streams, ends = record.ranges.stream_id, record.ranges.end_offset
@@ -320,14 +245,14 @@ class Uploads:
         for turn in _turns(streams):
             self._advance(streams[turn], ends[turn], rows[turn], undo)
 
-    def _may_have_twins(self, ranges: SetObjectRanges) -> bool:
+    def _may_have_twins(self, ranges: rec.SetObjectRanges) -> bool:
         """Return whether a stream may be there twice; not if all rows continue what there is."""
         expected = self._streams.end_offsets(ranges.stream_id)
         if np.count_nonzero(ranges.start_offset == expected) == len(expected):
             return False
         return has_twins(ranges.stream_id)
 
-    def replay_stream_objects(self, record: StreamObjectsCommitted, undo: Undo) -> None:
+    def replay_stream_objects(self, record: rec.StreamObjectsCommitted, undo: Undo) -> None:
         """See `StreamObjectsCommitted`."""
         rows = self._objects.replay_stream_objects(record, undo)
         self._advance(record.stream_id, record.end_offset, rows, undo)
@@ -358,15 +283,35 @@ def _turns(stream_id: Int64Column) -> list[Int64Column]:
     return [order[turn == number] for number in range(int(turn.max()) + 1)]
 
 
-def _rows_of(rows: RangeColumns | StreamObjectColumns) -> UploadRows:
-    return UploadRows(rows.stream_id, rows.start_offset, rows.end_offset, rows.stream_epoch)
+def set_object_record(
+    request: CommitStreamSetObject,
+    ranges: RangeColumns,
+    facts: Facts,
+    digest: int,
+    now_ms: int,
+    *,
+    data_time_ms: int,
+) -> rec.StreamSetObjectsCommitted:
+    """Return what commits a request's set object with these ranges and facts."""
+    return rec.StreamSetObjectsCommitted(
+        node_id=request.node.node_id,
+        committed_at_ms=now_ms,
+        data_time_ms=data_time_ms,
+        object_id=np.array([request.object_id]),
+        order_id=np.array([request.order_id]),
+        object_size=np.array([request.object_size]),
+        attributes=np.array([request.attributes]),
+        range_count=np.array([len(ranges.stream_id)]),
+        ranges=ranges.recorded(),
+        content_digest=np.array([digest]),
+        **facts.columns(),
+    )
 
 
 def _batch_record(
     request: CommitUploads, digests: Int64Column, now_ms: int
-) -> StreamSetObjectsCommitted:
-    ranges, facts = request.ranges, known_columns(request)
-    return StreamSetObjectsCommitted(
+) -> rec.StreamSetObjectsCommitted:
+    return rec.StreamSetObjectsCommitted(
         node_id=request.node.node_id,
         committed_at_ms=now_ms,
         data_time_ms=now_ms,
@@ -375,46 +320,31 @@ def _batch_record(
         object_size=request.object_size,
         attributes=np.zeros(len(request.object_id), dtype=np.int64),
         range_count=request.range_count,
-        ranges=SetObjectRanges(
-            stream_id=ranges.stream_id,
-            start_offset=ranges.start_offset,
-            end_offset=ranges.end_offset,
-        ),
-        min_timestamp_ms=facts.min_timestamp_ms,
-        max_timestamp_ms=facts.max_timestamp_ms,
-        crc32c=facts.crc32c,
+        ranges=request.ranges.recorded(),
         content_digest=digests,
+        **known_columns(request).columns(),
     )
 
 
 def _some_uploads(request: CommitUploads, chosen: Mask) -> CommitUploads:
-    ranges = request.ranges
-    rows = np.repeat(chosen, request.range_count)
-    facts = known_columns(request, chosen)
     return CommitUploads(
         node=request.node,
         object_id=request.object_id[chosen],
         object_size=request.object_size[chosen],
         range_count=request.range_count[chosen],
-        ranges=RangeColumns(
-            stream_id=ranges.stream_id[rows],
-            start_offset=ranges.start_offset[rows],
-            end_offset=ranges.end_offset[rows],
-        ),
-        min_timestamp_ms=facts.min_timestamp_ms,
-        max_timestamp_ms=facts.max_timestamp_ms,
-        crc32c=facts.crc32c,
+        ranges=request.ranges.ranges_at(np.repeat(chosen, request.range_count)),
+        **known_columns(request, chosen).columns(),
     )
 
 
 def _owed_changes(
     node_id: int, before: StreamSpans, after: StreamSpans
-) -> Iterator[PendingUploadsSet]:
+) -> Iterator[rec.PendingUploadsSet]:
     """Yield the change from `before` to `after`, whose rows are of the same streams."""
     changed = before.start_offset != after.start_offset
     if np.count_nonzero(changed):
         spans = after.take(changed)
-        yield PendingUploadsSet(
+        yield rec.PendingUploadsSet(
             node_id=node_id,
             stream_id=spans.stream_id,
             start_offset=spans.start_offset,
@@ -423,25 +353,15 @@ def _owed_changes(
 
 
 def _rejections(
-    request: CommitStreamSetObject, verdicts: _Verdicts
-) -> Iterator[CommitRowsRejected]:
+    request: CommitStreamSetObject, verdicts: Verdicts
+) -> Iterator[rec.CommitRowsRejected]:
     bad, bad_objects = verdicts.ranges != 0, verdicts.stream_objects != 0
     if not (np.count_nonzero(bad) or np.count_nonzero(bad_objects)):
         return
     rows = request.stream_objects
     owners = np.full(int(np.count_nonzero(bad)), request.object_id)
-    yield CommitRowsRejected(
+    yield rec.CommitRowsRejected(
         object_id=np.concatenate((owners, rows.object_id[bad_objects])),
         stream_id=np.concatenate((request.ranges.stream_id[bad], rows.stream_id[bad_objects])),
         error=np.concatenate((verdicts.ranges[bad], verdicts.stream_objects[bad_objects])),
     )
-
-
-def _answer(error: ErrorCode, verdicts: _Verdicts) -> CommitStreamSetObjectAnswer:
-    return CommitStreamSetObjectAnswer(
-        error=error, range_errors=verdicts.ranges, stream_object_errors=verdicts.stream_objects
-    )
-
-
-def _batch_answer(errors: Int64Column, range_errors: Int64Column) -> CommitUploadsAnswer:
-    return CommitUploadsAnswer(errors=errors, range_errors=range_errors)

@@ -104,10 +104,25 @@ class RangeColumns:
     start_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     end_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
 
+    def ranges_at(self, rows: Mask | slice) -> "RangeColumns":
+        """Return the ranges of some rows."""
+        return RangeColumns(
+            stream_id=self.stream_id[rows],
+            stream_epoch=self.stream_epoch[rows] if len(self.stream_epoch) else EMPTY_COLUMN,
+            start_offset=self.start_offset[rows],
+            end_offset=self.end_offset[rows],
+        )
+
+    def recorded(self) -> record.SetObjectRanges:
+        """Return the ranges as a commit's record has them."""
+        return record.SetObjectRanges(
+            stream_id=self.stream_id, start_offset=self.start_offset, end_offset=self.end_offset
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StreamObjectColumns:
-    """Stream objects of a commit; the epochs, attributes and the last three may be empty.
+class StreamObjectColumns(RangeColumns):
+    """Stream objects of a commit with their ranges; the attributes and what follows may be empty.
 
     An upload has each stream in one row here or in its ranges, a compaction as above.
 
@@ -117,10 +132,6 @@ class StreamObjectColumns:
 
     object_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     object_size: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-    stream_id: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-    stream_epoch: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-    start_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
-    end_offset: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     attributes: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     min_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)
     max_timestamp_ms: Int64Column = field(default_factory=lambda: EMPTY_COLUMN)

@@ -7,9 +7,9 @@ are written by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -121,9 +121,12 @@ def routes(cluster_id: str, view: LeaderView) -> Mapping[str, Route]:
             request, answer = _ROUTES[method.name]
             constants = _CONSTANTS.get(method.name, {})
             given = {"cluster_id": cluster_id} if method.name == "CheckObjects" else {}
-            decode = conversion.reader(request, GetMessageClass(method.input_type), **constants)
+            # The map reads the ids of the requests alone that it remembers.
+            unread = {"request_id"} - {part.name for part in fields(request)}
+            message = GetMessageClass(method.input_type)
+            decode = conversion.reader(request, message, *unread, **constants)
             encode = conversion.writer(answer, GetMessageClass(method.output_type), *given)
-            is_write = request in get_args(requests.WriteRequest)
+            is_write = issubclass(request, requests.WriteRequest)
             table[method.full_name] = Route(decode, partial(encode, **given), is_write)
     return table
 

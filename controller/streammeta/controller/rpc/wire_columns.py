@@ -71,7 +71,6 @@ def commit_stream_set_object_in(
 ) -> requests.CommitStreamSetObject:
     """Read CommitStreamSetObject."""
     return requests.CommitStreamSetObject(
-        request_id=message.request_id,
         node=_node(message.node, "node"),
         object_id=_optional(message, "object_id"),
         order_id=_optional(message, "order_id"),
