@@ -1,7 +1,6 @@
 """`streammeta cluster hash`: equal, different and silent members; loaded, idle and stalled ones."""
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +8,9 @@ from typing import Any
 
 import grpc
 import pytest
-from click.testing import CliRunner
 
 from streammeta.cli.cluster_command import Verdict, judge
 from streammeta.cli.local_cluster import free_ports
-from streammeta.cli.root import cli
 from streammeta.rpc.failures import RpcFailure
 from streammeta.v1 import admin_pb2
 from streammeta.v1 import quorum_pb2 as pb
@@ -115,56 +112,47 @@ def cluster(
 
 
 def hash_of(members: list[FakeController], *words: str) -> tuple[int, dict[str, Any]]:
-    connect = members[0]._voters[0]
-    ran = CliRunner().invoke(
-        cli, ["cluster", "hash", "--connect", connect, "--format", "json", *words]
-    )
-    return ran.exit_code, json.loads(ran.output)
+    answer = streammeta("cluster", "hash", "--connect", members[0]._voters[0], *words)
+    return answer["exit_code"], answer
 
 
 def test_an_idle_cluster_is_compared_at_its_end() -> None:
     with cluster(FakeLog()) as members:
         code, answer = hash_of(members)
-        assert (code, answer["verdict"], answer["at_offset"]) == (0, "ok", 100)
-        assert [(row["node_id"], row["leader"]) for row in answer["members"]] == [
-            *((1, True), (2, False), (3, False)),
-        ]
-        assert {row["state_hash"] for row in answer["members"]} == {b"100".hex()}
-        assert all(member.asked == [100] for member in members)
+    assert (code, answer["verdict"], answer["at_offset"]) == (0, "ok", 100)
+    leads = [(row["node_id"], row["leader"]) for row in answer["members"]]
+    assert leads == [(1, True), (2, False), (3, False)]
+    assert {row["state_hash"] for row in answer["members"]} == {b"100".hex()}
+    assert all(member.asked == [100] for member in members)
 
 
 def test_a_cluster_under_load_is_compared_ahead_of_its_end() -> None:
     with cluster(FakeLog(rate=500.0)) as members:
         code, answer = hash_of(members)
-        assert (code, answer["verdict"]) == (0, "ok")
-        assert answer["at_offset"] > 100
-        assert len({row["state_hash"] for row in answer["members"]}) == 1
+    assert (code, answer["verdict"]) == (0, "ok")
+    assert answer["at_offset"] > 100
+    assert len({row["state_hash"] for row in answer["members"]}) == 1
 
 
 def test_when_writes_stop_short_of_the_offset_another_one_is_taken() -> None:
     with cluster(FakeLog(rate=400.0, stops_at=300)) as members:
         code, answer = hash_of(members)
-        assert (code, answer["at_offset"]) == (0, 300)
+    assert (code, answer["at_offset"]) == (0, 300)
 
 
-def test_a_member_that_differs_is_named_and_all_hashes_are_shown() -> None:
-    with cluster(FakeLog(), differs=(3,)) as members:
+@pytest.mark.parametrize(
+    ("world", "error", "third"),
+    [({"differs": (3,)}, "DIFFERENT", "DIFFERENT"), ({"silent": 1}, "NO_ANSWER", "no answer")],
+)
+def test_a_member_that_differs_or_is_silent_is_named_among_the_others(
+    world: dict[str, Any], error: str, third: str
+) -> None:
+    with cluster(FakeLog(), **world) as members:
         code, answer = hash_of(members)
-        assert (code, answer["error"]["code"]) == (1, "DIFFERENT")
-        assert "controller 3" in answer["error"]["message"]
-        rows = answer["error"]["details"]["members"]
-        assert [row["verdict"] for row in rows] == ["ok", "ok", "DIFFERENT"]
-
-
-def test_a_member_that_is_silent_is_named_and_the_others_are_compared() -> None:
-    with cluster(FakeLog(), silent=1) as members:
-        code, answer = hash_of(members)
-        assert (code, answer["error"]["code"]) == (1, "NO_ANSWER")
-        assert "controller 3" in answer["error"]["message"]
-        rows = answer["error"]["details"]["members"]
-        assert [(row["node_id"], row["verdict"]) for row in rows] == [
-            *((1, "ok"), (2, "ok"), (3, "no answer")),
-        ]
+    assert (code, answer["error"]["code"]) == (1, error)
+    assert "controller 3" in answer["error"]["message"]
+    rows = [(row["node_id"], row["verdict"]) for row in answer["error"]["details"]["members"]]
+    assert rows == [(1, "ok"), (2, "ok"), (3, third)]
 
 
 def test_an_observer_that_is_not_named_is_listed_and_is_no_failure() -> None:
@@ -172,10 +160,9 @@ def test_an_observer_that_is_not_named_is_listed_and_is_no_failure() -> None:
         key = pb.ReplicaKey(node_id=7, directory_id="d")
         members[0].observers = (pb.ReplicaStatus(key=key, last_fetch_age_ms=5),)
         code, answer = hash_of(members)
-        assert (code, answer["verdict"]) == (0, "ok")
-        assert [(row["node_id"], row["verdict"]) for row in answer["members"]] == [
-            *((1, "ok"), (2, "ok"), (3, "ok"), (7, "not asked")),
-        ]
+    assert (code, answer["verdict"]) == (0, "ok")
+    rows = [(row["node_id"], row["verdict"]) for row in answer["members"]]
+    assert rows == [(1, "ok"), (2, "ok"), (3, "ok"), (7, "not asked")]
 
 
 def test_without_a_common_offset_in_time_that_is_said() -> None:
@@ -208,19 +195,16 @@ def test_who_differs_from_what_most_say_is_different(
 
 
 def test_equal_maps_of_different_logs_are_different_and_an_unknown_log_is_not() -> None:
-    rows = judge(
-        {"h:1": said(1, b"a"), "h:2": said(2, b"a", b"other"), "h:3": said(3, b"a", b"")}, LEADER
-    )
-    assert [row.verdict for row in rows] == [Verdict.OK, Verdict.DIFFERENT, Verdict.OK]
+    answers = {"h:1": said(1, b"a"), "h:2": said(2, b"a", b"other"), "h:3": said(3, b"a", b"")}
+    verdicts = [row.verdict for row in judge(answers, LEADER)]
+    assert verdicts == [Verdict.OK, Verdict.DIFFERENT, Verdict.OK]
 
 
 def test_a_failed_answer_is_no_answer() -> None:
-    rows = judge(
-        {"h:1": said(1, b"a"), "h:2": RpcFailure(grpc.StatusCode.UNAVAILABLE, "gone")}, LEADER
-    )
-    assert [(row.verdict, row.problem) for row in rows] == [
-        *((Verdict.OK, ""), (Verdict.NO_ANSWER, "gone")),
-    ]
+    failure = RpcFailure(grpc.StatusCode.UNAVAILABLE, "gone")
+    well, failed = judge({"h:1": said(1, b"a"), "h:2": failure}, LEADER)
+    assert (well.verdict, well.problem) == (Verdict.OK, "")
+    assert (failed.verdict, failed.problem) == (Verdict.NO_ANSWER, "gone")
 
 
 @pytest.mark.process

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,19 +17,27 @@ import pytest
 from streammeta.cli.compact_command import CompactionRequest
 from streammeta.cli.compaction_run import Targets, find_targets, run
 from streammeta.cli.local_cluster import LocalCluster, start_child
-from streammeta.cli.output import CommandError, Output, OutputFormat, run_cli
-from streammeta.cli.root import cli
-from streammeta.client import ControllerClient
+from streammeta.cli.output import CommandError, Output, OutputFormat
+from streammeta.client import (
+    BrokerSession,
+    ControllerClient,
+    StreamReader,
+    StreamWriter,
+    WriterConfig,
+)
 from streammeta.client.compaction.config import CompactionTarget
+from streammeta.client.methods import GET_NODES
 from streammeta.client.model import NodeIdentity
 from streammeta.storage.object_format.object_key import cluster_namespace, key_for
 from streammeta.storage.object_store.address import open_object_store
+from streammeta.storage.object_store.local import LocalObjectStore
 from streammeta.v1 import nodes_pb2
-from tests.cli.compact_broker import ROWS, Broker, broker
 from tests.kit.real_cluster import running_cluster, streammeta
 
 STREAMS = 3
 UPLOADS = 4
+ROWS = 5
+"""Records of a stream in each upload."""
 PATIENCE_S = 60.0
 
 Answer = dict[str, Any]
@@ -38,6 +49,61 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield running
 
 
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """One process of a node, with some open streams."""
+
+    session: BrokerSession
+    store: LocalObjectStore
+    stream_ids: Sequence[int]
+    writer: StreamWriter
+
+    async def upload(self, count: int) -> None:
+        """Make `count` set objects, each with `ROWS` records of every stream."""
+        for _ in range(count):
+            acks = [
+                await self.writer.append(stream_id, b"%d/%d|" % (stream_id, row) + b"." * 200)
+                for stream_id in self.stream_ids
+                for row in range(ROWS)
+            ]
+            await self.writer.flush()
+            for ack in acks:
+                await ack
+
+    async def set_objects(self) -> int:
+        """Ask how many set objects the node has."""
+        request = nodes_pb2.GetNodesRequest(node_ids=[self.session.node.node_id])
+        answer = await self.session.client.call(GET_NODES, request)
+        return answer.nodes[0].stream_set_object_count
+
+    async def read(self) -> dict[int, list[bytes]]:
+        """Read every stream from its beginning to its end."""
+        client = self.session.client
+        reader = StreamReader(client, self.store, self.session.namespace)
+        try:
+            return {
+                stream_id: [bytes(record.payload) for record in records]
+                async for stream_id, records in reader.read_streams(self.stream_ids)
+            }
+        finally:
+            await reader.close()
+
+
+@asynccontextmanager
+async def broker(cluster: LocalCluster, node_id: int) -> AsyncIterator[Broker]:
+    """Register node `node_id`, open new streams for it; at the end they are closed."""
+    async with ControllerClient(cluster.endpoints, rng=random.Random(node_id)) as client:
+        session = await BrokerSession.open(client, node_id, 1)
+        stream_ids = await session.create_streams([{}] * STREAMS)
+        opened = (await session.open_streams(dict.fromkeys(stream_ids, 1))).require_all()
+        store = LocalObjectStore(Path(cluster.store_uri.removeprefix("file://")))
+        config = WriterConfig(linger_s=60.0)  # an upload is made when the test says so
+        async with StreamWriter(session, store, config) as writer:
+            writer.attach(opened.values())
+            yield Broker(session, store, stream_ids, writer)
+        (await session.close_streams(dict.fromkeys(stream_ids, 1))).require_all()
+
+
 def compact(cluster: LocalCluster, *words: str) -> Answer:
     """Run the command in this process: its one object, with `exit_code` added."""
     at = ("--connect", cluster.connect, "--store", cluster.store_uri)
@@ -45,14 +111,10 @@ def compact(cluster: LocalCluster, *words: str) -> Answer:
     return streammeta("compact", *name, *at, *words[len(name) :])
 
 
-def upload(cluster: LocalCluster, node_id: int, uploads: int = UPLOADS) -> None:
+async def upload(cluster: LocalCluster, node_id: int, uploads: int = UPLOADS) -> None:
     """Make set objects of a node, whose streams are closed then."""
-
-    async def live() -> None:
-        async with broker(cluster, node_id, STREAMS) as one:
-            await one.upload(uploads)
-
-    asyncio.run(live())
+    async with broker(cluster, node_id) as one:
+        await one.upload(uploads)
 
 
 def set_object_ids(cluster: LocalCluster, node_id: int) -> list[int]:
@@ -64,7 +126,7 @@ def set_object_ids(cluster: LocalCluster, node_id: int) -> list[int]:
 
 @pytest.mark.process
 def test_what_was_planned_is_what_is_done(cluster: LocalCluster) -> None:
-    upload(cluster, 1001)
+    asyncio.run(upload(cluster, 1001))
     node = ("--node", "1001", "--growth", "1")
     plan = compact(cluster, "plan", *node)
     assert plan == compact(cluster, "plan", *node), "planning changes nothing"
@@ -97,7 +159,7 @@ def test_what_was_planned_is_what_is_done(cluster: LocalCluster) -> None:
 
 @pytest.mark.process
 def test_few_small_objects_wait_for_more_unless_told_otherwise(cluster: LocalCluster) -> None:
-    upload(cluster, 1002)
+    asyncio.run(upload(cluster, 1002))
     plan = compact(cluster, "plan", "--node", "1002")
     assert (plan["commits"], plan["left_out_objects"]) == (0, UPLOADS)
     split = compact(cluster, "plan", "--node", "1002", "--force-split")
@@ -112,9 +174,9 @@ def test_few_small_objects_wait_for_more_unless_told_otherwise(cluster: LocalClu
 @pytest.mark.process
 def test_objects_without_live_offsets_are_removed_with_the_others(cluster: LocalCluster) -> None:
     async def upload_and_delete() -> None:
-        async with broker(cluster, 1008, STREAMS) as one:
+        async with broker(cluster, 1008) as one:
             await one.upload(2)
-        async with broker(cluster, 1008, STREAMS) as two:
+        async with broker(cluster, 1008) as two:
             await two.upload(2)
             deleted = await two.session.delete_streams(dict.fromkeys(one.stream_ids, 1))
             deleted.require_all()
@@ -132,7 +194,7 @@ def test_objects_without_live_offsets_are_removed_with_the_others(cluster: Local
 def test_an_object_that_is_lost_is_named_and_the_others_are_compacted(
     cluster: LocalCluster,
 ) -> None:
-    upload(cluster, 1003, 5)
+    asyncio.run(upload(cluster, 1003, 5))
     first = set_object_ids(cluster, 1003)[0]
     key = key_for(first, cluster_namespace("test"))
     assert open_object_store(cluster.store_uri).delete_many([key]).deleted == (key,)
@@ -145,8 +207,8 @@ def test_an_object_that_is_lost_is_named_and_the_others_are_compacted(
 
 @pytest.mark.process
 def test_what_a_departed_node_has_left_is_compacted_for_it(cluster: LocalCluster) -> None:
-    upload(cluster, 1004)
-    upload(cluster, 1005, 1)
+    asyncio.run(upload(cluster, 1004))
+    asyncio.run(upload(cluster, 1005, 1))
     at = ("--connect", cluster.connect, "--node-id", "1004")
     assert streammeta("node", "unregister", *at)["departed"]
     done = compact(cluster, "--gone", "--growth", "1")
@@ -161,7 +223,7 @@ async def test_a_broker_goes_on_while_it_is_compacted_again_and_again(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """Its process is not fenced, its readers see every record; SIGTERM ends it in good order."""
-    async with broker(cluster, 1006, STREAMS) as one:
+    async with broker(cluster, 1006) as one:
         await one.upload(2)
         child = start_child(
             "compactor",
@@ -188,7 +250,7 @@ async def test_a_broker_goes_on_while_it_is_compacted_again_and_again(
 
 
 @pytest.mark.process
-def test_stream_objects_of_a_live_node_are_merged_too(cluster: LocalCluster) -> None:
+async def test_stream_objects_of_a_live_node_are_merged_too(cluster: LocalCluster) -> None:
     async def compacted(*, force_split: bool, stream_objects: bool) -> Answer:
         request = CompactionRequest(
             connect=tuple(cluster.endpoints),
@@ -206,20 +268,17 @@ def test_stream_objects_of_a_live_node_are_merged_too(cluster: LocalCluster) -> 
         await run(request, None, output, stream_objects=stream_objects)
         return output.collected
 
-    async def live() -> None:
-        async with broker(cluster, 1007, STREAMS) as one:
-            for _ in range(2):
-                await one.upload(1)
-                split = await compacted(force_split=True, stream_objects=False)
-                assert (split["stream_objects"], split["merged_stream_objects"]) == (STREAMS, 0)
-            merged = await compacted(force_split=False, stream_objects=True)
-            assert (merged["commits"], merged["failures"]) == (0, [])
-            assert merged["merged_stream_objects"] == 2 * STREAMS
-            assert merged["made_stream_objects"] == STREAMS
-            read = await one.read()
-            assert [len(rows) for rows in read.values()] == [2 * ROWS] * STREAMS
-
-    asyncio.run(live())
+    async with broker(cluster, 1007) as one:
+        for _ in range(2):
+            await one.upload(1)
+            split = await compacted(force_split=True, stream_objects=False)
+            assert (split["stream_objects"], split["merged_stream_objects"]) == (STREAMS, 0)
+        merged = await compacted(force_split=False, stream_objects=True)
+        assert (merged["commits"], merged["failures"]) == (0, [])
+        assert merged["merged_stream_objects"] == 2 * STREAMS
+        assert merged["made_stream_objects"] == STREAMS
+        read = await one.read()
+        assert [len(rows) for rows in read.values()] == [2 * ROWS] * STREAMS
 
 
 async def _until_compacted(one: Broker) -> None:
@@ -258,14 +317,11 @@ def test_an_unknown_node_and_a_controller_that_is_not_there(cluster: LocalCluste
         ("--store", "gs://bucket", "--all"),
     ],
 )
-def test_a_wrong_call_is_told_with_exit_code_2(
-    capsys: pytest.CaptureFixture[str], words: Sequence[str]
-) -> None:
+def test_a_wrong_call_is_told_with_exit_code_2(words: tuple[str, ...]) -> None:
     name = words[:1] if words[:1] == ("plan",) else ("run",)
     at = ("--connect", "127.0.0.1:1", "--store", "file:///nowhere", "--timeout", "0.1")
-    code = run_cli(cli, ["compact", *name, *at, *words[words[:1] == name :], "--format", "json"])
-    answer = json.loads(capsys.readouterr().out)
-    assert (code, answer["error"]["code"]) == (2, "USAGE")
+    answer = streammeta("compact", *name, *at, *words[words[:1] == name :])
+    assert (answer["exit_code"], answer["error"]["code"]) == (2, "USAGE")
 
 
 class ListedNodes:
@@ -280,15 +336,8 @@ class ListedNodes:
 
 def node(node_id: int, state: nodes_pb2.NodeState.ValueType, **facts: Any) -> Any:
     """A node with one set object, whose epoch is ten times its id."""
-    return nodes_pb2.NodeDescription(
-        **{
-            "node_id": node_id,
-            "node_epoch": 10 * node_id,
-            "state": state,
-            "stream_set_object_count": 1,
-            **facts,
-        }
-    )
+    facts = {"stream_set_object_count": 1, **facts}
+    return nodes_pb2.NodeDescription(node_id=node_id, node_epoch=10 * node_id, state=state, **facts)
 
 
 def found(*nodes: Any, **choice: Any) -> Targets:

@@ -1,35 +1,28 @@
-"""The first things that a new operator types: no command, -h, completion, a narrow terminal."""
+"""The first things that a new operator types: no command, -h, completion, one without its extra."""
 
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 
-import click
 import pytest
 
 from streammeta.cli.local_cluster import PROGRAM
-from streammeta.cli.output import OutputFormat, command_output, format_option, run_cli
+from streammeta.cli.output import run_cli
 from streammeta.cli.root import cli
 from streammeta.storage import installation
 
 
 @pytest.mark.parametrize("words", [[], ["quorum"]])
-def test_a_group_without_a_command_shows_its_help(
+def test_a_group_without_a_command_shows_its_help_or_is_one_object_in_json(
     capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     assert run_cli(cli, words) == 2
-
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("Usage: streammeta")
     assert "Commands:" in said.err
-
-
-@pytest.mark.parametrize("words", [["--format", "json"], ["quorum", "--format", "json"]])
-def test_a_group_without_a_command_is_one_object_in_json(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    assert run_cli(cli, words) == 2
+    assert run_cli(cli, [*words, "--format", "json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "USAGE"
 
 
@@ -50,18 +43,24 @@ def look(group, *path):
         command = group.get_command(context, name)
         if isinstance(command, click.Group):
             look(command, *path, name)
+        else:
+            words = ["streammeta", *path, *([] if name == "run" else [name])]
+            assert " ".join(words) in long.output.partition("Example")[2], (path, name)
 
 look(cli)
 """
 
 
-@pytest.mark.process
-def test_help_has_a_short_name_everywhere() -> None:
-    """In a process of its own: click remembers the names of a command's first context."""
-    done = subprocess.run(
-        [sys.executable, "-c", HELP_OF_ALL], capture_output=True, text=True, check=False, timeout=60
-    )
+def run(
+    command: Sequence[str], env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
 
+
+@pytest.mark.process
+def test_every_command_has_its_help_by_a_short_name_too_and_an_example() -> None:
+    """In a process of its own: click remembers the names of a command's first context."""
+    done = run([sys.executable, "-c", HELP_OF_ALL])
     assert done.returncode == 0, done.stderr
     assert {"dev", "quorum add-voter", "reconcile apply"} <= set(done.stdout.splitlines())
 
@@ -69,44 +68,21 @@ def test_help_has_a_short_name_everywhere() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_for_shells(shell: str) -> None:
-    done = subprocess.run(
-        PROGRAM,
-        env={"_STREAMMETA_COMPLETE": f"{shell}_source", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
+    env = {"_STREAMMETA_COMPLETE": f"{shell}_source", "PATH": "/usr/bin:/bin"}
+    done = run(PROGRAM, env)
     assert (done.returncode, done.stderr) == (0, "")
     assert "_STREAMMETA_COMPLETE" in done.stdout
 
 
-NUMBERS = (1_795_345_586_511, -1, 9_223_372_036_854_775_807)
-
-
-@click.command("wide")
-@format_option
-def wide(output_format: OutputFormat) -> None:
-    """Print a table that is wider than any terminal."""
-    with command_output(output_format) as output:
-        columns = [f"number_{index}" for index in range(30)]
-        rows = [[value] * 29 + [None] for value in NUMBERS]
-        output.rows("wide", [*columns, "text"], [[*row, "word " * 20] for row in rows])
-
-
-@pytest.mark.parametrize("terminal", ["20", "80", "200"])
-def test_a_wide_table_never_breaks_a_number(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: str
+@pytest.mark.process
+@pytest.mark.parametrize(("words", "exit_code"), [(("-V",), 2), (("ls", "/nodes"), 1)])
+def test_the_program_fails_in_one_object_on_standard_output_and_by_its_exit_code(
+    words: tuple[str, ...], exit_code: int
 ) -> None:
-    monkeypatch.setenv("COLUMNS", terminal)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-
-    assert run_cli(wide, ["--format", "table"]) == 0
-
-    words = capsys.readouterr().out.split()
-    for value in NUMBERS:
-        assert words.count(str(value)) == 29
+    done = run([*PROGRAM, "shell", "--connect", "127.0.0.1:1", "--format=json", *words])
+    answer = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, answer["ok"]) == (exit_code, "", False)
+    assert set(answer["error"]) == {"code", "message", "hint"}
 
 
 @pytest.mark.parametrize(
@@ -169,9 +145,7 @@ def run_without(extras: tuple[str, ...], body: str) -> subprocess.CompletedProce
     """Run Python code where nothing is installed that these extras bring."""
     missing = [package for extra in extras for package in OF_EXTRAS[extra]]
     code = WITHOUT.format(missing=missing, body=body)
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
+    return run([sys.executable, "-c", code])
 
 
 @pytest.mark.process

@@ -1,16 +1,13 @@
 """`streammeta node`: what it shows, what it asks for, and what it says when it is refused."""
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from streammeta.cli.client import ControllerClient
-from streammeta.cli.root import cli
 from streammeta.client.errors import code_name
 from streammeta.v1 import common_pb2, nodes_pb2, streams_pb2
 from streammeta.v1.nodes_pb2_grpc import (
@@ -58,11 +55,8 @@ class FakeController(NodeServiceServicer, StreamServiceServicer):
 
     def DescribeStreams(self, request: Any, context: Any) -> Any:  # noqa: N802
         """One stream a page."""
-        wanted = [
-            each
-            for each in self.streams
-            if not request.stream_ids or each.stream_id in request.stream_ids
-        ]
+        ids = request.stream_ids
+        wanted = [each for each in self.streams if not ids or each.stream_id in ids]
         at = int(request.page.page_token or 0)
         more = str(at + 1) if at + 1 < len(wanted) else ""
         return streams_pb2.DescribeStreamsResponse(
@@ -98,10 +92,8 @@ def serving() -> Iterator[tuple[FakeController, str]]:
 
 
 def node(endpoint: str, *words: str) -> tuple[int, dict[str, Any]]:
-    ran = CliRunner().invoke(
-        cli, ["node", words[0], "--connect", endpoint, "--format", "json", *words[1:]]
-    )
-    return ran.exit_code, json.loads(ran.output)
+    answer = streammeta("node", words[0], "--connect", endpoint, *words[1:])
+    return answer["exit_code"], answer
 
 
 def test_a_list_shows_what_is_to_be_settled() -> None:
@@ -137,9 +129,8 @@ def test_a_dry_run_lists_what_the_node_owes_on_all_pages_and_asks_for_nothing() 
     with serving() as (controller, endpoint):
         for stream_id in range(3):
             stream = streams_pb2.StreamDescription(stream_id=stream_id)
-            stream.pending_uploads.add(
-                node_id=7, stream_id=stream_id, start_offset=10, end_offset=15
-            )
+            owed = {"stream_id": stream_id, "start_offset": 10, "end_offset": 15}
+            stream.pending_uploads.add(node_id=7, **owed)
             stream.pending_uploads.add(node_id=8, stream_id=stream_id, end_offset=10)
             controller.streams.append(stream)
         code, answer = node(endpoint, "abandon", "--node-id", "7", "--dry-run")
@@ -159,22 +150,22 @@ def test_abandoning_says_what_was_given_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "hint"),
+    ("command", "error", "hint"),
     [
-        (["lock", "--node-id", "7"], common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST, "node list"),
-        (["unlock", "--node-id", "7"], common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST, "node list"),
-        (["unregister", "--node-id", "7"], common_pb2.ERROR_CODE_STREAM_NOT_CLOSED, "node abandon"),
-        (["unregister", "--node-id", "7"], common_pb2.ERROR_CODE_NODE_LOCKED, "node unlock"),
-        (["unregister", "--node-id", "7"], common_pb2.ERROR_CODE_NODE_EPOCH_EXPIRED, "repeat"),
-        (["abandon", "--node-id", "7"], common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST, "node list"),
+        ("lock", common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST, "node list"),
+        ("unlock", common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST, "node list"),
+        ("unregister", common_pb2.ERROR_CODE_STREAM_NOT_CLOSED, "node abandon"),
+        ("unregister", common_pb2.ERROR_CODE_NODE_LOCKED, "node unlock"),
+        ("unregister", common_pb2.ERROR_CODE_NODE_EPOCH_EXPIRED, "repeat"),
+        ("abandon", common_pb2.ERROR_CODE_NODE_EPOCH_NOT_EXIST, "node list"),
     ],
 )
 def test_a_refusal_says_what_to_do(
-    words: list[str], error: common_pb2.ErrorCode.ValueType, hint: str
+    command: str, error: common_pb2.ErrorCode.ValueType, hint: str
 ) -> None:
     with serving() as (controller, endpoint):
         controller.error = error
-        code, answer = node(endpoint, *words)
+        code, answer = node(endpoint, command, "--node-id", "7")
         assert (code, answer["error"]["code"]) == (1, code_name(error))
         assert "node 7" in answer["error"]["message"]
         assert hint in answer["error"]["hint"]
@@ -219,28 +210,20 @@ def stream_owed_by_node_7(client: ControllerClient) -> list[int]:
         lambda channel: NodeServiceStub(channel).RegisterNode,
         nodes_pb2.RegisterNodeRequest(node=me),
     )
-    created = client.call(
-        lambda channel: StreamServiceStub(channel).CreateStreams,
-        streams_pb2.CreateStreamsRequest(
-            request_id="c", node=me, streams=[streams_pb2.NewStream()]
-        ),
+    create = streams_pb2.CreateStreamsRequest(
+        request_id="c", node=me, streams=[streams_pb2.NewStream()]
     )
+    created = client.call(lambda channel: StreamServiceStub(channel).CreateStreams, create)
     (stream_id,) = created.stream_ids
+    stream = streams_pb2.StreamToOpen(stream_id=stream_id, stream_epoch=1)
     client.call(
         lambda channel: StreamServiceStub(channel).OpenStreams,
-        streams_pb2.OpenStreamsRequest(
-            request_id="o",
-            node=me,
-            streams=[streams_pb2.StreamToOpen(stream_id=stream_id, stream_epoch=1)],
-        ),
+        streams_pb2.OpenStreamsRequest(request_id="o", node=me, streams=[stream]),
     )
+    at_5 = streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1, end_offset=5)
     closed = client.call(
         lambda channel: StreamServiceStub(channel).CloseStreams,
-        streams_pb2.CloseStreamsRequest(
-            request_id="x",
-            node=me,
-            streams=[streams_pb2.StreamToClose(stream_id=stream_id, stream_epoch=1, end_offset=5)],
-        ),
+        streams_pb2.CloseStreamsRequest(request_id="x", node=me, streams=[at_5]),
     )
     assert list(closed.errors) == [common_pb2.ERROR_CODE_NONE]
     return [stream_id]

@@ -1,20 +1,18 @@
 """`streammeta quorum` when not all is well: no leader, two, silence, disks of old, full disks."""
 
 import contextlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from streammeta.cli.local_cluster import free_ports
 from streammeta.cli.output import run_cli
-from streammeta.cli.quorum_command import quorum
 from streammeta.cli.root import cli
 from streammeta.v1 import quorum_pb2 as pb
 from streammeta.v1.quorum_pb2_grpc import QuorumServiceServicer, add_QuorumServiceServicer_to_server
 from tests.kit.grpc_servers import served_by_threads
+from tests.kit.real_cluster import streammeta
 
 
 class FakeController(QuorumServiceServicer):
@@ -33,20 +31,16 @@ class FakeController(QuorumServiceServicer):
 
 
 @contextlib.contextmanager
-def serving(*views: pb.DescribeQuorumResponse) -> Iterator[list[FakeController]]:
-    """Serve each view; every view's voters get the endpoints, in order of the views."""
+def serving(*views: pb.DescribeQuorumResponse) -> Iterator[tuple[str, list[FakeController]]]:
+    """Serve each view, gives the first endpoint; every view's voters get the endpoints in order."""
     with contextlib.ExitStack() as stack:
         controllers = [FakeController(view) for view in views]  # type: ignore[abstract]
-        endpoints = [
-            stack.enter_context(
-                served_by_threads((add_QuorumServiceServicer_to_server, controller))
-            )
-            for controller in controllers
-        ]
+        services = [(add_QuorumServiceServicer_to_server, each) for each in controllers]
+        endpoints = [stack.enter_context(served_by_threads(each)) for each in services]
         for view in views:
             for voter, endpoint in zip(view.voters, endpoints, strict=False):
                 voter.endpoint = endpoint
-        yield controllers
+        yield endpoints[0], controllers
 
 
 def view(
@@ -79,135 +73,96 @@ def replica(node_id: int, directory_id: str, age_ms: int | None = 3) -> pb.Repli
     )
 
 
-def streammeta(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    exit_code = run_cli(cli, ["quorum", *words])
-    return exit_code, capsys.readouterr().out
-
-
-def described(capsys: pytest.CaptureFixture[str], connect: str) -> dict[str, Any]:
-    exit_code, said = streammeta(capsys, "describe", "--connect", connect, "--format", "json")
-    answer: dict[str, Any] = json.loads(said)
-    assert exit_code == (0 if answer["ok"] else 1)
+def described(connect: str) -> dict[str, Any]:
+    answer = streammeta("quorum", "describe", "--connect", connect)
+    assert answer["exit_code"] == (0 if answer["ok"] else 1)
     return answer
 
 
-def test_without_a_leader_everybody_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(view(1, "prospective"), view(2, "candidate", epoch=6)) as controllers:
-        answer = described(capsys, controllers[0].view.voters[0].endpoint)
+def add_voter(connect: str, node_id: int, *words: str) -> dict[str, Any]:
+    at = ("--connect", connect, "--node-id", str(node_id), "--endpoint", "h:1")
+    return streammeta("quorum", "add-voter", *at, *words)
 
+
+def test_without_a_leader_everybody_is_shown() -> None:
+    with serving(view(1, "prospective"), view(2, "candidate", epoch=6)) as (connect, _):
+        answer = described(connect)
     assert (answer["leader_id"], answer["epoch"]) == (None, 6)
     roles = {row["node_id"]: row["role"] for row in answer["controllers"]}
     assert roles == {1: "prospective", 2: "candidate"}
     assert "leader" not in {row["role"] for row in answer["replicas"]}
 
 
-def test_of_two_that_claim_to_lead_the_newer_is_believed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with serving(view(1, "leader", epoch=4), view(2, "leader", epoch=5)) as controllers:
-        answer = described(capsys, controllers[0].view.voters[0].endpoint)
-
+def test_of_two_that_claim_to_lead_the_newer_is_believed() -> None:
+    with serving(view(1, "leader", epoch=4), view(2, "leader", epoch=5)) as (connect, _):
+        answer = described(connect)
     assert (answer["leader_id"], answer["epoch"]) == (2, 5)
 
 
-def test_a_voter_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_voter_that_does_not_answer_is_named_and_without_any_the_command_fails() -> None:
     gone = f"127.0.0.1:{free_ports(1)[0]}"
-    with serving(view(1, "leader", voters=1)) as controllers:
+    with serving(view(1, "leader", voters=1)) as (connect, controllers):
         controllers[0].view.voters.add(key=pb.ReplicaKey(node_id=2), endpoint=gone)
-        answer = described(capsys, controllers[0].view.voters[0].endpoint)
-
+        answer = described(connect)
     assert [row["endpoint"] for row in answer["silent"]] == [gone]
     lost = answer["replicas"][1]
     assert (lost["end_offset"], lost["lag"], lost["directory_id"]) == (None, None, None)
 
-
-def test_if_nobody_answers_the_command_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    gone = f"127.0.0.1:{free_ports(1)[0]}"
-
-    answer = described(capsys, gone)
-
-    assert answer["error"]["code"] == "NO_CONTROLLER"
-    assert gone in answer["error"]["message"]
+    error = described(gone)["error"]
+    assert error["code"] == "NO_CONTROLLER"
+    assert gone in error["message"]
 
 
-def test_observers_are_shown_while_they_fetch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_observers_are_shown_while_they_fetch() -> None:
     observers = (
         replica(7, "new"),
         replica(7, "old", 60_000),
         replica(8, ""),
         replica(9, "x", None),
     )
-    with serving(view(1, "leader", observers=observers), view(2, "follower")) as controllers:
-        answer = described(capsys, controllers[0].view.voters[0].endpoint)
-
+    with serving(view(1, "leader", observers=observers), view(2, "follower")) as (connect, _):
+        answer = described(connect)
     assert answer["observer_ids"] == [7]
     assert [row["directory_id"] for row in answer["replicas"]] == ["d", "d", "new"]
 
 
 def test_damage_and_a_full_disk_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     ill = view(2, "follower", repairing=True, disk_full=True, snapshot_id=pb.SnapshotId())
-    with serving(view(1, "leader"), ill) as controllers:
-        connect = controllers[0].view.voters[0].endpoint
-        answer = described(capsys, connect)
-        _, table = streammeta(capsys, "describe", "--connect", connect, "--format", "table")
-
-    well, hurt = answer["controllers"]
+    with serving(view(1, "leader"), ill) as (connect, _):
+        well, hurt = described(connect)["controllers"]
+        run_cli(cli, ["quorum", "describe", "--connect", connect, "--format", "table"])
     assert (well["repairing"], well["disk_full"], well["snapshot_end"]) == (False, False, None)
     assert (hurt["repairing"], hurt["disk_full"], hurt["snapshot_end"]) == (True, True, 0)
+    table = capsys.readouterr().out
     assert "repairing" in table
     assert "yes" in table
 
 
-def test_the_disk_of_a_new_voter_is_looked_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_disk_of_a_new_voter_is_looked_up() -> None:
     observers = (replica(7, "new"), replica(7, "old", 60_000))
-    with serving(view(1, "leader", observers=observers)) as controllers:
-        connect = controllers[0].view.voters[0].endpoint
-        exit_code, said = streammeta(
-            capsys,
-            *("add-voter", "--connect", connect, "--node-id", "7", "--endpoint", "h:1"),
-            *("--format", "json"),
-        )
-
-    assert (exit_code, json.loads(said)["end_offset"]) == (0, 77)
+    with serving(view(1, "leader", observers=observers)) as (connect, controllers):
+        answer = add_voter(connect, 7)
+    assert (answer["exit_code"], answer["end_offset"]) == (0, 77)
     (request,) = controllers[0].added
     assert (request.cluster_id, request.voter.endpoint) == ("c", "h:1")
     assert (request.voter.key.node_id, request.voter.key.directory_id) == (7, "new")
 
 
-def test_of_two_disks_one_must_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_two_disks_one_must_be_chosen() -> None:
     observers = (replica(7, "one"), replica(7, "two"))
-    with serving(view(1, "leader", observers=observers)) as controllers:
-        connect = controllers[0].view.voters[0].endpoint
-        words = ("add-voter", "--connect", connect, "--node-id", "7", "--endpoint", "h:1")
-        exit_code, said = streammeta(capsys, *words, "--format", "json")
-        chosen, _ = streammeta(capsys, *words, "--directory-id", "two")
-
-    error = json.loads(said)["error"]
-    assert (exit_code, error["code"]) == (1, "SEVERAL_DIRECTORIES")
+    with serving(view(1, "leader", observers=observers)) as (connect, controllers):
+        refused = add_voter(connect, 7)
+        assert add_voter(connect, 7, "--directory-id", "two")["ok"]
+    error = refused["error"]
+    assert (refused["exit_code"], error["code"]) == (1, "SEVERAL_DIRECTORIES")
     assert "one, two" in error["message"]
     assert "--directory-id" in error["hint"]
-    assert chosen == 0
     assert [request.voter.key.directory_id for request in controllers[0].added] == ["two"]
 
 
-def test_a_voter_is_not_taken_for_a_lost_observer(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(view(1, "leader"), view(2, "follower")) as controllers:
-        exit_code, said = streammeta(
-            capsys,
-            *("add-voter", "--connect", controllers[0].view.voters[0].endpoint, "--node-id", "2"),
-            *("--endpoint", "h:1", "--format", "json"),
-        )
-
-    error = json.loads(said)["error"]
-    assert (exit_code, error["code"]) == (1, "DUPLICATE_VOTER")
-    assert "node 2 votes already" in error["message"]
+def test_a_voter_is_not_taken_for_a_lost_observer() -> None:
+    with serving(view(1, "leader"), view(2, "follower")) as (connect, controllers):
+        answer = add_voter(connect, 2)
+    assert (answer["exit_code"], answer["error"]["code"]) == (1, "DUPLICATE_VOTER")
+    assert "node 2 votes already" in answer["error"]["message"]
     assert not controllers[0].added
-
-
-@pytest.mark.parametrize("name", sorted(quorum.commands))
-def test_every_command_explains_itself_with_an_example(name: str) -> None:
-    said = CliRunner().invoke(quorum, [name, "--help"])
-
-    assert said.exit_code == 0
-    assert f"streammeta quorum {name} --connect" in said.output
-    assert "--format" in said.output

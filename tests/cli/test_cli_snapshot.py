@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
-from streammeta.cli.output import run_cli
-from streammeta.cli.root import cli
+from streammeta.cli.client import ControllerClient
+from streammeta.cli.snapshot_command import DirectoryTarget
 from streammeta.controller.ids import EndOffset, Epoch, SnapshotId
 from streammeta.controller.snapshot.checkpoint_file import CheckpointReader, write_checkpoint
 from streammeta.storage.object_store.address import open_object_store
@@ -35,11 +34,11 @@ def checkpoint(path: Path, **more: Any) -> Path:
     return path
 
 
-def export(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
-    """Run `snapshot export`; its exit code, its answer and what it wrote to standard error."""
-    code = run_cli(cli, ["snapshot", "export", *words, "--format", "json"])
-    out, err = capsys.readouterr()
-    return code, json.loads(out), err
+def export(source: Path, target: Path | str, *words: str) -> tuple[int, dict[str, Any]]:
+    """Run `snapshot export` of a file; its exit code and its answer."""
+    to = ("--to", "parquet", str(target))
+    answer = streammeta("snapshot", "export", str(source), *to, *words)
+    return answer["exit_code"], answer
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -47,11 +46,12 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_an_export_holds_every_section_with_its_columns_and_types(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = checkpoint(tmp_path / "c"), tmp_path / "out" / "deep"
-    code, answer, err = export(capsys, str(source), "--to", "parquet", str(target))
-    assert (code, answer["ok"], err) == (0, True, "")
+    code, answer = export(source, target)
+    assert (code, answer["ok"]) == (0, True)
+    assert capsys.readouterr().err == "", "progress is for terminals"
     with CheckpointReader.open(source) as reader:
         assert {path.name for path in target.iterdir()} == {
             *(f"{section}.parquet" for section in reader.entries),
@@ -62,43 +62,33 @@ def test_an_export_holds_every_section_with_its_columns_and_types(
             assert got.equals(reader.table(section)), section
     manifest = json.loads((target / "manifest.json").read_text())
     assert manifest["complete"] is True
-    assert (manifest["cluster_id"], manifest["end_offset"], manifest["epoch"]) == (
-        *("the-cluster", 77, 3),
-    )
-    assert {one["section"]: one["rows"] for one in manifest["files"]} == {
-        "streams": 5,
-        "nodes": 1,
-        "kvs": 2,
-        "ranges": 0,
-    }
+    named = (manifest["cluster_id"], manifest["end_offset"], manifest["epoch"])
+    assert named == ("the-cluster", 77, 3)
+    rows = {one["section"]: one["rows"] for one in manifest["files"]}
+    assert rows == {"streams": 5, "nodes": 1, "kvs": 2, "ranges": 0}
     for one in manifest["files"]:
         assert (target / one["file"]).stat().st_size == one["bytes"]
     assert answer["files"] == manifest["files"]
 
 
-def test_a_target_that_is_not_empty_is_refused_as_it_is(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_target_that_is_not_empty_is_refused_as_it_is(tmp_path: Path) -> None:
     source, target = checkpoint(tmp_path / "c"), tmp_path / "out"
     target.mkdir()
     (target / "precious.txt").write_text("mine")
-    code, answer, _ = export(capsys, str(source), "--to", "parquet", str(target))
+    code, answer = export(source, target)
     assert (code, answer["ok"]) == (1, False)
     assert "precious.txt" in answer["error"]["message"]
     assert "--overwrite" in answer["error"]["message"]
     assert files(target) == {"precious.txt": b"mine"}
 
 
-def test_overwriting_replaces_an_export_and_leaves_foreign_files_alone(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_overwriting_replaces_an_export_and_leaves_foreign_files_alone(tmp_path: Path) -> None:
     target = tmp_path / "out"
     old = checkpoint(tmp_path / "old", gone={"x": np.arange(2)})
-    assert export(capsys, str(old), "--to", "parquet", str(target))[0] == 0
+    assert export(old, target)[0] == 0
     (target / "precious.parquet").write_text("mine")
     new = checkpoint(tmp_path / "new")
-    code, _, _ = export(capsys, str(new), "--to", "parquet", str(target), "--overwrite")
-    assert code == 0
+    assert export(new, target, "--overwrite")[0] == 0
     there = files(target)
     assert there["precious.parquet"] == b"mine"
     assert "gone.parquet" not in there, "a section of the replaced export alone"
@@ -112,7 +102,7 @@ def test_overwriting_replaces_an_export_and_leaves_foreign_files_alone(
     "manifest", [None, "no json", '{"version": 1}', '{"version": 9, "files": []}']
 )
 def test_files_in_the_way_that_no_export_wrote_are_never_overwritten(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, manifest: str | None
+    tmp_path: Path, manifest: str | None
 ) -> None:
     source, target = checkpoint(tmp_path / "c"), tmp_path / "out"
     target.mkdir()
@@ -120,16 +110,14 @@ def test_files_in_the_way_that_no_export_wrote_are_never_overwritten(
     if manifest is not None:
         (target / "manifest.json").write_text(manifest)
     before = files(target)
-    code, answer, _ = export(capsys, str(source), "--to", "parquet", str(target), "--overwrite")
+    code, answer = export(source, target, "--overwrite")
     assert (code, answer["ok"]) == (1, False)
     assert files(target) == before
 
 
 def test_an_interrupted_export_says_so_and_can_be_replaced(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from streammeta.cli.snapshot_command import DirectoryTarget
-
     source, target = checkpoint(tmp_path / "c"), tmp_path / "out"
     write = DirectoryTarget.write
 
@@ -140,70 +128,58 @@ def test_an_interrupted_export_says_so_and_can_be_replaced(
 
     with monkeypatch.context() as patched:
         patched.setattr(DirectoryTarget, "write", write_until_full)
-        code, answer, _ = export(capsys, str(source), "--to", "parquet", str(target))
+        code, answer = export(source, target)
     assert (code, answer["error"]["code"]) == (1, "OS")
     assert json.loads((target / "manifest.json").read_text())["complete"] is False
-    code, _, _ = export(capsys, str(source), "--to", "parquet", str(target), "--overwrite")
-    assert code == 0
+    assert export(source, target, "--overwrite")[0] == 0
     assert json.loads((target / "manifest.json").read_text())["complete"] is True
 
 
 @pytest.mark.parametrize("cut", [10, -1])
 def test_a_damaged_checkpoint_is_refused_before_anything_is_written(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, cut: int
+    tmp_path: Path, cut: int
 ) -> None:
     source, target = checkpoint(tmp_path / "c"), tmp_path / "out"
     source.write_bytes(source.read_bytes()[:cut])
-    code, answer, _ = export(capsys, str(source), "--to", "parquet", str(target))
+    code, answer = export(source, target)
     assert (code, answer["error"]["code"]) == (1, "CHECKPOINT")
     assert not target.exists()
 
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["--to", "parquet", "out"],
-        ["c", "--to", "csv", "out"],
-        ["c", "--to", "parquet"],
-        ["c"],
-    ],
+    [["--to", "parquet", "out"], ["c", "--to", "csv", "out"], ["c", "--to", "parquet"], ["c"]],
 )
 def test_a_call_without_source_or_target_is_a_usage_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.delenv("STREAMMETA_CONNECT", raising=False)
-    code, answer, _ = export(capsys, *words)
-    assert (code, answer["error"]["code"]) == (2, "USAGE")
+    answer = streammeta("snapshot", "export", *words)
+    assert (answer["exit_code"], answer["error"]["code"]) == (2, "USAGE")
 
 
 @pytest.mark.parametrize("target", ["http://x/y", "s3://", "s3://b/p?nonsense=1"])
-def test_a_target_that_does_not_parse_is_explained(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, target: str
-) -> None:
-    code, answer, _ = export(capsys, str(checkpoint(tmp_path / "c")), "--to", "parquet", target)
+def test_a_target_that_does_not_parse_is_explained(tmp_path: Path, target: str) -> None:
+    code, answer = export(checkpoint(tmp_path / "c"), target)
     assert (code, answer["error"]["code"]) == (1, "CONFIG")
     assert answer["error"]["message"].startswith("--to: ")
 
 
 def test_info_shows_what_a_file_holds_and_checks_all_of_it(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "c")
-    ran = CliRunner().invoke(cli, ["snapshot", "info", str(source), "--format", "json"])
-    answer = json.loads(ran.output)
+    answer = streammeta("snapshot", "info", str(source))
     assert (answer["cluster_id"], answer["end_offset"], answer["epoch"]) == ("the-cluster", 77, 3)
     assert {one["section"]: one["rows"] for one in answer["sections"]}["streams"] == 5
     damaged = bytearray(source.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     source.write_bytes(damaged)
-    ran = CliRunner().invoke(cli, ["snapshot", "info", str(source), "--format", "json"])
-    assert ran.exit_code == 1
-    assert json.loads(ran.output)["error"]["code"] == "CHECKPOINT"
+    answer = streammeta("snapshot", "info", str(source))
+    assert (answer["exit_code"], answer["error"]["code"]) == (1, "CHECKPOINT")
 
 
 @pytest.mark.s3
-def test_a_prefix_of_a_bucket_is_written_like_a_directory(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    source = str(checkpoint(tmp_path / "c"))
+def test_a_prefix_of_a_bucket_is_written_like_a_directory(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "c")
     with running_moto() as server:
         server.create_bucket("lake")
         uri = server.uri("lake")
@@ -211,7 +187,7 @@ def test_a_prefix_of_a_bucket_is_written_like_a_directory(
         store.put("other/streams.parquet", b"mine")
         store.put("maps/todays", b"mine")
         target = uri.replace("s3://lake?", "s3://lake/maps/today?")
-        code, answer, _ = export(capsys, source, "--to", "parquet", target)
+        code, answer = export(source, target)
         assert (code, answer["target"]) == (0, "s3://lake/maps/today"), "no secret is shown"
         found = {info.key for info in store.list_objects()}
         assert found == {
@@ -220,25 +196,21 @@ def test_a_prefix_of_a_bucket_is_written_like_a_directory(
         }
         kvs = pq.read_table(io.BytesIO(store.get_range("maps/today/kvs.parquet")))
         assert kvs.column("key").to_pylist() == ["a", "b"]
-        assert export(capsys, source, "--to", "parquet", target)[0] == 1
-        assert export(capsys, source, "--to", "parquet", target, "--overwrite")[0] == 0
+        assert export(source, target)[0] == 1
+        assert export(source, target, "--overwrite")[0] == 0
         assert {info.key for info in store.list_objects()} == found
         store.close()
 
 
 @pytest.mark.process
 def test_a_running_cluster_is_exported(tmp_path: Path) -> None:
-    from streammeta.cli.client import ControllerClient
-
     with running_cluster(tmp_path, 1) as cluster:
         with ControllerClient(cluster.endpoints) as client:
             for key in ("one", "two"):
                 put(client, key, f"value of {key}")
         target = tmp_path / "out"
-        answer = streammeta(
-            *("snapshot", "export", "--connect", cluster.connect),
-            *("--to", "parquet", str(target)),
-        )
+        to = ("--to", "parquet", str(target))
+        answer = streammeta("snapshot", "export", "--connect", cluster.connect, *to)
         assert answer["ok"], answer
         keys = pq.read_table(target / "kvs.parquet").to_pydict()
         assert dict(zip(keys["key"], keys["value"], strict=True)) == {

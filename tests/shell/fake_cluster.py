@@ -30,28 +30,6 @@ Context = Any  # grpc.ServicerContext; its stubs disagree between sync and async
 Item = TypeVar("Item")
 
 
-class FakeCluster:
-    """The map that a fake controller serves; tests fill its dicts."""
-
-    def __init__(self) -> None:
-        self.streams: dict[int, streams_pb2.StreamDescription] = {}
-        self.objects: dict[int, objects_pb2.ObjectDescription] = {}
-        self.nodes: dict[int, nodes_pb2.NodeDescription] = {}
-        self.keys: dict[tuple[str, str], kv_pb2.KVEntry] = {}
-        self.calls: Counter[str] = Counter()
-        self.leader_endpoint: str | None = None  # not None: this controller does not lead
-        self.failure: tuple[grpc.StatusCode, str, str] | None = None
-
-    def enter(self, method: str, context: Context) -> None:
-        """Count the call; end it if this controller can't answer."""
-        self.calls[method] += 1
-        if self.failure is not None:
-            abort(context, *self.failure, {})
-        if self.leader_endpoint is not None:
-            metadata = {"leader_endpoint": self.leader_endpoint, "leader_id": "1", "epoch": "1"}
-            abort(context, grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", "does not lead", metadata)
-
-
 def abort(
     context: Context, code: grpc.StatusCode, reason: str, message: str, metadata: dict[str, str]
 ) -> NoReturn:
@@ -68,13 +46,44 @@ def page_of(items: Sequence[Item], request: common_pb2.PageRequest) -> tuple[Seq
     return items[start:end], str(end) if end < len(items) else ""
 
 
-class _Streams(streams_pb2_grpc.StreamServiceServicer):
-    def __init__(self, cluster: FakeCluster) -> None:
-        self._cluster = cluster
+_SERVICERS = (
+    streams_pb2_grpc.StreamServiceServicer,
+    objects_pb2_grpc.ObjectServiceServicer,
+    nodes_pb2_grpc.NodeServiceServicer,
+    kv_pb2_grpc.KVServiceServicer,
+    admin_pb2_grpc.AdminServiceServicer,
+)
+_Unimplemented: Any = type("Unimplemented", _SERVICERS, {})
+
+
+class FakeCluster(_Unimplemented):  # type: ignore[misc]
+    """The map that a fake controller serves; tests fill its dicts."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, streams_pb2.StreamDescription] = {}
+        self.objects: dict[int, objects_pb2.ObjectDescription] = {}
+        self.nodes: dict[int, nodes_pb2.NodeDescription] = {}
+        self.keys: dict[tuple[str, str], kv_pb2.KVEntry] = {}
+        self.calls: Counter[str] = Counter()
+        self.leader_endpoint: str | None = None  # not None: this controller does not lead
+        self.failure: tuple[grpc.StatusCode, str, str] | None = None
+
+    def put(self, namespace: str, key: str, value: bytes) -> None:
+        """Have a key."""
+        self.keys[namespace, key] = kv_pb2.KVEntry(key=key, value=value, version=9)
+
+    def enter(self, method: str, context: Context) -> None:
+        """Count the call; end it if this controller can't answer."""
+        self.calls[method] += 1
+        if self.failure is not None:
+            abort(context, *self.failure, {})
+        if self.leader_endpoint is not None:
+            metadata = {"leader_endpoint": self.leader_endpoint, "leader_id": "1", "epoch": "1"}
+            abort(context, grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", "does not lead", metadata)
 
     def DescribeStreams(self, request: Any, context: Context) -> Any:  # noqa: N802
-        self._cluster.enter("DescribeStreams", context)
-        streams = self._cluster.streams
+        self.enter("DescribeStreams", context)
+        streams = self.streams
         ids = set(request.stream_ids) & set(streams) if request.stream_ids else set(streams)
         described = [streams[stream_id] for stream_id in sorted(ids)]
         page, token = page_of(described, request.page)
@@ -82,14 +91,9 @@ class _Streams(streams_pb2_grpc.StreamServiceServicer):
             streams=page, next_page_token=token, total=len(streams)
         )
 
-
-class _Objects(objects_pb2_grpc.ObjectServiceServicer):
-    def __init__(self, cluster: FakeCluster) -> None:
-        self._cluster = cluster
-
     def DescribeObjects(self, request: Any, context: Context) -> Any:  # noqa: N802
-        self._cluster.enter("DescribeObjects", context)
-        objects = self._cluster.objects
+        self.enter("DescribeObjects", context)
+        objects = self.objects
         ids = set(request.object_ids) & set(objects) if request.object_ids else set(objects)
         page, token = page_of([objects[object_id] for object_id in sorted(ids)], request.page)
         return objects_pb2.DescribeObjectsResponse(
@@ -97,12 +101,12 @@ class _Objects(objects_pb2_grpc.ObjectServiceServicer):
         )
 
     def GetObjects(self, request: Any, context: Context) -> Any:  # noqa: N802
-        self._cluster.enter("GetObjects", context)
+        self.enter("GetObjects", context)
         return objects_pb2.GetObjectsResponse(
-            results=[self._list(query.stream_id) for query in request.queries]
+            results=[self._slices_of(query.stream_id) for query in request.queries]
         )
 
-    def _list(self, stream_id: int) -> objects_pb2.ObjectList:
+    def _slices_of(self, stream_id: int) -> objects_pb2.ObjectList:
         slices = [
             objects_pb2.ObjectSlice(
                 object_id=described.object_id,
@@ -111,7 +115,7 @@ class _Objects(objects_pb2_grpc.ObjectServiceServicer):
                 end_offset=end,
                 object_size=described.object_size,
             )
-            for described in self._cluster.objects.values()
+            for described in self.objects.values()
             for stream, start, end in zip(
                 described.ranges.stream_id,
                 described.ranges.start_offset,
@@ -122,14 +126,9 @@ class _Objects(objects_pb2_grpc.ObjectServiceServicer):
         ]
         return objects_pb2.ObjectList(objects=sorted(slices, key=lambda part: part.start_offset))
 
-
-class _Nodes(nodes_pb2_grpc.NodeServiceServicer):
-    def __init__(self, cluster: FakeCluster) -> None:
-        self._cluster = cluster
-
     def GetNodes(self, request: Any, context: Context) -> Any:  # noqa: N802
-        self._cluster.enter("GetNodes", context)
-        nodes = self._cluster.nodes
+        self.enter("GetNodes", context)
+        nodes = self.nodes
         ids = set(request.node_ids) & set(nodes) if request.node_ids else set(nodes)
         answer = nodes_pb2.GetNodesResponse(nodes=[nodes[node_id] for node_id in sorted(ids)])
         if not request.include_stream_set_objects:
@@ -137,14 +136,9 @@ class _Nodes(nodes_pb2_grpc.NodeServiceServicer):
                 node.ClearField("stream_set_objects")
         return answer
 
-
-class _Keys(kv_pb2_grpc.KVServiceServicer):
-    def __init__(self, cluster: FakeCluster) -> None:
-        self._cluster = cluster
-
     def ListKVs(self, request: Any, context: Context) -> Any:  # noqa: N802
-        self._cluster.enter("ListKVs", context)
-        keys = self._cluster.keys
+        self.enter("ListKVs", context)
+        keys = self.keys
         if request.namespaces:
             names, token = page_of(sorted({name for name, _ in keys}), request.page)
             return kv_pb2.ListKVsResponse(namespace_names=names, next_page_token=token)
@@ -156,13 +150,8 @@ class _Keys(kv_pb2_grpc.KVServiceServicer):
         page, token = page_of(found, request.page)
         return kv_pb2.ListKVsResponse(entries=page, next_page_token=token)
 
-
-class _Admin(admin_pb2_grpc.AdminServiceServicer):
-    def __init__(self, cluster: FakeCluster) -> None:
-        self._cluster = cluster
-
     def DescribeCluster(self, request: Any, context: Context) -> Any:  # noqa: N802
-        self._cluster.enter("DescribeCluster", context)
+        self.enter("DescribeCluster", context)
         return admin_pb2.DescribeClusterResponse(
             cluster_id="test",
             leader_id=1,
@@ -171,7 +160,7 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
             high_watermark=120,
             answered_by=1,
             controllers=[admin_pb2.Controller(node_id=1, endpoint="127.0.0.1:9091", voter=True)],
-            size=admin_pb2.MapSize(streams=len(self._cluster.streams)),
+            size=admin_pb2.MapSize(streams=len(self.streams)),
             object_namespace="_streammeta_test",
         )
 
@@ -180,11 +169,11 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
 def serve(cluster: FakeCluster) -> Iterator[str]:
     """Serve the cluster on a loopback port until the block ends; gives `host:port`."""
     with served_by_threads(
-        (streams_pb2_grpc.add_StreamServiceServicer_to_server, _Streams(cluster)),  # type: ignore[abstract]
-        (objects_pb2_grpc.add_ObjectServiceServicer_to_server, _Objects(cluster)),  # type: ignore[abstract]
-        (nodes_pb2_grpc.add_NodeServiceServicer_to_server, _Nodes(cluster)),  # type: ignore[abstract]
-        (kv_pb2_grpc.add_KVServiceServicer_to_server, _Keys(cluster)),  # type: ignore[abstract]
-        (admin_pb2_grpc.add_AdminServiceServicer_to_server, _Admin(cluster)),  # type: ignore[abstract]
+        (streams_pb2_grpc.add_StreamServiceServicer_to_server, cluster),
+        (objects_pb2_grpc.add_ObjectServiceServicer_to_server, cluster),
+        (nodes_pb2_grpc.add_NodeServiceServicer_to_server, cluster),
+        (kv_pb2_grpc.add_KVServiceServicer_to_server, cluster),
+        (admin_pb2_grpc.add_AdminServiceServicer_to_server, cluster),
     ) as endpoint:
         yield endpoint
 
@@ -226,8 +215,7 @@ def sample_cluster() -> FakeCluster:
         ("topics", "automq-test", b"3"),
         ("topics", "automq-test-2", b"7"),
     ]:
-        entry = kv_pb2.KVEntry(key=key, value=value, version=9)
-        cluster.keys[namespace, key] = entry
+        cluster.put(namespace, key, value)
     return cluster
 
 
