@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from streammeta.client import (
     WriterConfig,
 )
 from streammeta.client.methods import COMMIT_STREAM_SET_OBJECT, PREPARE_OBJECTS
-from streammeta.client.write_ahead_log.config import LogIdentity
+from streammeta.client.write_ahead_log.config import LogConfig, LogIdentity
 from streammeta.client.write_ahead_log.errors import (
     WriteAheadLogBrokenError,
     WriteAheadLogFullError,
@@ -33,17 +33,17 @@ from tests.kit.fake_cluster import NAMESPACE
 COMMITS = "CommitStreamSetObject"
 
 
-class FakeLog:
+class FakeLog(WriteAheadLog):
     """A log in memory; the test says when a group is on disk."""
 
     def __init__(self, recovered: Iterable[RecordBatch] = ()) -> None:
         self.recovered = list(recovered)
         self.records: list[RecordBatch] = []
-        self.trimmed: list[int] = []
+        self.trims: list[int] = []
         self.aside: list[RecordBatch] = []
         self.group: asyncio.Future[None] | None = None
         self.room = True
-        self.max_record_bytes = 1 << 20
+        self._config = LogConfig()
         self.recovered_end = self.end = len(self.recovered)
 
     def has_room(self, size: int) -> bool:
@@ -66,13 +66,13 @@ class FakeLog:
             group.set_exception(error)
 
     def trim(self, position: int) -> None:
-        self.trimmed.append(position)
+        self.trims.append(position)
 
-    def recover(self) -> Iterable[RecordBatch]:
+    def recover(self) -> Iterator[RecordBatch]:
         return iter(self.recovered)
 
     async def set_aside(self, records: Iterable[RecordBatch], reason: str) -> Path | None:
-        assert not self.trimmed, "trimmed before it was set aside"
+        assert not self.trims, "trimmed before it was set aside"
         self.aside.extend(records)
         return None
 
@@ -102,7 +102,7 @@ async def test_an_append_is_acknowledged_when_its_group_is_on_disk_not_before() 
         log.finish()
         assert await later == 2
         await writer.flush()
-        assert log.trimmed == [6]
+        assert log.trims == [6]
         assert writer.buffered_bytes == 0
         assert await b.payloads(0) == [b"0", b"2", b"4", b"5"]
 
@@ -119,14 +119,14 @@ async def test_the_log_keeps_what_is_not_committed() -> None:
         b.cluster.hooks[COMMITS] = hold
         await writer.append(0, b"x")
         log.finish()
-        await until(lambda: log.trimmed == [1], "trim behind the first commit")
+        await until(lambda: log.trims == [1], "trim behind the first commit")
         await writer.append(0, b"x")
         log.finish()
         await until(lambda: b.cluster.calls[COMMITS] == 2, "second commit")
-        assert log.trimmed == [1]
+        assert log.trims == [1]
         gate.set()
         await writer.flush()
-        assert log.trimmed == [1, 2]
+        assert log.trims == [1, 2]
 
 
 async def test_passing_failures_are_repeated_until_they_pass(
@@ -144,7 +144,7 @@ async def test_passing_failures_are_repeated_until_they_pass(
             await writer.append(i % 2, b"%d" % i)
         log.finish()
         await writer.flush()
-        assert log.trimmed[-1] == 6
+        assert log.trims[-1] == 6
         assert await b.payloads(0) == [b"0", b"2", b"4"]
         assert await b.payloads(1) == [b"1", b"3", b"5"]
     assert "it is repeated in 0.5 s: object" in caplog.text
@@ -162,7 +162,7 @@ async def test_close_leaves_in_the_log_what_it_could_not_commit() -> None:
         log.finish()
         await writer.close(0.2)
         assert ack.result() == 0
-        assert log.trimmed == []
+        assert log.trims == []
 
 
 async def test_what_can_never_be_committed_is_set_aside_before_it_is_trimmed(
@@ -176,7 +176,7 @@ async def test_what_can_never_be_committed_is_set_aside_before_it_is_trimmed(
         log.finish()
         await writer.flush()
         assert log.aside == [one for one in log.records if one.stream_id == 1]
-        assert log.trimmed == [4]
+        assert log.trims == [4]
         assert await b.payloads(0) == [b"0", b"2"]
     assert "acknowledged records of stream 1 [0, 2) can't be committed" in caplog.text
 
@@ -189,7 +189,7 @@ async def test_a_fenced_node_trims_nothing() -> None:
         await BrokerSession.open(b.client, 1000, 2)
         with pytest.raises(NodeEpochExpiredError):
             await writer.flush()
-    assert (log.trimmed, log.aside) == ([], [])
+    assert (log.trims, log.aside) == ([], [])
 
 
 async def test_a_full_disk_makes_appends_wait_for_their_commit() -> None:
@@ -281,7 +281,7 @@ async def test_a_recovery_that_fails_trims_nothing_then_or_later() -> None:
                 await writer.recover()
             with pytest.raises(StreamFencedError):
                 await writer.append(0, b"y")
-        assert log.trimmed == []
+        assert log.trims == []
 
 
 async def test_what_could_not_be_set_aside_is_not_trimmed_by_a_later_batch() -> None:
@@ -297,7 +297,7 @@ async def test_what_could_not_be_set_aside_is_not_trimmed_by_a_later_batch() -> 
         await writer.append(0, b"kept")
         log.finish()
         await writer.flush()
-        assert log.trimmed == []
+        assert log.trims == []
         assert await b.payloads(0) == [b"kept"]
 
 

@@ -16,9 +16,9 @@ from streammeta.client import (
     StreamReader,
     StreamWriter,
     UploadObserver,
+    WriteAheadLog,
     WriterConfig,
 )
-from streammeta.client.writer_log import RecordLog
 from streammeta.storage.object_store.base import ObjectStore
 from tests.kit.fake_cluster import NAMESPACE, FakeCluster
 from tests.kit.memory_store import MemoryObjectStore
@@ -85,7 +85,7 @@ async def writing(
     members: int = 1,
     deadline: float = 10.0,
     observer: UploadObserver | None = None,
-    log: RecordLog | None = None,
+    log: WriteAheadLog | None = None,
     store: MemoryObjectStore | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[Broker, StreamWriter]]:

@@ -26,11 +26,6 @@ class UploadedObject:
     content: EncodedObject
     object_id: int
 
-    @property
-    def runs(self) -> tuple[StreamRun, ...]:
-        """What is in it."""
-        return self.content.runs
-
 
 @dataclass(frozen=True, slots=True)
 class BatchCommit:
@@ -45,7 +40,7 @@ class BatchCommit:
     def of(cls, uploaded: Sequence[UploadedObject], settled: Container[StreamRun]) -> BatchCommit:
         """Take all objects of `uploaded`, and of the set object the runs not in `settled`."""
         shared = next((one for one in uploaded if one.content.shared), None)
-        runs = () if shared is None else shared.runs
+        runs = () if shared is None else shared.content.runs
         rows = tuple(run for run in runs if run not in settled)
         alone = tuple(one for one in uploaded if not one.content.shared)
         return cls(tuple(uploaded), shared, rows, alone)
@@ -53,7 +48,7 @@ class BatchCommit:
     @property
     def runs(self) -> tuple[StreamRun, ...]:
         """All runs, in row order."""
-        return (*self.rows, *(one.runs[0] for one in self.alone))
+        return (*self.rows, *(one.content.runs[0] for one in self.alone))
 
     @property
     def object_ids(self) -> list[int]:
@@ -62,7 +57,7 @@ class BatchCommit:
 
     def holders(self) -> dict[StreamRun, int]:
         """Tell which object each run is in."""
-        return {run: one.object_id for one in self.objects for run in one.runs}
+        return {run: one.object_id for one in self.objects for run in one.content.runs}
 
     def request(self, node: common_pb2.NodeIdentity) -> objects_pb2.CommitStreamSetObjectRequest:
         """Make the request that accepts valid rows whatever happens to the others."""
@@ -117,7 +112,7 @@ class BatchCommit:
 
 
 def _stream_objects(alone: Sequence[UploadedObject]) -> objects_pb2.StreamObjectColumns:
-    runs = [one.runs[0] for one in alone]
+    runs = [one.content.runs[0] for one in alone]
     columns = objects_pb2.StreamObjectColumns(
         object_id=[one.object_id for one in alone],
         object_size=[one.content.size for one in alone],

@@ -104,7 +104,7 @@ class PendingUpload:
     object_id: int
     object_size: int
     rows: int
-    columns: tuple[bytes, bytes, bytes, bytes]
+    columns: tuple[bytes, ...]
     facts: tuple[int, int, int]
     done: asyncio.Future[UploadVerdict]
     expires: float
@@ -114,12 +114,8 @@ class PendingUpload:
         cls, upload: Upload, done: asyncio.Future[UploadVerdict], expires: float
     ) -> PendingUpload:
         """Encode the columns of `upload`, to be answered before the event loop's time `expires`."""
-        columns = (
-            _named_column(upload, "stream_ids"),
-            _named_column(upload, "stream_epochs"),
-            _named_column(upload, "start_offsets"),
-            _named_column(upload, "end_offsets"),
-        )
+        names = ("stream_ids", "stream_epochs", "start_offsets", "end_offsets")
+        columns = tuple(_named_column(upload, name) for name in names)
         rows = len(upload.stream_ids)
         facts = (upload.min_timestamp_ms, upload.max_timestamp_ms, upload.crc32c)
         return cls(upload.object_id, upload.object_size, rows, columns, facts, done, expires)
@@ -241,11 +237,10 @@ class CommitMessage:
 
     def fail(self, error: Exception) -> None:
         """Tell every caller that its commit failed."""
-        waiting: list[asyncio.Future[Any]] = [one.done for one in self.commits]
-        waiting += [one.done for one in self.uploads]
-        for done in waiting:
-            if not done.done():
-                done.set_exception(error)
+        pending: list[PendingCommit | PendingUpload] = [*self.commits, *self.uploads]
+        for one in pending:
+            if not one.done.done():
+                one.done.set_exception(error)
 
     def drop_expired(self, now: float, error: Exception) -> None:
         """Fail and drop commits that expired by `now`; drop those whose caller was cancelled."""

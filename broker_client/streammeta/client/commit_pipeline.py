@@ -244,7 +244,8 @@ class CommitPipeline(ClosedAtExit):
             grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError
         ):
             # The reader of the answers reports why the stream ended.
-            await self._write_again(call)
+            for message in tuple(self._sent):
+                await self._write(call, message)
             while True:
                 while not self._queue or len(self._sent) >= MESSAGES_IN_FLIGHT:
                     self._work.clear()
@@ -252,10 +253,6 @@ class CommitPipeline(ClosedAtExit):
                 # Not in a variable: while this waits it would keep the objects of its commits.
                 self._sent.append(self._queue.take())
                 await self._write(call, self._sent[-1])
-
-    async def _write_again(self, call: Any) -> None:
-        for message in tuple(self._sent):
-            await self._write(call, message)
 
     async def _write(self, call: Any, message: CommitMessage) -> None:
         if self._patience is not None and self._patience.when() is None:

@@ -151,7 +151,9 @@ class ControllerClient(ClosedAtExit):
         """
         check_kind("request", request, method.request, f"a {method.request.__name__}")
         seconds = self.deadline_s if deadline_s is None else check_seconds("deadline_s", deadline_s)
-        _fill_request_id(request, self._new_request_id)
+        fields: Any = request
+        if "request_id" in request.DESCRIPTOR.fields_by_name and not fields.request_id:
+            fields.request_id = self._new_request_id()
         search = LeaderSearch(self.router)
         try:
             async with asyncio.timeout(seconds):
@@ -240,9 +242,3 @@ def refusal(method: str, failure: RpcFailure) -> RefusedError:
 def unavailable(method: str, deadline_s: float, search: LeaderSearch) -> ControllerUnavailableError:
     """Return the error of a call whose deadline, `deadline_s` seconds, has passed."""
     return ControllerUnavailableError(method, deadline_s, search.failures, search.refusal)
-
-
-def _fill_request_id(request: Any, new_request_id: Callable[[], str]) -> None:
-    field = request.DESCRIPTOR.fields_by_name.get("request_id")
-    if field is not None and not request.request_id:
-        request.request_id = new_request_id()

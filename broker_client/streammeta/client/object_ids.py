@@ -37,10 +37,9 @@ class TakenIds:
 
 @dataclass(slots=True)
 class _Stock:
-    """Ids `[next_id, end_id)`, given out until the clock says `stale`."""
+    """Ids that are given out until the clock says `stale`."""
 
-    next_id: int
-    end_id: int
+    ids: range
     deadline_ms: int
     stale: float
 
@@ -74,11 +73,11 @@ class ObjectIds:
         """
         async with self._order:
             self._drop_stale()
-            missing = count - sum(one.end_id - one.next_id for one in self._stocks)
+            missing = count - sum(len(one.ids) for one in self._stocks)
             while missing > 0:
                 fetched = await self._fetch(min(PREPARE_MAX, max(self._amount, missing)))
                 self._stocks.append(fetched)
-                missing -= fetched.end_id - fetched.next_id
+                missing -= len(fetched.ids)
             return self._hand_out(count)
 
     def discard(self) -> None:
@@ -96,10 +95,10 @@ class ObjectIds:
         deadline_ms = self._stocks[0].deadline_ms
         while len(ids) < count:
             stock = self._stocks[0]
-            some = range(stock.next_id, min(stock.end_id, stock.next_id + count - len(ids)))
+            some = stock.ids[: count - len(ids)]
             ids.extend(some)
-            stock.next_id = some.stop
-            if stock.next_id == stock.end_id:
+            stock.ids = stock.ids[len(some) :]
+            if not stock.ids:
                 self._stocks.popleft()
                 self._amount = min(STOCK_MAX, self._amount * 2)
         return TakenIds(tuple(ids), deadline_ms)
@@ -119,9 +118,5 @@ class ObjectIds:
                 answer.error,
                 f"preparing {count} objects for node {node.node_id} at epoch {node.node_epoch}",
             )
-        return _Stock(
-            answer.first_object_id,
-            answer.first_object_id + count,
-            answer.deadline_ms,
-            asked + self._ttl_s / 2,
-        )
+        ids = range(answer.first_object_id, answer.first_object_id + count)
+        return _Stock(ids, answer.deadline_ms, asked + self._ttl_s / 2)

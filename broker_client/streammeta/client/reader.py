@@ -8,9 +8,9 @@ stays within the bounds of the configuration. The parts are in `streammeta.clien
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from streammeta.client.arguments import (
     INT64_MAX,
@@ -191,7 +191,8 @@ class StreamReader(ClosedAtExit):
                 f"fetch of stream {stream_id}: min_bytes is {min_bytes}, wanted at most max_bytes,"
                 f" {max_bytes}"
             )
-        fetched = await self._fetch_once(stream_id, offset, max_bytes, deadline_s)
+        query = StreamQuery(stream_id, offset)
+        fetched = await self._fetch_once(query, max_bytes, deadline_s)
         if wait_s <= 0 or fetched.payload_bytes >= min_bytes:
             return fetched
         ends_at = asyncio.get_running_loop().time() + wait_s
@@ -203,9 +204,8 @@ class StreamReader(ClosedAtExit):
                     news.expect()
                     if not news.nothing_at(fetched.next_offset):
                         left = max_bytes - fetched.payload_bytes
-                        more = await self._fetch_once(
-                            stream_id, fetched.next_offset, left, deadline_s
-                        )
+                        query = StreamQuery(stream_id, fetched.next_offset)
+                        more = await self._fetch_once(query, left, deadline_s)
                         fetched = _joined(fetched, more)
                         if more.records:
                             continue
@@ -232,13 +232,7 @@ class StreamReader(ClosedAtExit):
         """
         _check_read(stream_id, start, end, max_bytes)
         query = StreamQuery(stream_id, start, UNLIMITED if end is None else end)
-        fetched = await self._bounded(
-            self._ranges.read(query, max_bytes),
-            f"read of stream {stream_id}",
-            stream_id,
-            deadline_s,
-        )
-        return fetched.records
+        return (await self._fetch_once(query, max_bytes, deadline_s)).records
 
     async def iterate(
         self, stream_id: int, start: int | None = None, end: int | None = None
@@ -269,7 +263,7 @@ class StreamReader(ClosedAtExit):
         _check_read(stream_id, offset, None, max_bytes, "offset")
 
         def read(at: int) -> Awaitable[Fetched]:
-            return self._fetch_once(stream_id, at, max_bytes, None)
+            return self._fetch_once(StreamQuery(stream_id, at), max_bytes, None)
 
         return StreamTail(self._news(stream_id), read, offset)
 
@@ -308,7 +302,7 @@ class StreamReader(ClosedAtExit):
         if bound not in ("lower", "upper"):
             raise ValueError(f"bound is {bound!r}, wanted 'lower' or 'upper'")
         return await self._bounded(
-            self._timed.find(stream_id, timestamp_ms, bound, timestamp_of),
+            lambda: self._timed.find(stream_id, timestamp_ms, bound, timestamp_of),
             f"look-up of time {timestamp_ms} in stream {stream_id}",
             stream_id,
             deadline_s,
@@ -321,40 +315,35 @@ class StreamReader(ClosedAtExit):
         return located.start_offset
 
     async def _fetch_once(
-        self, stream_id: int, offset: int, max_bytes: int, deadline_s: float | None
+        self, query: StreamQuery, max_bytes: int, deadline_s: float | None
     ) -> Fetched:
-        reading = self._ranges.read(StreamQuery(stream_id, offset), max_bytes)
-        return await self._bounded(reading, f"read of stream {stream_id}", stream_id, deadline_s)
+        return await self._bounded(
+            lambda: self._ranges.read(query, max_bytes),
+            f"read of stream {query.stream_id}",
+            query.stream_id,
+            deadline_s,
+        )
 
     def _news(self, stream_id: int) -> ChangeWait:
         return ChangeWait(self._slices, self._follower, stream_id, self._config.poll_interval_s)
 
     async def _bounded(
         self,
-        work: Coroutine[Any, Any, _ResultT],
+        work: Callable[[], Awaitable[_ResultT]],
         subject: str,
         stream_id: int,
         deadline_s: float | None,
     ) -> _ResultT:
-        """Await `work` until the deadline, or until the reader is closed."""
+        """Await `work()` until the deadline, or until the reader is closed."""
         seconds = self._config.deadline_s if deadline_s is None else deadline_s
-        try:
-            check_seconds("deadline_s", seconds)
-        except (TypeError, ValueError):
-            work.close()
-            raise
+        check_seconds("deadline_s", seconds)
         if self._closed:
-            work.close()
             raise ReaderClosedError(stream_id)
         expiry = asyncio.timeout(seconds)
         try:
             async with expiry:
-                try:
-                    await self._bucket.passed()
-                except BaseException:
-                    work.close()
-                    raise
-                return await work
+                await self._bucket.passed()
+                return await work()
         except TimeoutError:
             if expiry.expired():
                 raise ReadDeadlineError(subject, seconds) from None

@@ -175,15 +175,10 @@ def warn_unclosed(owner: object, lost: str, how: str) -> None:
     )
 
 
+_TRIM: ctypes._NamedFuncPointer | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
 def give_back() -> None:
     """Return free pages of the heap; where the C library can't do that, do nothing."""
     if _TRIM is not None:
         _TRIM(0)
-
-
-def _find_trim() -> ctypes._NamedFuncPointer | None:
-    trim: ctypes._NamedFuncPointer | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return trim
-
-
-_TRIM = _find_trim()

@@ -235,7 +235,7 @@ class Uploader:
             if batch.open_runs(one.content):
                 kept.append(one)
             else:
-                errors = (batch.failures[run] for run in one.runs if run in batch.failures)
+                errors = (batch.failures[run] for run in one.content.runs if run in batch.failures)
                 await self._notify(self._observer.on_refused([one.object_id], next(errors)))
         batch.uploaded = kept
 
@@ -303,7 +303,9 @@ class Uploader:
             elif code == common_pb2.ERROR_CODE_OFFSET_NOT_MATCHED:
                 mismatched.append(run)
             else:
-                batch.failures[run] = refusal(code, f"{subject} by {self._node_name()}")
+                node = self._session.node
+                by = f"node {node.node_id} at epoch {node.node_epoch}"
+                batch.failures[run] = refusal(code, f"{subject} by {by}")
         if mismatched:
             batch.failures.update(await self._explain_offsets(mismatched))
         return late
@@ -331,7 +333,7 @@ class Uploader:
         committed: list[int] = []
         ranges: list[StreamRange] = []
         for one in commit.objects:
-            runs = [run for run in one.runs if run in asked]
+            runs = [run for run in one.content.runs if run in asked]
             good = [run for run in runs if run in batch.committed]
             if good:
                 committed.append(one.object_id)
@@ -347,10 +349,6 @@ class Uploader:
             await told
         except Exception:  # noqa: BLE001 - an observer is foreign code; it is logged in full
             _log.exception("an upload observer failed; the upload goes on")
-
-    def _node_name(self) -> str:
-        node = self._session.node
-        return f"node {node.node_id} at epoch {node.node_epoch}"
 
 
 def is_fencing(error: Exception) -> bool:

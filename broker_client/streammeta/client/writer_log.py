@@ -1,6 +1,6 @@
 """Write-ahead logging in a writer: early acknowledgement, and trimming after commits.
 
-Owns the interface of a log, the appends that wait for each group of it, and what may be trimmed.
+Owns the appends that wait for each group of the log, and what may be trimmed.
 Acknowledged records leave the log when they are committed, or, if they never can be, when they were
 set aside beside it. Any other failure keeps them, and all later records, in the log: the process
 that opens it next recovers them.
@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Protocol
 
 from streammeta.client.batch import BatchUpload
 from streammeta.client.errors import (
@@ -27,54 +25,8 @@ from streammeta.client.errors import (
 )
 from streammeta.client.record_buffer import StreamRun
 from streammeta.client.write_ahead_log.errors import WriteAheadLogFullError
+from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.storage.object_format.record import RecordBatch
-
-
-class RecordLog(Protocol):
-    """An open log of encoded records; all calls come from one event loop and never block it.
-
-    Positions grow with what is appended and mean nothing else: `end` is behind the last record,
-    `recovered_end` behind the last one of `recover`.
-    """
-
-    end: int
-    recovered_end: int
-
-    @property
-    def max_record_bytes(self) -> int:
-        """The largest record, header included, that there can ever be room for."""
-        ...
-
-    def has_room(self, size: int) -> bool:
-        """Tell whether `size` bytes of records may be appended now.
-
-        That changes only by `trim` and when the future of an append is done. Raises what broke
-        the log, if it is broken.
-        """
-        ...
-
-    def append(self, header: bytes, payload: bytes) -> asyncio.Future[None]:
-        """Add a record, header and payload as `streammeta.storage.object_format.record` has them.
-
-        The future is shared by all records that become durable together, and done when they are;
-        such futures are done in order. Raises what broke the log, if it is broken.
-        """
-        ...
-
-    def trim(self, position: int) -> None:
-        """Forget records that end at or below `position`: they need not be recovered."""
-        ...
-
-    def recover(self) -> Iterable[RecordBatch]:
-        """Give what the log held when it was opened, in the order of the appends."""
-        ...
-
-    async def set_aside(self, records: Iterable[RecordBatch], reason: str) -> Path | None:
-        """Keep, in a file beside the log, records that can't be committed, before they are trimmed.
-
-        The result is the file, None without records.
-        """
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +47,7 @@ class LoggedAcks:
 
     def __init__(
         self,
-        log: RecordLog,
+        log: WriteAheadLog,
         on_durable: Callable[[int], None],
         on_broken: Callable[[Exception], None],
     ) -> None:
@@ -164,7 +116,7 @@ class LogTrimmer:
     A batch that was dealt with has no `log_end` any more.
     """
 
-    def __init__(self, log: RecordLog) -> None:
+    def __init__(self, log: WriteAheadLog) -> None:
         self._log = log
         self._has_stopped = False
 

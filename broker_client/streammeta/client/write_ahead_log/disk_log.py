@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -178,19 +178,16 @@ class DiskLog:
                 STATE_MAGIC, identity.namespace, identity.node_id, uuid.uuid4().bytes, 0
             )
             StateFile.create(files, path, header, 0, 0)
-        state = StateFile.open(files, path)
-        try:
+        with ExitStack() as undo:
+            state = StateFile.open(files, path)
+            undo.callback(state.close)
             check_owner(state.header, identity, path)
             scanned = _scan(files, directory, identity, state)
-        except BaseException:
-            state.close()
-            raise
-        opened = cls(files, directory, identity, config, state, scanned)
-        try:
+            opened = cls(files, directory, identity, config, state, scanned)
+            undo.pop_all()
+            undo.callback(opened.release)
             opened._mend(scanned)
-        except BaseException:
-            opened.release()
-            raise
+            undo.pop_all()
         return opened
 
     @property
@@ -381,31 +378,22 @@ def _scan(
         DamagedLogError: flushed records can't be read; it names the first such place.
     """
     segments: list[LogSegment] = []
-    try:
-        paths = segment_paths(files, directory)
-        segments.extend(_open(files, path, identity, state) for path in paths)
-        return _read(directory, segments, identity, state)
-    except BaseException:
-        for segment in segments:
-            segment.close()
-        raise
-
-
-def _open(files: FileSystem, path: Path, identity: LogIdentity, state: StateFile) -> LogSegment:
-    try:
-        segment = LogSegment.open(files, path)
-    except BadHeaderError as error:
-        raise DamagedLogError(path, 0, str(error)) from None
-    try:
-        check_owner(segment.header, identity, path)
-        if segment.header.log_id != state.header.log_id:
-            raise WrongLogError(
-                f"{path} belongs to another write-ahead log of this node; move the file away"
-            )
-    except WrongLogError:
-        segment.close()
-        raise
-    return segment
+    with ExitStack() as undo:
+        for path in segment_paths(files, directory):
+            try:
+                segment = LogSegment.open(files, path)
+            except BadHeaderError as error:
+                raise DamagedLogError(path, 0, str(error)) from None
+            undo.callback(segment.close)
+            check_owner(segment.header, identity, path)
+            if segment.header.log_id != state.header.log_id:
+                raise WrongLogError(
+                    f"{path} belongs to another write-ahead log of this node; move the file away"
+                )
+            segments.append(segment)
+        scanned = _read(directory, segments, identity, state)
+        undo.pop_all()
+    return scanned
 
 
 def _read(

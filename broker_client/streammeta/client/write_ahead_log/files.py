@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -257,11 +258,8 @@ def read_state_header(files: FileSystem, path: Path) -> FileHeader | None:
     """Return whose log it is, None if there is no state file; raises as `StateFile.open`."""
     if path.name not in files.names(path.parent):
         return None
-    file = files.open(path)
-    try:
+    with closing(files.open(path)) as file:
         return _read_header(file, path)
-    finally:
-        file.close()
 
 
 def _read_header(file: File, path: Path) -> FileHeader:

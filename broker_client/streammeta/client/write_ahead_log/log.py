@@ -137,11 +137,10 @@ class WriteAheadLog(ClosedAtExit):
 
         try:
             disk, lock = await asyncio.get_running_loop().run_in_executor(thread, open_disk)
-        except OSError as error:
+        except BaseException as error:
             thread.shutdown(wait=False)
-            raise _disk_error(path, error) from error
-        except BaseException:
-            thread.shutdown(wait=False)
+            if isinstance(error, OSError):
+                raise _disk_error(path, error) from error
             raise
         return cls(path, bounds, disk, lock, thread)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from streammeta.client.controller_client import ControllerClient
 from streammeta.client.model import StreamDescription
 from streammeta.client.session import BrokerSession, OpenedStream
-from streammeta.client.writer_log import RecordLog
+from streammeta.client.write_ahead_log.log import WriteAheadLog
 from streammeta.storage.object_format.record import RecordBatch
 
 _DESCRIBED_AT_ONCE = 1_000
@@ -138,7 +138,7 @@ class RecoveryPlan:
 
 
 async def recover_into(
-    log: RecordLog,
+    log: WriteAheadLog,
     session: BrokerSession,
     upload: Callable[[RecordBatch], Awaitable[object]],
 ) -> RecoveryReport:
